@@ -19,7 +19,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-F32 = gguf.GGMLQuantizationType.F32
+KIND = gguf.GGMLQuantizationType
+F32 = KIND.F32
 VOCABULARY = 281  # 256 bytes, 24 merges, one end of text
 HEADS, KV_HEADS, EXPERTS, CONTEXT = 4, 2, 3, 128
 
@@ -107,6 +108,31 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+HALVES = {  # the bytes of a block at which a half float begins: a scale, a minimum
+    **{kind: [0] for kind in (KIND.Q4_0, KIND.Q5_0, KIND.Q8_0, KIND.IQ4_NL, KIND.IQ4_XS)},
+    **{kind: [0, 2] for kind in (KIND.Q4_1, KIND.Q5_1, KIND.Q4_K, KIND.Q5_K)},
+    KIND.Q2_K: [80, 82],
+    KIND.Q3_K: [108],
+    KIND.Q6_K: [208],
+    KIND.TQ1_0: [52],
+    KIND.TQ2_0: [64],
+    KIND.MXFP4: [],
+}
+
+
+def random_rows(kind: gguf.GGMLQuantizationType, num_rows: int, num_inputs: int, size: float = 1.0) -> np.ndarray:
+    """[num_rows, bytes] of random codes with finite scales of about `size`; those of MXFP4 are near 1 / 8 of it."""
+    generator = np.random.default_rng(int(kind))
+    block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = generator.integers(0, 256, (num_rows, num_inputs // block, num_bytes), np.uint8)
+    for at in HALVES[kind]:
+        numbers = (generator.normal(size=(*blocks.shape[:2], 1)) * size).astype(np.float16)
+        blocks[:, :, at : at + 2] = numbers.view(np.uint8)
+    if kind == KIND.MXFP4:
+        blocks[:, :, 0] = generator.integers(122, 126, blocks.shape[:2]) + int(np.log2(size))
+    return blocks.reshape(num_rows, -1)
 
 
 def converted(arch: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:

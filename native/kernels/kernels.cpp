@@ -35,6 +35,9 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
         product<IntegerWeights<4, 128, true>>,               // Q4_MIN
         product<IntegerWeights<4, 256, true, true>>,         // Q4_WIDE
         product<IntegerWeights<4, 64, true, false, true>>,   // Q4_PAIR
+        product<IntegerWeights<8, 128, false, true>>,        // Q8_WIDE
+        product<IntegerWeights<5, 256, true, true>>,         // Q5_WIDE
+        product<IntegerWeights<6, 128>>,                    // Q6_HALVES
     },
     convert,
     norm,

@@ -7,9 +7,13 @@
 #pragma once
 #include <cstdint>
 
-// How the rows of a weight matrix are stored (products/products.h has the layouts). Q4_MIN: with minimums; Q4_WIDE: with
-// minimums, and both as float32; Q4_PAIR: with minimums, two groups sharing a scale.
-enum Scheme { FLOAT32 = 0, BFLOAT16 = 1, Q8 = 2, Q4 = 3, Q4_MIN = 4, Q4_WIDE = 5, Q4_PAIR = 6, NUM_SCHEMES = 7 };
+// How the rows of a weight matrix are stored (products/products.h has the layouts). Q4_MIN: with minimums; Q4_WIDE, Q5_WIDE: with
+// minimums, and both as float32; Q4_PAIR: with minimums, two groups sharing a scale; Q8_WIDE: with scales as float32; Q6_HALVES:
+// with an integer factor of the scale for each half of a group.
+enum Scheme {
+  FLOAT32 = 0, BFLOAT16 = 1, Q8 = 2, Q4 = 3, Q4_MIN = 4, Q4_WIDE = 5, Q4_PAIR = 6, Q8_WIDE = 7, Q5_WIDE = 8, Q6_HALVES = 9,
+  NUM_SCHEMES = 10
+};
 // How activations or cached K and V rows are stored. AS_INT8: codes with a float32 scale for each group (activations), or for
 // each token and head (cache).
 enum Format { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2 };
@@ -38,7 +42,7 @@ inline constexpr int format_bytes(int format) { return format == AS_FLOAT32 ? 4 
 #define TM_PREFETCH(ADDRESS, LEVEL)
 #endif
 
-// Activations [tokens, k] in one format; k is a multiple of PAD. Codes of AS_INT8 have a scale per group of 32 inputs and two
+// Activations [tokens, k] in one format; k is a multiple of PAD. Codes of AS_INT8 have a scale per group of 32 inputs and three
 // sums that products need. The matrix unit reads up to 15 rows behind the last row of `bfloats`, and ignores what it computes
 // from them.
 struct Activations {
@@ -49,6 +53,7 @@ struct Activations {
   float* scales;
   float* scaled_sums;         // of a group: scale times the sum of its codes, for weights that have minimums
   int32_t* offsets;           // of a group: -8 times the sum of its codes, because codes of 4-bit weights are stored as code + 8
+  int32_t* first_offsets;     // the same of the first half of a group
   const uint8_t* kv_prefetch; // cached rows to prefetch while a product is computed, or null; see PREFETCH_BYTES
 };
 

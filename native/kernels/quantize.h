@@ -24,10 +24,11 @@ void quantize_one(const Activations& out, const Groups& group) {
   const float inverse = max > 0 ? 127.0f / max : 0.0f;
   const I low = to_int(mul(a, set1(inverse))), high = to_int(mul(b, set1(inverse)));
   to_codes(group.codes, low), to_codes(group.codes + 16, high);
-  const int32_t total = reduce_sum_ints(low, high);
+  const int32_t total = reduce_sum_ints(low, high), first_total = reduce_sum_ints(low, iset1(0));
   const float scale = max / 127.0f;
   out.scales[group.group] = scale, out.scaled_sums[group.group] = scale * (float)total;
   out.offsets[group.group] = (int32_t)(-8u * (uint32_t)total);  // unsigned: NaN became INT_MIN, which would overflow
+  out.first_offsets[group.group] = (int32_t)(-8u * (uint32_t)first_total);
 }
 
 #if defined(TM_AVX512)
@@ -58,7 +59,7 @@ template <bool IN_ROW> TM_INLINE void store_each(void* to, int64_t next, __m512i
 // follow each other in one row.
 template <bool IN_ROW> void quantize_16(const Activations& out, const Groups& groups) {
   const int64_t next_x = IN_ROW ? (int64_t)GROUP : groups.next_x, next_code = IN_ROW ? (int64_t)GROUP : groups.next_code;
-  __m512i rows[16];
+  __m512i rows[16], first_halves[16];
   TM_UNROLL for (int i = 0; i < 16; i++) {
     const float* x = groups.x + i * next_x;
     rows[i] = max_abs_bits(load(x), load(x + 16));
@@ -74,15 +75,18 @@ template <bool IN_ROW> void quantize_16(const Activations& out, const Groups& gr
     const F inverse = set1(inverses[i]);
     const I low = to_int(mul(load(x), inverse)), high = to_int(mul(load(x + 16), inverse));
     to_codes(codes, low), to_codes(codes + 16, high);
-    rows[i] = _mm512_add_epi32(low.v, high.v);
+    rows[i] = _mm512_add_epi32(low.v, high.v), first_halves[i] = low.v;
   }
-  const __m512i totals = reduce_each(rows, [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); });
+  const auto add = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
+  const __m512i totals = reduce_each(rows, add), first_totals = reduce_each(first_halves, add);
   const __m512 scales = _mm512_div_ps(max, _mm512_set1_ps(127.0f));
   store_each<IN_ROW>(out.scales + groups.group, groups.next_group, _mm512_castps_si512(scales));
   store_each<IN_ROW>(out.scaled_sums + groups.group, groups.next_group,
                      _mm512_castps_si512(_mm512_mul_ps(scales, _mm512_cvtepi32_ps(totals))));
   store_each<IN_ROW>(out.offsets + groups.group, groups.next_group,
                      _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(totals, 3)));
+  store_each<IN_ROW>(out.first_offsets + groups.group, groups.next_group,
+                     _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(first_totals, 3)));
 }
 #endif
 

@@ -50,7 +50,7 @@ constexpr int FLOAT32_TOKENS = 8, BFLOAT16_TOKENS = 8;
 // float32: [k][16 rows]. Even and odd inputs have a sum each; the two are added at the end.
 struct Float32Weights {
   static constexpr int BLOCK = 64 * PAD, TILES_TOGETHER = 1, TOKENS_TOGETHER = FLOAT32_TOKENS;
-  static constexpr bool INTEGER = false;
+  static constexpr bool INTEGER = false, HAS_AMX = false;
 
   template <int, int N, bool, bool COLD> static void run(const TileJob& job) {
     const float *w = (const float*)job.w, *x = job.x.floats + (int64_t)job.first * job.x.k;
@@ -72,7 +72,7 @@ struct Float32Weights {
 // bfloat16: [k / 2][16 rows][2]. Even and odd pairs of inputs have a sum each; the two are added at the end.
 struct Bfloat16Weights {
   static constexpr int BLOCK = 32 * PAD, TILES_TOGETHER = 1, TOKENS_TOGETHER = BFLOAT16_TOKENS;
-  static constexpr bool INTEGER = false;
+  static constexpr bool INTEGER = false, HAS_AMX = false;
 
   template <int, int N, bool, bool COLD> static void run(const TileJob& job) {
     const uint16_t *w = (const uint16_t*)job.w, *x = job.x.bfloats + (int64_t)job.first * job.x.k;
@@ -93,6 +93,11 @@ struct Bfloat16Weights {
 // Integer schemes: each block of 64 inputs has a header with the scales (and minimums) of two groups, then the codes of the two
 // groups. The dot product of a group is an exact integer; its product with the scales is added to the sum in the order of the
 // groups. Scales and minimums are half floats, or floats where WIDE. SHARED_SCALE: both groups have the same scale and minimum.
+//
+// Codes of 5 and 6 bits begin as those of 4 bits do, and their high bits follow, a line of 64 bytes for each bit: codes of 5
+// bits have in bit i of a byte that of quad i of the group; codes of 6 bits have those of four quads in a byte, see whole_codes.
+// Behind the scales of 6-bit codes stand factors of one byte for the halves of both groups: the codes of half a group, minus 32,
+// are multiplied by the scale and by their factor. Factors are multiplied as integers, so that these sums are exact too.
 template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, bool SHARED_SCALE = false> struct IntegerWeights {
   static constexpr int BLOCK = HEADER + 128 * BITS;
   static constexpr bool INTEGER = true;
@@ -138,12 +143,72 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
   template <int R, int N, class Block>
   TM_INLINE void multiply_group(const Block& block, int g, const Activations& x, int64_t at, I (&dots)[R][N]) {
     const int64_t groups = x.k / GROUP;
+    if constexpr (BITS == 5 || BITS == 6) return multiply_halves(block, g, x, at, dots);
     std::conditional_t<BITS == 8, I, NibbleSums> sums[R][N];
     for (int t = 0; t < N; t++)
       for (int r = 0; r < R; r++) start(sums[r][t], first_sum(x.offsets[at + t * groups]));
     multiply(block, HEADER + 64 * BITS * g, x.codes + GROUP * at, x.k, sums);
     for (int t = 0; t < N; t++)
       for (int r = 0; r < R; r++) dots[r][t] = finish(sums[r][t], first_sum(x.offsets[at + t * groups]));
+  }
+
+  // Nibbles with the high bits of their quad: quad I of half a group, which is the second where HIGH. `lines` are the high bits of
+  // a group; of 6-bit codes, the first line has those of the quads 0 and 1 of both halves.
+  template <int I, bool HIGH> TM_INLINE Bytes64 whole_codes(Bytes64 both, const Bytes64* lines) {
+    const Bytes64 nibbles = HIGH ? high_nibbles(both) : low_nibbles(both);
+    if constexpr (BITS == 5) return with_bits<4 - I - 4 * HIGH>(nibbles, lines[0], 16);
+    else return with_bits<4 - 2 * (I % 2) - 4 * HIGH>(nibbles, lines[I / 2], 48);
+  }
+
+  // Adds the products of one half of a group with the activations of each token.
+  template <bool HIGH, int R, int N, class Block, class Sums>
+  TM_INLINE void multiply_half(const Block& block, int at, const int8_t* x, int64_t k, Sums (&sums)[R][N]) {
+    Bytes64 lines[R][2];
+    for (int r = 0; r < R; r++)
+      for (int i = 0; i < BITS - 4; i++) lines[r][i] = load_bytes64(block.at(r, at + 256 + 64 * i));
+    multiply_quad<0, HIGH>(block, at, x, k, lines, sums), multiply_quad<1, HIGH>(block, at, x, k, lines, sums);
+    multiply_quad<2, HIGH>(block, at, x, k, lines, sums), multiply_quad<3, HIGH>(block, at, x, k, lines, sums);
+  }
+  template <int I, bool HIGH, int R, int N, class Block, class Sums>
+  TM_INLINE void multiply_quad(const Block& block, int at, const int8_t* x, int64_t k, const Bytes64 (&lines)[R][2],
+                               Sums (&sums)[R][N]) {
+    for (int r = 0; r < R; r++) {
+      const Bytes64 codes = whole_codes<I, HIGH>(load_bytes64(block.at(r, at + 64 * I)), lines[r]);
+      for (int t = 0; t < N; t++) sums[r][t] = dot4(sums[r][t], codes, x + t * k + 4 * I);
+    }
+  }
+
+  // The integer dot products of one group of codes of 5 or 6 bits, one half after the other.
+  template <int R, int N, class Block>
+  TM_INLINE void multiply_halves(const Block& block, int g, const Activations& x, int64_t at, I (&dots)[R][N]) {
+    const int64_t groups = x.k / GROUP;
+    const int from = HEADER + 64 * BITS * g;
+    const int8_t* codes = x.codes + GROUP * at;
+    for (int i = 0; i < BITS; i++) block.prefetch_ahead(from + 64 * i);
+    if constexpr (BITS == 5) {
+      NibbleSums sums[R][N];
+      for (int t = 0; t < N; t++)
+        for (int r = 0; r < R; r++) start(sums[r][t], iset1(0));
+      multiply_half<false>(block, from, codes, x.k, sums);
+      for (int t = 0; t < N; t++)
+        for (int r = 0; r < R; r++) dots[r][t] = finish(sums[r][t], iset1(0)), start(sums[r][t], dots[r][t]);
+      multiply_half<true>(block, from, codes + 16, x.k, sums);
+      for (int t = 0; t < N; t++)
+        for (int r = 0; r < R; r++) dots[r][t] = finish(sums[r][t], dots[r][t]);
+    } else {
+      I sums[R][N];
+      for (int t = 0; t < N; t++)
+        for (int r = 0; r < R; r++) dots[r][t] = iset1(4 * x.first_offsets[at + t * groups]);
+      multiply_half<false>(block, from, codes, x.k, dots);
+      for (int t = 0; t < N; t++)
+        for (int r = 0; r < R; r++) sums[r][t] = iset1(4 * (x.offsets[at + t * groups] - x.first_offsets[at + t * groups]));
+      multiply_half<true>(block, from, codes + 16, x.k, sums);
+      for (int r = 0; r < R; r++) {
+        const int8_t* factors = (const int8_t*)block.at(r, HEADER - 64 + 32 * g);
+        const I first = from_bytes(factors), second = from_bytes(factors + TILE);
+        for (int t = 0; t < N; t++) dots[r][t] = iadd(imul(dots[r][t], first), imul(sums[r][t], second));
+      }
+    }
   }
 
   template <int R, int N, bool PREFETCHES_KV, bool COLD> static void run(const TileJob& job) {
@@ -174,6 +239,7 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
       for (int t = 0; t < N; t++) store(job.out + t * job.stride + TILE * r, sums[r][t]);
   }
 
+  static constexpr bool HAS_AMX = BITS == 4 || BITS == 8;
 #if defined(TM_AMX)
   static void run_amx(const TileJob& job, int count) {
     integer_tile_amx<BITS, HEADER, HAS_MINIMUM, WIDE, SHARED_SCALE>(job.w, job.x, job.first, count, job.out, job.stride,
@@ -219,7 +285,7 @@ void product(const uint8_t* w, int tiles, const Activations& x, int first, int c
   const TileJob all{x, w, x.k / PAD * (int64_t)Scheme::BLOCK, first, out, stride, x.kv_prefetch};
   int done = 0;
 #if defined(TM_AMX)
-  if constexpr (Scheme::INTEGER) {
+  if constexpr (Scheme::HAS_AMX) {
     done = count / AMX_TOKENS * AMX_TOKENS;
     for (int r = 0; done && r < tiles; r++) Scheme::run_amx(all.tile(r, done), done);
   }

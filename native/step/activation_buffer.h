@@ -14,13 +14,13 @@ class ActivationBuffer {
     if (has(AS_BFLOAT16)) bfloats_.reserve((tokens + TILE - 1) * width_);  // see Activations
     if (has(AS_INT8)) {
       codes_.reserve(tokens * width_), scales_.reserve(tokens * groups);
-      scaled_sums_.reserve(tokens * groups), offsets_.reserve(tokens * groups);
+      scaled_sums_.reserve(tokens * groups), offsets_.reserve(tokens * groups), first_offsets_.reserve(tokens * groups);
     }
   }
 
   Activations as(int format, int width) const {
     return {format,        width,          floats_.get(), bfloats_.get(), codes_.get(),
-            scales_.get(), scaled_sums_.get(), offsets_.get(), nullptr};
+            scales_.get(), scaled_sums_.get(), offsets_.get(), first_offsets_.get(), nullptr};
   }
 
   // Writes columns [from, to) of the tokens [first, first + count) in every format. Rows of x begin at column `from`.
@@ -37,6 +37,7 @@ class ActivationBuffer {
     if (has(AS_INT8)) {
       copy(codes_, row, from.codes_, from_row, width_), copy(scales_, row, from.scales_, from_row, groups);
       copy(scaled_sums_, row, from.scaled_sums_, from_row, groups), copy(offsets_, row, from.offsets_, from_row, groups);
+      copy(first_offsets_, row, from.first_offsets_, from_row, groups);
     }
   }
 
@@ -52,5 +53,5 @@ class ActivationBuffer {
   AlignedBuffer<float> floats_, scales_, scaled_sums_;
   AlignedBuffer<uint16_t> bfloats_;
   AlignedBuffer<int8_t> codes_;
-  AlignedBuffer<int32_t> offsets_;
+  AlignedBuffer<int32_t> offsets_, first_offsets_;
 };

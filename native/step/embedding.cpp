@@ -40,23 +40,37 @@ struct CodedRow {
   int scheme, lane;
 
   float number(const uint8_t* header, int at) const {
-    return scheme == Q4_WIDE ? ((const float*)header)[at] : from_half(((const uint16_t*)header)[at]);
+    const bool wide = scheme == Q4_WIDE || scheme == Q5_WIDE || scheme == Q8_WIDE;
+    return wide ? ((const float*)header)[at] : from_half(((const uint16_t*)header)[at]);
   }
   int code(const uint8_t* codes, int group, int i) const {
-    if (scheme == Q8) return codes[group * 512 + (i / 4) * 64 + lane * 4 + i % 4];
-    const uint8_t both = codes[group * 256 + (i % 16) / 4 * 64 + lane * 4 + i % 4];
-    return i < 16 ? both & 15 : both >> 4;
+    const int bits = code_bits(), quad = i % 16 / 4, place = lane * 4 + i % 4;
+    const uint8_t* at = codes + group * 64 * bits + place;
+    if (bits == 8) return at[i / 4 * 64];
+    const int nibble = i < 16 ? at[quad * 64] & 15 : at[quad * 64] >> 4;
+    if (bits == 5) return nibble | (at[256] >> (quad + (i < 16 ? 0 : 4)) & 1) << 4;
+    if (bits == 6) return nibble | (at[256 + quad / 2 * 64] >> (quad % 2 * 2 + (i < 16 ? 0 : 4)) & 3) << 4;
+    return nibble;
+  }
+  int code_bits() const {
+    switch (scheme) {
+      case Q8: case Q8_WIDE: return 8;
+      case Q5_WIDE: return 5;
+      case Q6_HALVES: return 6;
+      default: return 4;
+    }
   }
   void read(float* row, int width) const {
-    const bool has_minimums = scheme >= Q4_MIN;
-    const int zero = scheme == Q8 ? 128 : 8, groups = scheme == Q4_PAIR ? 1 : 2;
-    const int64_t block = tile_bytes(scheme, PAD), header = block - (scheme == Q8 ? 1024 : 512);
+    const bool has_minimums = scheme >= Q4_MIN && scheme != Q8_WIDE && scheme != Q6_HALVES;
+    const int bits = code_bits(), zero = 1 << (bits - 1), groups = scheme == Q4_PAIR ? 1 : 2;
+    const int64_t block = tile_bytes(scheme, PAD), header = block - 128 * bits;
     for (int k = 0; k < width; k++) {
       const uint8_t* at = tile + k / PAD * block;
       const int group = k % PAD / GROUP, place = (groups == 1 ? 0 : group) * TILE + lane;
       const float scale = number(at, place);
+      const int factor = scheme == Q6_HALVES ? ((const int8_t*)at)[64 + k % PAD / 16 * TILE + lane] : 1;
       const int value = code(at + header, group, k % GROUP);
-      row[k] = has_minimums ? (float)value * scale + number(at, groups * TILE + place) : (float)(value - zero) * scale;
+      row[k] = has_minimums ? (float)value * scale + number(at, groups * TILE + place) : (float)((value - zero) * factor) * scale;
     }
   }
 };

@@ -25,6 +25,11 @@ TM_INLINE F from_int(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(
 TM_INLINE I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 TM_INLINE I iset1(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 TM_INLINE I times16(I x) { return {_mm256_slli_epi32(x.a, 4), _mm256_slli_epi32(x.b, 4)}; }
+TM_INLINE I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+TM_INLINE I imul(I x, I y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+TM_INLINE I from_bytes(const int8_t* p) {
+  return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+}
 TM_INLINE F where_less(F x, F y, F yes, F no) {
   return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
           _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
@@ -56,7 +61,15 @@ TM_INLINE Bytes64 high_nibbles(Bytes64 x) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), mask)};
 }
-// Sums of two products in 16 bits. They cannot overflow in a group: 16 products of a code up to 15 and an activation up to 127.
+template <int LEFT> TM_INLINE __m256i with_bits32(__m256i nibbles, __m256i bits, int mask) {
+  const __m256i moved = LEFT < 0 ? _mm256_srli_epi16(bits, LEFT < 0 ? -LEFT : 0) : _mm256_slli_epi16(bits, LEFT < 0 ? 0 : LEFT);
+  return _mm256_or_si256(nibbles, _mm256_and_si256(moved, _mm256_set1_epi8((char)mask)));
+}
+template <int LEFT> TM_INLINE Bytes64 with_bits(Bytes64 nibbles, Bytes64 bits, int mask) {
+  return {with_bits32<LEFT>(nibbles.a, bits.a, mask), with_bits32<LEFT>(nibbles.b, bits.b, mask)};
+}
+// Sums of two products in 16 bits. They cannot overflow in a group, 16 products of a code up to 15 and an activation up to 127,
+// nor in half a group of codes up to 31.
 struct NibbleSums { __m256i a, b; };
 constexpr bool SIGNED_BYTES = true;
 TM_INLINE void start(NibbleSums& sums, I) { sums.a = sums.b = _mm256_setzero_si256(); }
@@ -71,6 +84,14 @@ TM_INLINE NibbleSums dot4(NibbleSums sums, Bytes64 w, const int8_t* x) {
   memcpy(&quad, x, 4);
   const __m256i all = _mm256_set1_epi32(quad);
   return {_mm256_add_epi16(sums.a, _mm256_maddubs_epi16(w.a, all)), _mm256_add_epi16(sums.b, _mm256_maddubs_epi16(w.b, all))};
+}
+// The same for codes up to 127, whose sums need 32 bits.
+TM_INLINE I dot4(I sums, Bytes64 w, const int8_t* x) {
+  int32_t quad;
+  memcpy(&quad, x, 4);
+  const __m256i all = _mm256_set1_epi32(quad), ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(sums.a, _mm256_madd_epi16(_mm256_maddubs_epi16(w.a, all), ones)),
+          _mm256_add_epi32(sums.b, _mm256_madd_epi16(_mm256_maddubs_epi16(w.b, all), ones))};
 }
 // maddubs wants one unsigned factor: the sign of the weight is moved to the activation, which is never -128. Two products of up
 // to 128 * 127 stay within 16 bits.

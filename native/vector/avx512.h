@@ -19,6 +19,9 @@ TM_INLINE F from_int(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 TM_INLINE I to_int(F a) { return {_mm512_cvtps_epi32(a.v)}; }
 TM_INLINE I iset1(int x) { return {_mm512_set1_epi32(x)}; }
 TM_INLINE I times16(I a) { return {_mm512_slli_epi32(a.v, 4)}; }
+TM_INLINE I iadd(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+TM_INLINE I imul(I a, I b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+TM_INLINE I from_bytes(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 TM_INLINE F where_less(F a, F b, F yes, F no) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
@@ -42,6 +45,10 @@ TM_INLINE I finish(I sums, I) { return sums; }
 TM_INLINE Bytes64 load_bytes64(const uint8_t* p) { return _mm512_loadu_si512(p); }
 TM_INLINE Bytes64 low_nibbles(Bytes64 a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 TM_INLINE Bytes64 high_nibbles(Bytes64 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+template <int LEFT> TM_INLINE Bytes64 with_bits(Bytes64 nibbles, Bytes64 bits, int mask) {
+  const __m512i moved = LEFT < 0 ? _mm512_srli_epi16(bits, LEFT < 0 ? -LEFT : 0) : _mm512_slli_epi16(bits, LEFT < 0 ? 0 : LEFT);
+  return _mm512_or_si512(nibbles, _mm512_and_si512(moved, _mm512_set1_epi8((char)mask)));
+}
 TM_INLINE I dot4(I sums, Bytes64 w, const int8_t* x) {
   int32_t quad;
   memcpy(&quad, x, 4);

@@ -25,6 +25,9 @@ TM_INLINE F from_int(I a) { F r; TM_EACH r.v[i] = (float)a.v[i]; return r; }
 TM_INLINE I to_int(F a) { I r; TM_EACH r.v[i] = (int32_t)std::nearbyintf(a.v[i]); return r; }
 TM_INLINE I iset1(int x) { I r; TM_EACH r.v[i] = x; return r; }
 TM_INLINE I times16(I a) { I r; TM_EACH r.v[i] = 16 * a.v[i]; return r; }
+TM_INLINE I iadd(I a, I b) { TM_EACH a.v[i] += b.v[i]; return a; }
+TM_INLINE I imul(I a, I b) { TM_EACH a.v[i] *= b.v[i]; return a; }
+TM_INLINE I from_bytes(const int8_t* p) { I r; TM_EACH r.v[i] = p[i]; return r; }
 TM_INLINE float half1(uint16_t h) {
   const uint32_t exponent = (h >> 10) & 31, mantissa = h & 1023;
   const float value = exponent == 0    ? (float)mantissa * 5.9604644775390625e-8f
@@ -60,6 +63,10 @@ TM_INLINE I finish(I sums, I) { return sums; }
 TM_INLINE Bytes64 load_bytes64(const uint8_t* p) { Bytes64 r; memcpy(r.v, p, 64); return r; }
 TM_INLINE Bytes64 low_nibbles(Bytes64 a) { for (int i = 0; i < 64; i++) a.v[i] &= 15; return a; }
 TM_INLINE Bytes64 high_nibbles(Bytes64 a) { for (int i = 0; i < 64; i++) a.v[i] >>= 4; return a; }
+template <int LEFT> TM_INLINE Bytes64 with_bits(Bytes64 nibbles, Bytes64 bits, int mask) {
+  for (int i = 0; i < 64; i++) nibbles.v[i] |= (LEFT < 0 ? bits.v[i] >> (LEFT < 0 ? -LEFT : 0) : bits.v[i] << (LEFT < 0 ? 0 : LEFT)) & mask;
+  return nibbles;
+}
 TM_INLINE I dot4(I sums, Bytes64 w, const int8_t* x) {
   TM_EACH for (int j = 0; j < 4; j++) sums.v[i] += (int)w.v[4 * i + j] * x[j];
   return sums;

@@ -9,8 +9,9 @@
 // Dot products of weights. Bytes64 holds 16 rows x 4 bytes. dot4 adds the products with the same 4 int8 activations to 16 sums;
 // weights are unsigned there (4-bit codes are stored as code + 8). dot4_byte does so for 8-bit weights, stored as code + 128:
 // with SIGNED_BYTES it subtracts the 128, otherwise the caller corrects the sums. NibbleSums holds the sums of one group of
-// 4-bit codes; `start` and `finish` begin and end such a sum, and the correction is added in the one or the other. dot2
-// multiplies 16 rows x 2 bfloat16.
+// 4-bit codes; `start` and `finish` begin and end such a sum, and the correction is added in the one or the other. with_bits
+// adds bits to nibbles: those of `bits`, shifted to the left (to the right where LEFT < 0), that `mask` selects. dot2 multiplies
+// 16 rows x 2 bfloat16.
 //
 // Everything is static, so that builds of kernels.cpp for different instruction sets cannot share a function by accident.
 #pragma once

@@ -31,15 +31,17 @@ struct Row {
   std::vector<float> floats, scales, scaled_sums;
   std::vector<uint16_t> bfloats;
   std::vector<int8_t> codes;
-  std::vector<int32_t> offsets;
+  std::vector<int32_t> offsets, first_offsets;
   Row(int tokens, int k)
-      : floats(tokens * k), scales(tokens * k / GROUP), scaled_sums(scales), bfloats((tokens + 15) * k), codes(tokens * k), offsets(scales.size()) {}
+      : floats(tokens * k), scales(tokens * k / GROUP), scaled_sums(scales), bfloats((tokens + 15) * k), codes(tokens * k), offsets(scales.size()), first_offsets(scales.size()) {}
   Activations as(int format, int k) {
-    return {format, k, floats.data(), bfloats.data(), codes.data(), scales.data(), scaled_sums.data(), offsets.data(), nullptr};
+    return {format, k, floats.data(), bfloats.data(), codes.data(), scales.data(), scaled_sums.data(), offsets.data(), first_offsets.data(), nullptr};
   }
 };
 
-// Codes are random; scales are small half floats, or floats in the wide layout.
+static bool is_wide(int scheme) { return scheme == Q4_WIDE || scheme == Q5_WIDE || scheme == Q8_WIDE; }
+
+// Codes and factors are random; scales are small half floats, or floats in the wide layouts.
 static std::vector<uint8_t> weights(int scheme, int k) {
   std::vector<uint8_t> tile((size_t)tile_bytes(scheme, k));
   for (auto& byte : tile) byte = (uint8_t)generator();
@@ -47,16 +49,37 @@ static std::vector<uint8_t> weights(int scheme, int k) {
     for (int i = 0; i < k * 16; i++) ((float*)tile.data())[i] = normal();
   if (scheme == BFLOAT16)
     for (int i = 0; i < k * 16; i++) ((uint16_t*)tile.data())[i] = (uint16_t)(0x3f00 + (generator() & 0x80ff));
-  const int headers[] = {0, 0, 64, 64, 128, 256, 64}, bodies[] = {0, 0, 1024, 512, 512, 512, 512};
+  const int headers[] = {0, 0, 64, 64, 128, 256, 64, 128, 256, 64};  // bytes of scales and minimums
   for (int pair = 0; scheme >= Q8 && pair < k / PAD; pair++) {
-    uint8_t* header = tile.data() + pair * (headers[scheme] + bodies[scheme]);
+    uint8_t* header = tile.data() + pair * tile_bytes(scheme, PAD);
     for (int i = 0; i < headers[scheme] / 4; i++) {
       const float wide = normal() * 0.01f;
       const uint32_t halves = (0x2000 + (generator() & 0x83ff)) | (0x2000 + (generator() & 0x83ff)) << 16;
-      memcpy(header + 4 * i, scheme == Q4_WIDE ? (const void*)&wide : (const void*)&halves, 4);
+      memcpy(header + 4 * i, is_wide(scheme) ? (const void*)&wide : (const void*)&halves, 4);
     }
   }
   return tile;
+}
+
+// The weight of one row and input of a tile, as products/products.h describes the layouts.
+static double weight(const uint8_t* tile, int scheme, int row, int input) {
+  static const int bits_of[] = {0, 0, 8, 4, 4, 4, 4, 8, 5, 6};
+  const int bits = bits_of[scheme], group = input % PAD / GROUP, i = input % GROUP;
+  const int64_t size = tile_bytes(scheme, PAD), header_size = size - 128 * bits;
+  const uint8_t *header = tile + input / PAD * size, *codes = header + header_size + 64 * bits * group + 4 * row + i % 4;
+  const auto number = [&](int at) {
+    if (is_wide(scheme)) return (double)((const float*)header)[at];
+    const uint16_t half = ((const uint16_t*)header)[at];  // not a denormal, infinity or NaN
+    return std::ldexp(1024 + (half & 1023), (half >> 10 & 31) - 25) * (half & 0x8000 ? -1 : 1);
+  };
+  int code = bits == 8 ? codes[i / 4 * 64] : codes[i % 16 / 4 * 64] >> (i < 16 ? 0 : 4) & 15;
+  if (bits == 5) code += (codes[256] >> i / 4 & 1) * 16;
+  if (bits == 6) code += (codes[256 + i % 16 / 8 * 64] >> (i % 8 / 4 * 2 + (i < 16 ? 0 : 4)) & 3) * 16;
+  const bool in_pairs = scheme == Q4_PAIR, has_minimum = in_pairs || scheme == Q4_MIN || scheme == Q4_WIDE || scheme == Q5_WIDE;
+  const double scale = number((in_pairs ? 0 : 16 * group) + row);
+  if (has_minimum) return code * scale + number((in_pairs ? 16 : 32 + 16 * group) + row);
+  const int factor = scheme == Q6_HALVES ? ((const int8_t*)header)[header_size - 64 + input % PAD / 16 * 16 + row] : 1;
+  return (code - (1 << (bits - 1))) * factor * scale;
 }
 
 static void tiles(const Kernels& kernels) {
@@ -91,6 +114,14 @@ static void tiles(const Kernels& kernels) {
         for (int i = 0; i < k; i++) sum += (double)((const float*)pair.data())[16 * i + row] * rows.floats[i];
         expect(std::fabs(sum - alone[row]) < 1e-3, "sum", scheme, k, row);
       }
+      for (int row = 0; scheme >= Q8 && row < 16; row++) {
+        double sum = 0, size = 0;  // float sums are off by a few 2^-24 of the sizes of what they add
+        for (int i = 0; i < k; i++) {
+          const double product = weight(pair.data(), scheme, row, i) * rows.codes[i] * rows.scales[i / GROUP];
+          sum += product, size += std::fabs(product);
+        }
+        expect(std::fabs(sum - alone[row]) < 4e-5 * size, "sum", scheme, k, row);
+      }
     }
   }
 }
@@ -110,13 +141,15 @@ static void quantized(const Kernels& kernels) {
   for (int i = 0; i < k; i += GROUP) kernels.convert(&x[i], k, columns.as(AS_INT8, k), 0, tokens, i, i + GROUP);
   for (const Row* many : {&rows, &columns}) {
     expect(many->codes == alone.codes && many->offsets == alone.offsets, "bytes", k, many == &rows, 0);
+    expect(many->first_offsets == alone.first_offsets, "first halves", k, many == &rows, 0);
     for (auto sums : {&Row::scales, &Row::scaled_sums})
       expect(!memcmp((many->*sums).data(), (alone.*sums).data(), 4 * (size_t)(tokens * groups)), "sums", k, many == &rows, 0);
   }
   for (int at = 0; at < tokens * groups; at++) {
-    int total = 0;
-    for (int i = 0; i < GROUP; i++) total += alone.codes[at * GROUP + i];
-    if (std::isfinite(alone.scales[at])) expect(alone.offsets[at] == -8 * total, "offsets", at, total, alone.offsets[at]);
+    int total = 0, first = 0;
+    for (int i = 0; i < GROUP; i++) total += alone.codes[at * GROUP + i], first += i < GROUP / 2 ? alone.codes[at * GROUP + i] : 0;
+    if (!std::isfinite(alone.scales[at])) continue;
+    expect(alone.offsets[at] == -8 * total && alone.first_offsets[at] == -8 * first, "offsets", at, total, alone.offsets[at]);
   }
   expect(std::isnan(alone.scales[groups + 9]) && std::isnan(alone.scales[2 * groups + 33]), "NaN", k, 0, 0);
 }

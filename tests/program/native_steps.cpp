@@ -35,13 +35,14 @@ static std::vector<uint8_t> random_tiles(int scheme, int inputs, int rows) {
     for (size_t i = 0; i < bytes.size() / 4; i++) ((float*)bytes.data())[i] = normals(1, scale)[0];
   if (scheme == BFLOAT16)
     for (size_t i = 0; i < bytes.size() / 2; i++) ((uint16_t*)bytes.data())[i] = (uint16_t)(0x3d00 + (generator() & 0x80ff));
-  const int headers[] = {0, 0, 64, 64, 128, 256, 64};
+  const int headers[] = {0, 0, 64, 64, 128, 256, 64, 128, 256, 64};  // bytes of scales and minimums
+  const bool is_wide = scheme == Q4_WIDE || scheme == Q5_WIDE || scheme == Q8_WIDE;
   const int64_t block = size / (padded / PAD);
   for (size_t at = 0; scheme >= Q8 && at < bytes.size(); at += (size_t)block)
     for (int i = 0; i < headers[scheme] / 4; i++) {
       const float wide = scale * 0.01f;
       const uint32_t halves = 0x14001400 + (generator() & 0x01ff01ff);
-      memcpy(bytes.data() + at + 4 * i, scheme == Q4_WIDE ? (const void*)&wide : (const void*)&halves, 4);
+      memcpy(bytes.data() + at + 4 * i, is_wide ? (const void*)&wide : (const void*)&halves, 4);
     }
   return bytes;
 }
@@ -363,7 +364,7 @@ int main() {
       {"float32", 70, 6, 2, 20, 67, 20, AS_FLOAT32, 0, 0, 0, true, false, true, {FLOAT32}},
       {"bfloat16", 64, 4, 2, 32, 96, 16, AS_BFLOAT16, 0, 0, 0, true, false, false, {BFLOAT16}},
       {"learned positions", 48, 3, 3, 16, 100, 0, AS_BFLOAT16, 40, 0, 0, false, true, false, {BFLOAT16, FLOAT32}},
-      {"integers", 64, 4, 1, 16, 160, 16, AS_INT8, 0, 0, 0, true, false, false, {Q8, Q4, Q4_MIN, Q4_WIDE, Q4_PAIR}},
+      {"integers", 64, 4, 1, 16, 160, 16, AS_INT8, 0, 0, 0, true, false, false, {Q8, Q4, Q4_MIN, Q4_WIDE, Q4_PAIR, Q8_WIDE, Q5_WIDE, Q6_HALVES}},
       {"narrower layers", 64, 6, 2, 32, 96, 16, AS_BFLOAT16, 0, 0, 0, true, false, true, {Q4_MIN, Q8}, 6, 22},
       {"wider layers", 64, 6, 6, 16, 96, 16, AS_INT8, 30, 0, 0, true, false, false, {Q8, Q4_MIN, FLOAT32}, 1, 64},
       {"departures", 64, 4, 2, 20, 70, 16, AS_BFLOAT16, 0, 0, 0, true, false, false, {FLOAT32, BFLOAT16}, 0, 0, true},

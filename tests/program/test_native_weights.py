@@ -8,7 +8,7 @@ from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError, PackedModelError
 from tokenmill.kernels import native_library
 from tokenmill.loader.pack import save_packed_model
-from tokenmill.program.native.layouts import LAYOUTS
+from tokenmill.program.native.layouts import LAYOUTS, WIDE
 from tokenmill.program.native.pack import layout_of, pack
 from tokenmill.program.native.weights import LAYOUT, Linear, Packed, Packing, Run, _are_ints, _pieces
 from tokenmill.quant.rtn import round_to_nearest
@@ -34,6 +34,17 @@ def halved(stored):
     )
 
 
+def five_or_six(bits, num_inputs):
+    """Codes of 5 bits with minimums, or of 6 bits with factors, as GGUF has them."""
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (40, num_inputs), dtype=torch.uint8, generator=generator)
+    scales, minimums = torch.randn(2, 40, num_inputs // 32, generator=generator)
+    if bits == 5:
+        return Stored(5, codes=codes, scales=scales, minimums=minimums)
+    factors = torch.randint(-128, 128, (40, num_inputs // 16), dtype=torch.int8, generator=generator)
+    return Stored(6, codes=codes, scales=scales.half().float(), factors=factors)
+
+
 def test_the_layout_that_holds_rows_exactly():
     names = {number: name for name, number in LAYOUTS.items()}
     four, wide = rounded(64, 4), rounded(64, 4, grid="zero_point")
@@ -54,6 +65,10 @@ def test_the_layout_that_holds_rows_exactly():
         (both, "4 bits in pairs"),
         (rounded(128, 4, group=64), "4 bits in pairs"),
         (last, "4 bits in pairs"),
+        (Stored(8, codes=rounded(64, 8).codes, scales=torch.full((40, 2), 1 / 3)), "8 bits with wide scales"),
+        (Stored(8, codes=rounded(64, 8).codes, scales=torch.full((40, 2), 2.0**-30)), "8 bits with wide scales"),
+        (five_or_six(5, 64), "5 bits with wide scales"),
+        (five_or_six(6, 64), "6 bits in halves"),
     ]
     assert [names[layout_of(stored)] for stored, _ in cases] == [name for _, name in cases]
 
@@ -64,7 +79,8 @@ def read_back(tile, layout, num_inputs):
         return tile.view(torch.float32).view(-1, 16).t()
     if layout == LAYOUTS["bfloat16"]:
         return tile.view(torch.bfloat16).view(-1, 16, 2).permute(1, 0, 2).reshape(16, -1).float()
-    wide, pairs = layout == LAYOUTS["4 bits with wide scales"], layout == LAYOUTS["4 bits in pairs"]
+    wide, pairs = layout in WIDE, layout == LAYOUTS["4 bits in pairs"]
+    bits = next(int(name[0]) for name, number in LAYOUTS.items() if number == layout)
     count = 1 if pairs else 2
     number = torch.float32 if wide else torch.half
     blocks, found = tile.view(-(-num_inputs // 64), -1), []
@@ -72,14 +88,30 @@ def read_back(tile, layout, num_inputs):
         size = count * 16 * number.itemsize
         scales = block[:size].view(number).view(count, 16).float().expand(2, 16)
         at, minimums = size, None
-        if layout in (LAYOUTS["4 bits with minimums"], LAYOUTS["4 bits with wide scales"]) or pairs:
+        if (
+            layout in (LAYOUTS["4 bits with minimums"], LAYOUTS["5 bits with wide scales"])
+            or pairs
+            or (wide and bits == 4)
+        ):
             minimums, at = block[size : 2 * size].view(number).view(count, 16).float().expand(2, 16), 2 * size
-        if layout == LAYOUTS["8 bits"]:
+        if bits == 6:
+            factors, at = block[at : at + 64].view(torch.int8).view(2, 2, 16).permute(2, 0, 1).float(), at + 64
+        if bits == 8:
             codes = block[at:].view(2, 8, 16, 4).permute(2, 0, 1, 3).reshape(16, 2, 32).float() - 128
         else:
-            bytes_ = block[at:].view(2, 4, 16, 4).permute(2, 0, 1, 3).reshape(16, 2, 16)
-            codes = torch.cat([bytes_ & 15, bytes_ >> 4], -1).float()
-            codes = codes - 8 if minimums is None else codes
+            lines = block[at:].view(2, bits, 16, 4).permute(2, 0, 1, 3)
+            bytes_ = lines[:, :, :4].reshape(16, 2, 16)
+            codes = torch.cat([bytes_ & 15, bytes_ >> 4], -1)
+            for line in range(bits - 4):  # the high bits of 4 or of 2 quads of both halves
+                count_of = 4 // (bits - 4)
+                for quad in range(count_of):
+                    for half in range(2):
+                        high = lines[:, :, 4 + line] >> quad * (bits - 4) + 4 * half & (1 << bits - 4) - 1
+                        first = 16 * half + 4 * (line * count_of + quad)
+                        codes[:, :, first : first + 4] |= high << 4
+            codes = codes.float() if minimums is not None else codes.float() - (1 << bits - 1)
+        if bits == 6:
+            codes = codes * factors.repeat_interleave(16, 2)
         values = codes * scales.t()[..., None]
         found.append((values if minimums is None else values + minimums.t()[..., None]).flatten(1))
     return torch.cat(found, 1)
@@ -89,7 +121,17 @@ def read_back(tile, layout, num_inputs):
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize(
     ("bits", "how"),
-    [(8, {}), (4, {}), (4, {"grid": "symmetric"}), (4, {"grid": "zero_point"}), (4, {"group": 64}), (32, {}), (16, {})],
+    [
+        (8, {}),
+        (4, {}),
+        (4, {"grid": "symmetric"}),
+        (4, {"grid": "zero_point"}),
+        (4, {"group": 64}),
+        (5, {}),
+        (6, {}),
+        (32, {}),
+        (16, {}),
+    ],
 )
 def test_a_tile_has_its_rows_as_they_are_described(bits, how, halves, num_inputs):
     """Two tiles: rows 3 to 18 as they lie, and rows in any order with one that is missing."""
@@ -97,7 +139,7 @@ def test_a_tile_has_its_rows_as_they_are_described(bits, how, halves, num_inputs
         numbers = torch.randn(40, num_inputs).to(torch.float32 if bits == 32 else torch.bfloat16)
         stored, values = Stored.plain(numbers), numbers.float()
     else:
-        stored = rounded(num_inputs, bits, **how)
+        stored = five_or_six(bits, num_inputs) if bits in (5, 6) else rounded(num_inputs, bits, **how)
         values = stored.values()
     if halves:
         if bits != 4:
@@ -206,7 +248,7 @@ FULL = [[0, 1, 0, -1], [4096, 2, 0, -1]]
         [*FULL, [0, 1, 0, -1]],
         [[0, 1, 0, -1], [4097, 2, 0, -1]],
         [[-1, 1, 0, -1], FULL[1]],
-        [[0, 1, 9, -1], FULL[1]],
+        [[0, 1, 10, -1], FULL[1]],
         [[0, 1, 0, 0], FULL[1]],
         [[0, 0, 0, -1], [0, 3, 0, -1]],
         [[0, -1, 0, -1], [0, 4, 0, -1]],

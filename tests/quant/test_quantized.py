@@ -1,11 +1,13 @@
 """Codes: rounding, files that keep theirs, and the native program's products of them."""
 
+from math import log2
+
 import gguf
-import numpy as np
 import pytest
 import torch
 
-from tests.gguf_files import write
+from tests import gguf_files
+from tests.gguf_files import random_rows, write
 from tests.tiny_models import prompt, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
@@ -16,7 +18,6 @@ from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.gguf.codes import decode
 from tokenmill.weights.gguf.kinds import KINDS
 from tokenmill.weights.write.quantize import quantize
 
@@ -24,23 +25,6 @@ LONG = prompt(97, seed=5)
 needs_library = pytest.mark.skipif(
     native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"
 )
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_codes_of_a_file_stand_for_the_numbers_that_gguf_gives(kind):
-    """The same products and sums; those of Q4_K are of three numbers, which gguf may round in another order."""
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    rng = np.random.default_rng(0)
-    raw = rng.integers(0, 256, (5, 2 * 256 // block * block_bytes), dtype=np.uint8)
-    blocks = raw.reshape(5, -1, block_bytes)
-    halves = 2 if kind in (gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q4_K) else 1
-    for at in range(halves):  # finite scales
-        scale = rng.uniform(-0.1, 0.1, blocks.shape[:2]).astype(np.float16)
-        blocks[:, :, 2 * at : 2 * at + 2] = scale[..., None].view(np.uint8)
-    stored = decode(raw, kind)
-    expected = torch.from_numpy(gguf.dequantize(raw, kind)).view(5, -1)
-    assert stored.unpacked().codes.max() <= (255 if stored.bits == 8 else 15)
-    torch.testing.assert_close(stored.values(), expected, rtol=1e-6, atol=1e-6)
 
 
 @needs_library
@@ -104,9 +88,42 @@ def test_codes_of_a_file_are_kept_whichever_way_round_it_names_them(name, kind, 
     assert (ours.logits(LONG) - wanted).pow(2).mean().sqrt() < 0.05 * wanted.pow(2).mean().sqrt()
 
 
+WIDE = {**gguf_files._LLAMA, "hidden_size": 256, "intermediate_size": 256, "tie_word_embeddings": True}
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.name not in ("Q4_0", "Q4_1", "Q8_0")], ids=lambda kind: kind.name
+)
+def test_codes_of_every_kind_are_multiplied_and_looked_up(kind, tmp_path, monkeypatch):
+    """All matrices and the embedding in that kind: as the dense values of the file, up to the rounding of activations.
+    The same bits for one token and for many."""
+    monkeypatch.setitem(gguf_files.TINY, "wide", ("llama", "llama", WIDE))
+    names = "attn_q attn_k attn_v attn_output ffn_gate ffn_up ffn_down".split()
+    shapes = dict.fromkeys((f"blk.{i}.{name}.weight" for i in range(2) for name in names), (256, 256))
+    shapes |= {f"blk.{i}.{name}.weight": (32, 256) for i in range(2) for name in ("attn_k", "attn_v")}
+    shapes |= {f"blk.{i}.attn_q.weight": (64, 256) for i in range(2)}
+    shapes |= {f"blk.{i}.attn_output.weight": (256, 64) for i in range(2)}
+    shapes["token_embd.weight"] = (gguf_files.VOCABULARY, 256)
+    size = 2.0 ** round(-3.0 - log2(gguf.dequantize(random_rows(kind, 8, 256), kind).std()))  # values of about 1 / 8
+    stored = {
+        name: (random_rows(kind, *shape, size=size), kind)
+        for name, shape in shapes.items()
+        if shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+    }
+    path = write(tmp_path / "x.gguf", "wide", stored=stored)
+    ours = load(path, program="native", threads=1)
+    assert ours.config.scheme == "file"
+    whole = ours.logits(LONG)
+    wanted = load(path, program="eager", dtype="float32", scheme="dense").logits(LONG)
+    assert (whole - wanted).pow(2).mean().sqrt() < 0.05 * wanted.pow(2).mean().sqrt()
+    assert torch.equal(load(path, program="native", threads=2, max_step_tokens=1).logits(LONG), whole)
+
+
 @needs_library
 def test_codes_that_no_scheme_holds_are_rounded_to_8_bits_and_this_is_said(tmp_path, capsys):
-    path = write(tmp_path / "x.gguf", "llama", gguf.GGMLQuantizationType.Q5_1)
+    stored = (random_rows(gguf.GGMLQuantizationType.Q2_K, 64, 256, size=1 / 64), gguf.GGMLQuantizationType.Q2_K)
+    path = write(tmp_path / "x.gguf", "llama", gguf.GGMLQuantizationType.Q8_0, stored={"blk.0.ffn_down.weight": stored})
     ours = load(path, threads=1)
     assert ours.config.scheme == "file"
     dense = load(path, program="native", dtype="float32", scheme="dense", threads=1)
@@ -117,7 +134,7 @@ def test_codes_that_no_scheme_holds_are_rounded_to_8_bits_and_this_is_said(tmp_p
     assert main(arguments) == 0
     said = capsys.readouterr().err
     assert "rounded to 8 bits: " in said
-    assert "Q5_1; --scheme dense reads the file's values instead" in said
+    assert "1 Q2_K; --scheme dense reads the file's values instead" in said
     assert main([*arguments, "--scheme", "dense"]) == 0
     assert "rounded" not in capsys.readouterr().err
 

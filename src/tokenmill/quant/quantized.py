@@ -15,7 +15,7 @@ from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored
 
-TENSORS = ("numbers", "codes", "scales", "minimums")  # of Stored
+TENSORS = ("numbers", "codes", "scales", "minimums", "factors")  # of Stored.unpacked
 
 
 class QuantizedLinear(Matrix):
@@ -31,7 +31,7 @@ class QuantizedLinear(Matrix):
     def parts(self) -> list[Stored]:
         """All rows in order."""
         return [
-            Stored(bits, *(getattr(self, f"{name}_{number}") for name in TENSORS))
+            Stored(bits, **{name: getattr(self, f"{name}_{number}") for name in TENSORS})
             for number, bits in enumerate(self._bits)
         ]
 
@@ -56,10 +56,7 @@ def _sums(x_1D: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
         return product(x_1D, part.numbers, bias_R)
     missing = part.codes.shape[1] - x_1D.shape[1]
     x_GC = F.pad(realised(x_1D.float().flatten()), (0, missing)).view(-1, GROUP)
-    codes_RGC = part.codes.view(part.num_rows, -1, GROUP).float()
-    if part.minimums is None:
-        out_R = ((codes_RGC - (1 << part.bits - 1)) * x_GC * part.scales[..., None]).sum((-1, -2))
-    else:
-        sums_G = realised(x_GC.sum(-1))
-        out_R = (codes_RGC * x_GC * part.scales[..., None]).sum((-1, -2)) + (part.minimums * sums_G).sum(-1)
+    out_R = (part.integers() * x_GC * part.scales[..., None]).sum((-1, -2))
+    if part.minimums is not None:
+        out_R = out_R + (part.minimums * realised(x_GC.sum(-1))).sum(-1)
     return (out_R if bias_R is None else out_R + bias_R)[None].to(x_1D.dtype)

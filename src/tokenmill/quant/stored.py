@@ -3,7 +3,8 @@
 Every integer scheme and every quantised file can be written as one of these:
 
     value = (code - zero) · scale            zero 128 for 8 bits, 8 for 4
-    value = code · scale + minimum           where there are minimums
+    value = code · scale + minimum           where there are minimums: 4 bits or 5
+    value = (code - 32) · factor · scale     6 bits, with an integer factor for each 16 inputs
 
 so that codes of a file can be kept by a scheme, and nothing is rounded twice.
 """
@@ -23,7 +24,7 @@ class Stored:
     """R rows of K values: floats `numbers` [R, K], or `codes` [R, K] uint8 with `scales` [R, K / 32] float32.
 
     minimums: as the scales, where there are any. halves: codes of 4 bits may be here instead, [R, K / 2] uint8, as most
-    files have them: 16 bytes for each group, whose low halves are its first 16 codes.
+    files have them: 16 bytes for each group, whose low halves are its first 16 codes. factors: [R, K / 16] int8.
     """
 
     bits: int
@@ -32,6 +33,7 @@ class Stored:
     scales: Tensor | None = None
     minimums: Tensor | None = None
     halves: Tensor | None = None
+    factors: Tensor | None = None
 
     @classmethod
     def plain(cls, numbers: Tensor) -> "Stored":
@@ -60,12 +62,11 @@ class Stored:
     @classmethod
     def joined(cls, parts: Sequence["Stored"]) -> "Stored":
         """The rows of all parts, which are stored alike."""
-        names = ("numbers", "codes", "scales", "minimums", "halves")
-        tensors = ([getattr(part, name) for part in parts] for name in names)
+        tensors = ([getattr(part, name) for part in parts] for name in TENSORS)
         return cls(parts[0].bits, *(None if each[0] is None else torch.cat(each) for each in tensors))
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> "Stored":
-        tensors = (self.numbers, self.codes, self.scales, self.minimums, self.halves)
+        tensors = (getattr(self, name) for name in TENSORS)
         return Stored(self.bits, *(None if tensor is None else transform(tensor) for tensor in tensors))
 
     def rows(self, which: range) -> "Stored":
@@ -88,13 +89,26 @@ class Stored:
             return self.numbers
         if self.halves is not None:
             return self.unpacked().values()
-        assert self.codes is not None and self.scales is not None
-        codes_RGC = self.codes.view(self.num_rows, -1, GROUP).float()
-        if self.minimums is None:
-            values_RGC = (codes_RGC - (1 << self.bits - 1)) * self.scales[..., None]
-        else:
-            values_RGC = codes_RGC * self.scales[..., None] + self.minimums[..., None]
+        assert self.scales is not None
+        values_RGC = self.integers() * self.scales[..., None]
+        if self.minimums is not None:
+            values_RGC = values_RGC + self.minimums[..., None]
         return values_RGC.view(self.num_rows, -1)
+
+    def integers(self) -> Tensor:
+        """[R, K / 32, 32] float32: the integers that are multiplied by the scales."""
+        assert self.codes is not None
+        codes_RGC = self.codes.view(self.num_rows, -1, GROUP).float()
+        if self.minimums is not None:
+            return codes_RGC
+        signed_RGC = codes_RGC - (1 << self.bits - 1)
+        if self.factors is None:
+            return signed_RGC
+        halves_RGC = signed_RGC.view(self.num_rows, -1, GROUP // 2) * self.factors[..., None]
+        return halves_RGC.view(signed_RGC.shape)
+
+
+TENSORS = ("numbers", "codes", "scales", "minimums", "halves", "factors")  # of Stored, in this order
 
 
 def joined_nibbles(codes: Tensor) -> Tensor:

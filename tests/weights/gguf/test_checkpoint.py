@@ -44,7 +44,9 @@ def test_a_file_in_floating_point_has_no_codes(opened):
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits"), [(Kind.Q4_0, 4.5), (Kind.Q4_1, 5.0), (Kind.Q5_0, 8.5), (Kind.Q8_0, 8.5)], ids=str
+    ("kind", "bits"),
+    [(Kind.Q4_0, 4.5), (Kind.Q4_1, 5.0), (Kind.Q5_0, 8.5), (Kind.Q5_1, 7.0), (Kind.Q8_0, 8.5)],
+    ids=str,
 )
 def test_bits_of_codes_as_the_native_program_packs_them(opened, kind, bits):
     file = opened(kind=kind)
@@ -53,7 +55,9 @@ def test_bits_of_codes_as_the_native_program_packs_them(opened, kind, bits):
     assert file.rounded == ""
 
 
-@pytest.mark.parametrize(("kind", "bits"), [(Kind.Q4_K, 6.0), (Kind.Q6_K, 8.5), (Kind.F16, 16.0), (Kind.F32, 32.0)])
+@pytest.mark.parametrize(
+    ("kind", "bits"), [(Kind.Q4_K, 6.0), (Kind.Q6_K, 7.0), (Kind.Q2_K, 8.5), (Kind.F16, 16.0), (Kind.F32, 32.0)]
+)
 def test_bits_are_a_mean_over_all_numbers_of_matrices(opened, kind, bits):
     """Of both layers: four projections of 64 x 64 or 32 x 64, three of 64 x 256; and the head of 281 x 64."""
     all_numbers = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 256) + 281 * 64
@@ -76,21 +80,21 @@ def test_the_embedding_counts_where_it_is_the_head(opened):
 
 def test_codes_that_are_not_kept_are_counted_by_kind(opened):
     stored = {
-        DOWN: of_kind(Kind.Q6_K),
-        "blk.1.ffn_down.weight": of_kind(Kind.Q6_K),
-        "token_embd.weight": of_kind(Kind.Q5_1, (281, 64)),
+        DOWN: of_kind(Kind.Q2_K),
+        "blk.1.ffn_down.weight": of_kind(Kind.Q2_K),
+        "token_embd.weight": of_kind(Kind.NVFP4, (281, 64)),
         "blk.1.ffn_up.weight": of_kind(Kind.Q8_0, (256, 64)),
     }
     file = opened(stored=stored)
     assert file.rounded == (
-        "codes of other kinds are rounded to 8 bits: 1 Q5_1, 2 Q6_K; --scheme dense reads the file's values instead"
+        "codes of other kinds are rounded to 8 bits: 1 NVFP4, 2 Q2_K; --scheme dense reads the file's values instead"
     )
     assert "embedding_as_codes" not in file.config
     assert "stored_as_codes" in file.config
 
 
 def test_codes_are_those_of_the_file_or_rounded_to_eight_bits(opened):
-    raw, kind = of_kind(Kind.Q6_K)
+    raw, kind = of_kind(Kind.Q2_K)
     file = opened(kind=Kind.Q8_0, stored={DOWN: (raw, kind)})
     found = file.read_codes("model.layers.0.mlp.down_proj.weight")
     wanted = round_to_nearest(torch.from_numpy(gguf.dequantize(raw, kind)), 8, quick=True)

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.gguf_files import random_rows
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.gguf.codes import decode, encode
+from tokenmill.weights.gguf.kinds import KINDS
 
 Kind = gguf.GGMLQuantizationType
-KINDS = [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q8_0, Kind.Q4_K]
-SCALES = {Kind.Q4_0: [0], Kind.Q4_1: [0, 2], Kind.Q5_0: [0], Kind.Q8_0: [0], Kind.Q4_K: [0, 2]}
-"""The bytes of a block at which a half float begins."""
 
 
 def half(*numbers: float) -> bytes:
@@ -24,26 +23,22 @@ def rows_of(*blocks: bytes) -> np.ndarray:
     return np.frombuffer(bytearray(b"".join(blocks)), np.uint8).reshape(len(blocks), -1)
 
 
-def random_rows(kind, num_rows: int = 5, num_blocks: int = 3) -> np.ndarray:
-    """Random codes with finite scales."""
-    generator = np.random.default_rng(int(kind))
-    size = gguf.GGML_QUANT_SIZES[kind][1]
-    blocks = generator.integers(0, 256, (num_rows, num_blocks, size), np.uint8)
-    for at in SCALES[kind]:
-        numbers = generator.normal(size=(num_rows, num_blocks, 1)).astype(np.float16)
-        blocks[:, :, at : at + 2] = numbers.view(np.uint8)
-    return blocks.reshape(num_rows, -1)
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_values_are_those_of_the_gguf_package(kind):
-    rows = random_rows(kind)
+    rows = random_rows(kind, 5, 768)
     stored = decode(rows, kind)
     assert torch.equal(stored.values(), torch.from_numpy(gguf.dequantize(rows, kind)))
-    assert stored.bits == (8 if kind in (Kind.Q5_0, Kind.Q8_0) else 4)
-    assert (stored.minimums is None) == (kind not in (Kind.Q4_1, Kind.Q4_K))
-    assert (stored.halves is None) == (kind not in (Kind.Q4_0, Kind.Q4_1))
-    assert stored.scales.shape == (5, gguf.GGML_QUANT_SIZES[kind][0] * 3 // 32)
+    assert stored.unpacked().codes.int().max() < 1 << stored.bits
+    assert (stored.minimums is not None) == (kind in (Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K))
+    assert [stored.factors is not None, stored.bits == 6] == [kind in (Kind.Q3_K, Kind.Q6_K)] * 2
+    assert (stored.halves is not None) == (kind in (Kind.Q4_0, Kind.Q4_1))
+    assert stored.scales.shape == (5, 24)
+
+
+def test_every_exponent_of_mxfp4():
+    """The smallest are denormal numbers, the largest are no half floats."""
+    rows = np.concatenate([np.array([[e] + [0x10 * (e % 16) + 5] * 16], np.uint8) for e in range(252)])
+    assert torch.equal(decode(rows, Kind.MXFP4).values(), torch.from_numpy(gguf.dequantize(rows, Kind.MXFP4)))
 
 
 NIBBLES = bytes(range(16, 32))  # low halves 0 … 15, then high halves that are all 1
@@ -83,9 +78,20 @@ def test_a_block_of_256_by_hand():
     ]
 
 
+def test_blocks_of_6_bits_by_hand():
+    """Codes from nibbles and high bits, a factor of one byte for each 16 numbers."""
+    nibbles = bytes([0x21] * 32 + [0x43] * 32 + [0] * 64)  # 1 and 3 are those of the first 64 numbers
+    high = bytes([0b11100100] * 32 + [0] * 32)
+    factors = struct.pack("<16b", *range(-8, 8))
+    stored = decode(rows_of(nibbles + high + factors + half(0.5)), Kind.Q6_K)
+    codes = [code for code in (1, 16 + 3, 32 + 2, 48 + 4) for _ in range(32)] + [0] * 128
+    assert stored.codes[0].tolist() == codes and stored.factors[0].tolist() == list(range(-8, 8))
+    assert stored.values()[0].tolist() == [(code - 32) * (i // 16 - 8) * 0.5 for i, code in enumerate(codes)]
+
+
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0], ids=lambda kind: kind.name)
 def test_encoding_undoes_decoding(kind):
-    rows = random_rows(kind)
+    rows = random_rows(kind, 5, 96)
     found = encode(decode(rows, kind), kind)
     assert found.dtype == torch.uint8 and np.array_equal(found.numpy(), rows)
 

@@ -15,7 +15,11 @@ LAYOUTS = {  # numbers as in native/kernels.h
     "4 bits with minimums": 4,
     "4 bits with wide scales": 5,
     "4 bits in pairs": 6,  # pairs of groups with the same scale and minimum, as groups of 64 and more have
+    "8 bits with wide scales": 7,
+    "5 bits with wide scales": 8,  # and with minimums
+    "6 bits in halves": 9,  # with an integer factor for each half of a group
 }
+WIDE = {LAYOUTS[name] for name in LAYOUTS if name.endswith("with wide scales")}  # scales and minimums are float32
 MODULES = ("plain", "codes")  # the modules of a matrix whose rows can be read
 KV_NUMBERS = {("dense", "float32"): 0, ("dense", "bfloat16"): 1, ("int8", "float32"): 2, ("int8", "bfloat16"): 2}
 """cache_format in native/abi.h, by the name of a cache format and the dtype of the cache."""

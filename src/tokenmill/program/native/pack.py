@@ -3,14 +3,17 @@
 Within a tile, K runs on in steps of 64 inputs, padded with zeros: float32 [k][16 rows], bfloat16 [k / 2][16 rows][2].
 Integer layouts have, for each 64 inputs, a header with the scales of both groups of 32 (and their minimums), then the
 codes: 8 bits as [8][16 rows][4 inputs] for each group; 4 bits as [4][16 rows][4 inputs], where a byte's low half
-belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31.
+belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31. Of 5 and 6 bits the low four come as those
+of 4 bits do, then the others, [1 or 2][16 rows][4 inputs]: in bits i and 4 + i of a byte that of the low and of the
+high half of the byte i, or in bits 2 i and 4 + 2 i two of them. With 6 bits the header ends with the factors, one byte
+for each half of both groups, [4][16 rows].
 """
 
 import torch
 from torch import Tensor
 
 from tokenmill.kernels.native_library import library
-from tokenmill.program.native.layouts import LAYOUTS, PAD, TILE
+from tokenmill.program.native.layouts import LAYOUTS, PAD, TILE, WIDE
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored
 
@@ -19,15 +22,20 @@ def layout_of(stored: Stored) -> int:
     """The layout that holds these rows without rounding them."""
     if stored.numbers is not None:
         return LAYOUTS["float32"] if stored.numbers.dtype == torch.float32 else LAYOUTS["bfloat16"]
+    return LAYOUTS[_layout_of_codes(stored)]
+
+
+def _layout_of_codes(stored: Stored) -> str:
     assert stored.scales is not None
-    if stored.bits == 8:
-        return LAYOUTS["8 bits"]
-    parts = (stored.scales,) if stored.minimums is None else (stored.scales, stored.minimums)
-    if all(torch.equal(part.half().float(), part) for part in parts):
-        if stored.minimums is None:
-            return LAYOUTS["4 bits"]
-        return LAYOUTS["4 bits in pairs" if all(map(_in_pairs, parts)) else "4 bits with minimums"]
-    return LAYOUTS["4 bits with wide scales"]
+    assert stored.minimums is None or stored.bits < 8, "codes of 8 bits have no minimums"
+    parts = [part for part in (stored.scales, stored.minimums) if part is not None]
+    if stored.factors is not None:
+        return "6 bits in halves"
+    if stored.bits == 5 or not all(torch.equal(part.half().float(), part) for part in parts):
+        return f"{stored.bits} bits with wide scales"
+    if stored.minimums is None:
+        return f"{stored.bits} bits"
+    return "4 bits in pairs" if all(map(_in_pairs, parts)) else "4 bits with minimums"
 
 
 def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int, out: Tensor) -> None:
@@ -50,25 +58,38 @@ def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int, out: Tensor
 
 
 def _headers(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
-    """[tiles, pairs, bytes]: scales, and minimums if there are any."""
+    """[tiles, pairs, bytes]: scales, and minimums or factors if there are any."""
     assert stored.scales is not None
-    wide = layout == LAYOUTS["4 bits with wide scales"]
-    pairs = layout == LAYOUTS["4 bits in pairs"]
-    minimums = -8 * stored.scales if wide and stored.minimums is None else stored.minimums
+    wide, pairs = layout in WIDE, layout == LAYOUTS["4 bits in pairs"]
+    minimums = -8 * stored.scales if wide and stored.bits == 4 and stored.minimums is None else stored.minimums
     found = [_header(part, rows, width, wide, pairs) for part in (stored.scales, minimums) if part is not None]
+    if stored.factors is not None:
+        taken = _take(stored.factors, rows, width // 16).view(-1, TILE, width // PAD, PAD // 16)
+        found.append(taken.permute(0, 2, 3, 1).contiguous().flatten(2).view(torch.uint8))
     return torch.cat(found, dim=2)
 
 
 def _fours(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
-    """[tiles, pairs, groups, quads, rows] int32: four codes of 8 bits, or eight of 4 bits."""
-    has_bytes = layout == LAYOUTS["8 bits"] or stored.halves is None
+    """[tiles, pairs, groups, quads, rows] int32: four codes of 8 bits, eight of 4 bits, or the high bits of more."""
+    has_bytes = stored.bits == 8 or stored.halves is None
     codes, size = (stored.unpacked().codes, GROUP) if has_bytes else (stored.halves, GROUP // 2)
     assert codes is not None
     taken = _take(codes, rows, width // GROUP * size)
     fours = taken.view(torch.int32).view(-1, TILE, width // PAD, PAD // GROUP, size // 4)
-    if has_bytes and layout != LAYOUTS["8 bits"]:
+    if stored.bits in (5, 6):
+        fours = _with_high_bits(fours, stored.bits)
+    elif has_bytes and stored.bits == 4:
         fours = fours[..., :4] | fours[..., 4:] << 4
     return fours.permute(0, 2, 3, 4, 1)
+
+
+def _with_high_bits(fours: Tensor, bits: int) -> Tensor:
+    """[…, 8 quads] of codes in bytes → […, 5 or 6]: the low four bits of all, then the high ones."""
+    low, high = fours & 0x0F0F0F0F, fours >> 4 & 0x03030303
+    lines, count = bits - 4, 4 // (bits - 4)  # quads of each half whose high bits are in one line
+    of_halves = high[..., :4] | high[..., 4:] << 4
+    quads = of_halves.reshape(*high.shape[:-1], lines, count) << torch.arange(0, 4, bits - 4)
+    return torch.cat([low[..., :4] | low[..., 4:] << 4, quads.sum(-1, dtype=torch.int32)], -1)
 
 
 def _in_pairs(numbers: Tensor) -> bool:

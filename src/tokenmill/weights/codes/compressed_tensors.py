@@ -9,7 +9,7 @@ from tokenmill.errors import CheckpointError
 from tokenmill.quant.stored import Stored, split_nibbles
 from tokenmill.weights.codes.compressed import Compressed
 from tokenmill.weights.codes.layout import Layout
-from tokenmill.weights.codes.mxfp4_tensors import of_mxfp4, twice_of
+from tokenmill.weights.codes.mxfp4_tensors import stored_mxfp4, twice_of
 from tokenmill.weights.codes.words import of_integers, stream_of
 
 
@@ -17,7 +17,7 @@ def unpack(layout: Compressed, parts: Mapping[str, Tensor], name: str) -> Stored
     """Make R rows of codes, or of values."""
     codes, scales = parts[layout.codes], parts["weight_scale"]
     if layout.kind == "mxfp4":
-        return of_mxfp4(codes, scales)
+        return stored_mxfp4(split_nibbles(codes), scales)
     if layout.kind == "nvfp4":
         scales_RG = scales.float() / parts["weight_global_scale"].float()
         halves_RK = twice_of(split_nibbles(codes)).float() / 2

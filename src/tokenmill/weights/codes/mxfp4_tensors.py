@@ -18,16 +18,13 @@ _OFFSET = 127 + 1  # of the exponents, and half
 
 def unpack(layout: MXFP4, parts: Mapping[str, Tensor], name: str) -> Stored:
     """Return R rows of codes."""
-    return of_mxfp4(parts["blocks"].flatten(1), parts["scales"])
+    return stored_mxfp4(split_nibbles(parts["blocks"].flatten(1)), parts["scales"])
 
 
-def of_mxfp4(bytes_RB: Tensor, exponents_RG: Tensor) -> Stored:
-    """R rows of codes of 8 bits: two of the file's to a byte, the earlier in its low half, and an exponent of the scale
-    for each 32 of them.
-    """
+def stored_mxfp4(codes_RK: Tensor, exponents_RG: Tensor) -> Stored:
+    """R rows of E2M1 codes of 4 bits, and the exponents of the scales of 32 each, from 0 to 255, as codes of 8 bits."""
     scales_RG = torch.ldexp(torch.ones(exponents_RG.shape), exponents_RG.int() - _OFFSET)
-    codes_RK = (twice_of(split_nibbles(bytes_RB)) + 128).to(torch.uint8)
-    return Stored.of_groups(8, codes_RK, GROUP, scales_RG)
+    return Stored.of_groups(8, (twice_of(codes_RK.flatten(1)) + 128).to(torch.uint8), GROUP, scales_RG)
 
 
 def twice_of(codes: Tensor) -> Tensor:
