@@ -83,11 +83,13 @@ def write(
     metadata: dict[str, Any] | None = None,
     stored: dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType] | None] | None = None,
     tokenizer: bool = True,
+    split: int = 0,
 ) -> Path:
     """Write one tiny model, its matrices as `kind`.
 
     `metadata` is put over what the converter writes, keys of the architecture without its name, and `stored` over its
-    tensors, as the bytes of a type; None leaves a key or a tensor out.
+    tensors, as the bytes of a type; None leaves a key or a tensor out. split: tensors of each part, if there are to be
+    several, x-00001-of-00003.gguf and so on for x.gguf.
     """
     arch, _, _ = TINY[name]
     config, tensors = tiny(name)
@@ -95,7 +97,7 @@ def write(
     kinds = {label: kind if array.ndim > 1 else F32 for label, array in arrays.items()}
     data = {label: (gguf.quantize(array, kinds[label]), kinds[label]) for label, array in arrays.items()}
     pairs = _metadata(arch, config) | (vocabulary() if tokenizer else {}) | (metadata or {})
-    writer = gguf.GGUFWriter(None, arch)
+    writer = gguf.GGUFWriter(None, arch, split_max_tensors=split)
     for key, value in pairs.items():
         whole = key.startswith(("general.", "split.", "tokenizer."))
         if value is not None:

@@ -286,6 +286,10 @@ def server(tmp_path, monkeypatch):
         "org/many": {"q4.gguf": b"GGUF four", "q8.gguf": b"GGUF eight"},
         "org/quants": {"x-Q4_K_M.gguf": b"GGUF medium", "x-Q4_K_S.gguf": b"GGUF small", "x-q8_0.gguf": b"GGUF eight"},
         "org/none": {"README.md": b"text"},
+        "org/parts": {
+            **{f"Q4_K_M/x-Q4_K_M-0000{i}-of-00003.gguf": b"GGUF part %d" % i for i in (3, 1, 2)},
+            "x-q8_0-00002-of-00002.gguf": b"GGUF half",
+        },
     }
     with HubServer(repositories) as running:
         constants = huggingface_hub.constants
@@ -321,6 +325,28 @@ def test_data_is_fetched_and_nothing_else(server):
 )
 def test_the_addresses_that_a_browser_shows_are_names(server, name, content):
     assert locate(name).read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["org/parts:q4_k_m", "org/parts:Q4_K_M/x-Q4_K_M-00002-of-00003.gguf"])
+def test_all_parts_of_a_gguf_model_are_fetched_and_the_first_is_the_model(server, name):
+    path = locate(name)
+    assert path.read_bytes() == b"GGUF part 1" and path.name == "x-Q4_K_M-00001-of-00003.gguf"
+    assert sorted(file.read_bytes() for file in path.parent.iterdir()) == [b"GGUF part %d" % i for i in (1, 2, 3)]
+    server.stop()
+    assert locate(name) == path
+    (path.parent / "x-Q4_K_M-00003-of-00003.gguf").unlink()
+    with pytest.raises(CheckpointError, match="is incomplete: Q4_K_M/x-Q4_K_M-00003-of-00003"):
+        locate(name)
+
+
+def test_parts_that_a_repository_lacks_are_named(server):
+    with pytest.raises(CheckpointError) as error:
+        locate("org/parts:q8_0")
+    assert str(error.value) == "org/parts is incomplete: x-q8_0-00001-of-00002.gguf not among its files"
+    with pytest.raises(CheckpointError) as error:
+        locate("org/parts")
+    several = "Q4_K_M/x-Q4_K_M-00001-of-00003.gguf, x-q8_0-00001-of-00002.gguf"
+    assert str(error.value) == f"org/parts has several models: give one as org/parts:FILE, of {several}"
 
 
 def test_an_interrupted_pull_goes_on_at_the_file_where_it_stopped(server):

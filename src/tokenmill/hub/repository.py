@@ -24,7 +24,7 @@ from huggingface_hub.utils.tqdm import tqdm
 from tokenmill.errors import CheckpointError
 from tokenmill.hub.download import sha256_of
 from tokenmill.hub.progress import Progress
-from tokenmill.hub.weight_files import find_weights
+from tokenmill.hub.weight_files import find_weights, missing_shards, shards_of
 
 _SETTINGS = re.compile(
     r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt|additional_chat_templates/[\w.-]+\.jinja", re.ASCII
@@ -44,7 +44,7 @@ class Repository:
         self.offline = offline or constants.HF_HUB_OFFLINE
 
     def fetch(self, gguf: str | None) -> Path:
-        """The snapshot's directory; with `gguf`, or where there is nothing but one, that file."""
+        """The snapshot's directory; with `gguf`, or where there is nothing but one, that file, or its first part."""
         if self.offline:
             return self._cached(gguf, "offline or HF_HUB_OFFLINE forbids asking the hub")
         self.progress.stage(f"asking the hub for {self.name}")
@@ -57,29 +57,39 @@ class Repository:
         files = {entry.rfilename: entry for entry in info.siblings or []}
         names = self._choose(list(files), gguf)
         paths = [self._file(files[name], str(info.sha), f"{i}/{len(names)}") for i, name in enumerate(names, 1)]
-        return paths[-1] if names[-1].endswith(".gguf") else paths[-1].parent
+        return paths[0] if names[0].endswith(".gguf") else paths[-1].parent
 
     def _choose(self, names: list[str], gguf: str | None) -> list[str]:
-        """The files to fetch: one GGUF, or the settings with safetensors, or with `.bin` where there are none."""
+        """The files to fetch: one GGUF or all its parts, or the settings with safetensors, or with `.bin` where there
+        are none.
+        """
         ggufs = [name for name in names if _GGUF.fullmatch(name)]
+        firsts = list(dict.fromkeys(shards_of(name)[0] for name in ggufs))  # of several parts, or one file each
         if gguf is not None:
             # By its name, or by a part of it between punctuation: Q4_K_M, in any case.
             part = re.compile(rf"(?<![a-z0-9]){re.escape(gguf.lower())}(?![a-z0-9])(?!_[a-z])")
-            named = [gguf] if gguf in ggufs else [name for name in ggufs if part.search(name.lower())]
+            named = [shards_of(gguf)[0]] if gguf in ggufs else [name for name in firsts if part.search(name.lower())]
             if len(named) != 1:
                 many = "several files" if named else "no file"
-                there = f"it has {', '.join(named or ggufs)}" if ggufs else "it has no .gguf file at all"
+                there = f"it has {', '.join(named or firsts)}" if ggufs else "it has no .gguf file at all"
                 raise CheckpointError(f"{self.name} has {many} {gguf!r}: {there}")
-            return named
+            return self._parts(named[0], names)
         found = find_weights([name for name in names if "/" not in name])
         if "config.json" in names and found.files:
             settings = [name for name in names if _SETTINGS.fullmatch(name) and not name.endswith(".index.json")]
             return sorted([*settings, *([found.index] if found.index else [])]) + list(found.files)
-        if len(ggufs) == 1:
-            return ggufs
-        several = f"has several models: give one as {self.name}:FILE, of {', '.join(ggufs)}"
+        if len(firsts) == 1:
+            return self._parts(firsts[0], names)
+        several = f"has several models: give one as {self.name}:FILE, of {', '.join(firsts)}"
         none = "is no model that can be read: it needs a config.json with weights, or a .gguf"
         raise CheckpointError(f"{self.name} {several if ggufs else none}")
+
+    def _parts(self, first: str, names: list[str]) -> list[str]:
+        """A GGUF file, or all parts of which it is the first."""
+        parts = shards_of(first)
+        if missing := missing_shards([name for name in names if name in parts]):
+            raise CheckpointError(f"{self.name} is incomplete: {', '.join(missing)} not among its files")
+        return parts
 
     def _file(self, entry: Any, commit: str, place: str) -> Path:
         """One file, from the hub's cache, or fetched and checked; a wrong one is deleted from the cache."""

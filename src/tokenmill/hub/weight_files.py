@@ -37,12 +37,17 @@ def find_weights(names: Collection[str]) -> WeightFiles:
 
 def missing_shards(files: Collection[str]) -> list[str]:
     """The names that shards such as x-00001-of-00003.safetensors lack among them."""
-    wanted = set()
-    for match in filter(None, map(_SHARD.fullmatch, files)):
-        before, number, of, count, after = match.groups()
-        last = min(int(count), 10_000)  # a name may claim any number
-        wanted |= {f"{before}{i:0{len(number)}}{of}{count}{after}" for i in range(1, last + 1)}
-    return sorted(wanted - set(files))
+    return sorted({shard for file in files for shard in shards_of(file)} - set(files))
+
+
+def shards_of(name: str) -> list[str]:
+    """The names of all shards of which this is one, such as x-00001-of-00003.gguf, in order; else itself alone."""
+    match = _SHARD.fullmatch(name)
+    if match is None:
+        return [name]
+    before, number, of, count, after = match.groups()
+    last = min(int(count), 10_000)  # a name may claim any number
+    return [f"{before}{i:0{len(number)}}{of}{count}{after}" for i in range(1, last + 1)]
 
 
 def _matching(pattern: str, names: Collection[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import hashlib
 from pathlib import Path
 
 from tokenmill.errors import CheckpointError, file_errors
+from tokenmill.hub.weight_files import shards_of
 from tokenmill.text.templates import FOLDER
 
 HEAD, PAGE, PAGES = 8 << 20, 4096, 256
@@ -23,7 +24,8 @@ FILES = {
 def fingerprint(path: Path, how: str = "sampled") -> dict[str, str]:
     """Digests of config, weights and tokenizer, 16 hexadecimal digits each, of the checkpoint at `path`.
 
-    A `.gguf` file holds all three and has one digest. CheckpointError where a file cannot be read.
+    A `.gguf` file holds all three and has one digest, of all parts if it is one of several. CheckpointError where a
+    file cannot be read.
     """
     with file_errors(path, "read"):
         named = not path.is_file()  # a directory's files are found by their names; a GGUF file may have any
@@ -35,8 +37,9 @@ def files_of(path: Path) -> dict[str, list[Path]]:
 
     CheckpointError for one that is a link to nothing, as in a cache whose files were deleted.
     """
-    if path.is_file():
-        return {"weights": [path]}
+    if path.is_file():  # a GGUF file may be one of several parts
+        names = shards_of(path.name) if path.suffix == ".gguf" else [path.name]
+        return {"weights": [file for file in map(path.with_name, names) if file == path or file.is_file()]}
     if not path.exists():  # a shape with random weights has no files
         return {part: [] for part in FILES}
     with file_errors(path, "read"):

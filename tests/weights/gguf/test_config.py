@@ -160,8 +160,6 @@ def test_keys_that_only_describe_are_warned_of():
     ("others", "message"),
     [
         ({"general__type": "adapter"}, "general.type = 'adapter' is not implemented: only 'model'"),
-        ({"split__count": 2}, "x.gguf is one of 2 parts of a model: join them first"),
-        ({"split__count": -1}, "split.count = -1 is not allowed: a whole number from 0"),
         ({"general__architecture": ["llama"]}, "['llama'] is not implemented"),
         ({"general__architecture": "mamba"}, "general.architecture = 'mamba' is not implemented: only 'llama', "),
         ({"tokenizer__ggml__tokens": ["a"] * 11}, "x.gguf: the number of tokenizer.ggml.tokens is 11, but token_embd"),

@@ -17,9 +17,10 @@ from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.weights.generation import defaults_of_gguf
 from tokenmill.weights.gguf.config import read_gguf_config
-from tokenmill.weights.gguf.header import TensorInfo, read_header
+from tokenmill.weights.gguf.header import TensorInfo
 from tokenmill.weights.gguf.kinds import BITS, FLOATS, KINDS
 from tokenmill.weights.gguf.names import ROPE_FREQS, Transform, find_transform, hf_bases
+from tokenmill.weights.gguf.parts import read_parts
 from tokenmill.weights.plain import Checkpoint
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class GGUFCheckpoint(Checkpoint):
     """metadata: the file's keys and values."""
 
     def __init__(self, path: Path) -> None:
-        header = read_header(path)
-        self.path, self.metadata, self._data_offset = path, header.metadata, header.data_offset
+        header, self._parts = read_parts(path)
+        self.path, self.metadata = path, header.metadata
         self.num_bytes = sum(info.num_bytes for info in header.tensors.values())
         factors = header.tensors.get(ROPE_FREQS)
         rope_factors = None if factors is None else gguf.dequantize(self.raw(factors), factors.type).flatten().tolist()
@@ -108,10 +109,11 @@ class GGUFCheckpoint(Checkpoint):
 
     def raw(self, info: TensorInfo) -> NDArray[np.uint8]:
         """Return the bytes of a tensor, row by row: [rows, bytes of a row]."""
-        with file_errors(self.path, "read"):
-            raw = np.fromfile(self.path, np.uint8, info.num_bytes, offset=self._data_offset + info.offset)
+        path, data_offset = self._parts[info.part]
+        with file_errors(path, "read"):
+            raw = np.fromfile(path, np.uint8, info.num_bytes, offset=data_offset + info.offset)
         if raw.size != info.num_bytes:
-            raise CheckpointError(f"{self.path} ends inside tensor {info.name!r}: it was changed while it was in use")
+            raise CheckpointError(f"{path} ends inside tensor {info.name!r}: it was changed while it was in use")
         return raw.reshape(prod(info.shape[:-1]), -1)
 
 

@@ -51,11 +51,6 @@ def _architecture(path: Path, header: Header) -> str:
     general = ValueReader(header.metadata, str(path), CheckpointError)
     arch = general.expect("general.architecture", ..., *dict.fromkeys(architectures().values()))
     general.expect("general.type", "model")
-    if general.count("split.count", 1, minimum=0) > 1:
-        raise CheckpointError(
-            f"{path} is one of {general.values['split.count']} parts of a model: join them first with llama.cpp's "
-            "`llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf`"
-        )
     return str(arch)
 
 

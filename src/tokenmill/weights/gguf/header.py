@@ -32,13 +32,16 @@ _NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", _BOOL
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: shape outermost first, as torch has it; `offset` counts from Header.data_offset."""
+    """One tensor: shape outermost first, as torch has it; `offset` counts from Header.data_offset. part: of a model in
+    several files, the index of the file.
+    """
 
     name: str
     shape: tuple[int, ...]
     type: gguf.GGMLQuantizationType
     offset: int
     num_bytes: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)
