@@ -101,7 +101,7 @@ def write(
     for key, value in pairs.items():
         whole = key.startswith(("general.", "split.", "tokenizer."))
         if value is not None:
-            _ADD[type(value)](writer, key if whole else f"{arch}.{key}", value)
+            ADD[type(value)](writer, key if whole else f"{arch}.{key}", value)
     for label, entry in (data | (stored or {})).items():
         if entry is not None:
             writer.add_tensor(label, entry[0], raw_dtype=entry[1])
@@ -232,7 +232,7 @@ def vocabulary() -> dict[str, Any]:
     }
 
 
-_ADD = {
+ADD = {
     bool: gguf.GGUFWriter.add_bool,
     int: lambda writer, key, value: (writer.add_int32 if value < 0 else writer.add_uint32)(key, value),
     float: gguf.GGUFWriter.add_float32,

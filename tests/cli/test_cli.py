@@ -56,6 +56,7 @@ ENGINE = options_of(EngineConfig, "model", "generation_config")
 SAMPLING = f"-n {options_of(SamplingParams)}"
 # Of a benchmark these follow from the point that is measured.
 POINT = {
+    "--tokenizer",
     "--max-sequences",
     "--max-waiting",
     "--prefix-cache",
@@ -98,9 +99,11 @@ OPTIONS = {
     "bench machine": "--again --device --json --quiet -q --threads",
     "bench plot": "--json --output -o --quiet -q",
     "eval perplexity": """--compare-dense --json --max-tokens --quiet -q --stride --window
-        --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
+        --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads
+        --tokenizer""",
     "eval compare": """--json --max-tokens --quiet -q --stride --text --window
-        --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
+        --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads
+        --tokenizer""",
     "eval tasks": f"""--apply-chat-template --chat-template --include-path --json --limit --log-samples --num-fewshot
         --output -o --quiet -q --seed --system-instruction
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.download import cache_folder
+from tokenmill.hub.names import locate
 from tokenmill.memory.atomic_file import TEMPORARY
 from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.memory.file_lock import locked, locked_file
@@ -56,8 +57,15 @@ def copy_name(model: Path, config: EngineConfig) -> str:
     with file_errors(model, "read"):
         files = [file.stat() for files in files_of(model).values() for file in files]
     sizes = [(file.st_size, file.st_mtime_ns) for file in files]  # digests of samples miss what is edited in place
-    what = repr((__version__, digests, sizes, config.program, config.dtype, config.scheme))
+    what = repr((__version__, digests, sizes, config.program, config.dtype, config.scheme, _tokenizer(config)))
     return f"{model.name.removesuffix('.gguf')}-{sha256(what.encode()).hexdigest()[:16]}{SUFFIX}"
+
+
+def _tokenizer(config: EngineConfig) -> list[tuple[str, str]] | None:
+    """Digests of the model whose tokenizer is taken, which lies in the copy; None for the model's own."""
+    if config.tokenizer is None:
+        return None
+    return sorted(fingerprint(locate(config.tokenizer), config.fingerprint).items())
 
 
 def start_reading(model: Path, config: EngineConfig) -> PackedReader | None:

@@ -26,6 +26,7 @@ def load_draft_model(checkpoint: Checkpoint, target: LoadedModel, progress: Prog
     is_same = name in DRAFT_SCHEMES
     settings = EngineConfig(
         model=config.model if is_same else name,
+        tokenizer=config.tokenizer if is_same else None,
         scheme=name if is_same else "auto",
         dtype=config.dtype if is_same else "auto",
         device=config.device,

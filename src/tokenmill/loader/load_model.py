@@ -14,6 +14,7 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
 from tokenmill.kernels.threads import default_threads, torch_threads, usable_threads
+from tokenmill.loader.find_tokenizer import find_tokenizer
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.resolve import FLOAT16_ON_CPU, ResolvedModel, resolve, resolve_with
 from tokenmill.memory.arena import Allocate, unreserved
@@ -27,7 +28,6 @@ from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import choose as choose_proposer
-from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import recommended
@@ -67,7 +67,7 @@ def _load(
 ) -> LoadedModel:
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     model, config, device = resolved.model, resolved.config, torch.device(resolved.config.device)
-    tokenizer = _tokenizer(checkpoint, model.vocab_size)
+    tokenizer = find_tokenizer(checkpoint, config.tokenizer, model.vocab_size)
     shapes = describe(model).attention_shapes
     kernel_name, kernel = choose_kernel(config.kernel, resolved.cache, device, config.max_length, shapes)
     config = replace(config, threads=_threads(resolved))
@@ -118,15 +118,6 @@ def _threads(resolved: ResolvedModel) -> int:
         )
         log.warning(message, given, resolved.program_name)
     return usable
-
-
-def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
-    tokenizer = checkpoint.tokenizer()
-    is_checked = isinstance(checkpoint, PackedCheckpoint)  # when it was packed
-    if tokenizer is not None and not is_checked and tokenizer.num_tokens > vocab_size:
-        message = "%s: the tokenizer has %d tokens and the model %d: a text with one of the others is refused"
-        log.warning(message, checkpoint.path, tokenizer.num_tokens, vocab_size)
-    return tokenizer
 
 
 def _check_fused(config: ResolvedConfig) -> None:

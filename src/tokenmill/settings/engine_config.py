@@ -37,6 +37,9 @@ class EngineConfig:
 
     # fmt: off
     model: str = setting(DEFAULT_MODEL, "")
+    tokenizer: str | None = setting(None,
+        "Take the tokenizer and the chat template of another model: a directory, .gguf file or name, as for the model.",
+        metavar="MODEL")
     program: str = setting("auto", "What computes the forward pass: {names}. Auto takes the fastest that runs here.",
         names=PROGRAMS)
     dtype: str = setting("auto",
@@ -175,6 +178,7 @@ class ResolvedConfig(EngineConfig):
 class EngineKeywords(TypedDict, total=False):
     """The settings as keywords of `load`, all but model, for type checkers. A dtype or device may be torch's."""
 
+    tokenizer: str | PathLike[str] | None
     program: str
     dtype: Any
     device: Any

@@ -183,9 +183,11 @@ def _stripping(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[str]:
 
 def _byte_level(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
     """The tokenizer, and whether its texts begin with the begin-of-text token by default."""
-    if keys.take("ggml.pre", None) is None:
+    if (given := keys.take("ggml.pre", None)) in (None, "default"):
         log.warning(
-            "the file names no tokenizer.ggml.pre: texts are split as llama.cpp splits them then, which may differ"
+            "tokenizer.ggml.pre is %s: texts are split as llama.cpp splits them then, which may not be what the model "
+            "was trained with; the setting tokenizer names another model whose tokenizer is taken",
+            "missing" if given is None else "'default'",
         )
     name = keys.expect("ggml.pre", "default", *sorted(PRE_TOKENIZERS))
     vocabulary = {token: number for number, token in enumerate(tokens)}

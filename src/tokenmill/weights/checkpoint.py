@@ -10,7 +10,7 @@ from tokenmill.model.config import quant_method
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import find_family, read_config
 from tokenmill.registry import CHECKPOINT_CHECKS, CHECKPOINTS, lookup
-from tokenmill.text.tokenizer import read_json
+from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint, describe_codes
 from tokenmill.weights.codes.methods import name_method
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
@@ -21,7 +21,7 @@ from tokenmill.weights.packed.reader import PackedReader, is_packed_model
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
 
-__all__ = ["Checkpoint", "foreseen_config", "open_checkpoint", "read_config_json"]
+__all__ = ["Checkpoint", "foreseen_config", "open_checkpoint", "open_tokenizer", "read_config_json"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,17 @@ def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoin
         opened = _open(path, reader)
         _check_sizes(opened)
         return opened
+
+
+def open_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer of a model, if it has one. A GGUF file may hold nothing else, of a model of any architecture."""
+    with naming(path):
+        if path.is_dir():
+            return Tokenizer.from_directory(path)
+        if not is_packed_model(path) and (kind := _kind(path)) is not None:
+            tokenizer: Tokenizer | None = lookup(CHECKPOINTS, kind, "model").tokenizer_of(path)
+            return tokenizer
+        return open_checkpoint(path).tokenizer()
 
 
 def _open(path: Path, reader: PackedReader | None) -> Checkpoint:

@@ -23,7 +23,16 @@ if TYPE_CHECKING:  # these import torch
 MEASURED = "What is measured"
 # These follow from the point, or would change in the midst of it.
 PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit", "fingerprint", "packed_cache", "packed_limit")
-OWN = ("max_sequences", "max_waiting", *PREFIX, "suffix_dir", "suffix_limit", "compile_in_background", "aot_fallback")
+OWN = (
+    "tokenizer",
+    "max_sequences",
+    "max_waiting",
+    *PREFIX,
+    "suffix_dir",
+    "suffix_limit",
+    "compile_in_background",
+    "aot_fallback",
+)
 
 ShapeName = Annotated[
     str | None,

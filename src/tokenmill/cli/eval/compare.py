@@ -70,8 +70,11 @@ def command(
         checkpoints = [find_checkpoint(name, progress) for name in (model, reference)]
         context = min(read_config(checkpoint.config).context for checkpoint in checkpoints)
         sizes = choose_window(window, stride, context)
-        read = read_tokens(written, text, checkpoints[0], model, max_tokens)
-        _check_vocabulary(read, read_tokens(written, text, checkpoints[1], reference, max_tokens), model, reference)
+        read, same = (
+            read_tokens(written, text, checkpoint, name, max_tokens, engine.tokenizer)
+            for checkpoint, name in zip(checkpoints, (model, reference), strict=True)
+        )
+        _check_vocabulary(read, same, model, reference)
         settings = replace(engine, max_length=sizes[0], prefix_cache=False)
         ours, theirs = (
             load_to_read(checkpoint, replace(settings, model=name), progress)

@@ -104,7 +104,7 @@ def command(
         checkpoint = find_checkpoint(model, progress)
         context = read_config(checkpoint.config).context
         window, stride = choose_window(window, stride, context)
-        text = read_tokens(written, file, checkpoint, model, max_tokens)
+        text = read_tokens(written, file, checkpoint, model, max_tokens, engine.tokenizer)
         engine = replace(engine, model=model, max_length=window, prefix_cache=False)
         loaded = load_to_read(checkpoint, engine, progress)
         arguments = (text.tokens, window, stride, progress)
@@ -141,10 +141,15 @@ def _called(file: str) -> str:
     return "the input" if file == "-" else file
 
 
-def read_tokens(written: str, file: str, checkpoint: "Checkpoint", model: str, max_tokens: int | None) -> "Text":
+def read_tokens(
+    written: str, file: str, checkpoint: "Checkpoint", model: str, max_tokens: int | None, other: str | None
+) -> "Text":
+    """The text as tokens of the model's tokenizer, or of that of another model."""
+    from tokenmill.loader.find_tokenizer import find_tokenizer
     from tokenmill.measure.perplexity import read_text
+    from tokenmill.model.families import read_config
 
-    tokenizer = checkpoint.tokenizer()
+    tokenizer = find_tokenizer(checkpoint, other, read_config(checkpoint.config).vocab_size)
     if tokenizer is None:
         raise RequestError(f"{model} has no tokenizer, which perplexity needs to read a text")
     text = read_text(written, tokenizer, max_tokens)

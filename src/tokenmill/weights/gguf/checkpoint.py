@@ -67,7 +67,13 @@ class GGUFCheckpoint(Checkpoint):
         return self.find_reader("gguf").read_codes(name, rows)
 
     def tokenizer(self) -> Tokenizer | None:
-        return tokenizer_from_gguf(self.metadata) if has_vocabulary(self.metadata) else None
+        return _tokenizer(self.metadata)
+
+    @staticmethod
+    def tokenizer_of(path: Path) -> Tokenizer | None:
+        """The tokenizer alone, of a file that need not hold a model."""
+        header, _ = read_parts(path)
+        return _tokenizer(header.metadata)
 
     def generation_defaults(self) -> dict[str, Any]:
         return defaults_of_gguf(self.path, self.metadata)
@@ -115,6 +121,10 @@ class GGUFCheckpoint(Checkpoint):
         if raw.size != info.num_bytes:
             raise CheckpointError(f"{path} ends inside tensor {info.name!r}: it was changed while it was in use")
         return raw.reshape(prod(info.shape[:-1]), -1)
+
+
+def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer | None:
+    return tokenizer_from_gguf(metadata) if has_vocabulary(metadata) else None
 
 
 def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:
