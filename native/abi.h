@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 13 };
+enum { TM_ABI = 14 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: the residual
@@ -68,7 +68,7 @@ typedef struct {
   const float* sinks;        // of TM_ATTEND [num_heads]: scores whose exponentials join the softmax's sum; null without
   const float* correction;   // of TM_CHOOSE [experts]: added to the scores where experts are chosen; null without
   const float* const* biases;  // of a linear of experts: the bias of each; null without
-  const void* table;      // embeddings [vocab, hidden], in float32 or bfloat16 by `scheme`; null where `units` hold quantised
+  const void* table;      // embeddings [vocab, hidden], in float32, bfloat16 or float16 by `scheme`; null where `units` hold quantised
                           // embeddings, whose dequantised values are rounded to the type that `scheme` names
   const void* positions;  // learned position embeddings [num_positions, hidden], null without
   void* k_rows;           // this layer's cache [num_slots, kv heads, head_dim]
@@ -92,7 +92,7 @@ typedef struct {
   int32_t hidden, num_heads;
   int32_t intermediate;   // of the widest MLP or expert
   int32_t vocab;
-  int32_t cache_format;   // 0 float32, 1 bfloat16, 2 int8 with a scale for each token and head
+  int32_t cache_format;   // 0 float32, 1 bfloat16, 2 int8 with a scale for each token and head, 3 float16
   const TmOp* ops;
   int32_t num_ops, num_threads;
   const char* build;      // of the kernels: "amx", "avx512", "avx2", "portable", or "" for the best of this processor

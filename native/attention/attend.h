@@ -9,14 +9,17 @@
 namespace {
 
 // Interleaves 16 keys of one head, four words of each side by side: [words / 4][4][16], where lane 4 j + i of vector g is word
-// i of key 4 j + g. A word is one float or two bfloat16.
-void interleave_keys(const uint32_t* const* keys, int words, uint32_t* out) {
+// i of key 4 j + g. A word is one float or two bfloat16. HALVES: the keys are float16, which become floats on the way; `words`
+// is a multiple of 16 then.
+template <bool HALVES> void interleave_keys(const uint32_t* const* keys, int words, uint32_t* out) {
   int w = 0;
 #if TM_AVX512
+  const auto load_words = [&](int key) {
+    return HALVES ? _mm512_castps_si512(half((const uint16_t*)keys[key] + w).v) : _mm512_loadu_si512(keys[key] + w);
+  };
   for (; w + 16 <= words; w += 16)
     for (int g = 0; g < 4; g++) {
-      const __m512i a = _mm512_loadu_si512(keys[g] + w), b = _mm512_loadu_si512(keys[4 + g] + w);
-      const __m512i c = _mm512_loadu_si512(keys[8 + g] + w), d = _mm512_loadu_si512(keys[12 + g] + w);
+      const __m512i a = load_words(g), b = load_words(4 + g), c = load_words(8 + g), d = load_words(12 + g);
       const __m512i ab = _mm512_shuffle_i32x4(a, b, 0x88), cd = _mm512_shuffle_i32x4(c, d, 0x88);
       const __m512i ab1 = _mm512_shuffle_i32x4(a, b, 0xdd), cd1 = _mm512_shuffle_i32x4(c, d, 0xdd);
       _mm512_storeu_si512(out + 16 * (w + g), _mm512_shuffle_i32x4(ab, cd, 0x88));
@@ -49,16 +52,17 @@ void score(const AttentionJob& job, const uint8_t* q, int64_t bytes, const uint3
     store(out + r * SPLIT, mul(sum_quads(sums[r][0], sums[r][1], sums[r][2], sums[r][3]), set1(job.scale)));
 }
 
-// Entries [from, from + 16) of a cached row of floats or bytes, as floats. Lanes behind head_dim are zero.
+// Entries [from, from + 16) of a cached row of float32, float16 or bytes, as floats. Lanes behind head_dim are zero.
 template <int FORMAT, bool FULL>
 TM_INLINE F load_values(const uint8_t* row, int from, int head_dim) {
   if (!FULL) {
     alignas(64) uint8_t copy[64] = {};
-    const int size = FORMAT == AS_FLOAT32 ? 4 : 1;
+    const int size = format_bytes(FORMAT);
     memcpy(copy, row + from * size, (size_t)((head_dim - from < 16 ? head_dim - from : 16) * size));
     return load_values<FORMAT, true>(copy, 0, 16);
   }
   if (FORMAT == AS_FLOAT32) return load((const float*)row + from);
+  if (FORMAT == AS_FLOAT16) return half((const uint16_t*)row + from);
   return from_codes((const int8_t*)row + from);
 }
 
@@ -147,12 +151,22 @@ void softmax(const AttentionJob& job, int row, float* scores, int count) {
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// Keys are multiplied as floats, or in pairs of bfloat16.
+constexpr bool multiplied_as_floats(int format) { return format == AS_FLOAT32 || format == AS_FLOAT16; }
+// Whether interleave_keys reads float16 from the cache itself; otherwise key_words makes floats of it before.
+#if TM_AVX512
+constexpr int HALVES_AT_ONCE = 16;
+#else
+constexpr int HALVES_AT_ONCE = 1 << 30;
+#endif
+bool reads_halves(int format, int head_dim) { return format == AS_FLOAT16 && head_dim % HALVES_AT_ONCE == 0; }
+
 // The scratch memory of a job, divided. Keys in int8 become bfloat16, which holds them exactly.
 struct JobScratch {
   uint8_t* queries;   // [heads * rows], query_bytes each
   float* scores;      // [heads * rows][SPLIT]
   uint32_t* keys;     // [words / 4][4][16]
-  uint32_t* widened;  // [16][words]: keys that are converted from int8, or padded to a multiple of four words
+  uint32_t* widened;  // [16][words]: keys that are converted from int8 or float16, or padded to a multiple of four words
   int64_t query_bytes;
 };
 
@@ -181,7 +195,8 @@ int locate_rows(const AttentionJob& job, const void* cache, const uint8_t** rows
   return (int)count;
 }
 
-// A key as words: int8 is converted to bfloat16; a key that is no multiple of 16 bytes is copied and padded with zeros.
+// A key as words: int8 is converted to bfloat16, float16 to floats unless that is done later; a key that is no multiple of 16
+// bytes is copied and padded with zeros.
 template <int FORMAT>
 const uint32_t* key_words(const AttentionJob& job, const uint8_t* key, int words, uint32_t* scratch) {
   if (FORMAT == AS_INT8) {
@@ -189,6 +204,14 @@ const uint32_t* key_words(const AttentionJob& job, const uint8_t* key, int words
     for (int d = 0; d < 2 * words; d += 16) {
       const F part = d + 16 <= job.head_dim ? from_codes((const int8_t*)key + d) : load_values<FORMAT, false>(key, d, job.head_dim);
       to_bfloat(bfloats + d, part);
+    }
+    return scratch;
+  }
+  if (reads_halves(FORMAT, job.head_dim)) return (const uint32_t*)key;
+  if (FORMAT == AS_FLOAT16) {
+    for (int d = 0; d < job.head_dim; d += 16) {
+      const bool full = d + 16 <= job.head_dim;
+      store((float*)scratch + d, full ? load_values<FORMAT, true>(key, d, 16) : load_values<FORMAT, false>(key, d, job.head_dim));
     }
     return scratch;
   }
@@ -206,7 +229,7 @@ void convert_queries(const AttentionJob& job, const JobScratch& scratch) {
   for (int r = 0; r < job.num_heads * job.num_rows; r++) {
     uint8_t* to = scratch.queries + r * scratch.query_bytes;
     for (int d = 0; d < job.head_dim; d += 16)  // padded with zeros
-      if (FORMAT == AS_FLOAT32)
+      if (multiplied_as_floats(FORMAT))
         store((float*)to + d, load(job.q[r] + d));
       else
         to_bfloat((uint16_t*)to + d, load(job.q[r] + d));
@@ -216,13 +239,14 @@ void convert_queries(const AttentionJob& job, const JobScratch& scratch) {
 // Scores of one head's queries against the 16 keys from `from` on.
 template <int FORMAT>
 void score_keys(const AttentionJob& job, const JobScratch& scratch, int head, int from, const uint8_t* const* rows) {
-  constexpr bool floats = FORMAT == AS_FLOAT32;
+  constexpr bool floats = multiplied_as_floats(FORMAT);
   const int words = ((floats ? job.head_dim : (job.head_dim + 1) / 2) + 3) / 4 * 4;
   const int64_t at = head * format_bytes(FORMAT) * (int64_t)job.head_dim;
   const uint32_t* keys[16];
   for (int i = 0; i < 16; i++)
-    keys[i] = key_words<FORMAT>(job, rows[from + i] + at, words, scratch.widened + i * ((words + 7) / 8 * 8));
-  interleave_keys(keys, words, scratch.keys);
+    keys[i] = key_words<FORMAT>(job, rows[from + i] + at, words, scratch.widened + i * ((words + 15) / 16 * 16));
+  const auto interleave = reads_halves(FORMAT, job.head_dim) ? interleave_keys<true> : interleave_keys<false>;
+  interleave(keys, words, scratch.keys);
   const int first_row = head * job.num_rows;
   const uint8_t* q = scratch.queries + first_row * scratch.query_bytes;
   float* out = scratch.scores + (int64_t)first_row * SPLIT + from;
@@ -311,12 +335,12 @@ void attend(const AttentionJob& job) {
 #if defined(TM_AMX)
   if (job.cache_format == AS_BFLOAT16 && job.head_dim % 32 == 0) return attend_amx(job);
 #endif
-  if (job.cache_format == AS_FLOAT32)
-    attend_by_rows<AS_FLOAT32>(job);
-  else if (job.cache_format == AS_BFLOAT16)
-    attend_by_rows<AS_BFLOAT16>(job);
-  else
-    attend_by_rows<AS_INT8>(job);
+  switch (job.cache_format) {
+    case AS_FLOAT32: return attend_by_rows<AS_FLOAT32>(job);
+    case AS_BFLOAT16: return attend_by_rows<AS_BFLOAT16>(job);
+    case AS_FLOAT16: return attend_by_rows<AS_FLOAT16>(job);
+    default: return attend_by_rows<AS_INT8>(job);
+  }
 }
 
 }  // namespace

@@ -28,8 +28,9 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     begin_step,
     end_step,
     {
-        product<Float32Weights>,
+        product<FloatWeights<float>>,                        // FLOAT32
         TM_BFLOAT16_PRODUCT,
+        product<FloatWeights<uint16_t>>,                     // FLOAT16
         product<IntegerWeights<8, 64>>,                      // Q8
         product<IntegerWeights<4, 64>>,                      // Q4
         product<IntegerWeights<4, 128, true>>,               // Q4_MIN

@@ -11,12 +11,12 @@
 // minimums, and both as float32; Q4_PAIR: with minimums, two groups sharing a scale; Q8_WIDE: with scales as float32; Q6_HALVES:
 // with an integer factor of the scale for each half of a group.
 enum Scheme {
-  FLOAT32 = 0, BFLOAT16 = 1, Q8 = 2, Q4 = 3, Q4_MIN = 4, Q4_WIDE = 5, Q4_PAIR = 6, Q8_WIDE = 7, Q5_WIDE = 8, Q6_HALVES = 9,
-  NUM_SCHEMES = 10
+  FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, Q8 = 3, Q4 = 4, Q4_MIN = 5, Q4_WIDE = 6, Q4_PAIR = 7, Q8_WIDE = 8, Q5_WIDE = 9,
+  Q6_HALVES = 10, NUM_SCHEMES = 11
 };
 // How activations or cached K and V rows are stored. AS_INT8: codes with a float32 scale for each group (activations), or for
-// each token and head (cache).
-enum Format { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2 };
+// each token and head (cache). AS_FLOAT16 is of the cache alone.
+enum Format { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2, AS_FLOAT16 = 3, NUM_FORMATS = 4 };
 // Which minimums the grid of a group may have: any, those of which a code stands for zero, or the one whose zero is in the middle.
 enum GridKind { GRID_MINIMUM = 0, GRID_ZERO_POINT = 1, GRID_SYMMETRIC = 2 };
 enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, XIELU = 6, SWIGLU = 7, NUM_ACTIVATIONS = 8 };
@@ -31,9 +31,12 @@ enum {
 
 inline constexpr int64_t rounded(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// The format of activations that a product with weights of this scheme reads.
-inline constexpr int format_of(int scheme) { return scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8; }
-inline constexpr int format_bytes(int format) { return format == AS_FLOAT32 ? 4 : format == AS_BFLOAT16 ? 2 : 1; }
+// The format of activations that a product with weights of this scheme reads. Processors without AVX512-FP16 multiply float16
+// as float32, so that activations need not be rounded to it and cannot overflow.
+inline constexpr int format_of(int scheme) {
+  return scheme == FLOAT32 || scheme == FLOAT16 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8;
+}
+inline constexpr int format_bytes(int format) { return format == AS_FLOAT32 ? 4 : format == AS_INT8 ? 1 : 2; }
 
 // Prefetch a cache line into the second-level cache (LEVEL 2) or the first (3).
 #if defined(__GNUC__)

@@ -151,9 +151,11 @@ void store_kv(const float* x, int n, int format, void* row, float* scale) {  // 
   const float inverse = format == AS_INT8 && *scale > 0 ? 127.0f / reduce_max(max_lanes) : 0.0f;
   for (int i = 0; i < n; i += 16) {
     alignas(64) uint8_t part[32];
-    const int size = format == AS_INT8 ? 1 : 2;
+    const int size = format_bytes(format);
     if (format == AS_INT8)
       to_codes((int8_t*)part, to_int(mul(load(x + i), set1(inverse))));
+    else if (format == AS_FLOAT16)
+      store_half((uint16_t*)part, load(x + i));
     else
       to_bfloat((uint16_t*)part, load(x + i));
     memcpy((uint8_t*)row + i * size, part, (size_t)((n - i < 16 ? n - i : 16) * size));

@@ -22,7 +22,7 @@ void require_below(const int64_t* values, int64_t count, int64_t min, int64_t li
 }
 
 bool is_scheme(int scheme) { return scheme >= 0 && scheme < NUM_SCHEMES; }
-bool is_table(int scheme) { return scheme == FLOAT32 || scheme == BFLOAT16; }
+bool is_table(int scheme) { return scheme == FLOAT32 || scheme == BFLOAT16 || scheme == FLOAT16; }
 bool is_buffer(int buffer) { return buffer >= 0 && buffer < NUM_BUFFERS; }
 
 // Operations that a later one depends on: the last of each kind before it.
@@ -164,7 +164,7 @@ void check_model(const TmModel& m) {
   for (int size : {m.hidden, m.num_heads, m.intermediate, m.vocab, m.num_ops, m.num_threads})
     require(size > 0, "a size of the model is not positive");
   require(m.num_positions > 0 && m.num_slots > 0, "the model has no positions or slots");
-  require(m.cache_format >= AS_FLOAT32 && m.cache_format <= AS_INT8, "the cache has an unknown format");
+  require(m.cache_format >= 0 && m.cache_format < NUM_FORMATS, "the cache has an unknown format");
   require(m.ops && m.build, "the model has no operations or build");
   int experts = 0;
   Before before;

@@ -47,18 +47,24 @@ constexpr int FLOAT32_TOKENS = 8, BFLOAT16_TOKENS = 8;
 // Each of the following types is a scheme. BLOCK: bytes of 64 inputs of a tile. At most TILES_TOGETHER tiles and
 // TOKENS_TOGETHER tokens are multiplied together, so that the sums stay in registers.
 
-// float32: [k][16 rows]. Even and odd inputs have a sum each; the two are added at the end.
-struct Float32Weights {
-  static constexpr int BLOCK = 64 * PAD, TILES_TOGETHER = 1, TOKENS_TOGETHER = FLOAT32_TOKENS;
+TM_INLINE F load_number(const float* p) { return load(p); }
+TM_INLINE F load_number(const uint16_t* p) { return half(p); }
+
+// float32, or float16 (uint16_t), which is multiplied as float32: [k][16 rows]. Even and odd inputs have a sum each; the two are
+// added at the end.
+template <class Number> struct FloatWeights {
+  static constexpr int BLOCK = (int)sizeof(Number) * TILE * PAD, TILES_TOGETHER = 1, TOKENS_TOGETHER = FLOAT32_TOKENS;
   static constexpr bool INTEGER = false, HAS_AMX = false;
 
   template <int, int N, bool, bool COLD> static void run(const TileJob& job) {
-    const float *w = (const float*)job.w, *x = job.x.floats + (int64_t)job.first * job.x.k;
+    const Number* w = (const Number*)job.w;
+    const float* x = job.x.floats + (int64_t)job.first * job.x.k;
     F sums[N][2];
     for (int t = 0; t < N; t++) sums[t][0] = sums[t][1] = set1(0);
     for (int k = 0; k < job.x.k; k += 2) {
-      const F w0 = load(w + 16 * k), w1 = load(w + 16 * k + 16);
-      prefetch<N, COLD>(w + 16 * k), prefetch<N, COLD>(w + 16 * k + 16);
+      const F w0 = load_number(w + 16 * k), w1 = load_number(w + 16 * k + 16);
+      prefetch<N, COLD>(w + 16 * k);
+      if (sizeof(Number) == 4) prefetch<N, COLD>(w + 16 * k + 16);  // two inputs of float16 are one cache line
       for (int t = 0; t < N; t++) {
         const float* row = x + (int64_t)t * job.x.k + k;
         sums[t][0] = fma(w0, set1(row[0]), sums[t][0]);

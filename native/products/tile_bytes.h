@@ -7,7 +7,8 @@ inline int64_t tile_bytes(int scheme, int k) {
   const int64_t padded = rounded(k, PAD);
   switch (scheme) {
     case FLOAT32: return padded * TILE * 4;
-    case BFLOAT16: return padded * TILE * 2;
+    case BFLOAT16:
+    case FLOAT16: return padded * TILE * 2;
     case Q8: return padded / PAD * (64 + 1024);
     case Q4:
     case Q4_PAIR: return padded / PAD * (64 + 512);

@@ -1,8 +1,9 @@
-// The embedding: rows of a table in float32 or bfloat16, or of tiles of codes, which a tied head shares.
+// The embedding: rows of a table in float32, bfloat16 or float16, or of tiles of codes, which a tied head shares.
 #include <cmath>
 
 #include "products/tile_bytes.h"
 #include "step/worker.h"
+#include "vector/half.h"
 
 namespace {
 
@@ -21,16 +22,10 @@ float rounded_to_bfloat(float value) {
   return from_bfloat((uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16));
 }
 
-float from_half(uint16_t number) {
-  const uint32_t exponent = (number >> 10) & 31, mantissa = number & 1023;
-  const float value = exponent == 0    ? (float)mantissa * 5.9604644775390625e-8f
-                      : exponent == 31 ? (mantissa ? NAN : INFINITY)
-                                       : std::ldexp((float)(mantissa | 1024), (int)exponent - 25);
-  return number & 0x8000 ? -value : value;
-}
-
 float table_entry(const void* table, int scheme, int64_t at) {
-  return scheme == FLOAT32 ? ((const float*)table)[at] : from_bfloat(((const uint16_t*)table)[at]);
+  if (scheme == FLOAT32) return ((const float*)table)[at];
+  const uint16_t bits = ((const uint16_t*)table)[at];
+  return scheme == FLOAT16 ? half_value(bits) : from_bfloat(bits);
 }
 
 // One row of tiles of codes, as products/products.h lays them out: for each 64 inputs a header with the scales of both groups,
@@ -41,7 +36,7 @@ struct CodedRow {
 
   float number(const uint8_t* header, int at) const {
     const bool wide = scheme == Q4_WIDE || scheme == Q5_WIDE || scheme == Q8_WIDE;
-    return wide ? ((const float*)header)[at] : from_half(((const uint16_t*)header)[at]);
+    return wide ? ((const float*)header)[at] : half_value(((const uint16_t*)header)[at]);
   }
   int code(const uint8_t* codes, int group, int i) const {
     const int bits = code_bits(), quad = i % 16 / 4, place = lane * 4 + i % 4;
@@ -102,4 +97,6 @@ void Worker::embed_token(const TmOp& op, int64_t token, float* row) const {
   CodedRow{unit.data + tile * tile_bytes(unit.scheme, hidden), unit.scheme, (int)(token % TILE)}.read(row, hidden);
   if (op.scheme == BFLOAT16)
     for (int i = 0; i < hidden; i++) row[i] = rounded_to_bfloat(row[i]);
+  if (op.scheme == FLOAT16)
+    for (int i = 0; i < hidden; i++) row[i] = half_value(half_bits(row[i]));
 }

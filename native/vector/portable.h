@@ -1,5 +1,7 @@
 // Vectors as arrays, for any processor and compiler. Included by vector.h, which says what each function does.
 #pragma once
+#include "vector/half.h"
+
 struct F { float v[16]; };
 struct I { int32_t v[16]; };
 #define TM_EACH for (int i = 0; i < 16; i++)
@@ -28,13 +30,6 @@ TM_INLINE I times16(I a) { I r; TM_EACH r.v[i] = 16 * a.v[i]; return r; }
 TM_INLINE I iadd(I a, I b) { TM_EACH a.v[i] += b.v[i]; return a; }
 TM_INLINE I imul(I a, I b) { TM_EACH a.v[i] *= b.v[i]; return a; }
 TM_INLINE I from_bytes(const int8_t* p) { I r; TM_EACH r.v[i] = p[i]; return r; }
-TM_INLINE float half1(uint16_t h) {
-  const uint32_t exponent = (h >> 10) & 31, mantissa = h & 1023;
-  const float value = exponent == 0    ? (float)mantissa * 5.9604644775390625e-8f
-                      : exponent == 31 ? (mantissa ? NAN : INFINITY)
-                                       : std::ldexp((float)(mantissa | 1024), (int)exponent - 25);
-  return h & 0x8000 ? -value : value;
-}
 TM_INLINE float bfloat1(uint16_t h) {
   const uint32_t bits = (uint32_t)h << 16;
   float value;
@@ -51,7 +46,8 @@ TM_INLINE float to_half1(float x) {  // |x| at most 65504
   return x;
 }
 TM_INLINE F to_half(F a) { TM_EACH a.v[i] = to_half1(a.v[i]); return a; }
-TM_INLINE F half(const uint16_t* p) { F r; TM_EACH r.v[i] = half1(p[i]); return r; }
+TM_INLINE F half(const uint16_t* p) { F r; TM_EACH r.v[i] = half_value(p[i]); return r; }
+TM_INLINE void store_half(uint16_t* p, F a) { TM_EACH p[i] = half_bits(a.v[i]); }
 TM_INLINE F bfloat(const uint16_t* p) { F r; TM_EACH r.v[i] = bfloat1(p[i]); return r; }
 TM_INLINE F scale2(F a, F n) { TM_EACH a.v[i] = std::ldexp(a.v[i], (int)n.v[i]); return a; }
 

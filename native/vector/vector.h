@@ -3,8 +3,8 @@
 //
 // Names are those of C or of the operation: load, store, set1 (a scalar in all lanes), fma(a, b, c) = a * b + c,
 // where_less(a, b, yes, no) (a < b ? yes : no), half and bfloat (16 numbers of 16 bits as floats), to_half (floats of at most
-// 65504 rounded to those that 16 bits can hold), scale2 (a * 2**n), to_int (rounds to the nearest, ties to even), to_bfloat,
-// to_codes (int8).
+// 65504 rounded to those that 16 bits can hold), store_half (rounds any floats so), scale2 (a * 2**n), to_int (rounds to the nearest,
+// ties to even), to_bfloat, to_codes (int8).
 //
 // Dot products of weights. Bytes64 holds 16 rows x 4 bytes. dot4 adds the products with the same 4 int8 activations to 16 sums;
 // weights are unsigned there (4-bit codes are stored as code + 8). dot4_byte does so for 8-bit weights, stored as code + 128:

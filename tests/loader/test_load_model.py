@@ -231,10 +231,12 @@ def test_what_was_chosen_instead_of_something_faster_is_noted(path, caplog):
         load_model(checkpoint, resolved)
     assert caplog.messages == ["program eager runs, which is slower than native; that one has no such kernel"]
     caplog.clear()
-    model = replace(resolved.model, dtype="float16")
+    model, given = replace(resolved.model, dtype="float16"), replace(resolved.given, dtype="auto")
     with caplog.at_level(logging.INFO):
-        load_model(checkpoint, replace(resolved, model=model, program_refusals={}))
-    assert caplog.messages == ["the float16 checkpoint is computed in float32: programs of a CPU have no float16"]
+        load_model(checkpoint, replace(resolved, model=model, given=given, program_refusals={}))
+    assert caplog.messages == [
+        "the float16 checkpoint is computed in float32: on a CPU program eager would be slow in float16"
+    ]
 
 
 class Fits:

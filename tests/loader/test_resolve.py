@@ -101,8 +101,16 @@ def test_a_folder_must_not_be_a_file(tmp_path, name):
         ("float32", "bfloat16", "bfloat16"),
     ],
 )
-def test_the_dtype_is_the_checkpoint_s_own_but_for_float16_on_a_cpu(stored, given, wanted):
+def test_the_dtype_is_the_checkpoint_s_own_but_for_float16_by_torch_on_a_cpu(stored, given, wanted):
     assert config_of(model_of(torch_dtype=stored), dtype=given).dtype == wanted
+
+
+@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+@pytest.mark.parametrize(("program", "wanted"), [("auto", "float16"), ("native", "float16"), ("eager", "float32")])
+def test_float16_stays_for_a_program_that_is_fast_in_it(program, wanted):
+    found = resolved(model_of(torch_dtype="float16"), program=program, scheme="auto")
+    assert (found.config.dtype, found.cache.dtype) == (wanted, wanted)
+    assert found.program_name == ("eager" if program == "eager" else "native")
 
 
 def test_float16_stays_on_a_gpu(monkeypatch):

@@ -10,6 +10,7 @@
 #include "attention/scratch_bytes.h"
 #include "kernels/kernels.h"
 #include "products/tile_bytes.h"
+#include "vector/half.h"
 
 static std::mt19937 generator(1);
 static int failures = 0;
@@ -49,7 +50,9 @@ static std::vector<uint8_t> weights(int scheme, int k) {
     for (int i = 0; i < k * 16; i++) ((float*)tile.data())[i] = normal();
   if (scheme == BFLOAT16)
     for (int i = 0; i < k * 16; i++) ((uint16_t*)tile.data())[i] = (uint16_t)(0x3f00 + (generator() & 0x80ff));
-  const int headers[] = {0, 0, 64, 64, 128, 256, 64, 128, 256, 64};  // bytes of scales and minimums
+  if (scheme == FLOAT16)
+    for (int i = 0; i < k * 16; i++) ((uint16_t*)tile.data())[i] = half_bits(normal());
+  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64};  // bytes of scales and minimums
   for (int pair = 0; scheme >= Q8 && pair < k / PAD; pair++) {
     uint8_t* header = tile.data() + pair * tile_bytes(scheme, PAD);
     for (int i = 0; i < headers[scheme] / 4; i++) {
@@ -89,10 +92,10 @@ static void tiles(const Kernels& kernels) {
     std::vector<float> x(k);
     for (int t = 0; t < max_tokens; t++) {
       for (float& value : x) value = normal();
-      for (int format = 0; format < 3; format++) kernels.convert(x.data(), 0, rows.as(format, k), t, 1, 0, k);
+      for (int format : {AS_FLOAT32, AS_BFLOAT16, AS_INT8}) kernels.convert(x.data(), 0, rows.as(format, k), t, 1, 0, k);
     }
     for (int scheme = 0; scheme < NUM_SCHEMES; scheme++) {
-      Activations act = rows.as(scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8, k);
+      Activations act = rows.as(format_of(scheme), k);
       std::vector<uint8_t> pair = weights(scheme, k), second = weights(scheme, k);
       pair.insert(pair.end(), second.begin(), second.end());
       std::vector<float> alone(max_tokens * 32);
@@ -109,9 +112,13 @@ static void tiles(const Kernels& kernels) {
             for (int t = 0; t < count; t++)
               expect(!memcmp(&together[t * 16 * tiles], &alone[t * 32], 64 * (size_t)tiles), "tile", scheme, k, count);
           }
-      for (int row = 0; scheme == FLOAT32 && row < 16; row++) {
+      for (int row = 0; (scheme == FLOAT32 || scheme == FLOAT16) && row < 16; row++) {
         double sum = 0;
-        for (int i = 0; i < k; i++) sum += (double)((const float*)pair.data())[16 * i + row] * rows.floats[i];
+        for (int i = 0; i < k; i++) {
+          const int at = 16 * i + row;
+          sum += (scheme == FLOAT32 ? ((const float*)pair.data())[at] : half_value(((const uint16_t*)pair.data())[at])) *
+                 (double)rows.floats[i];
+        }
         expect(std::fabs(sum - alone[row]) < 1e-3, "sum", scheme, k, row);
       }
       for (int row = 0; scheme >= Q8 && row < 16; row++) {
@@ -154,6 +161,24 @@ static void quantized(const Kernels& kernels) {
   expect(std::isnan(alone.scales[groups + 9]) && std::isnan(alone.scales[2 * groups + 33]), "NaN", k, 0, 0);
 }
 
+// Rounding to half floats is the same with instructions for it and without: numbers of every exponent, with the bits around which
+// it turns. Every half float is itself again.
+static void halves(const Kernels& kernels) {
+  alignas(64) float x[16] = {};
+  uint16_t row[16];
+  for (uint32_t high = 0; high < 1 << 16; high += 1 + generator() % 3) {
+    for (uint32_t i = 0; i < 16; i++) {
+      const uint32_t tails[] = {0, 1, 0x0fff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8000, 0xffff};
+      const uint32_t bits = high << 16 | (i < 13 ? tails[i] : generator() & 0xffff);
+      memcpy(x + i, &bits, 4);
+    }
+    kernels.store_kv(x, 16, AS_FLOAT16, row, nullptr);
+    for (int i = 0; i < 16; i++) expect(row[i] == half_bits(x[i]), "half", (int)high, i, row[i]);
+  }
+  for (uint32_t half = 0; half < 1 << 16; half++)
+    if ((half & 0x7fff) <= 0x7c00) expect(half_bits(half_value((uint16_t)half)) == half, "half again", (int)half, 0, 0);
+}
+
 struct Cache {
   std::vector<uint8_t> k, v;
   std::vector<float> k_scales, v_scales;
@@ -162,11 +187,12 @@ struct Cache {
 static double number(const std::vector<uint8_t>& rows, const std::vector<float>& scales, int format, int64_t at, int head_dim, int d) {
   if (format == AS_FLOAT32) return ((const float*)rows.data())[at * head_dim + d];
   if (format == AS_BFLOAT16) return bfloat(((const uint16_t*)rows.data())[at * head_dim + d]);
+  if (format == AS_FLOAT16) return half_value(((const uint16_t*)rows.data())[at * head_dim + d]);
   return (double)((const int8_t*)rows.data())[at * head_dim + d] * scales[at];
 }
 
 static void attention(const Kernels& kernels, int format, int head_dim, int heads, int length, int num_rows, bool scattered) {
-  const int size = format == AS_FLOAT32 ? 4 : format == AS_BFLOAT16 ? 2 : 1, width = (head_dim + 15) / 16 * 16;
+  const int size = format_bytes(format), width = (head_dim + 15) / 16 * 16;
   Cache cache{std::vector<uint8_t>(length * heads * head_dim * size), {}, std::vector<float>(length * heads), {}};
   cache.v = cache.k, cache.v_scales = cache.k_scales;
   std::vector<float> x(width);
@@ -239,7 +265,8 @@ int main(int argc, char** argv) {
     kernels->begin_step();
     tiles(*kernels);
     quantized(*kernels);
-    for (int format = 0; format < 3; format++)
+    halves(*kernels);
+    for (int format = 0; format < NUM_FORMATS; format++)
       for (int head_dim : {1, 7, 16, 20, 64, 80, 96})
         for (int length : {1, 15, 17, 128})
           for (bool scattered : {true, false}) {

@@ -11,6 +11,7 @@
 
 #include "abi.h"
 #include "kernels/kernels.h"
+#include "vector/half.h"
 
 static std::mt19937 generator(1);
 static int failures = 0;
@@ -35,7 +36,9 @@ static std::vector<uint8_t> random_tiles(int scheme, int inputs, int rows) {
     for (size_t i = 0; i < bytes.size() / 4; i++) ((float*)bytes.data())[i] = normals(1, scale)[0];
   if (scheme == BFLOAT16)
     for (size_t i = 0; i < bytes.size() / 2; i++) ((uint16_t*)bytes.data())[i] = (uint16_t)(0x3d00 + (generator() & 0x80ff));
-  const int headers[] = {0, 0, 64, 64, 128, 256, 64, 128, 256, 64};  // bytes of scales and minimums
+  if (scheme == FLOAT16)
+    for (size_t i = 0; i < bytes.size() / 2; i++) ((uint16_t*)bytes.data())[i] = half_bits(normals(1, scale)[0]);
+  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64};  // bytes of scales and minimums
   const bool is_wide = scheme == Q4_WIDE || scheme == Q5_WIDE || scheme == Q8_WIDE;
   const int64_t block = size / (padded / PAD);
   for (size_t at = 0; scheme >= Q8 && at < bytes.size(); at += (size_t)block)
@@ -71,6 +74,7 @@ struct TestModel {
   explicit TestModel(const Shape& s) : shape(s) {
     TmOp embed = op(TM_EMBED);
     embed.table = keep(normals(VOCAB * s.hidden)), embed.scheme = FLOAT32;
+    if (s.cache_format == AS_FLOAT16) embed.table = keep(random_tiles(FLOAT16, 64, VOCAB * s.hidden / 64 + 1)), embed.scheme = FLOAT16;
     if (s.learned_positions) embed.positions = keep(normals(POSITIONS * s.hidden));
     ops.push_back(embed);
     for (int layer = 0; layer < LAYERS; layer++) {
@@ -363,6 +367,8 @@ int main() {
   const Shape shapes[] = {
       {"float32", 70, 6, 2, 20, 67, 20, AS_FLOAT32, 0, 0, 0, true, false, true, {FLOAT32}},
       {"bfloat16", 64, 4, 2, 32, 96, 16, AS_BFLOAT16, 0, 0, 0, true, false, false, {BFLOAT16}},
+      {"float16", 70, 6, 2, 20, 67, 20, AS_FLOAT16, 0, 0, 0, true, false, true, {FLOAT16}},
+      {"float16 and others", 64, 4, 2, 32, 96, 16, AS_FLOAT16, 40, 5, 2, true, false, false, {FLOAT16, Q8, BFLOAT16}},
       {"learned positions", 48, 3, 3, 16, 100, 0, AS_BFLOAT16, 40, 0, 0, false, true, false, {BFLOAT16, FLOAT32}},
       {"integers", 64, 4, 1, 16, 160, 16, AS_INT8, 0, 0, 0, true, false, false, {Q8, Q4, Q4_MIN, Q4_WIDE, Q4_PAIR, Q8_WIDE, Q5_WIDE, Q6_HALVES}},
       {"narrower layers", 64, 6, 2, 32, 96, 16, AS_BFLOAT16, 0, 0, 0, true, false, true, {Q4_MIN, Q8}, 6, 22},

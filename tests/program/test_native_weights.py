@@ -56,6 +56,7 @@ def test_the_layout_that_holds_rows_exactly():
     cases = [
         (Stored.plain(torch.ones(2, 3)), "float32"),
         (Stored.plain(torch.ones(2, 3).bfloat16()), "bfloat16"),
+        (Stored.plain(torch.ones(2, 3).half()), "float16"),
         (rounded(64, 8), "8 bits"),
         (symmetric, "4 bits"),
         (four, "4 bits with minimums"),
@@ -77,6 +78,8 @@ def read_back(tile, layout, num_inputs):
     """The values [16, K] of one tile, as pack.py's first lines describe it."""
     if layout == LAYOUTS["float32"]:
         return tile.view(torch.float32).view(-1, 16).t()
+    if layout == LAYOUTS["float16"]:
+        return tile.view(torch.float16).view(-1, 16).t().float()
     if layout == LAYOUTS["bfloat16"]:
         return tile.view(torch.bfloat16).view(-1, 16, 2).permute(1, 0, 2).reshape(16, -1).float()
     wide, pairs = layout in WIDE, layout == LAYOUTS["4 bits in pairs"]
@@ -122,21 +125,14 @@ def read_back(tile, layout, num_inputs):
 @pytest.mark.parametrize(
     ("bits", "how"),
     [
-        (8, {}),
-        (4, {}),
-        (4, {"grid": "symmetric"}),
-        (4, {"grid": "zero_point"}),
-        (4, {"group": 64}),
-        (5, {}),
-        (6, {}),
-        (32, {}),
-        (16, {}),
+        *((8, {}), (4, {}), (4, {"grid": "symmetric"}), (4, {"grid": "zero_point"}), (4, {"group": 64}), (5, {}), (6, {})),
+        *((32, "float32"), (16, "bfloat16"), (16, "float16")),
     ],
 )
 def test_a_tile_has_its_rows_as_they_are_described(bits, how, halves, num_inputs):
     """Two tiles: rows 3 to 18 as they lie, and rows in any order with one that is missing."""
     if bits > 8:
-        numbers = torch.randn(40, num_inputs).to(torch.float32 if bits == 32 else torch.bfloat16)
+        numbers = torch.randn(40, num_inputs).to(getattr(torch, how))
         stored, values = Stored.plain(numbers), numbers.float()
     else:
         stored = five_or_six(bits, num_inputs) if bits in (5, 6) else rounded(num_inputs, bits, **how)

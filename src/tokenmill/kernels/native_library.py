@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenmill.kernels.native_structs import layout
 
-ABI = 13
+ABI = 14
 LANES = 16  # of its vectors
 BUILDS = ("amx", "avx512", "avx2", "portable")
 FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")

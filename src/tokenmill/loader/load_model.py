@@ -102,8 +102,10 @@ def _tell(resolved: ResolvedModel) -> None:
     config, model = resolved.config, resolved.model
     for name, reason in resolved.program_refusals.items():
         log.info("program %s runs, which is slower than %s; that one %s", resolved.program_name, name, reason)
-    if (model.dtype, config.dtype) == ("float16", FLOAT16_ON_CPU) and config.device == "cpu":
-        log.info("the float16 checkpoint is computed in %s: programs of a CPU have no float16", config.dtype)
+    as_float32 = (resolved.given.dtype, model.dtype, config.dtype) == ("auto", "float16", FLOAT16_ON_CPU)
+    if as_float32 and config.device == "cpu":
+        message = "the float16 checkpoint is computed in %s: on a CPU program %s would be slow in float16"
+        log.info(message, config.dtype, resolved.program_name)
 
 
 def _threads(resolved: ResolvedModel) -> int:

@@ -21,7 +21,8 @@ from tokenmill.speculate.proposer import default_drafts
 from tokenmill.value_reader import path_of
 
 FLOAT16_ON_CPU = "float32"
-"""What a CPU computes a float16 checkpoint in. float32 holds all of its numbers; bfloat16 would round them."""
+"""What a CPU computes a float16 checkpoint in by programs that are slow in float16. float32 holds all of its numbers;
+bfloat16 would round them."""
 
 SHARED_BLOCK = 32
 """Tokens of a block where blocks are meant to be shared and nothing says how many. As fast as whole sequences for a
@@ -71,7 +72,8 @@ def resolve(given: EngineConfig, model: ModelConfig, threads: int = 1) -> Resolv
     threads: the number of CPU threads where given.threads is None. No other setting depends on it, so that callers
     which only describe a model may leave it out.
     """
-    config, chosen = _with_program(_lengths(given, model, threads), model)
+    config = _lengths(given, model, threads)
+    config, chosen = _with_dtype(config, model) if given.dtype == "auto" else _with_program(config, model)
     config = _with_blocks(config, given, model, chosen.program)
     return _resolved(given, config, model, chosen)
 
@@ -107,7 +109,7 @@ def _lengths(given: EngineConfig, model: ModelConfig, threads: int) -> ResolvedC
         **asdict(given)
         | {
             "device": device,
-            "dtype": _dtype(given, model, device),
+            "dtype": model.dtype if given.dtype == "auto" else given.dtype,
             "max_length": max_length,
             "block_size": given.block_size or max_length,
             "cache_tokens": given.cache_tokens or max_length,
@@ -118,11 +120,12 @@ def _lengths(given: EngineConfig, model: ModelConfig, threads: int) -> ResolvedC
     )
 
 
-def _dtype(given: EngineConfig, model: ModelConfig, device: str) -> str:
-    """Take the checkpoint's own, unless a setting says otherwise, or no fast program of the device computes in it."""
-    if given.dtype != "auto":
-        return given.dtype
-    return FLOAT16_ON_CPU if (model.dtype, kind_of(device)) == ("float16", "cpu") else model.dtype
+def _with_dtype(config: ResolvedConfig, model: ModelConfig) -> tuple[ResolvedConfig, Choice]:
+    """Keep the checkpoint's own dtype, unless the program is slow in it."""
+    kept, chosen = _with_program(config, model)
+    if (config.dtype, kind_of(config.device)) != ("float16", "cpu") or chosen.program.multiplies_float16:
+        return kept, chosen
+    return _with_program(replace(config, dtype=FLOAT16_ON_CPU), model)
 
 
 def _with_program(config: ResolvedConfig, model: ModelConfig) -> tuple[ResolvedConfig, Choice]:

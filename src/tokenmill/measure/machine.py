@@ -48,13 +48,15 @@ class Limits:
     measured_at: float = 0.0
 
     def flop_s(self, dtype: str, integer: bool = False) -> float:
-        """Peak of matrix products in that dtype, or of bytes, per second; float16 counts as bfloat16.
+        """Peak of matrix products in that dtype, or of bytes, per second. float16 counts as bfloat16 on a GPU; a CPU
+        multiplies it as float32.
 
         At least that of float32, which holds the products of both: on a processor without instructions for them
         torch's own products of bfloat16 and of bytes are a hundred times slower than widening the numbers first.
         """
         rates = [self.float32_gflop_s]
-        rates += [self.bfloat16_gflop_s] if dtype != "float32" and not integer else []
+        plain = ("float32", "float16") if self.device == "cpu" else ("float32",)
+        rates += [self.bfloat16_gflop_s] if dtype not in plain and not integer else []
         rates += [self.int8_gop_s] if integer and self.int8_gop_s is not None else []
         return 1e9 * max(rates)
 

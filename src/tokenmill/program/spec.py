@@ -21,6 +21,7 @@ class ProgramSpec(Protocol):
     has_threads: bool = False  # it computes in threads of its own, and not in torch's
     finds_drafts: bool = False  # it takes drafts that are UNKNOWN and finds them, see Step.has_unknown
     packs: bool = False  # it has weights in a layout of its own, which packed models hold
+    multiplies_float16: bool = False  # on a CPU, as fast as other floating point; products of torch are slow there
     prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
 
     @staticmethod

@@ -10,18 +10,24 @@ TILE, PAD = 16, 64  # rows of a tile, and inputs that its layout goes on by
 LAYOUTS = {  # numbers as in native/kernels.h
     "float32": 0,
     "bfloat16": 1,
-    "8 bits": 2,
-    "4 bits": 3,
-    "4 bits with minimums": 4,
-    "4 bits with wide scales": 5,
-    "4 bits in pairs": 6,  # pairs of groups with the same scale and minimum, as groups of 64 and more have
-    "8 bits with wide scales": 7,
-    "5 bits with wide scales": 8,  # and with minimums
-    "6 bits in halves": 9,  # with an integer factor for each half of a group
+    "float16": 2,
+    "8 bits": 3,
+    "4 bits": 4,
+    "4 bits with minimums": 5,
+    "4 bits with wide scales": 6,
+    "4 bits in pairs": 7,  # pairs of groups with the same scale and minimum, as groups of 64 and more have
+    "8 bits with wide scales": 8,
+    "5 bits with wide scales": 9,  # and with minimums
+    "6 bits in halves": 10,  # with an integer factor for each half of a group
 }
 WIDE = {LAYOUTS[name] for name in LAYOUTS if name.endswith("with wide scales")}  # scales and minimums are float32
 MODULES = ("plain", "codes")  # the modules of a matrix whose rows can be read
-KV_NUMBERS = {("dense", "float32"): 0, ("dense", "bfloat16"): 1, ("int8", "float32"): 2, ("int8", "bfloat16"): 2}
+KV_NUMBERS = {
+    ("dense", "float32"): 0,
+    ("dense", "bfloat16"): 1,
+    ("dense", "float16"): 3,
+    **{("int8", dtype): 2 for dtype in ("float32", "bfloat16", "float16")},
+}
 """cache_format in native/abi.h, by the name of a cache format and the dtype of the cache."""
 KV_FIELDS = {"k": "k_rows", "v": "v_rows", "k_scales": "k_scales", "v_scales": "v_scales"}
 """The field of TmOp (native/abi.h) for the address of a layer's tensor, by its kind."""

@@ -1,12 +1,12 @@
 """Matrices in the layouts of the native program: tiles of 16 rows, interleaved so that one load feeds one dot product.
 
-Within a tile, K runs on in steps of 64 inputs, padded with zeros: float32 [k][16 rows], bfloat16 [k / 2][16 rows][2].
-Integer layouts have, for each 64 inputs, a header with the scales of both groups of 32 (and their minimums), then the
-codes: 8 bits as [8][16 rows][4 inputs] for each group; 4 bits as [4][16 rows][4 inputs], where a byte's low half
-belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31. Of 5 and 6 bits the low four come as those
-of 4 bits do, then the others, [1 or 2][16 rows][4 inputs]: in bits i and 4 + i of a byte that of the low and of the
-high half of the byte i, or in bits 2 i and 4 + 2 i two of them. With 6 bits the header ends with the factors, one byte
-for each half of both groups, [4][16 rows].
+Within a tile, K runs on in steps of 64 inputs, padded with zeros: float32 and float16 [k][16 rows], bfloat16
+[k / 2][16 rows][2]. Integer layouts have, for each 64 inputs, a header with the scales of both groups of 32 (and their
+minimums), then the codes: 8 bits as [8][16 rows][4 inputs] for each group; 4 bits as [4][16 rows][4 inputs], where a
+byte's low half belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31. Of 5 and 6 bits the low
+four come as those of 4 bits do, then the others, [1 or 2][16 rows][4 inputs]: in bits i and 4 + i of a byte that of the
+low and of the high half of the byte i, or in bits 2 i and 4 + 2 i two of them. With 6 bits the header ends with the
+factors, one byte for each half of both groups, [4][16 rows].
 """
 
 import torch
@@ -17,11 +17,13 @@ from tokenmill.program.native.layouts import LAYOUTS, PAD, TILE, WIDE
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored
 
+_FLOATS = {LAYOUTS[name]: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
+
 
 def layout_of(stored: Stored) -> int:
     """The layout that holds these rows without rounding them."""
     if stored.numbers is not None:
-        return LAYOUTS["float32"] if stored.numbers.dtype == torch.float32 else LAYOUTS["bfloat16"]
+        return next(layout for layout, dtype in _FLOATS.items() if dtype == stored.numbers.dtype)
     return LAYOUTS[_layout_of_codes(stored)]
 
 
@@ -41,10 +43,9 @@ def _layout_of_codes(stored: Stored) -> str:
 def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int, out: Tensor) -> None:
     """Write the given rows, a multiple of 16, as tiles into `out` [units, unit bytes] uint8; -1 is a row of zeros."""
     width = -(-num_inputs // PAD) * PAD
-    if layout < LAYOUTS["8 bits"]:
+    if number := _FLOATS.get(layout):
         assert stored.numbers is not None
-        number = torch.float32 if layout == LAYOUTS["float32"] else torch.bfloat16
-        beside = 4 // number.itemsize
+        beside = 2 if number == torch.bfloat16 else 1
         tiles = _take(stored.numbers.to(number), rows, width).view(len(out), -1, TILE, width // beside, beside)
         out.view(number).view(*tiles.transpose(2, 3).shape).copy_(tiles.transpose(2, 3))
         return

@@ -12,7 +12,6 @@ from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import GROUP, Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
-COMPUTED = ("float32", "bfloat16")
 ACTIVATIONS = {
     "silu": 1,
     "swish": 1,
@@ -27,7 +26,7 @@ ACTIVATIONS = {
 
 
 class NativeSpec(ProgramSpec):
-    attends = finds_drafts = packs = prefers_codes = has_threads = True
+    attends = finds_drafts = packs = prefers_codes = has_threads = multiplies_float16 = True
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
@@ -41,7 +40,6 @@ class NativeSpec(ProgramSpec):
             config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
             kind_of(device) != "cpu" and f"runs on the CPU, and the device is {device}",
             why and f"its library {why}",
-            config.dtype not in COMPUTED and f"computes in {' or '.join(COMPUTED)}, not in {config.dtype}",
             number is None and f"cannot read cache format {cache.format}",
             _refuse(describe(model)),
         )
