@@ -16,11 +16,12 @@ import pytest
 import typer
 import yaml
 
+from tests.published import PUBLISHED, READ
 from tests.serve.conftest import MODEL, served
 from tests.word_model import save_chat_model
 from tokenmill.cli.main import main
 from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import find_family
+from tokenmill.model.families import find_family, read_config
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = {
@@ -190,6 +191,17 @@ def test_every_python_block_runs_as_written(block, folder, monkeypatch, tmp_path
         assert capsys.readouterr().out.strip()
     if "MISTRAL" in names:
         assert names["MISTRAL"].names == find_family({"model_type": "mistral"}).names
+
+
+@pytest.mark.parametrize("name", [name for name in READ if PUBLISHED[name]["config"]["model_type"] == "gemma3_text"])
+def test_the_gemma_of_a_document_is_that_of_the_registry(name, monkeypatch):
+    config, names = PUBLISHED[name]["config"], {}
+    block = next(block for block in blocks(DOCUMENTS["adding-a-family.md"], ("python",)) if "GEMMA3 =" in block)
+    exec(compile(block, "document", "exec"), names)
+    assert names["GEMMA3"].names == find_family(config).names
+    ours = read_config(config)
+    monkeypatch.setattr("tokenmill.model.families.find_family", lambda _: names["GEMMA3"])
+    assert read_config(config) == ours
 
 
 def test_values_that_a_document_shows_of_a_reader_are_those_that_it_gives():

@@ -35,7 +35,9 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
 _FEATURES: Mapping[str, tuple[str, ...]] = {
     "vision inputs": ("vision_config", "img_processor", "visual"),
     "audio inputs": ("audio_config", "sub_sampling_rate"),
-    "layers with state": ("mamba_", "ssm", "conv_L_cache", "linear_conv_kernel_dim", "time_mix", "wkv", "shortconv."),
+    "layers with state": (
+        *("mamba_", "ssm", "conv_L_cache", "linear_conv_kernel_dim", "rescale_every", "time_mix", "wkv", "shortconv."),
+    ),
     "latent attention (MLA)": ("kv_lora_rank", "attention.kv_lora_rank"),
     "attention over chosen tokens": ("index_topk", "attention.indexer."),
 }
@@ -75,6 +77,15 @@ def read_outline(path: Path) -> Outline | None:
         return None
 
 
+def features_of_config(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the keys of a config.json tell of a model that no plain decoder has."""
+    return _features({**_text_part(config), **config})
+
+
+def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    return next((config[key] for key in _TEXT if isinstance(config.get(key), dict)), {})
+
+
 def _of_directory(path: Path) -> Outline | None:
     if not (path / "config.json").is_file():
         return None
@@ -83,12 +94,12 @@ def _of_directory(path: Path) -> Outline | None:
     classes = [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
     if not isinstance(family, str) and not classes:
         return None
-    text: dict[str, Any] = next((config[key] for key in _TEXT if isinstance(config.get(key), dict)), {})
+    text = _text_part(config)
     return Outline(
         family if isinstance(family, str) else classes[0],
         tuple(classes),
         _sizes({**config, **text}),
-        _features({**text, **config}),
+        features_of_config(config),
         tuple(_tensors(path)),
         _tokenizer(lambda: Tokenizer.from_directory(path)),
     )

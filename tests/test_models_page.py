@@ -1,0 +1,145 @@
+"""docs/models.md: which families were checked against what. `python -m tests.test_models_page` writes the page.
+
+Its tables are made of the registry, of the tiny models that the laws run over, of the configs in tests/weights/configs,
+and of what llama.cpp's converter wrote for benchmarks/gguf_families.py.
+"""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.published import PUBLISHED, READ, REFUSED, without_codes
+from tests.tiny_models import TINY
+from tokenmill import registry
+from tokenmill.hub.names import SHORT_NAMES, locate
+from tokenmill.model.families import find_family, read_config
+from tokenmill.program.native.spec import ACTIVATIONS
+from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.outline import features_of_config
+
+REPOSITORY = Path(__file__).parent.parent
+PAGE = REPOSITORY / "docs" / "models.md"
+CONVERTED = REPOSITORY / "tests" / "weights" / "gguf" / "converted_keys.json"
+REAL = {"smollm2-135m": "llama", "gemma3-270m": "gemma3_text"}
+"""The families of the models with short names."""
+
+HEAD = """# Models
+
+A model runs if its config.json, or its GGUF file, is of a family in the first table and says nothing that the family does not
+know. Reading is strict: what could change the text and is not understood is refused in a sentence, never ignored. This shows
+it without loading anything, also of a model that no program can run:
+
+```
+tokenmill info smollm2-135m
+```
+
+It lists the sizes, the *features* (what departs from a plain decoder, such as windows or experts), the tensors by type, and
+under "runs here" the program that would be taken, with the reason against each faster one.
+
+`chat` and `serve` sample as the model's generation_config.json (of a GGUF file `general.sampling`) recommends; `generate` and
+`decode` are greedy unless `--generation-config` or a sampling option asks for something else.
+
+## Families
+
+"transformers": tiny models with random weights, in so many configurations, give the same logits as transformers' (law 1).
+"native": the native program computes all of them, with the bits of any other chunk and batch. "GGUF": the architecture that
+is read and written. "llama.cpp": so many of the configurations were compared with llama.cpp in both directions
+(`benchmarks/gguf_families.py`). "published": configs of public models that are read, with as many parameters as they have
+(`tests/weights/configs/`). "real weights": models whose texts are compared with other engines'.
+"""
+
+REFUSALS = """## What is refused, and why
+
+ - **States.** Layers that keep a state in the place of K and V rows (Mamba, linear attention, short convolutions, RWKV) are not
+   implemented, nor is latent attention (MLA).
+ - **Pictures and sound.** Of models that see, `gemma3` and `mistral3` are read for their text part; no inputs but text are taken.
+ - **phimoe**: its router weighs each expert by a softmax of its own. **olmo** with `clip_qkv`: values are clipped there.
+   **nanochat**: a norm behind the embedding. **bitnet**: norms inside attention and MLP. **llama4**: chunked attention, and
+   weights of experts on their input. **internlm3**: its code is not in transformers, so there is nothing to compare with.
+ - **Encoders, and models of text and something else** such as whisper or T5.
+
+Of the public configs in `tests/weights/configs/` these are refused; the last column has the features that
+`tokenmill info` finds in them.
+"""
+
+
+def converted():
+    """The tiny models of which llama.cpp's converter has written a file."""
+    return set(json.loads(CONVERTED.read_text(encoding="utf-8"))) if CONVERTED.exists() else set()
+
+
+def is_native(name):
+    """Whether the native program has all that a tiny model needs: an activation is all that it refuses of a model."""
+    kind, numbers = TINY[name]
+    return read_config(transformers.AutoConfig.for_model(kind, **numbers).to_dict()).activation in ACTIVATIONS
+
+
+def table(head, rows):
+    head, *rows = (f"| {' | '.join(map(str, line))} |\n" for line in [head, *rows])
+    return head + "|---" * (head.count("|") - 1) + "|\n" + "".join(rows)
+
+
+def families():
+    known, compared = registry.FAMILIES, converted()
+    for family in known:
+        tiny = [name for name, (kind, _) in TINY.items() if kind == family]
+        gguf = find_family({"model_type": family}).gguf
+        read = [name for name in READ if PUBLISHED[name]["config"]["model_type"] == family]
+        yield (
+            f"`{family}`",
+            registry.help_of(known[family]),
+            len(tiny) or "",
+            "yes" if tiny and all(map(is_native, tiny)) else "",
+            f"`{gguf.architecture}`" if gguf else "",
+            len(compared & set(tiny)) or "",
+            len(read) or "",
+            ", ".join(f"`{name}`" for name, real in REAL.items() if real == family),
+        )
+
+
+def refused():
+    """The refused configs by family, with what tells them from others."""
+    models = defaultdict(list)
+    for name in REFUSED:
+        models[PUBLISHED[name]["config"]["model_type"]].append(name)
+    for family, names in sorted(models.items()):
+        found = {feature for name in names for feature in features_of_config(PUBLISHED[name]["config"])}
+        because = "" if family not in registry.FAMILIES else PUBLISHED[names[0]]["refused"].split(": ", 1)[1]
+        yield f"`{family}`", ", ".join(names), ", ".join(sorted(found)) or because or "another family"
+
+
+def page():
+    head = ("family", "models", "transformers", "native", "GGUF", "llama.cpp", "published", "real weights")
+    return "\n".join(
+        [HEAD, table(head, families()), REFUSALS, table(("family", "models", "what is told of it"), refused())],
+    )
+
+
+def test_the_page_of_models_is_what_the_tables_say():
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_every_family_is_compared_with_transformers():
+    assert {kind for kind, _ in TINY.values()} == set(registry.FAMILIES)
+
+
+def test_every_short_name_has_a_family():
+    assert set(REAL) == set(SHORT_NAMES)
+
+
+@pytest.mark.model
+def test_the_real_model_is_of_that_family():
+    assert read_config(open_checkpoint(locate("smollm2-135m")).config).family == REAL["smollm2-135m"]
+
+
+def test_the_text_part_is_all_of_those_that_see():
+    seeing = [name for name in registry.FAMILIES if find_family({"model_type": name}).text is not None]
+    assert all(f"`{name}`" in REFUSALS for name in seeing)
+    assert all("vision_config" in without_codes(TINY[name][1]) for name in seeing)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
