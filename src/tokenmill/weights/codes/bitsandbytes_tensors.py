@@ -8,13 +8,14 @@ from torch import Tensor
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.codes.bitsandbytes import Bitsandbytes
 
+_STEP = 1 / 127  # multiplied with, as bitsandbytes does
 _PART = 1 << 22  # codes at a time, so that temporaries stay small
 
 
 def unpack(layout: Bitsandbytes, parts: Mapping[str, Tensor], name: str) -> Stored:
     """Make R rows of values."""
     if layout.kind == "int8":
-        return Stored.plain(parts["weight"].float() * (parts["SCB"].float() / 127)[:, None])
+        return Stored.plain(parts["weight"] * parts["SCB"].float()[:, None] * _STEP)
     table, factors = parts["weight.quant_map"].float(), _factors(layout, parts)
     codes = parts["weight"].contiguous().view(torch.uint8).flatten()
     num_rows, num_inputs = layout.shape

@@ -41,7 +41,6 @@ _HARMLESS = frozenset(
     sampler scale_dtype seqlen static_groups sym to_quant_block_names tokenizer true_sequential use_cuda_fp16
     use_exllama use_triton v2 v2_alpha vram_strategy""".split()
 )
-_NEED_SCALES = ("int8", "float8_e4m3fn", "float8_e5m2")  # no weight is stored so by itself
 
 
 class QuantizedCheckpoint(Checkpoint):
@@ -159,10 +158,16 @@ def _find_parts(usual: Layout, plain: Checkpoint) -> tuple[dict[str, Layout], di
     if missing or misshapen:
         raise CheckpointError(f"{plain.path} does not fit its config", missing=missing, misshapen=misshapen)
     used = {layouts[matrix].name_of(matrix, part) for matrix, parts in found.items() for part in parts}
-    unscaled = [name for name in plain.shapes if plain.dtype_of(name) in _NEED_SCALES and name not in used]
-    if unscaled := [name for name in unscaled if not usual.is_beside(name)]:
+    left = [name for name in plain.shapes if name not in used and not usual.is_beside(name)]
+    if unscaled := [name for name in left if _needs_scales(name, plain.dtype_of(name))]:
         raise CheckpointError(f"{plain.path}: no scale is beside the codes of {brief(unscaled)}")
     return layouts, found
+
+
+def _needs_scales(name: str, dtype: str) -> bool:
+    """Whether no weight is stored so by itself."""
+    is_integer = not dtype.removeprefix("b").startswith("float")
+    return dtype == "int8" or dtype.startswith("float8") or (is_integer and name.endswith(".weight"))
 
 
 def _bytes_of_part(plain: Checkpoint, names: Mapping[str, str], part: str) -> bytes:

@@ -1,0 +1,94 @@
+"""Codes of other programs: each matrix has the values that the program which packed it reads back.
+
+of_others.json holds tiny matrices of compressed-tensors 0.20, bitsandbytes 0.50, mlx 0.32, auto-round 0.16 and autoawq
+0.2.9; `benchmarks/quantized_vectors.py` makes it with these packages.
+"""
+
+import base64
+import hashlib
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tokenmill.errors import CheckpointError
+from tokenmill.weights.checkpoint import read_config_json
+from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint
+from tokenmill.weights.plain import PlainCheckpoint
+
+KINDS = json.loads(Path(__file__).with_name("of_others.json").read_text())
+NAME = "model.layers.0.mlp.up_proj"
+AS_VALUES = ("fp8", "nf4", "fp4", "LLM.int8", "int8 with zeros", "int8 in float32", "groups of 16", "4 by 16")
+AS_VALUES += ("affine 5", "affine 6", "affine 8")
+TOLD_BY_CODES = "auto_round:auto_gptq 8 by 32"  # whose zeros lie too far from 128
+
+
+def tensor(dtype: str, shape: list[int], text: str) -> torch.Tensor:
+    raw = bytearray(zlib.decompress(base64.b64decode(text)))
+    return torch.frombuffer(raw, dtype=torch.uint8).view(getattr(torch, dtype)).reshape(shape)
+
+
+def directory(path: Path, kind: str, without: str = "", **more: object) -> Path:
+    """A directory of one matrix, with what a config of that size needs."""
+    settings = {key: KINDS[kind][key] for key in ("quantization_config", "quantization") if key in KINDS[kind]}
+    rows, columns = KINDS[kind]["shape"]
+    config = {"model_type": "llama", "vocab_size": 8, "hidden_size": columns, "intermediate_size": rows}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 4, "dtype": "float32"} | settings | more
+    (path / "config.json").write_text(json.dumps(config))
+    tensors = {name: tensor(*each) for name, each in KINDS[kind]["tensors"].items() if name != without}
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def opened(path: Path) -> QuantizedCheckpoint:
+    """The matrix alone, of a model that lacks all else."""
+    return QuantizedCheckpoint(PlainCheckpoint(path, read_config_json(path), [path / "model.safetensors"]))
+
+
+def digest(values: torch.Tensor) -> str:
+    return hashlib.sha256((values.contiguous() + 0.0).numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_those_of_the_program_that_packed_them(kind, tmp_path):
+    found = opened(directory(tmp_path, kind))
+    values, wanted = found.read(f"{NAME}.weight"), KINDS[kind]
+    assert list(values.shape) == list(found.shapes[f"{NAME}.weight"]) == wanted["shape"]
+    torch.testing.assert_close(values[0], tensor("float32", [values.shape[1]], wanted["row"]), rtol=0, atol=0)
+    assert digest(values) == wanted["digest"]
+    assert torch.equal(found.read(f"{NAME}.weight", torch.bfloat16, range(2, 5)), values.bfloat16()[2:5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_are_kept_where_they_can_be(kind, tmp_path, caplog):
+    """What is kept says the same to float32's rounding; what is not is said."""
+    found = opened(directory(tmp_path, kind))
+    codes, wanted = found.read_codes(f"{NAME}.weight"), found.read(f"{NAME}.weight")
+    is_kept = not any(part in kind.replace("mxfp4", "") for part in AS_VALUES) and kind != TOLD_BY_CODES
+    assert (codes is not None) == is_kept
+    if codes is not None:
+        assert codes.bits == (4 if "stored_as_codes" in found.config and found.config["stored_as_codes"] == 5 else 8)
+        assert torch.equal(codes.values()[:, : wanted.shape[1]], wanted)
+        assert torch.equal(found.read_codes(f"{NAME}.weight", range(3, 6)).values(), codes.values()[3:6])
+    elif kind == TOLD_BY_CODES:
+        assert "codes of 8 bits with zeros too far from the middle of their codes are read as values" in caplog.text
+    else:
+        assert found.dequantized.startswith("read as values") and "1 of its 1 matrices have " in found.dequantized
+        assert "stored_as_codes" not in found.config
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_part_is_missed_that_is_needed(kind, tmp_path):
+    optional = {"weight_g_idx", "weight_format"} | ({"qzeros"} if kind.startswith("AWQ") else set())
+    for name in KINDS[kind]["tensors"]:
+        if name.rpartition(".")[2] in optional:
+            continue
+        try:
+            shapes = opened(directory(tmp_path, kind, without=name)).shapes
+        except CheckpointError as error:
+            assert name in str(error) or "no scale is beside the codes of" in str(error)
+        else:
+            assert f"{NAME}.weight" not in shapes, "which a load reports"
