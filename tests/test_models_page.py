@@ -28,41 +28,44 @@ REAL = {"smollm2-135m": "llama", "gemma3-270m": "gemma3_text"}
 
 HEAD = """# Models
 
-A model runs if its config.json, or its GGUF file, is of a family in the first table and says nothing that the family does not
-know. Reading is strict: what could change the text and is not understood is refused in a sentence, never ignored. This shows
-it without loading anything, also of a model that no program can run:
+A model runs if its config.json, or its GGUF file, is of a family in the first table and says nothing that the family
+does not know. Reading is strict: what could change the text and is not understood is refused in a sentence, never
+ignored. This shows it without loading anything, also of a model that no program can run:
 
 ```
 tokenmill info smollm2-135m
 ```
 
-It lists the sizes, the *features* (what departs from a plain decoder, such as windows or experts), the tensors by type, and
-under "runs here" the program that would be taken, with the reason against each faster one.
+It lists the sizes, the *features* (what departs from a plain decoder, such as windows or experts), the tensors by
+type, and under "runs here" the program that would be taken, with the reason against each faster one.
 
-`chat` and `serve` sample as the model's generation_config.json (of a GGUF file `general.sampling`) recommends; `generate` and
-`decode` are greedy unless `--generation-config` or a sampling option asks for something else.
+`chat` and `serve` sample as the model's generation_config.json (of a GGUF file `general.sampling`) recommends;
+`generate` and `decode` are greedy unless `--generation-config` or a sampling option asks for something else.
 
 ## Families
 
-"transformers": tiny models with random weights, in so many configurations, give the same logits as transformers' (law 1).
-"native": the native program computes all of them, with the bits of any other chunk and batch. "GGUF": the architecture that
-is read and written. "llama.cpp": so many of the configurations were compared with llama.cpp in both directions
-(`benchmarks/gguf_families.py`). "published": configs of public models that are read, with as many parameters as they have
-(`tests/weights/configs/`). "real weights": models whose texts are compared with other engines'.
+"transformers": tiny models with random weights, in so many configurations, give the same logits as transformers' (law
+1). "native": the native program computes all of them, with the bits of any other chunk and batch. "GGUF": the
+architecture that is read and written. "llama.cpp": so many of the configurations were compared with llama.cpp in both
+directions (`benchmarks/gguf_families.py`). "published": configs of public models that are read, with as many
+parameters as they have (`tests/weights/configs/`). "real weights": models whose texts are compared with other
+engines'.
 """
 
 REFUSALS = """## What is refused, and why
 
- - **States.** Layers that keep a state in the place of K and V rows (Mamba, linear attention, short convolutions, RWKV) are not
-   implemented, nor is latent attention (MLA).
- - **Pictures and sound.** Of models that see, `gemma3` and `mistral3` are read for their text part; no inputs but text are taken.
- - **phimoe**: its router weighs each expert by a softmax of its own. **olmo** with `clip_qkv`: values are clipped there.
-   **nanochat**: a norm behind the embedding. **bitnet**: norms inside attention and MLP. **llama4**: chunked attention, and
-   weights of experts on their input. **internlm3**: its code is not in transformers, so there is nothing to compare with.
+ - **States.** Layers that keep a state in the place of K and V rows (Mamba, linear attention, short convolutions,
+   RWKV) are not implemented, nor is latent attention (MLA).
+ - **Pictures and sound.** Of models that see, `gemma3` and `mistral3` are read for their text part; no inputs but
+   text are taken.
+ - **phimoe**: its router weighs each expert by a softmax of its own. **olmo** with `clip_qkv`: values are clipped
+   there. **nanochat**: a norm behind the embedding. **bitnet**: norms inside attention and MLP. **llama4**: chunked
+   attention, and weights of experts on their input. **internlm3**: its code is not in transformers, so there is
+   nothing to compare with.
  - **Encoders, and models of text and something else** such as whisper or T5.
 
-Of the public configs in `tests/weights/configs/` these are refused; the last column has the features that
-`tokenmill info` finds in them.
+Of the public configs in `tests/weights/configs/` these are refused; the last column has the features that `tokenmill
+info` finds in them.
 """
 
 

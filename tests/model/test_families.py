@@ -201,6 +201,7 @@ def test_a_family_is_found_by_its_name(name):
         ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func"),
         ("glm4_moe", {"n_group": 3}, "config asks for 8 experts of 1 among 3 groups of 128 experts"),
         ("apertus", {"post_norm": True}, "post_norm"),
+        ("ernie4_5_moe", {"moe_norm_min": 1.5}, "moe_norm_min = 1.5 is not allowed: a number above 0, at most 1e-06"),
         ("qwen3_moe", {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size"),
         (
             "llama",

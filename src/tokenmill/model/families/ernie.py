@@ -24,6 +24,7 @@ def _ernie(reader: ConfigReader) -> dict[str, Any]:
 
 def _ernie_moe(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("moe_use_aux_free", True)
+    reader.number("moe_norm_min", 1e-12, maximum=1e-6)  # a guard against 0 / 0: no sum of scores is so small
     num_layers, bias = reader.count("num_hidden_layers", maximum=MAX_LAYERS), reader.flag("use_bias", False)
     first, last = reader.count("moe_layer_start_index", 1, 0), reader.count("moe_layer_end_index", -1, -1)
     interval, width = reader.count("moe_layer_interval", 1), reader.count("moe_intermediate_size", 1536)
@@ -59,7 +60,7 @@ ERNIE_MOE = Family(
     _MOE_NAMES,
     _ernie_moe,
     defaults=_DEFAULTS,
-    harmless=("moe_norm_min", "num_nextn_predict_layers"),  # the first is a guard against 0 / 0
+    harmless=("num_nextn_predict_layers",),
     further=("mtp_",),
 )
 HELIUM = Family(
