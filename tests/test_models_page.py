@@ -44,12 +44,11 @@ type, and under "runs here" the program that would be taken, with the reason aga
 
 ## Families
 
-"transformers": tiny models with random weights, in so many configurations, give the same logits as transformers' (law
-1). "native": the native program computes all of them, with the bits of any other chunk and batch. "GGUF": the
-architecture that is read and written. "llama.cpp": so many of the configurations were compared with llama.cpp in both
-directions (`benchmarks/gguf_families.py`). "published": configs of public models that are read, with as many
-parameters as they have (`tests/weights/configs/`). "real weights": models whose texts are compared with other
-engines'.
+"transformers": by law 1 tiny models with random weights, in so many configurations, give the logits of transformers.
+"native": the native program computes all of them, with the bits of any other chunk and batch. "GGUF": the architecture
+that is read and written. "llama.cpp": so many of the configurations were compared with llama.cpp in both directions
+(`benchmarks/gguf_families.py`). "published": configs of public models that are read, with as many parameters as they
+have (`tests/weights/configs/`). "real weights": models whose texts are compared with other engines'.
 """
 
 REFUSALS = """## What is refused, and why
