@@ -213,6 +213,10 @@ class Case:
 
     def run(self, folder: Path, rng: Random) -> None:
         """Mutate, open, use."""
+        use(self.write(folder, rng), rng)
+
+    def write(self, folder: Path, rng: Random) -> Path:
+        """The model with a mutated file."""
         if self._good is None:
             self._good = self.make(folder)
         good, bad = self._good, folder / "bad"
@@ -221,12 +225,12 @@ class Case:
         if not self.file:
             path = bad / good.name
             path.write_bytes(self.mutate(rng, good.read_bytes()))
-            return use(path, rng)
+            return path
         for file in good.iterdir():
             if file.name != self.file:
                 (bad / file.name).symlink_to(file)
         (bad / self.file).write_bytes(self.mutate(rng, (good / self.file).read_bytes()))
-        return use(bad, rng)
+        return bad
 
 
 class SessionCase:
