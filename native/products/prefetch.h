@@ -37,7 +37,8 @@ template <int R, int N, bool COLD, int BLOCK> class TileBlock {
         l2_(tiles + address_after(L2_DISTANCE, size, block)),
         size_(size) {}
   const uint8_t* at(int r, int offset) const { return block_ + r * size_ + offset; }
-  void prefetch_ahead(int offset) const {
+  // Always inlined: gcc takes a function that does nothing but prefetch for one without effect, and may leave out its calls.
+  __attribute__((always_inline)) void prefetch_ahead(int offset) const {
     for (int r = 0; r < R; r++) prefetch<N, COLD>(l1_ + r * size_ + offset, l2_ + r * size_ + offset);
   }
 

@@ -100,7 +100,7 @@ struct Bfloat16Weights {
 // groups. The dot product of a group is an exact integer; its product with the scales is added to the sum in the order of the
 // groups. Scales and minimums are half floats, or floats where WIDE. SHARED_SCALE: both groups have the same scale and minimum.
 //
-// Codes of 5 and 6 bits begin as those of 4 bits do, and their high bits follow, a line of 64 bytes for each bit: codes of 5
+// Codes of 5 and 6 bits begin with their high bits, a line of 64 bytes for each bit, and go on as those of 4 bits do: codes of 5
 // bits have in bit i of a byte that of quad i of the group; codes of 6 bits have those of four quads in a byte, see whole_codes.
 // Behind the scales of 6-bit codes stand factors of one byte for the halves of both groups: the codes of half a group, minus 32,
 // are multiplied by the scale and by their factor. Factors are multiplied as integers, so that these sums are exact too.
@@ -171,13 +171,16 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
   TM_INLINE void multiply_half(const Block& block, int at, const int8_t* x, int64_t k, Sums (&sums)[R][N]) {
     Bytes64 lines[R][2];
     for (int r = 0; r < R; r++)
-      for (int i = 0; i < BITS - 4; i++) lines[r][i] = load_bytes64(block.at(r, at + 256 + 64 * i));
+      for (int i = 0; i < BITS - 4; i++) lines[r][i] = load_bytes64(block.at(r, at + 64 * i));
     multiply_quad<0, HIGH>(block, at, x, k, lines, sums), multiply_quad<1, HIGH>(block, at, x, k, lines, sums);
     multiply_quad<2, HIGH>(block, at, x, k, lines, sums), multiply_quad<3, HIGH>(block, at, x, k, lines, sums);
   }
   template <int I, bool HIGH, int R, int N, class Block, class Sums>
   TM_INLINE void multiply_quad(const Block& block, int at, const int8_t* x, int64_t k, const Bytes64 (&lines)[R][2],
                                Sums (&sums)[R][N]) {
+    // The lines of a group are prefetched one by one, as those of other codes are.
+    if (!HIGH || I < BITS - 4) block.prefetch_ahead(at + 64 * I + (HIGH ? 256 : 0));
+    at += 64 * (BITS - 4);
     for (int r = 0; r < R; r++) {
       const Bytes64 codes = whole_codes<I, HIGH>(load_bytes64(block.at(r, at + 64 * I)), lines[r]);
       for (int t = 0; t < N; t++) sums[r][t] = dot4(sums[r][t], codes, x + t * k + 4 * I);
@@ -190,7 +193,6 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
     const int64_t groups = x.k / GROUP;
     const int from = HEADER + 64 * BITS * g;
     const int8_t* codes = x.codes + GROUP * at;
-    for (int i = 0; i < BITS; i++) block.prefetch_ahead(from + 64 * i);
     if constexpr (BITS == 5) {
       NibbleSums sums[R][N];
       for (int t = 0; t < N; t++)

@@ -42,9 +42,10 @@ struct CodedRow {
     const int bits = code_bits(), quad = i % 16 / 4, place = lane * 4 + i % 4;
     const uint8_t* at = codes + group * 64 * bits + place;
     if (bits == 8) return at[i / 4 * 64];
-    const int nibble = i < 16 ? at[quad * 64] & 15 : at[quad * 64] >> 4;
-    if (bits == 5) return nibble | (at[256] >> (quad + (i < 16 ? 0 : 4)) & 1) << 4;
-    if (bits == 6) return nibble | (at[256 + quad / 2 * 64] >> (quad % 2 * 2 + (i < 16 ? 0 : 4)) & 3) << 4;
+    const uint8_t both = at[(bits - 4 + quad) * 64];
+    const int nibble = i < 16 ? both & 15 : both >> 4;
+    if (bits == 5) return nibble | (at[0] >> (quad + (i < 16 ? 0 : 4)) & 1) << 4;
+    if (bits == 6) return nibble | (at[quad / 2 * 64] >> (quad % 2 * 2 + (i < 16 ? 0 : 4)) & 3) << 4;
     return nibble;
   }
   int code_bits() const {

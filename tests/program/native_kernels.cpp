@@ -75,9 +75,9 @@ static double weight(const uint8_t* tile, int scheme, int row, int input) {
     const uint16_t half = ((const uint16_t*)header)[at];  // not a denormal, infinity or NaN
     return std::ldexp(1024 + (half & 1023), (half >> 10 & 31) - 25) * (half & 0x8000 ? -1 : 1);
   };
-  int code = bits == 8 ? codes[i / 4 * 64] : codes[i % 16 / 4 * 64] >> (i < 16 ? 0 : 4) & 15;
-  if (bits == 5) code += (codes[256] >> i / 4 & 1) * 16;
-  if (bits == 6) code += (codes[256 + i % 16 / 8 * 64] >> (i % 8 / 4 * 2 + (i < 16 ? 0 : 4)) & 3) * 16;
+  int code = bits == 8 ? codes[i / 4 * 64] : codes[(bits - 4 + i % 16 / 4) * 64] >> (i < 16 ? 0 : 4) & 15;
+  if (bits == 5) code += (codes[0] >> i / 4 & 1) * 16;
+  if (bits == 6) code += (codes[i % 16 / 8 * 64] >> (i % 8 / 4 * 2 + (i < 16 ? 0 : 4)) & 3) * 16;
   const bool in_pairs = scheme == Q4_PAIR, has_minimum = in_pairs || scheme == Q4_MIN || scheme == Q4_WIDE || scheme == Q5_WIDE;
   const double scale = number((in_pairs ? 0 : 16 * group) + row);
   if (has_minimum) return code * scale + number((in_pairs ? 16 : 32 + 16 * group) + row);

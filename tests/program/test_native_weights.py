@@ -103,13 +103,13 @@ def read_back(tile, layout, num_inputs):
             codes = block[at:].view(2, 8, 16, 4).permute(2, 0, 1, 3).reshape(16, 2, 32).float() - 128
         else:
             lines = block[at:].view(2, bits, 16, 4).permute(2, 0, 1, 3)
-            bytes_ = lines[:, :, :4].reshape(16, 2, 16)
+            bytes_ = lines[:, :, bits - 4 :].reshape(16, 2, 16)
             codes = torch.cat([bytes_ & 15, bytes_ >> 4], -1)
             for line in range(bits - 4):  # the high bits of 4 or of 2 quads of both halves
                 count_of = 4 // (bits - 4)
                 for quad in range(count_of):
                     for half in range(2):
-                        high = lines[:, :, 4 + line] >> quad * (bits - 4) + 4 * half & (1 << bits - 4) - 1
+                        high = lines[:, :, line] >> quad * (bits - 4) + 4 * half & (1 << bits - 4) - 1
                         first = 16 * half + 4 * (line * count_of + quad)
                         codes[:, :, first : first + 4] |= high << 4
             codes = codes.float() if minimums is not None else codes.float() - (1 << bits - 1)

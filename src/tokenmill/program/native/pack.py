@@ -3,10 +3,10 @@
 Within a tile, K runs on in steps of 64 inputs, padded with zeros: float32 and float16 [k][16 rows], bfloat16
 [k / 2][16 rows][2]. Integer layouts have, for each 64 inputs, a header with the scales of both groups of 32 (and their
 minimums), then the codes: 8 bits as [8][16 rows][4 inputs] for each group; 4 bits as [4][16 rows][4 inputs], where a
-byte's low half belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31. Of 5 and 6 bits the low
-four come as those of 4 bits do, then the others, [1 or 2][16 rows][4 inputs]: in bits i and 4 + i of a byte that of the
-low and of the high half of the byte i, or in bits 2 i and 4 + 2 i two of them. With 6 bits the header ends with the
-factors, one byte for each half of both groups, [4][16 rows].
+byte's low half belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31. Of 5 and 6 bits the high
+ones come first, [1 or 2][16 rows][4 inputs], then the low four as those of 4 bits do: bit i of a byte is that of the
+low half of byte i, and bit 4 + i that of its high half, or bits 2 i and 4 + 2 i are two of them. With 6 bits the header
+ends with the factors, one byte for each half of both groups, [4][16 rows].
 """
 
 import torch
@@ -85,12 +85,12 @@ def _fours(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
 
 
 def _with_high_bits(fours: Tensor, bits: int) -> Tensor:
-    """[…, 8 quads] of codes in bytes → […, 5 or 6]: the low four bits of all, then the high ones."""
+    """[…, 8 quads] of codes in bytes → […, 5 or 6]: the high bits of all, then the low four."""
     low, high = fours & 0x0F0F0F0F, fours >> 4 & 0x03030303
     lines, count = bits - 4, 4 // (bits - 4)  # quads of each half whose high bits are in one line
     of_halves = high[..., :4] | high[..., 4:] << 4
     quads = of_halves.reshape(*high.shape[:-1], lines, count) << torch.arange(0, 4, bits - 4)
-    return torch.cat([low[..., :4] | low[..., 4:] << 4, quads.sum(-1, dtype=torch.int32)], -1)
+    return torch.cat([quads.sum(-1, dtype=torch.int32), low[..., :4] | low[..., 4:] << 4], -1)
 
 
 def _in_pairs(numbers: Tensor) -> bool:
