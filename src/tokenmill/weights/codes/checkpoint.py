@@ -64,6 +64,11 @@ class QuantizedCheckpoint(Checkpoint):
         bits = [(prod(shape), self._layouts[matrix].code_bits) for matrix, shape in coded.items()]
         if kept := [(count, each) for count, each in bits if each]:
             self.config["stored_as_codes"] = sum(count * each for count, each in kept) / sum(c for c, _ in kept)
+            family = find_family(self.config)
+            short = next(name for name, target in family.names.items() if target == "embedding.weight")
+            table = next((name for name in (family.prefix + short, short) if name in self.parts), None)
+            if table is not None and self._layouts[table].code_bits and self._layouts[table].bits <= 4:
+                self.config["embedding_as_codes"] = self._layouts[table].code_bits
         self.dequantized, self._warned = self._describe_values(usual), set[str]()
 
     def layout_of(self, name: str) -> Layout:
@@ -94,7 +99,8 @@ class QuantizedCheckpoint(Checkpoint):
         """What is read as values, and what else the files ask for that is not done; empty for codes that are kept."""
         reasons = Counter(layout.as_values for layout in self._layouts.values() if layout.as_values)
         parts = [f"{count} of its {len(self._layouts)} matrices have {why}" for why, count in reasons.items()]
-        values = f"read as values, since no scheme holds such codes: {'; '.join(parts)}" if parts else ""
+        hint = "; --scheme q8 rounds them to 8 bits"
+        values = f"read as values, since no scheme holds such codes: {'; '.join(parts)}{hint}" if parts else ""
         return "; ".join(filter(None, (values, usual.remark)))
 
 

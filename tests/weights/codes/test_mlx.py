@@ -1,0 +1,105 @@
+"""MLX's directories: config.json as mlx-lm writes it, matrices with settings of their own, and a coded embedding.
+
+That the values are MLX's own is shown in test_of_others.py.
+"""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from tests.tiny_models import TINY, prompt
+from tokenmill import load
+from tokenmill.errors import CheckpointError
+from tokenmill.model.families import read_config
+from tokenmill.weights.checkpoint import foreseen_config, open_checkpoint
+
+HIDDEN, WIDTH, VOCABULARY = 64, 96, 211
+DOWN = "model.layers.1.mlp.down_proj"
+
+
+def coded(rows: int, columns: int, bits: int, group: int = 32) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The parts of a matrix with random codes, and its values."""
+    generator = torch.Generator().manual_seed(rows * columns + bits)
+    codes = torch.randint(0, 1 << bits, (rows, columns), generator=generator)
+    scales = (torch.rand(rows, columns // group, generator=generator) * 0.6 / (1 << bits)).half()
+    biases = (-scales * (1 << bits) * 0.45).half()
+    fields = codes.view(rows, -1, 32 // bits) << torch.arange(0, 32, bits)
+    words = fields.sum(-1).to(torch.uint32)
+    wide = (each.float().repeat_interleave(group, 1) for each in (scales, biases))
+    scale, bias = wide
+    return {"weight": words, "scales": scales, "biases": biases}, codes * scale + bias
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def written(request, tmp_path_factory):
+    """A directory with matrices of 4 bits, one of 8 and one that is left; and the model in transformers."""
+    path = tmp_path_factory.mktemp("mlx")
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": WIDTH, "tie_word_embeddings": request.param}
+    config = transformers.AutoConfig.for_model("llama", **TINY["llama"][1] | sizes | {"num_attention_heads": 4})
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model.save_pretrained(path)
+    tensors = load_file(path / "model.safetensors")
+    for name, module in model.named_modules():
+        if not hasattr(module, "weight") or module.weight.dim() != 2 or name.endswith("v_proj"):
+            continue
+        if request.param and name == "lm_head":
+            continue
+        parts, values = coded(*module.weight.shape, 8 if name == DOWN else 4)
+        tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+        module.weight.data = values
+    save_file(tensors, path / "model.safetensors")
+    own = {"group_size": 32, "bits": 4, DOWN: {"group_size": 32, "bits": 8}, "model.layers.0.self_attn.v_proj": False}
+    said = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(said | {"quantization": own, "quantization_config": own}))
+    return path, model
+
+
+def test_matrices_are_those_that_were_written(written):
+    path, model = written
+    found = open_checkpoint(path)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(found.read(name), parameter), name
+    assert found.read_codes(f"{DOWN}.weight") is None and found.read_codes("model.embed_tokens.weight").bits == 4
+    count = sum(f"{name.removesuffix('.weight')}.scales" in found.plain.shapes for name in found.shapes)
+    assert f": 1 of its {count} matrices have codes of 8 bits with minimums" in found.dequantized
+    assert read_config(found.config).embedding_bits == 5.0 and foreseen_config(path) == found.config
+
+
+@pytest.mark.parametrize("program", ["eager", "native"])
+def test_logits_are_those_of_transformers(written, program):
+    """In floating point, law 1's bound; with the codes, activations are rounded to 8 bits for each product."""
+    path, model = written
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt(40)])).logits[0]
+    plain = load(path, program=program, scheme="dense", dtype="float32", threads=1)
+    torch.testing.assert_close(plain.logits(prompt(40)), expected, rtol=1e-4, atol=1e-4)
+    kept = load(path, program=program, scheme="file", dtype="float32", threads=1)
+    assert (kept.logits(prompt(40)) - expected).abs().max() <= 0.1 * expected.std()
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"bits": 4, "group_size": 32, "mode": "nvfp4"}, "mode = 'nvfp4' is not implemented: only 'affine', 'mxfp4'"),
+        ({"bits": 7, "group_size": 32}, "bits = 7 is not implemented"),
+        ({"bits": 4, "group_size": 48}, "group_size = 48 is not implemented"),
+        ({"bits": 8, "group_size": 32, "mode": "mxfp4"}, "mode mxfp4 has 4 bits and groups of 32, not 8 and 32"),
+        ({"bits": 4, "group_size": 32, DOWN: {"bits": 9}}, f"{DOWN}: bits = 9 is not implemented"),
+        ({"bits": 4, "group_size": 32, DOWN: {"novel": 9}}, "has keys that tokenmill does not know: novel = 9"),
+        ({"bits": 4, "group_size": 64}, "does not fit its config"),
+        ({"bits": 4}, "has no 'group_size', which is required"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_refused(written, tmp_path, own, message):
+    path, _ = written
+    config = {**json.loads((path / "config.json").read_text()), "quantization": own, "quantization_config": own}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").hardlink_to(path / "model.safetensors")
+    with pytest.raises(CheckpointError) as raised:
+        open_checkpoint(tmp_path)
+    assert message in str(raised.value)
