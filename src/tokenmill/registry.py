@@ -231,6 +231,7 @@ TENSOR_FILES: Names = {
 TENSOR_READERS: Names = {
     "codes": "tokenmill.weights.codes.reader:CodesReader",
     "gguf": "tokenmill.weights.gguf.tensors:GGUFReader",
+    "meta": "tokenmill.weights.meta.tensors:MetaReader",
 }
 TEMPLATES: Names = {
     "jinja": "tokenmill.text.chat:render_chat",

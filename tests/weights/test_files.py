@@ -150,10 +150,9 @@ def test_a_pointer_of_git_lfs_is_told_from_a_damaged_file(bare):
     [
         ({"adapter_config.json": '{"base_model_name_or_path": "org/base"}'}, "is an adapter of the model 'org/base'"),
         (
-            {"params.json": "{}", "consolidated.00.pth": ""},
-            r"is a model in Meta's or Mistral's own layout \(params.json",
+            {"params.json": "{}", "consolidated.00.pt": ""},
+            r"has a params.json, as models in Meta's or Mistral's own layout, but no consolidated",
         ),
-        ({"params.json": "{}", "tekken.json": "{}"}, r"is a model in Mistral's own layout \(params.json"),
         ({"tekken.json": "{}"}, "it has a tekken.json, which is Mistral's tokenizer, but no config.json"),
         ({"model.gguf": ""}, "it has no config.json; give .*model.gguf itself"),
     ],

@@ -20,6 +20,12 @@ def _gpt2_letters() -> dict[str, int]:
 
 
 _LETTERS = _gpt2_letters()
+_OF_BYTES = {byte: letter for letter, byte in _LETTERS.items()}
+
+
+def letters_of(raw: bytes) -> str:
+    """Bytes in GPT-2's letters for them."""
+    return "".join(map(_OF_BYTES.__getitem__, raw))
 
 
 class Spelling:

@@ -1,4 +1,4 @@
-"""Open whatever holds a model: a `.gguf` file, a packed model, or a directory in Hugging Face layout."""
+"""Open whatever holds a model: a `.gguf` file, a packed model, or a directory in Hugging Face's or Meta's layout."""
 
 import logging
 from math import prod
@@ -15,6 +15,7 @@ from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint, describe_cod
 from tokenmill.weights.codes.methods import name_method
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
+from tokenmill.weights.meta.checkpoint import MetaCheckpoint, is_meta
 from tokenmill.weights.names import is_ignored, stacked
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader, is_packed_model
@@ -78,6 +79,11 @@ def _kind(path: Path) -> str | None:
 
 
 def _open_directory(path: Path) -> Checkpoint:
+    if is_meta(path):
+        files_of(path)  # refuses links to nothing
+        meta = MetaCheckpoint(path)
+        compare_tied_head(meta)
+        return meta
     config = read_config_json(path)
     family, plain = find_family(config), PlainCheckpoint(path, config, weight_files(path))
     if family.text is not None:
@@ -119,7 +125,7 @@ def foreseen_config(path: Path) -> dict[str, Any]:
     Whether the head of a tied model is one of its own is told by its tensors, and what is kept as codes. If these
     cannot be read, config.json counts, with a warning.
     """
-    if not path.is_dir():
+    if not path.is_dir() or is_meta(path):
         return open_checkpoint(path).config
     config = read_config_json(path)
     told_by_tensors = read_config(config).tie_embeddings or quant_method(config) is not None

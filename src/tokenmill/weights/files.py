@@ -44,8 +44,7 @@ def not_a_model(path: Path) -> str:
             "merge_and_unload, and give the result"
         )
     if (path / "params.json").is_file():
-        kind = "Mistral's own" if (path / "tekken.json").is_file() else "Meta's or Mistral's own"
-        return f"{path} is a model in {kind} layout (params.json): give the same model in Hugging Face layout"
+        return f"{path} has a params.json, as models in Meta's or Mistral's own layout, but no consolidated.* beside it"
     if (path / "tekken.json").is_file():
         return f"{path} is no model directory: it has a tekken.json, which is Mistral's tokenizer, but no config.json"
     return f"{path} is no model directory: it has no config.json{_gguf_in(path)}"

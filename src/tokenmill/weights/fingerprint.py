@@ -15,9 +15,16 @@ from tokenmill.text.templates import FOLDER
 HEAD, PAGE, PAGES = 8 << 20, 4096, 256
 FULL = "full "  # what the digests of all bytes begin with: those of samples never equal them
 FILES = {
-    "config": ("config.json", "generation_config.json", "quantize_config.json"),
-    "weights": ("*.safetensors", "*.bin", "*.index.json"),
-    "tokenizer": ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "chat_template.jinja"),
+    "config": ("config.json", "generation_config.json", "quantize_config.json", "quant_config.json", "params.json"),
+    "weights": ("*.safetensors", "*.bin", "*.pth", "*.index.json"),
+    "tokenizer": (
+        "tokenizer*",
+        "vocab.json",
+        "merges.txt",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "tekken.json",
+    ),
 }
 
 

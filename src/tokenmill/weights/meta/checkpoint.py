@@ -1,0 +1,190 @@
+"""A directory in Meta's own layout as a checkpoint, described in Hugging Face's names.
+
+A large model lies in several files, consolidated.00.pth and on, of which each has a slice of every matrix: rows of
+those that come first, columns of those that come second. Rows of wq and wk lie in pairs that rotate together.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.errors import CheckpointError
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.families import read_config
+from tokenmill.text.byte_ranks import begin_with, llama3_specials, read_tekken, read_tiktoken
+from tokenmill.text.sentencepiece_file import holds_ranks, read_sentencepiece
+from tokenmill.text.tokenizer import Tokenizer, read_json
+from tokenmill.value_reader import brief
+from tokenmill.weights.meta.params import read_params
+from tokenmill.weights.plain import Checkpoint
+from tokenmill.weights.tensor_file import TensorFile, open_tensor_file
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+PARAMS = "params.json"
+_FILES = (r"consolidated\.\d+\.pth", r"consolidated(-\d+-of-\d+)?\.safetensors")
+_IGNORED = re.compile(r"rope\.freqs|layers\.\d+\.attention\.inner_attention\.rope\.freqs")
+# Meta's name → Hugging Face's, and the dimension in which files have slices of it.
+_NAMES: dict[str, tuple[str, int | None]] = {
+    "tok_embeddings": ("model.embed_tokens", 1),
+    "norm": ("model.norm", None),
+    "output": ("lm_head", 0),
+    "attention.wq": ("self_attn.q_proj", 0),
+    "attention.wk": ("self_attn.k_proj", 0),
+    "attention.wv": ("self_attn.v_proj", 0),
+    "attention.wo": ("self_attn.o_proj", 1),
+    "feed_forward.w1": ("mlp.gate_proj", 0),
+    "feed_forward.w2": ("mlp.down_proj", 1),
+    "feed_forward.w3": ("mlp.up_proj", 0),
+    "feed_forward.gate": ("block_sparse_moe.gate", None),
+    "attention_norm": ("input_layernorm", None),
+    "ffn_norm": ("post_attention_layernorm", None),
+}
+_EXPERT = re.compile(r"feed_forward\.experts\.(\d+)\.(w[123])")
+
+
+@dataclass(frozen=True)
+class Slices:
+    """One tensor: its slices, each in a file under `name`. dim: in which they follow one another; None where all files
+    have the same. pairs: whether its rows lie in pairs.
+    """
+
+    name: str
+    files: tuple[TensorFile, ...]
+    dim: int | None
+    pairs: bool
+
+
+def is_meta(path: Path) -> bool:
+    """Whether a directory is in Meta's own layout, and in no other."""
+    return (path / PARAMS).is_file() and not (path / "config.json").is_file() and bool(_weight_files(path))
+
+
+class MetaCheckpoint(Checkpoint):
+    """See Checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        values = read_json(path / PARAMS)
+        inner = values.get("model")
+        self._params = inner if isinstance(inner, dict) else values
+        self.path, files = path, [open_tensor_file(file) for file in _weight_files(path)]
+        self.num_bytes = sum(file.path.stat().st_size for file in files)
+        self._slices = dict(_find_slices(path, files, self._params.get("dim")))
+        self.shapes = {name: _whole_shape(path, each) for name, each in self._slices.items()}
+        table = self.shapes.get("model.embed_tokens.weight")
+        if table is None or len(table) != 2:
+            raise CheckpointError(f"{path} holds no tok_embeddings.weight in its consolidated files")
+        has_head = "lm_head.weight" in self.shapes
+        self.config: dict[str, Any] = read_params(self._params, str(path / PARAMS), table[0], has_head)
+        self.config["dtype"] = self.dtype_of("model.embed_tokens.weight")
+
+    @cached_property
+    def model(self) -> ModelConfig:
+        """The config as the transforms of tensors want it."""
+        return read_config(self.config)
+
+    def slices_of(self, name: str) -> Slices:
+        """Find where a tensor lies."""
+        return self._slices[name]
+
+    def dtype_of(self, name: str) -> str:
+        found = self._slices[name]
+        return found.files[0].dtypes[found.name]
+
+    def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
+        return self.find_reader("meta").read(name, dtype, rows)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """That of tekken.json or tokenizer.model, which Meta's older downloads have beside the directory."""
+        if (tekken := self.path / "tekken.json").is_file():
+            return read_tekken(tekken)
+        names = sorted(self.path.glob("tokenizer.model*")) or sorted(self.path.resolve().parent.glob("tokenizer.model"))
+        if not names:
+            return None
+        file = names[-1]
+        if holds_ranks(file):
+            return read_tiktoken(file, llama3_specials(bool(self._params.get("use_scaled_rope"))))
+        try:
+            backend, rules = read_sentencepiece(file, {})
+        except ImportError as error:
+            remedy = "pip install 'tokenmill[sentencepiece]'"
+            raise CheckpointError(f"{file} needs a conversion that is not installed: {remedy}") from error
+        first, last = (backend.token_to_id(name) for name in ("<s>", "</s>"))
+        if first is None or last is None:
+            raise CheckpointError(f"{file} has no <s> or no </s>, between which a text of these models stands")
+        begin_with(backend, "<s>")
+        texts = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        return Tokenizer(backend, rules=rules, bos_token_id=first, eos_token_ids=[last], special_texts=texts)
+
+    def generation_defaults(self) -> dict[str, Any]:
+        return {}
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The consolidated files, in order: .pth, or else safetensors."""
+    entries = sorted(path.iterdir())
+    found = ([entry for entry in entries if re.fullmatch(pattern, entry.name)] for pattern in _FILES)
+    return next((files for files in found if files), [])
+
+
+def _find_slices(path: Path, files: list[TensorFile], width: object) -> Iterable[tuple[str, Slices]]:
+    """Find each tensor's slices; CheckpointError for one that has no name here or is missing in some file.
+
+    width: of the model, which tells whether the embedding is sliced by its columns, or by its rows as from Llama 3 on.
+    """
+    by_name: dict[str, list[TensorFile]] = {}
+    for file in files:
+        for name in file.shapes:
+            by_name.setdefault(name, []).append(file)
+    are_slices = files[0].path.suffix == ".pth"
+    wrong = list[str]()
+    for name, those in by_name.items():
+        if _IGNORED.fullmatch(name):
+            continue
+        if (found := _translate(name)) is None:
+            wrong.append(name)
+        elif len(those) != (len(files) if are_slices else 1):
+            raise CheckpointError(f"{path} is incomplete: {name} is in {len(those)} of {len(files)} files")
+        else:
+            hf_name, dim = found
+            if name == "tok_embeddings.weight" and those[0].shapes[name][-1:] == (width,):
+                dim = 0
+            yield hf_name, Slices(name, tuple(those), dim, name.endswith(("wq.weight", "wk.weight")))
+    if wrong:
+        raise CheckpointError(
+            f"{path} holds tensors that no Llama, Mistral or Mixtral in its own layout has: give the same model in "
+            "Hugging Face layout",
+            unexpected=wrong,
+        )
+
+
+def _translate(name: str) -> tuple[str, int | None] | None:
+    """Hugging Face's name of a tensor, and the dimension of its slices; None where it has none."""
+    base, _, kind = name.rpartition(".")
+    layer = re.match(r"layers\.(\d+)\.", base)
+    short = base[layer.end() :] if layer else base
+    if (expert := _EXPERT.fullmatch(short)) and layer:
+        number, matrix = expert.groups()
+        hf_name = f"model.layers.{layer[1]}.block_sparse_moe.experts.{number}.{matrix}"
+        return f"{hf_name}.{kind}", 1 if matrix == "w2" else 0
+    if kind != "weight" or short not in _NAMES or (layer is None) != (short in ("tok_embeddings", "norm", "output")):
+        return None
+    hf_name, dim = _NAMES[short]
+    return f"model.layers.{layer[1]}.{hf_name}.weight" if layer else f"{hf_name}.weight", dim
+
+
+def _whole_shape(path: Path, slices: Slices) -> tuple[int, ...]:
+    """The shape of a tensor, of those of its slices."""
+    shapes, dim = [file.shapes[slices.name] for file in slices.files], slices.dim
+    beside = {shape if dim is None else shape[:dim] + shape[dim + 1 :] for shape in shapes}
+    if len(beside) > 1 or (dim is not None and any(len(shape) != 2 for shape in shapes)):
+        raise CheckpointError(f"{path}: the slices of {slices.name} have the shapes {brief(shapes)}, which do not fit")
+    whole = list(shapes[0])
+    if dim is not None:
+        whole[dim] = sum(shape[dim] for shape in shapes)
+    return tuple(whole)
