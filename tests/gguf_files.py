@@ -24,7 +24,7 @@ F32 = KIND.F32
 VOCABULARY = 281  # 256 bytes, 24 merges, one end of text
 HEADS, KV_HEADS, EXPERTS, CONTEXT = 4, 2, 3, 128
 
-_LLAMA = {
+LLAMA = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 256,
@@ -37,21 +37,21 @@ _LLAMA = {
     "eos_token_id": 0,
     "pad_token_id": None,
 }
-_NEOX = {key: value for key, value in _LLAMA.items() if key not in ("num_key_value_heads", "head_dim")}
+_NEOX = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "head_dim")}
 _GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": HEADS, "n_positions": CONTEXT} | {
-    key: _LLAMA[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+    key: LLAMA[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")
 }
 
 # name → (GGUF's architecture, transformers' model_type, config)
 TINY: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("llama", "llama", _LLAMA),
-    "llama-tied": ("llama", "llama", _LLAMA | {"tie_word_embeddings": True}),
-    "llama-bias": ("llama", "llama", _LLAMA | {"attention_bias": True, "mlp_bias": True}),
-    "llama-head-dim": ("llama", "llama", _LLAMA | {"head_dim": 32}),
-    "mistral": ("llama", "mistral", _LLAMA | {"sliding_window": 7}),
-    "mixtral": ("llama", "mixtral", _LLAMA | {"num_local_experts": EXPERTS, "num_experts_per_tok": 2}),
-    "qwen2": ("qwen2", "qwen2", {key: value for key, value in _LLAMA.items() if key != "head_dim"}),
-    "qwen3": ("qwen3", "qwen3", _LLAMA | {"head_dim": 32}),
+    "llama": ("llama", "llama", LLAMA),
+    "llama-tied": ("llama", "llama", LLAMA | {"tie_word_embeddings": True}),
+    "llama-bias": ("llama", "llama", LLAMA | {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": ("llama", "llama", LLAMA | {"head_dim": 32}),
+    "mistral": ("llama", "mistral", LLAMA | {"sliding_window": 7}),
+    "mixtral": ("llama", "mixtral", LLAMA | {"num_local_experts": EXPERTS, "num_experts_per_tok": 2}),
+    "qwen2": ("qwen2", "qwen2", {key: value for key, value in LLAMA.items() if key != "head_dim"}),
+    "qwen3": ("qwen3", "qwen3", LLAMA | {"head_dim": 32}),
     "gpt2": ("gpt2", "gpt2", _GPT),
     "gpt2-inner": ("gpt2", "gpt2", _GPT | {"n_inner": 160}),
     "gptneox": ("gptneox", "gpt_neox", _NEOX | {"rotary_pct": 0.5}),

@@ -88,7 +88,7 @@ def test_codes_of_a_file_are_kept_whichever_way_round_it_names_them(name, kind, 
     assert (ours.logits(LONG) - wanted).pow(2).mean().sqrt() < 0.05 * wanted.pow(2).mean().sqrt()
 
 
-WIDE = {**gguf_files._LLAMA, "hidden_size": 256, "intermediate_size": 256, "tie_word_embeddings": True}
+WIDE = {**gguf_files.LLAMA, "hidden_size": 256, "intermediate_size": 256, "tie_word_embeddings": True}
 
 
 @needs_library

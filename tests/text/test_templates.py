@@ -2,10 +2,12 @@
 
 import json
 
+import gguf
 import pytest
 
 from tokenmill.errors import CheckpointError
 from tokenmill.text.templates import FOLDER, KEY, templates_from_directory, templates_from_gguf, templates_to_gguf
+from tokenmill.weights.gguf.header import read_header
 
 
 def test_files_stand_in_the_place_of_the_config(tmp_path):
@@ -64,3 +66,15 @@ def test_there_and_back_through_the_metadata_of_a_gguf():
     assert templates_to_gguf("d", {}) == {KEY: "d"} and templates_from_gguf({KEY: None}) == {}
     with pytest.raises(CheckpointError, match=r"tokenizer\.chat_template"):
         templates_from_gguf({KEY: 5})
+
+
+def test_templates_that_the_gguf_package_writes_are_read(tmp_path):
+    """As llama.cpp's converter writes those of a model with several; it takes letters and digits of a name alone."""
+    writer = gguf.GGUFWriter(None, "llama")
+    writer.add_chat_template([{"name": name, "template": name[0]} for name in ("rag", "default", "tool-use")])
+    writer.write_header_to_file(tmp_path / "x.gguf")
+    writer.write_kv_data_to_file()
+    writer.close()
+    metadata = read_header(tmp_path / "x.gguf").metadata
+    assert sorted(metadata["tokenizer.chat_templates"]) == ["rag", "tool_use"]
+    assert templates_from_gguf(metadata) == {"default": "d", "rag": "r", "tool_use": "t"}
