@@ -83,11 +83,12 @@ std::vector<std::vector<int>> Model::divide(const TmOp& op) const {
   return units;
 }
 
-// Which experts a step chooses is not known yet, so that each thread gets its share of every expert.
+// Which experts a step chooses is not known yet, so that each thread gets the same share of every expert: these are the units
+// of one.
 std::vector<std::vector<int>> Model::divide_experts(const TmOp& op) const {
   std::vector<std::vector<int>> units((size_t)shape.num_threads);
   const int each = op.num_units / op.experts;
-  for (int i = 0; i < op.num_units; i++) units[(size_t)((int64_t)(i % each) * shape.num_threads / each)].push_back(i);
+  for (int i = 0; i < each; i++) units[(size_t)((int64_t)i * shape.num_threads / each)].push_back(i);
   return units;
 }
 

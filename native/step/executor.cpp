@@ -38,7 +38,9 @@ void Executor::fill_queues() {
   for (size_t number = 0; number < model_.ops.size(); number++) {
     const TmOp& op = model_.ops[number];
     queues_.reset(number);
-    if (op.kind == TM_LINEAR) {
+    if (op.kind == TM_LINEAR && op.experts) {  // once the experts are chosen
+      for (size_t thread = 0; thread < scratch_.size(); thread++) queues_.fill(number, thread, 0);
+    } else if (op.kind == TM_LINEAR) {
       const int64_t rounds = (plan_.step->num_tokens + tokens_per_round(op) - 1) / tokens_per_round(op);
       for (size_t thread = 0; thread < scratch_.size(); thread++)
         queues_.fill(number, thread, model_.shares[number][thread].size() * (uint64_t)rounds);

@@ -1,15 +1,40 @@
 // Which experts the tokens of a step go to. A pair is one token and one of its experts; pairs are numbered expert by expert, so
-// that an expert's linears read and write consecutive rows.
+// that an expert's linears read and write consecutive rows. Work is listed for the experts that were chosen, not for all.
 #pragma once
 #include <vector>
 
 #include "plan/model.h"
 #include "step/aligned_buffer.h"
 
+constexpr int TOKEN_BLOCK = 64;  // tokens of one product
+
+// What one thread needs to choose the experts of a token.
+class ExpertChooser {
+ public:
+  void reserve(const Model& model);
+  // The experts of one token in rising order, and their weights.
+  void choose(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights);
+
+ private:
+  float score(const TmOp& op, const float* token_logits);
+  void keep_best_groups(const TmOp& op);
+  void take_best(const TmOp& op, int* chosen) const;
+
+  std::vector<float> scores_;  // [experts]
+  std::vector<float> wanted_;  // [experts], by which experts are chosen
+  std::vector<float> group_scores_;
+};
+
+// Pairs [begin, end) of one expert whose activations stay in the second-level cache while its units pass over them.
+struct ExpertRound {
+  int expert, begin, end;
+};
+
 struct ExpertRouting {
   AlignedBuffer<float> logits;    // [tokens, experts], of the router
   AlignedBuffer<float> outputs;   // [pairs, hidden], of the experts' last linears
-  std::vector<int> first_pair;    // [experts + 1]: pairs [first_pair[e], first_pair[e + 1]) are expert e's
+  std::vector<ExpertRound> rounds;  // of all experts that have pairs
+  int num_pairs = 0;
   std::vector<int> experts;       // [tokens][chosen], in rising order
   std::vector<int> pairs;         // [tokens][chosen]
   std::vector<int> token_of;      // [pairs]
@@ -17,17 +42,10 @@ struct ExpertRouting {
   std::vector<float> shared_gates;  // [tokens], before the sigmoid
 
   void reserve(const Model& model, int64_t tokens);
-  // Chooses the experts of all tokens from `logits`, and numbers the pairs.
-  void route(const TmOp& op, int tokens);
+  // Once `experts` is complete: numbers the pairs, and lists rounds of at most `round_size` of them.
+  void number_pairs(int tokens, int chosen, int round_size);
 
  private:
-  void choose(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights);
-  float score(const TmOp& op, const float* token_logits);
-  void keep_best_groups(const TmOp& op);
-  void number_pairs(int chosen);
-
-  std::vector<float> scores_;     // [experts], of one token
-  std::vector<float> wanted_;     // [experts], by which experts are chosen
-  std::vector<float> group_scores_;
-  std::vector<int> next_pair_;        // [experts]
+  std::vector<int> first_pair_;  // [experts + 1]: pairs [first_pair_[e], first_pair_[e + 1]) are expert e's
+  std::vector<int> next_pair_;   // [experts]
 };

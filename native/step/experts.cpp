@@ -4,28 +4,13 @@
 
 #include "step/worker.h"
 
-void ExpertRouting::reserve(const Model& model, int64_t tokens) {
-  const int64_t num_pairs = tokens * model.max_chosen;
-  logits.reserve(tokens * model.max_experts);
-  outputs.reserve(num_pairs * model.shape.hidden);
-  for (auto* list : {&experts, &pairs, &token_of}) list->resize((size_t)num_pairs);
-  weights.resize((size_t)num_pairs), shared_gates.resize((size_t)tokens);
+void ExpertChooser::reserve(const Model& model) {
   scores_.resize((size_t)model.max_experts), wanted_.resize((size_t)model.max_experts);
   group_scores_.reserve((size_t)model.max_experts);
-  first_pair.resize((size_t)model.max_experts + 1), next_pair_.resize((size_t)model.max_experts);
-}
-
-void ExpertRouting::route(const TmOp& op, int tokens) {
-  std::fill(first_pair.begin(), first_pair.end(), 0);
-  for (int t = 0; t < tokens; t++) {
-    const size_t at = (size_t)t * (size_t)op.chosen;
-    choose(op, logits.get() + (int64_t)t * op.experts, experts.data() + at, weights.data() + at);
-  }
-  number_pairs(op.chosen);
 }
 
 // The scores of all experts: sigmoids, or the exponentials of a softmax. Result: what to divide the exponentials by.
-float ExpertRouting::score(const TmOp& op, const float* token_logits) {
+float ExpertChooser::score(const TmOp& op, const float* token_logits) {
   const float max_logit = *std::max_element(token_logits, token_logits + op.experts);
   float total = 0;
   for (int e = 0; e < op.experts; e++) {
@@ -39,7 +24,7 @@ float ExpertRouting::score(const TmOp& op, const float* token_logits) {
 }
 
 // Only the experts of the best groups are left to be chosen. A group's score is the sum of its two best.
-void ExpertRouting::keep_best_groups(const TmOp& op) {
+void ExpertChooser::keep_best_groups(const TmOp& op) {
   const int size = op.experts / op.groups;
   group_scores_.assign((size_t)op.groups, 0);
   for (int g = 0; g < op.groups; g++) {
@@ -59,45 +44,83 @@ void ExpertRouting::keep_best_groups(const TmOp& op) {
   }
 }
 
-// The `chosen` experts with the highest scores are taken, the first among equals. Where `normalise`, their weights are divided
-// by the sum over the chosen ones.
-void ExpertRouting::choose(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights) {
+// The experts with the highest scores, the highest first, and the first among equals.
+void ExpertChooser::take_best(const TmOp& op, int* chosen) const {
+  for (int e = 0, count = 0; e < op.experts; e++) {
+    const float value = wanted_[(size_t)e];
+    if (count == op.chosen && !(value > wanted_[(size_t)chosen[count - 1]])) continue;
+    int at = count < op.chosen ? count++ : count - 1;
+    for (; at > 0 && value > wanted_[(size_t)chosen[at - 1]]; at--) chosen[at] = chosen[at - 1];
+    chosen[at] = e;
+  }
+}
+
+// Where `normalise`, the weights are divided by the sum over the chosen ones.
+void ExpertChooser::choose(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights) {
   const float total = score(op, token_logits);
   for (int e = 0; e < op.experts; e++) wanted_[(size_t)e] = scores_[(size_t)e] + (op.correction ? op.correction[e] : 0);
   if (op.groups) keep_best_groups(op);
+  take_best(op, chosen);
   float chosen_total = 0;
-  for (int c = 0; c < op.chosen; c++) {
-    int best = -1;
-    for (int e = 0; e < op.experts; e++) {
-      const bool taken = std::find(chosen, chosen + c, e) != chosen + c;
-      if (!taken && (best < 0 || wanted_[(size_t)e] > wanted_[(size_t)best])) best = e;
-    }
-    chosen[c] = best, chosen_total += scores_[(size_t)best];
-  }
+  for (int c = 0; c < op.chosen; c++) chosen_total += scores_[(size_t)chosen[c]];
   std::sort(chosen, chosen + op.chosen);
   for (int c = 0; c < op.chosen; c++) {
     chosen_weights[c] = scores_[(size_t)chosen[c]] / (op.normalise ? chosen_total : total);
     if (op.scale != 1) chosen_weights[c] *= op.scale;
-    first_pair[(size_t)chosen[c] + 1]++;  // a count until number_pairs
   }
 }
 
-void ExpertRouting::number_pairs(int chosen) {
-  for (size_t e = 0; e + 1 < first_pair.size(); e++) first_pair[e + 1] += first_pair[e];
-  std::copy(first_pair.begin(), first_pair.end() - 1, next_pair_.begin());
-  for (size_t i = 0; i < experts.size(); i++) {
-    pairs[i] = next_pair_[(size_t)experts[i]]++;
-    token_of[(size_t)pairs[i]] = (int)i / chosen;
+void ExpertRouting::reserve(const Model& model, int64_t tokens) {
+  const int64_t most_pairs = tokens * model.max_chosen;
+  logits.reserve(tokens * model.max_experts);
+  outputs.reserve(most_pairs * model.shape.hidden);
+  for (auto* list : {&experts, &pairs, &token_of}) list->resize((size_t)most_pairs);
+  weights.resize((size_t)most_pairs), shared_gates.resize((size_t)tokens);
+  first_pair_.resize((size_t)model.max_experts + 1), next_pair_.resize((size_t)model.max_experts);
+  rounds.reserve((size_t)(std::min<int64_t>(model.max_experts, most_pairs) + most_pairs / TOKEN_BLOCK));
+}
+
+void ExpertRouting::number_pairs(int tokens, int chosen, int round_size) {
+  num_pairs = tokens * chosen;
+  std::fill(first_pair_.begin(), first_pair_.end(), 0);
+  for (int i = 0; i < num_pairs; i++) first_pair_[(size_t)experts[(size_t)i] + 1]++;
+  rounds.clear();
+  for (size_t e = 0; e + 1 < first_pair_.size(); e++) {
+    const int begin = first_pair_[e], end = first_pair_[e + 1] += begin;
+    for (int at = begin; at < end; at += round_size) rounds.push_back({(int)e, at, std::min(at + round_size, end)});
+  }
+  std::copy(first_pair_.begin(), first_pair_.end() - 1, next_pair_.begin());
+  for (int i = 0; i < num_pairs; i++) {
+    const int pair = next_pair_[(size_t)experts[(size_t)i]]++;
+    pairs[(size_t)i] = pair, token_of[(size_t)pair] = i / chosen;
   }
 }
 
-void Worker::choose_experts(const TmOp& op) {
-  if (thread_ == 0) routing_.route(op, plan_.step->num_tokens);
+void Worker::choose_experts(const TmOp& op, size_t number) {
+  const auto [first, last] = share(plan_.step->num_tokens);
+  for (int t = first; t < last; t++) {
+    const size_t at = (size_t)t * (size_t)op.chosen;
+    scratch_.chooser.choose(op, routing_.logits.get() + (int64_t)t * op.experts, routing_.experts.data() + at,
+                            routing_.weights.data() + at);
+  }
   threads_.meet();
-  const auto [from, to] = share((int)routing_.token_of.size());
+  if (thread_ == 0) list_expert_work(op, number);
+  threads_.meet();
+  const auto [from, to] = share(routing_.num_pairs);
   for (int p = from; p < to; p++)
     memory_.buffers[op.to].copy_row(p, input(op.from), routing_.token_of[(size_t)p]);
   threads_.meet();
+}
+
+// Fills the queues of the experts' linears, which follow: units of the experts that were chosen.
+void Worker::list_expert_work(const TmOp& op, size_t number) {
+  const auto is_linear = [&](size_t at) { return model_.ops[at].kind == TM_LINEAR && model_.ops[at].experts; };
+  int64_t round_size = INT32_MAX;
+  for (size_t at = number + 1; is_linear(at); at++) round_size = std::min(round_size, tokens_per_round(model_.ops[at]));
+  routing_.number_pairs(plan_.step->num_tokens, op.chosen, (int)round_size);
+  for (size_t at = number + 1; is_linear(at); at++)
+    for (size_t thread = 0; thread < model_.shares[at].size(); thread++)
+      queues_.fill(at, thread, model_.shares[at][thread].size() * routing_.rounds.size());
 }
 
 void Worker::combine_experts(const TmOp& op) {

@@ -8,16 +8,11 @@ namespace {
 
 constexpr int64_t MAX_ROUND_BYTES = 3 << 18;  // of activations; nearly the second-level cache
 
-// The tokens (or pairs of token and expert) that one entry of a work queue multiplies by a unit.
-struct TokenRange {
-  int begin, end;
-};
-
-TokenRange round_of(const TmOp& op, const ExpertRouting& routing, int unit, int64_t round, int tokens) {
-  const int expert = op.experts ? unit / (op.num_units / op.experts) : 0;
-  const int size = (int)tokens_per_round(op);
-  const int begin = (op.experts ? routing.first_pair[(size_t)expert] : 0) + (int)round * size;
-  return {begin, std::min(begin + size, op.experts ? routing.first_pair[(size_t)expert + 1] : tokens)};
+// The tokens, or pairs of token and expert, of a round. Without experts there is one, number 0.
+ExpertRound round_of(const TmOp& op, const ExpertRouting& routing, size_t round, int tokens) {
+  if (op.experts) return routing.rounds[round];
+  const int size = (int)tokens_per_round(op), begin = (int)round * size;
+  return {0, begin, std::min(begin + size, tokens)};
 }
 
 }  // namespace
@@ -27,7 +22,8 @@ int64_t tokens_per_round(const TmOp& op) {
   return std::max<int64_t>(1, MAX_ROUND_BYTES / bytes / TOKEN_BLOCK) * TOKEN_BLOCK;
 }
 
-// An entry of a work queue is one unit and one round of tokens: all units for the first round come before those for the next.
+// An entry of a work queue is one unit and one round of tokens: all units for the first round come before those for the next. The
+// shares of an experts' linear are units of each expert.
 void Worker::linear(const TmOp& op, size_t number) {
   // The inner activations of an MLP and the rows of the experts are computed by all threads together, even in a small step.
   const bool together = op.from == TM_MLP_INNER || op.from == TM_GATHERED;
@@ -36,8 +32,9 @@ void Worker::linear(const TmOp& op, size_t number) {
   const int tokens = op.epilogue == TM_LOGITS ? plan_.step->num_rows : plan_.step->num_tokens;
   for (WorkItem item; (item = queues_.take(number, thread_)).owner >= 0;) {
     const std::vector<int>& units = model_.shares[number][(size_t)item.owner];
-    const int unit = units[item.index % units.size()];
-    const TokenRange range = round_of(op, routing_, unit, (int64_t)(item.index / units.size()), tokens);
+    const uint32_t count = (uint32_t)units.size(), round = item.index / count;
+    const ExpertRound range = round_of(op, routing_, round, tokens);
+    const int unit = range.expert * (op.num_units / std::max(1, op.experts)) + units[item.index - round * count];
     for (int first = range.begin; first < range.end; first += TOKEN_BLOCK)
       multiply_unit(op, op.units[unit], x, first, std::min(TOKEN_BLOCK, range.end - first));
   }

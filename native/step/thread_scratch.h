@@ -6,8 +6,8 @@
 #include "attention/scratch_bytes.h"
 #include "plan/step_plan.h"
 #include "step/activation_buffer.h"
+#include "step/expert_routing.h"
 
-constexpr int TOKEN_BLOCK = 64;        // tokens of one product
 constexpr int MAX_PENDING = 64 * 64;   // outputs of products that wait for their epilogues
 static_assert(TOKEN_BLOCK * GROUP <= MAX_PENDING, "the products of every unit but a wide head fit in");
 
@@ -49,6 +49,7 @@ struct ThreadScratch {
   PendingProducts pending;
   AttentionScratch attention;
   KvPrefetch prefetch;
+  ExpertChooser chooser;
 
   void reserve(const Model& model, bool small_step) {
     const TmModel& shape = model.shape;
@@ -56,6 +57,7 @@ struct ThreadScratch {
       if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], small_step ? SMALL_STEP : 0);
     row.reserve(rounded(std::max({shape.hidden, shape.num_heads * model.max_head_dim, shape.intermediate}), PAD));
     const int64_t width = std::max<int64_t>(model.max_head_width(), PAD);
+    chooser.reserve(model);
     head.reserve(width), zeros.reserve(width);
     std::fill_n(zeros.get(), width, 0.0f);
     pending.out.reserve(std::max<int64_t>(MAX_PENDING, TOKEN_BLOCK * rounded(model.max_head_width(), GROUP)));

@@ -17,7 +17,7 @@ void Worker::perform(size_t number) {
     case TM_HEADS: store_heads(op), threads_.meet(); break;
     case TM_LINEAR: linear(op, number), threads_.meet(); break;
     case TM_ATTEND: attend(op, number); break;
-    case TM_CHOOSE: choose_experts(op); break;
+    case TM_CHOOSE: choose_experts(op, number); break;
     case TM_COMBINE: combine_experts(op), threads_.meet(); break;
   }
 }

@@ -82,7 +82,8 @@ class Worker {
   void store_attended(const TmOp& op, int token);
 
   // experts.cpp
-  void choose_experts(const TmOp& op);
+  void choose_experts(const TmOp& op, size_t number);
+  void list_expert_work(const TmOp& op, size_t number);
   void combine_experts(const TmOp& op);
 
   // This thread's part of `count` things.

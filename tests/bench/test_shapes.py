@@ -26,13 +26,21 @@ def test_a_shape_has_random_tensors_of_the_sizes_of_its_model():
         find_shape("llama-2b")
 
 
+def test_a_shape_may_have_fewer_layers():
+    for name in ("qwen3-30b-a3b", "gpt2"):
+        assert read_config(find_shape(f"{name}:3").config).num_layers == 3
+    for layers in ("", "0", "-1", "x"):
+        with pytest.raises(ConfigError, match="a positive number of layers behind the colon, as gpt2:4"):
+            find_shape(f"gpt2:{layers}")
+
+
 @pytest.mark.parametrize(
     ("name", "millions"),
     [
         ("smollm2-135m", 134.5), ("smollm2-360m", 361.8), ("smollm2-1.7b", 1711.4), ("tinyllama-1.1b", 1100.0),
         ("llama-1b", 1235.8), ("llama-3b", 3212.7), ("llama-7b", 6738.4), ("llama-8b", 8030.3),
         ("mistral-7b", 7241.7), ("qwen2.5-0.5b", 494.0), ("qwen3-0.6b", 596.0), ("mixtral-8x7b", 46702.8),
-        ("pythia-160m", 162.3), ("gpt2", 124.4),
+        ("pythia-160m", 162.3), ("gpt2", 124.4), ("qwen3-30b-a3b", 30532.1),
     ],
 )  # fmt: skip
 def test_shapes_have_the_parameters_that_their_models_name(name, millions):

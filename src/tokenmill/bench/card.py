@@ -25,7 +25,8 @@ def card_of(
     """Parameters, traffic per token, the machine's limits, and each point's floor in tokens per second."""
     resolved = resolve(config, model)
     storage = Storage.planned(resolved, file_bytes)
-    dtype, peak, read = resolved.config.dtype, limits.flop_s(config.dtype, storage.integer), 1e9 * limits.read_gb_s
+    dtype, read = resolved.config.dtype, 1e9 * limits.read_gb_s
+    peak = limits.flop_s(dtype, storage.integer)
     decode = decode_traffic(model, storage, 1, 0)
     return {
         "model": config.model,

@@ -74,6 +74,14 @@ SHAPES |= {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
+    "qwen3-30b-a3b": {
+        **_llama(2048, 48, 32, 4, 6144, 151936, 40960, rope_theta=1e6, head_dim=128),
+        "model_type": "qwen3_moe",
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
     "pythia-160m": {
         "model_type": "gpt_neox",
         "hidden_size": 768,
@@ -144,8 +152,13 @@ def _noise() -> Tensor:
     return torch.randn(BLOCK, generator=torch.Generator().manual_seed(0)) * 0.02
 
 
-def find_shape(name: str) -> Shape:
-    """The shape of that name; ConfigError with the names when there is none."""
+def find_shape(text: str) -> Shape:
+    """The shape of that name, or as many of its layers as follow a colon; ConfigError with the names without."""
+    name, colon, layers = text.partition(":")
     if name not in SHAPES:
-        raise ConfigError("--shape", name, f"use one of {', '.join(SHAPES)}")
-    return Shape(name)
+        raise ConfigError("--shape", text, f"use one of {', '.join(SHAPES)}")
+    if not colon:
+        return Shape(name)
+    if not layers.isdecimal() or not int(layers):
+        raise ConfigError("--shape", text, f"a positive number of layers behind the colon, as {name}:4")
+    return Shape(name, **{"n_layer" if "n_layer" in SHAPES[name] else "num_hidden_layers": int(layers)})

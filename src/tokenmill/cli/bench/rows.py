@@ -41,7 +41,7 @@ ShapeName = Annotated[
         "--shape",
         metavar="NAME",
         help="An architecture with random weights in place of MODEL, no files needed: llama-1b, llama-7b, llama-8b, "
-        "smollm2-135m, pythia-160m, … (any wrong name lists them all).",
+        "smollm2-135m, pythia-160m, … (any wrong name lists them all). NAME:4 has 4 layers.",
     ),
 ]
 Repetitions = Annotated[
