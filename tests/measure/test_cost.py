@@ -137,10 +137,10 @@ def test_the_traffic_of_prefill(batch, num_tokens, depth, seen):
     assert found.operations == batch * (num_tokens * (2 * (READ - 800) + attention(seen)) + 2 * 800)
 
 
-def test_experts_are_read_by_as_many_tokens_as_there_are():
+def test_two_tokens_choose_the_same_of_four_experts_now_and_then():
     moe = replace(SMALL, num_experts=4, num_experts_per_token=1)
     one, two = (prefill_traffic(moe, PLAIN, batch, 0.2).read_bytes for batch in (1, 2))
-    assert two - one == 2 * 3 * 8 * 16 * 4
+    assert two - one == 2 * 3 / 4 * 3 * 8 * 16 * 4
 
 
 def test_of_experts_a_token_computes_those_that_it_chose():
@@ -150,14 +150,13 @@ def test_of_experts_a_token_computes_those_that_it_chose():
     assert prefill_traffic(moe, PLAIN, 1, 4).operations == 4 * (2 * (each - 800) + attention(4)) + 2 * 800
 
 
-@pytest.mark.parametrize(("max_length", "num_read"), [(1, 1), (2, 2), (None, 1)])
-def test_how_an_engine_stores_its_matrices(max_length, num_read):
-    """As many experts are read as the longest text may choose."""
+def test_how_an_engine_stores_its_matrices():
+    """All of them, and those of all experts."""
     moe = replace(SMALL, num_experts=4, num_experts_per_token=1)
     for scheme, integer in (("dense", False), ("q8", True)):
-        config = SimpleNamespace(scheme=scheme, dtype="bfloat16", cache_format="int8", max_length=max_length)
+        config = SimpleNamespace(scheme=scheme, dtype="bfloat16", cache_format="int8")
         engine = SimpleNamespace(model_config=moe, config=config, memory={"matrix_bytes": 30000})
-        weights = READ - 2 * 3 * 8 * 16 + 2 * (num_read * 3 * 8 * 16 + 4 * 8)
+        weights = READ - 2 * 3 * 8 * 16 + 2 * (4 * 3 * 8 * 16 + 4 * 8)
         assert Storage.of_engine(engine) == Storage("bfloat16", 30000 / weights, integer, "int8")
 
 

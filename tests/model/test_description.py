@@ -188,8 +188,9 @@ def test_what_a_step_reads():
     assert describe(COUNTED).num_read(1) == describe(COUNTED).num_read(9) == all_but_mlp + 3 * 3 * 48 * 80
     assert describe(replace(COUNTED, tie_embeddings=True)).num_read(1) == all_but_mlp + 3 * 3 * 48 * 80
     experts = describe(replace(COUNTED, num_experts=5, num_experts_per_token=2))
-    for num_tokens, read in ((1, 2), (2, 4), (3, 5), (100, 5)):
-        assert experts.num_read(num_tokens) == all_but_mlp + 3 * (5 * 48 + read * 3 * 48 * 80)
+    for num_tokens, read in ((1, 2), (2, 3.2), (3, 3.92), (100, 5)):  # 5 - 5 · 0.6 ** tokens
+        assert experts.num_read(num_tokens) == all_but_mlp + round(3 * (5 * 48 + read * 3 * 48 * 80))
+    assert experts.num_used == experts.num_read(100) and describe(COUNTED).num_used == describe(COUNTED).num_read(1)
 
 
 def test_a_description_in_full():

@@ -68,10 +68,9 @@ class Storage:
     @classmethod
     def of_engine(cls, engine: "Engine") -> "Storage":
         """The storage that the engine really has."""
-        weights = describe(engine.model_config).num_read(engine.config.max_length or 1)
-        integer = find_scheme(engine.config.scheme).is_integer
-        config = engine.config
-        return cls(config.dtype, engine.memory["matrix_bytes"] / weights, integer, config.cache_format)
+        integer, config = find_scheme(engine.config.scheme).is_integer, engine.config
+        per_weight = engine.memory["matrix_bytes"] / describe(engine.model_config).num_used
+        return cls(config.dtype, per_weight, integer, config.cache_format)
 
     @classmethod
     def planned(cls, resolved: ResolvedModel, file_bytes: int) -> "Storage":

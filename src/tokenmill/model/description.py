@@ -217,17 +217,23 @@ class DecoderDescription:
     def mixtures(self) -> list[ExpertsBlock]:
         return [layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertsBlock)]
 
-    def num_read(self, num_tokens: int) -> int:
-        """Parameters that a step of so many tokens reads: all but the embeddings and experts that nobody chose.
-
-        A tied head is read. Of the embeddings a step reads a row for each token, which is not counted.
-        """
+    @property
+    def num_used(self) -> int:
+        """Parameters that long texts read: all but the embeddings. A tied head is read."""
         counts = count_parameters(self.config)
+        return counts["attention"] + counts["mlp"] + counts["norms"] + self.head.num_parameters
+
+    def num_read(self, num_tokens: int) -> int:
+        """Parameters that a step of so many tokens reads: not the experts that nobody chose, of which there are as many
+        as on average where all are as likely and every token chooses for itself.
+
+        Of the embeddings a step reads a row for each token, which is not counted.
+        """
         unread = sum(
-            max(mixture.num - num_tokens * mixture.chosen, 0) * _total(mixture.expert.matrices)
+            mixture.num * (1 - mixture.chosen / mixture.num) ** num_tokens * _total(mixture.expert.matrices)
             for mixture in self.mixtures
         )
-        return counts["attention"] + counts["mlp"] + counts["norms"] + self.head.num_parameters - unread
+        return self.num_used - round(unread)
 
 
 @cache
