@@ -15,6 +15,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from tokenmill.errors import CheckpointError
 from tokenmill.text.pre_tokenizers import PRE_TOKENIZERS
+from tokenmill.text.templates import templates_from_directory
 from tokenmill.text.token_bytes import letters_of
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.value_reader import ValueReader, brief
@@ -56,7 +57,7 @@ def read_tiktoken(file: Path, specials: Sequence[str]) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in specials])
     names = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
-    return _tokenizer(backend, names, ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"])
+    return _tokenizer(file, backend, names, ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"])
 
 
 def read_tekken(file: Path) -> Tokenizer:
@@ -68,6 +69,8 @@ def read_tekken(file: Path) -> Tokenizer:
     specials = _OLD_TEKKEN if said is None else _specials_of(reader, said)
     count = config.count("default_num_special_tokens", len(specials), maximum=size)
     specials = [*specials, *(f"<SPECIAL_{number}>" for number in range(len(specials), count))]
+    if not {"<s>", "</s>"} <= set(specials):
+        raise CheckpointError(f"{file}: its special tokens lack '<s>' or '</s>'")
     vocabulary = reader.take("vocab")
     if not isinstance(vocabulary, list) or len(vocabulary) < size - count:
         raise reader.refuse("vocab", vocabulary, f"a list of at least {size - count} tokens")
@@ -82,7 +85,7 @@ def read_tekken(file: Path) -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in specials])
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    return _tokenizer(backend, {key: name for key, name in names.items() if name in specials}, ["</s>"])
+    return _tokenizer(file, backend, {key: name for key, name in names.items() if name in specials}, ["</s>"])
 
 
 def begin_with(backend: tokenizers.Tokenizer, name: str) -> None:
@@ -97,14 +100,17 @@ def _reserved(number: int) -> str:
     return f"<|reserved_special_token_{number}|>"
 
 
-def _tokenizer(backend: tokenizers.Tokenizer, names: Mapping[str, str], ends: Sequence[str]) -> Tokenizer:
+def _tokenizer(file: Path, backend: tokenizers.Tokenizer, names: Mapping[str, str], ends: Sequence[str]) -> Tokenizer:
+    """The tokenizer, with the chat templates that lie beside its file."""
     begin_with(backend, names["bos_token"])
-    found = (backend.token_to_id(end) for end in ends)
+    found, templates = (backend.token_to_id(end) for end in ends), templates_from_directory(file.parent, {})
     return Tokenizer(
         backend,
         bos_token_id=backend.token_to_id(names["bos_token"]),
         eos_token_ids=[number for number in found if number is not None],
         special_texts=names,
+        chat_template=templates.pop("default", None),
+        named_templates=templates,
     )
 
 

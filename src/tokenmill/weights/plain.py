@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import TextPart
 from tokenmill.registry import TENSOR_READERS, lookup
+from tokenmill.text.byte_ranks import read_tekken
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.generation import defaults_of_directory
 from tokenmill.weights.tensor_file import TensorFile, open_tensor_file
@@ -95,7 +96,8 @@ class Checkpoint:
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that travels with the model, if one does."""
-        return Tokenizer.from_directory(self.path)
+        found, tekken = Tokenizer.from_directory(self.path), self.path / "tekken.json"
+        return read_tekken(tekken) if found is None and tekken.is_file() else found
 
     def generation_defaults(self) -> dict[str, Any]:
         """The sampling settings that the model's files recommend, by their names in SamplingParams."""
