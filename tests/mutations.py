@@ -23,6 +23,8 @@ from safetensors.torch import load_file
 
 from tests import gguf_files
 from tests.tiny_models import TINY, prompt, save
+from tests.weights.codes.test_of_others import coded_llama
+from tests.weights.meta import test_checkpoint as meta
 from tokenmill import TokenmillError, load
 from tokenmill.cache.header import KEY
 from tokenmill.cache.snapshot import read_snapshot, write_snapshot
@@ -187,6 +189,15 @@ def rounded(folder: Path) -> Path:
     return folder / "rounded"
 
 
+def of_others(kind: str) -> Callable[[Path], Path]:
+    """A tiny Llama of one layer whose MLP is in the codes of another program."""
+    return lambda folder: coded_llama(kind, folder / kind)
+
+
+def own_layout(folder: Path) -> Path:
+    return meta.written(folder / "meta", meta.PARAMS, meta.original(meta.PARAMS), 2)
+
+
 def packed(folder: Path) -> Path:
     config = EngineConfig(program="native", dtype="float32")
     save_packed_model(open_checkpoint(with_tokenizer(folder)), config, folder / "packed.image", lambda *_: None)
@@ -337,6 +348,20 @@ CASES: dict[str, list[Any]] = {
         Case(rounded, "config.json", as_json),
         Case(rounded, "model.safetensors", mutate_safetensors),
     ],
+    "coded": [
+        Case(of_others(kind), name, mutate)
+        for kind in (
+            "compressed 4 bits with zeros",
+            "compressed fp8 in blocks",
+            "nf4 nested",
+            "LLM.int8",
+            "MLX affine 4 by 32",
+            "auto_round:auto_gptq 3 by 32",
+            "AWQ gemv_fast by 64",
+        )
+        for name, mutate in (("config.json", as_json), ("model.safetensors", mutate_safetensors))
+    ],
+    "own": [Case(own_layout, "params.json", as_json), Case(own_layout, "consolidated.01.pth", mutate_bytes)],
     "session": [SessionCase("eager"), SessionCase("native")],
     "packed": [Case(packed, "", mutate_packed)],
 }

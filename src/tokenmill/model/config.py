@@ -224,12 +224,12 @@ def quant_method(config: Mapping[str, Any]) -> str | None:
         return None
     reader = ValueReader(settings, "config.json: quantization_config", CheckpointError)
     method = reader.take("quant_method", None)
-    if method in REFUSED_CODES:
+    if isinstance(method, str) and method in REFUSED_CODES:
         raise CheckpointError(
             f"config.json: quant_method {brief(method)} ({REFUSED_CODES[method]}) is not implemented: give the model "
             "that it was made of, or an export of that as GGUF, GPTQ or AWQ"
         )
-    if method not in CODES:
+    if not isinstance(method, str) or method not in CODES:
         known = ", ".join(CODES)
         raise CheckpointError(f"config.json: quant_method {brief(method)} is not implemented: only {known}")
-    return str(method)
+    return method

@@ -14,8 +14,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.tiny_models import prompt
+from tokenmill import load
 from tokenmill.errors import CheckpointError
-from tokenmill.weights.checkpoint import read_config_json
+from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint
 from tokenmill.weights.plain import PlainCheckpoint
 
@@ -40,6 +42,27 @@ def directory(path: Path, kind: str, without: str = "", **more: object) -> Path:
     (path / "config.json").write_text(json.dumps(config))
     tensors = {name: tensor(*each) for name, each in KINDS[kind]["tensors"].items() if name != without}
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def coded_llama(kind: str, path: Path) -> Path:
+    """A whole model of one layer: gate and up are the matrix of this kind, all else is in floating point."""
+    path.mkdir(exist_ok=True)
+    rows, columns = KINDS[kind]["shape"]
+    shapes = {"mlp.down_proj": (columns, rows)} | {f"self_attn.{part}_proj": (columns, columns) for part in "qkvo"}
+    generator = torch.Generator().manual_seed(rows)
+    tensors = {f"model.layers.0.{name}.weight": shape for name, shape in shapes.items()}
+    tensors |= {f"model.layers.0.{name}_layernorm.weight": (columns,) for name in ("input", "post_attention")}
+    tensors |= {
+        "model.norm.weight": (columns,),
+        "model.embed_tokens.weight": (64, columns),
+        "lm_head.weight": (64, columns),
+    }
+    numbers = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in tensors.items()}
+    directory(path, kind, vocab_size=64, max_position_embeddings=128)
+    coded = {name: tensor(*each) for name, each in KINDS[kind]["tensors"].items()}
+    coded |= {name.replace("up_proj", "gate_proj"): each.clone() for name, each in coded.items()}
+    save_file(numbers | coded, path / "model.safetensors", {"format": "pt"})
     return path
 
 
@@ -92,3 +115,18 @@ def test_every_part_is_missed_that_is_needed(kind, tmp_path):
             assert name in str(error) or "no scale is beside the codes of" in str(error)
         else:
             assert f"{NAME}.weight" not in shapes, "which a load reports"
+
+
+@pytest.mark.parametrize("kind", ["compressed int8 by rows", "nf4", "MLX affine 4 by 64", "AWQ gemm by 32"])
+def test_a_model_computes_with_these_values(kind, tmp_path):
+    path, plain = coded_llama(kind, tmp_path / "m"), tmp_path / "plain"
+    plain.mkdir()
+    found = open_checkpoint(path)
+    save_file({name: found.read(name).contiguous() for name in found.shapes}, plain / "model.safetensors")
+    config = {key: value for key, value in found.config.items() if not key.endswith("as_codes")}
+    (plain / "config.json").write_text(json.dumps(config))
+    ids, how = [number % 64 for number in prompt(40)], {"dtype": "float32", "threads": 1}
+    wanted = load(plain, scheme="dense", **how).logits(ids)
+    torch.testing.assert_close(load(path, scheme="dense", **how).logits(ids), wanted, rtol=1e-5, atol=1e-5)
+    for scheme in ("file", "q8"):
+        assert (load(path, scheme=scheme, **how).logits(ids) - wanted).abs().max() <= 0.1 * wanted.std()
