@@ -23,6 +23,7 @@ from tokenmill.text.gguf_vocab import PROBES
 from tokenmill.text.vocab import tokenizer_from_gguf
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.gguf.header import read_header
+from tokenmill.weights.relaid import in_hugging_face_layout
 from tokenmill.weights.write import convert as module
 from tokenmill.weights.write.quantize import quantize
 
@@ -66,6 +67,10 @@ def without_codes(source, out):
     return quantize(open_checkpoint(source), out, Silent(), scheme="none", head="none", export="gguf")
 
 
+def in_words_of_hugging_face(path):
+    return in_hugging_face_layout(open_checkpoint(path))
+
+
 def entries(path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
 
@@ -83,7 +88,7 @@ def same_config(one, other, but=()) -> None:
 @pytest.mark.parametrize("name", [name for name in gguf_files.TINY if name != "gptneox-serial"])
 def test_a_gguf_file_holds_the_codes_and_the_model(sources, tmp_path, name, scheme, symmetric):
     export(sources(name), tmp_path / "out.gguf", "gguf", scheme=scheme, symmetric=symmetric)
-    source, again = open_checkpoint(sources(name)), open_checkpoint(tmp_path / "out.gguf")
+    source, again = open_checkpoint(sources(name)), in_words_of_hugging_face(tmp_path / "out.gguf")
     assert dict(again.shapes) == dict(source.shapes)
     bits, kept = int(scheme[1]), 0
     for label, shape in source.shapes.items():
@@ -109,7 +114,7 @@ def test_a_gguf_file_holds_the_codes_and_the_model(sources, tmp_path, name, sche
 def test_a_gguf_file_says_what_its_codes_say(sources, tmp_path, name):
     """The program's logits against those of the rounded values in floating point, in the source's own layout."""
     export(sources(name), tmp_path / "out.gguf", "gguf")
-    rounded = open_checkpoint(tmp_path / "out.gguf")
+    rounded = in_words_of_hugging_face(tmp_path / "out.gguf")
     plain = tmp_path / "plain"
     plain.mkdir()
     for file in sources(name).iterdir():
@@ -130,7 +135,7 @@ UNSAYABLE |= {name for name in TINY if name.startswith(("gemma2", "gemma3"))}
 def test_a_gguf_file_in_floating_point_is_the_same_model(models, tmp_path, name):
     """Every departure that GGUF can say, with rows of 48, which codes cannot have."""
     without_codes(save(name, models), tmp_path / "out.gguf")
-    source, again = open_checkpoint(save(name, models)), open_checkpoint(tmp_path / "out.gguf")
+    source, again = open_checkpoint(save(name, models)), in_words_of_hugging_face(tmp_path / "out.gguf")
     for label in source.shapes:
         # Of Gemma's norms the file has 1 + weight, which rounds what has more than bfloat16's 8 bits.
         atol = 1e-7 if name.startswith("gemma") and "norm" in label else 0
@@ -183,7 +188,7 @@ def test_a_tied_embedding_becomes_codes_when_it_is_asked_for(sources, tmp_path):
     export(sources("llama-tied"), tmp_path / "q8.gguf", "gguf", head="q8")
     assert read_header(tmp_path / "plain.gguf").tensors["token_embd.weight"].type == Kind.F32
     assert read_header(tmp_path / "q8.gguf").tensors["token_embd.weight"].type == Kind.Q8_0
-    again, source = open_checkpoint(tmp_path / "q8.gguf"), open_checkpoint(sources("llama-tied"))
+    again, source = in_words_of_hugging_face(tmp_path / "q8.gguf"), open_checkpoint(sources("llama-tied"))
     wanted = round_to_nearest(source.read("model.embed_tokens.weight"), 8)
     assert torch.equal(again.read_codes("model.embed_tokens.weight").codes, wanted.codes)
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tests import gguf_files
 from tokenmill import registry
 from tokenmill.errors import CheckpointError, ConfigError
-from tokenmill.model.families import InGGUF, read_config
+from tokenmill.model.families import InGGUF, in_gguf, read_config
 from tokenmill.model.families.llama import LLAMA
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.header import Header, TensorInfo, read_header
-from tokenmill.weights.gguf.names import hf_bases
+from tokenmill.weights.relaid import in_hugging_face_layout
 from tokenmill.weights.write.gguf_metadata import check_read_back, metadata_of
 
 Kind = gguf.GGMLQuantizationType
@@ -142,6 +142,7 @@ def test_flipped_bits_in_a_model(bare_llama, tmp_path):
 def test_float32_gives_back_exactly_what_went_in(folder, name):
     _, tensors = gguf_files.tiny(name)
     checkpoint = GGUFCheckpoint(gguf_files.write(folder / f"{name}.gguf", name))
+    checkpoint = in_hugging_face_layout(checkpoint)
     assert {label: tuple(tensor.shape) for label, tensor in tensors.items()} == checkpoint.shapes
     assert checkpoint.num_bytes == sum(tensor.nbytes for tensor in tensors.values())
     for label, tensor in tensors.items():
@@ -159,6 +160,7 @@ def test_the_config_means_the_same_model(folder, name):
 def test_quantised_matrices_are_what_the_gguf_package_makes_of_them(folder, kind):
     _, tensors = gguf_files.tiny("qwen2")
     checkpoint = GGUFCheckpoint(gguf_files.write(folder / f"{kind.name}.gguf", "qwen2", kind))
+    checkpoint = in_hugging_face_layout(checkpoint)
     for label, tensor in tensors.items():
         read = checkpoint.read(label)
         stored = kind if tensor.dim() > 1 else Kind.F32
@@ -173,7 +175,7 @@ def test_quantised_rows_are_turned_whole(folder, name):
     """Turning rows or heads round and dequantising commute: the same numbers as turning the dequantised matrix."""
     arch, _, _ = gguf_files.TINY[name]
     config, tensors = gguf_files.tiny(name)
-    checkpoint = GGUFCheckpoint(gguf_files.write(folder / f"{name}-q8.gguf", name, Kind.Q8_0))
+    checkpoint = in_hugging_face_layout(GGUFCheckpoint(gguf_files.write(folder / f"{name}-q8.gguf", name, Kind.Q8_0)))
     back = {label: checkpoint.read(label).contiguous() for label in tensors}
     for label, turned in gguf_files.converted(arch, config, tensors).items():
         if turned.ndim > 1:
@@ -187,7 +189,7 @@ def test_every_type_is_read_or_named(folder, kind):
     data = np.random.default_rng(50).integers(0, 256, (64, 256 // block * block_bytes), np.uint8)
     stored = {"blk.0.ffn_down.weight": (data, kind)}
     checkpoint = GGUFCheckpoint(gguf_files.write(folder / "kind.gguf", "qwen2", stored=stored))
-    name = "model.layers.0.mlp.down_proj.weight"
+    name = "blk.0.ffn_down.weight"
     try:
         with np.errstate(all="ignore"):  # random scales are infinite here and there
             expected = gguf.dequantize(data, kind)
@@ -267,7 +269,7 @@ def test_a_family_that_is_read_as_llama_is_needs_its_own_file_alone(monkeypatch)
     names = {"token_embd.weight": (10, 8), "output.weight": (10, 8), "blk.0.attn_q.weight": (8, 8)}
     infos = [TensorInfo(name, shape, Kind.F32, 0, 0) for name, shape in names.items()]
     check_read_back(Path("orion.gguf"), model, metadata, infos)  # raises ConfigError where a field differs
-    assert hf_bases("orion")["blk.{i}.attn_q"] == "model.layers.{i}.self_attn.q_proj"
+    assert in_gguf("orion").names["blk.{i}.attn_q{p}"] == LLAMA.names["layers.{i}.self_attn.q_proj{p}"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("layer_kv_heads", (2, 1)), ("layer_head_dims", (4, 6))])

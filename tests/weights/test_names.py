@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tokenmill.model.families import find_family, read_config
-from tokenmill.weights.names import TRANSFORMS, Target, expand, is_further, is_ignored, rows_of
+from tokenmill.weights.names import Target, expand, is_further, is_ignored, rows_of
+from tokenmill.weights.transforms import TRANSFORMS
 
 SIZES = {"vocab_size": 10, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = {"model_type": "llama", "num_key_value_heads": 2, **SIZES}
@@ -80,16 +81,16 @@ def test_parts_of_merged_parameters():
 def test_transforms_by_hand():
     config = read_config(LLAMA)
     matrix = torch.arange(24).reshape(24, 1).repeat(1, 2)
-    assert TRANSFORMS[""](matrix, config) is matrix
-    assert torch.equal(TRANSFORMS["transpose"](matrix, config), matrix.t())
+    assert TRANSFORMS[""].to_decoder(matrix, config) is matrix
+    assert torch.equal(TRANSFORMS["transpose"].to_decoder(matrix, config), matrix.t())
     # Four heads of two numbers, each with its q, k and v: head 0 has rows 0 to 5.
     query = [0, 1, 6, 7, 12, 13, 18, 19]
     wanted = [*query, *(row + 2 for row in query), *(row + 4 for row in query)]
-    assert TRANSFORMS["heads_to_qkv"](matrix, config)[:, 0].tolist() == wanted
-    assert TRANSFORMS["heads_to_qkv"](matrix, config).shape == (24, 2)
-    assert TRANSFORMS["heads_to_qkv"](matrix[:, 0], config).tolist() == wanted, "of a bias too"
-    assert TRANSFORMS["bigcode_qkv"](matrix, config) is matrix, "fewer heads of K and V than of Q"
-    assert TRANSFORMS["bigcode_qkv"](matrix, replace(config, num_kv_heads=4))[:, 0].tolist() == wanted
+    assert TRANSFORMS["heads_to_qkv"].to_decoder(matrix, config)[:, 0].tolist() == wanted
+    assert TRANSFORMS["heads_to_qkv"].to_decoder(matrix, config).shape == (24, 2)
+    assert TRANSFORMS["heads_to_qkv"].to_decoder(matrix[:, 0], config).tolist() == wanted, "of a bias too"
+    assert TRANSFORMS["bigcode_qkv"].to_decoder(matrix, config) is matrix, "fewer heads of K and V than of Q"
+    assert TRANSFORMS["bigcode_qkv"].to_decoder(matrix, replace(config, num_kv_heads=4))[:, 0].tolist() == wanted
 
 
 @pytest.mark.parametrize(
@@ -119,4 +120,4 @@ def test_a_row_for_each_head_and_a_tensor_of_one_row():
     assert rows_of(target, 2, read_config(config)) == range(1, 2)
     assert target.shape_in_file(1, (2,)) == (2,)
     assert Target("layers.0.mlp.correction", "", "one row").shape_in_file(5, ()) == (1, 5)
-    assert torch.equal(TRANSFORMS["one row"](torch.ones(1, 5), read_config(config)), torch.ones(5))
+    assert torch.equal(TRANSFORMS["one row"].to_decoder(torch.ones(1, 5), read_config(config)), torch.ones(5))

@@ -55,6 +55,7 @@ def finish_packed(writer: PackedWriter, loaded: LoadedModel, checkpoint: Checkpo
         "fingerprint": loaded.fingerprint,
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
+        "in_gguf": checkpoint.in_gguf,
         "generation_defaults": usable(checkpoint),
         "rounded": checkpoint.rounded if find_scheme(loaded.config.scheme).keeps_codes else "",
         "dequantized": checkpoint.dequantized,

@@ -5,7 +5,7 @@ misshapen. Only names and shapes are read.
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
-from tokenmill.model.families import Family, find_family
+from tokenmill.model.families import Family
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.weights.names import Target, expand, is_further, is_ignored, rows_of
 from tokenmill.weights.plain import Checkpoint
@@ -16,7 +16,7 @@ def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Targ
 
     CheckpointError lists every tensor that is missing, unexpected or misshapen.
     """
-    family = find_family(checkpoint.config)
+    family = checkpoint.family
     wanted = expected_tensors(family, config)
     targets, unexpected, misshapen = {}, [], []
     for name, shape in checkpoint.shapes.items():

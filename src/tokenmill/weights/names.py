@@ -6,16 +6,12 @@ tensor of the file is used or known to be no weight.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import Family
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,9 @@ class Target:
         if self.part.isdigit():
             return inputs
         shape = (num_rows, *inputs)
-        return (1, *shape) if self.transform == "one row" else shape[::-1] if self.is_transposed else shape
+        if self.transform in ("one row", "as a row"):
+            return (1, *shape) if self.transform == "one row" else inputs
+        return shape[::-1] if self.is_transposed else shape
 
 
 def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> dict[str, Target]:
@@ -76,6 +74,19 @@ def stacked(family: Family) -> re.Pattern[str]:
     return re.compile(f"(?:{either})(?:_blocks|_scales)?" if either else r"(?!)")
 
 
+def known(family: Family) -> re.Pattern[str]:
+    """The names that the family's tensors may have, whatever its config; of one with all experts, group "stack"."""
+    numbers = dict.fromkeys(("{i}", "{e}", "{h}", "{k}"), r"\d+")
+    marks = {re.escape(mark): values for mark, values in {**numbers, "{p}": r"\.(?:weight|bias)"}.items()}
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for name in family.names:
+        pattern = re.escape(name.removesuffix("[{e}]"))
+        for mark, values in marks.items():
+            pattern = pattern.replace(mark, values)
+        found[name.endswith("[{e}]")].append(pattern)
+    return re.compile(f"(?:{'|'.join(found[False])})|(?P<stack>{'|'.join(found[True]) or '(?!)'})")
+
+
 def is_ignored(family: Family, name: str) -> bool:
     """Whether it is a buffer that a file may carry beside its weights."""
     return any(re.fullmatch(re.escape(p).replace(r"\{i\}", r"\d+"), name) for p in family.ignored)
@@ -98,52 +109,3 @@ def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
     layer = int(target.parameter.split(".")[1])  # layers.{i}.attention.qkv
     q, kv, _ = describe(config).layers[layer].attention.qkv.parts
     return {"q": range(q), "k": range(q, q + kv), "v": range(q + kv, num_rows)}[target.part]
-
-
-def _heads_to_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    """[N · (q, k, v) · H, …] → [(q, k, v) · N · H, …]"""
-    shape = (config.num_heads, 3, config.head_dim, *tensor.shape[1:])
-    return tensor.reshape(shape).transpose(0, 1).reshape(tensor.shape)
-
-
-def _bigcode_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    """Multi-query files are q, k, v already; multi-head ones interleave them by head."""
-    return tensor if config.num_kv_heads != config.num_heads else _heads_to_qkv(tensor, config)
-
-
-def _pairs_to_halves(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    """Rows of q or k, from pairs (0, 1), (2, 3), … that rotate together to (i, i + dim/2).
-
-    Within each head the rotated rows are sorted, the even ones first; scores do not depend on the order, where that of
-    q and k is the same.
-    """
-    heads = tensor.reshape(-1, config.head_dim, *tensor.shape[1:])
-    return heads[:, _halves(config)].reshape(tensor.shape)
-
-
-def _pairs_to_halves_of_heads(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    """The same of the weights [heads, head_dim] of a norm of q or k."""
-    return tensor[:, _halves(config)]
-
-
-def _halves(config: ModelConfig) -> list[int]:
-    dim = config.head_dim if config.rope is None else config.rope.dim
-    return [*range(0, dim, 2), *range(1, dim, 2), *range(dim, config.head_dim)]
-
-
-def _interleaved(rows: "Tensor", config: ModelConfig) -> "Tensor":
-    """Rows gate 0, up 0, gate 1, up 1, … → all of the gate, then all of up."""
-    return rows.reshape(-1, 2, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
-
-
-TRANSFORMS: dict[str, Callable[["Tensor", ModelConfig], "Tensor"]] = {
-    "": lambda tensor, _: tensor,
-    "one row": lambda tensor, _: tensor[0],
-    "transpose": lambda tensor, _: tensor.t(),
-    "heads_to_qkv": _heads_to_qkv,
-    "bigcode_qkv": _bigcode_qkv,
-    "pairs_to_halves": _pairs_to_halves,
-    "pairs_to_halves of heads": _pairs_to_halves_of_heads,
-    "interleaved": _interleaved,
-    "transpose interleaved": lambda tensor, config: _interleaved(tensor.t(), config),
-}

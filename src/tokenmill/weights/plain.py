@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.families import TextPart
+from tokenmill.model.families import Family, TextPart, find_family, in_gguf
 from tokenmill.registry import TENSOR_READERS, lookup
 from tokenmill.text.byte_ranks import read_tekken
 from tokenmill.text.tokenizer import Tokenizer
@@ -46,9 +46,10 @@ class TensorReader(Protocol):
 class Checkpoint:
     """A model on disk, open for reading, whatever kind of file it is.
 
-    config: in the words of Hugging Face's config.json. shapes: of every tensor, by Hugging Face's name. num_bytes: of
-    the tensors on disk. rounded: what `read_codes` rounds again, in a sentence; empty where it rounds nothing.
-    dequantized: what is stored as codes and read as values, in a sentence; empty where nothing is.
+    config: in the words of Hugging Face's config.json. shapes: of every tensor, by the name that it has in `family`.
+    num_bytes: of the tensors on disk. rounded: what `read_codes` rounds again, in a sentence; empty where it rounds
+    nothing. dequantized: what is stored as codes and read as values, in a sentence; empty where nothing is. in_gguf:
+    whether tensors have llama.cpp's names, and not Hugging Face's.
     """
 
     path: Path
@@ -57,6 +58,12 @@ class Checkpoint:
     num_bytes: int
     rounded = ""
     dequantized = ""
+    in_gguf = False
+
+    @property
+    def family(self) -> Family:
+        """The family of the model, whose names of tensors, and what goes with them, are those of these files."""
+        return in_gguf(self.config["model_type"]) if self.in_gguf else find_family(self.config)
 
     def dtype_of(self, name: str) -> str:
         """The name of the dtype that `read` gives a tensor in, where the caller names none."""

@@ -23,10 +23,10 @@ from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.coverage import match_tensors
-from tokenmill.weights.names import TRANSFORMS, Target, rows_of
+from tokenmill.weights.names import Target, rows_of
+from tokenmill.weights.transforms import TRANSFORMS, Transform
 
 EMBEDDING, HEAD = "embedding", "head"
-_OF_ROWS = {"transpose": "", "transpose interleaved": "interleaved"}  # the transform of rows [outputs, inputs]
 Progress = Callable[[int, int], None]
 Change = Callable[[str, Tensor], Tensor]
 """Given the name of a checkpoint's tensor and its values [outputs, inputs]: the values that take their place."""
@@ -56,6 +56,7 @@ class WeightSource:
         targets = match_tensors(checkpoint, model)
         for name, target in targets.items():
             self._targets[target.parameter].append((name, target))
+        self._transposed = {name for name, target in targets.items() if target.is_transposed}
         self._unread, self._total, self._done = set(targets), sum(prod(checkpoint.shapes[name]) for name in targets), 0
         self._table: Tensor | None = None
         self._progress(0, self._total)
@@ -151,25 +152,44 @@ class WeightSource:
 
     def _codes(self, name: str, target: Target, rows: range | None, bits: int | None) -> Stored | None:
         """Read a tensor's codes, unless they have more bits than those to which other rows are rounded."""
-        transform = _OF_ROWS.get(target.transform, target.transform)  # codes are [outputs, inputs] anyway
+        transform = _of_rows(target)  # codes are [outputs, inputs] anyway
+        read, places_R = self._stretch(name, transform, rows)
         with naming(self._checkpoint.path):
-            stored = self._checkpoint.read_codes(name, None if transform else rows)
+            stored = self._checkpoint.read_codes(name, read)
         if stored is None or (bits is not None and stored.bits > bits):
             return None
-        stored = stored.map(lambda part: TRANSFORMS[transform](part, self.model).to(self.device))
-        return stored if rows is None or not transform else stored.rows(rows)
+        if places_R is not None:
+            return stored.map(lambda part: part[places_R].to(self.device))
+        stored = stored.map(lambda part: transform.to_decoder(part, self.model).to(self.device))
+        return stored if rows is None or read is not None else stored.rows(rows)
 
     def _values(
         self, name: str, target: Target, dtype: torch.dtype, rows: range | None = None, change: Change | None = None
     ) -> Tensor:
         """Read a tensor's values as the parameter has them, or those rows of it."""
-        is_direct = not target.transform and change is None
-        values, transform = self._read(name, dtype, rows if is_direct else None), TRANSFORMS[target.transform]
+        transform = TRANSFORMS[target.transform]
+        read, places_R = self._stretch(name, transform, rows) if change is None else (None, None)
+        values = self._read(name, dtype, read)
+        if places_R is not None:
+            return values[places_R]
         if change is not None:
             values = change(name, (values.t() if target.is_transposed else values).float())
-            transform = TRANSFORMS[_OF_ROWS.get(target.transform, target.transform)]
-        values = transform(values, self.model)
-        return values if rows is None or is_direct else values[rows.start : rows.stop]
+            transform = _of_rows(target)
+        values = transform.to_decoder(values, self.model)
+        return values if rows is None or read is not None else values[rows.start : rows.stop]
+
+    def _stretch(self, name: str, transform: Transform, rows: range | None) -> tuple[range | None, Tensor | None]:
+        """Decide which rows of a tensor to read where some rows of its transform are wanted, None for all of it; and,
+        where they are in another order there, the places of the wanted rows among them.
+        """
+        if rows is None or not transform.orders_rows:
+            return None, None
+        if transform is TRANSFORMS[""]:
+            return rows, None
+        count = self._checkpoint.shapes[name][-1 if name in self._transposed else 0]
+        order_R = transform.to_decoder(torch.arange(count)[:, None], self.model)[rows.start : rows.stop, 0]
+        first, last = int(order_R.min()), int(order_R.max())
+        return range(first, last + 1), order_R - first
 
     def _read(self, name: str, dtype: torch.dtype, rows: range | None) -> Tensor:
         """Checkpoint.read; CheckpointError for a tensor that is not in floating point or whose shape has changed."""
@@ -189,6 +209,12 @@ class WeightSource:
             self._unread.remove(name)
             self._done += prod(self._checkpoint.shapes[name])
             self._progress(self._done, self._total)
+
+
+def _of_rows(target: Target) -> Transform:
+    """The transform that is left where the rows are [outputs, inputs] already."""
+    transform = TRANSFORMS[target.transform]
+    return transform if transform.of_rows is None else TRANSFORMS[transform.of_rows]
 
 
 def return_memory() -> None:

@@ -7,7 +7,7 @@ expert; a name that ends in {p} stands for .weight and, where the model has one,
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenmill.errors import CheckpointError
@@ -18,7 +18,7 @@ from tokenmill.model.rope_config import read_rope
 from tokenmill.registry import FAMILIES, lookup
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
-__all__ = ["Family", "InGGUF", "TextPart", "architectures", "find_family", "gguf_facts", "read_config"]
+__all__ = ["Family", "InGGUF", "TextPart", "architectures", "find_family", "gguf_facts", "in_gguf", "read_config"]
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -110,6 +110,12 @@ def gguf_facts(name: str) -> InGGUF:
     if facts is None:
         raise CheckpointError(f"a GGUF file of {name} is not implemented: only {', '.join(architectures())}")
     return facts
+
+
+def in_gguf(name: str) -> Family:
+    """The family of that name with llama.cpp's names of tensors in the place of Hugging Face's."""
+    facts = gguf_facts(name)
+    return replace(find_family({"model_type": name}), names=facts.names, prefix="", ignored=facts.ignored, further=())
 
 
 def architectures() -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF, TextPart
-from tokenmill.model.families.in_gguf import GGUFKeys, like_llama
+from tokenmill.model.families.in_gguf import GGUFKeys, like_llama, norms_less_one
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import Beside, read_ropes
 from tokenmill.value_reader import MAX_POSITIONS
@@ -115,23 +115,22 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-_NORMS = "output_norm attn_norm ffn_norm post_attention_norm post_ffw_norm attn_q_norm attn_k_norm".split()
-_ROWS = dict.fromkeys(_NORMS, ("plus_one",))  # the converter adds 1 to the weights of norms
+_STORED = norms_less_one()
 _SEEN = "vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index".split()
 
-GEMMA = Family(NAMES, _gemma, defaults=_DEFAULTS, gguf=InGGUF("gemma", _ROWS, _read_gguf))
+GEMMA = Family(NAMES, _gemma, defaults=_DEFAULTS, gguf=InGGUF("gemma", _STORED, _read_gguf))
 GEMMA2 = Family(
     NORMS_ON_BOTH_SIDES,
     _gemma2,
     defaults=_DEFAULTS,
     harmless=("cache_implementation", "hidden_act"),  # the latter stands beside hidden_activation, which counts
-    gguf=InGGUF("gemma2", _ROWS, _read_later_gguf, _metadata),
+    gguf=InGGUF("gemma2", _STORED, _read_later_gguf, _metadata, windows=True),
 )
 GEMMA3 = replace(
     GEMMA2,
     read=_gemma3,
     defaults={**_DEFAULTS, "max_position_embeddings": 131072, "rope_theta": 1e6},
-    gguf=InGGUF("gemma3", _ROWS, _read_later_gguf, _metadata),
+    gguf=InGGUF("gemma3", _STORED, _read_later_gguf, _metadata, windows=True),
 )
 GEMMA3_VISION = replace(
     GEMMA3,

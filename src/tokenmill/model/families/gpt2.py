@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.in_gguf import GGUFKeys
+from tokenmill.model.families.in_gguf import GGUFKeys, fused_qkv, plain_mlp
 
 _NAMES = {
     "wte.weight": "embedding.weight",
@@ -80,6 +80,8 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     return config | {"model_type": keys.family, "activation_function": "gelu_pytorch_tanh", "multi_query": True}
 
 
+_STORED = {"position_embd.weight": "position_embedding.weight", **fused_qkv(plain_mlp())}
+
 GPT2 = Family(
     _NAMES,
     _gpt2,
@@ -101,7 +103,7 @@ GPT2 = Family(
     harmless=("n_ctx",),  # it repeats n_positions
     prefix="transformer.",
     ignored=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask, stored by old conversions
-    gguf=InGGUF("gpt2", dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), ("transposed",)), _read_gguf),
+    gguf=InGGUF("gpt2", _STORED, _read_gguf),
 )
 # num_key_value_heads repeats multi_query; the others are of a long gone implementation.
 _MORE = "inference_runner max_batch_size num_key_value_heads pre_allocate_kv_cache"
@@ -111,5 +113,5 @@ GPT_BIGCODE = replace(
     read=_gpt_bigcode,
     defaults={**GPT2.defaults, "hidden_act": "gelu_pytorch_tanh"},
     harmless=(*GPT2.harmless, *_MORE.split(), "validate_runner_input"),
-    gguf=InGGUF("starcoder", read=_read_gguf),
+    gguf=InGGUF("starcoder", _STORED, _read_gguf),
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.in_gguf import GGUFKeys
+from tokenmill.model.families.in_gguf import GGUFKeys, fused_qkv, plain_mlp
 
 _LAYER = "gpt_neox.layers.{i}."
 _NAMES = {
@@ -70,7 +70,5 @@ GPT_NEOX = Family(
     prefix="",
     # Buffers that old checkpoints carry: the causal mask and the rotary frequencies.
     ignored=tuple(_LAYER + f"attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
-    gguf=InGGUF(
-        "gptneox", {"attn_qkv": ("interleaved", "num_attention_heads")}, _read_gguf, _metadata, has_biases=True
-    ),
+    gguf=InGGUF("gptneox", fused_qkv(plain_mlp()), _read_gguf, _metadata, has_biases=True),
 )

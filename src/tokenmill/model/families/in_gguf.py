@@ -27,6 +27,68 @@ SIZES = {
 """GGUF's key → Hugging Face's, of sizes that only have another name."""
 
 
+def _mlp(suffix: str, ours: str, expert: str = "") -> dict[str, str]:
+    return {
+        f"blk.{{i}}.ffn_gate{suffix}{{p}}{expert}": f"layers.{{i}}.mlp.{ours}up{{p}}:gate",
+        f"blk.{{i}}.ffn_up{suffix}{{p}}{expert}": f"layers.{{i}}.mlp.{ours}up{{p}}:up",
+        f"blk.{{i}}.ffn_down{suffix}{{p}}{expert}": f"layers.{{i}}.mlp.{ours}down{{p}}",
+    }
+
+
+QKV = {f"blk.{{i}}.attn_{letter}{{p}}": f"layers.{{i}}.attention.qkv{{p}}:{letter}" for letter in "qkv"}
+FUSED_QKV = {"blk.{i}.attn_qkv{p}": "layers.{i}.attention.qkv{p}"}
+GATED = _mlp("", "")
+PLAIN_MLP = {"blk.{i}.ffn_up{p}": "layers.{i}.mlp.up{p}", "blk.{i}.ffn_down{p}": "layers.{i}.mlp.down{p}"}
+"""Of an MLP without a gate, or one whose gate is stored before the rest in one matrix."""
+_REST = {
+    "token_embd.weight": "embedding.weight",
+    "blk.{i}.attn_norm{p}": "layers.{i}.attention_norm{p}",
+    "blk.{i}.attn_q_norm{p}": "layers.{i}.attention.q_norm{p}",
+    "blk.{i}.attn_k_norm{p}": "layers.{i}.attention.k_norm{p}",
+    "blk.{i}.attn_sinks.weight": "layers.{i}.attention.sinks",
+    "blk.{i}.attn_output{p}": "layers.{i}.attention.out{p}",
+    "blk.{i}.post_attention_norm{p}": "layers.{i}.attention_after_norm{p}",
+    "blk.{i}.ffn_norm{p}": "layers.{i}.mlp_norm{p}",
+    "blk.{i}.post_ffw_norm{p}": "layers.{i}.mlp_after_norm{p}",
+    "output_norm{p}": "norm{p}",
+    "output{p}": "head{p}",
+}
+_ROUTED = {
+    "blk.{i}.ffn_gate_inp{p}": "layers.{i}.mlp.router{p}",
+    "blk.{i}.exp_probs_b.bias": "layers.{i}.mlp.correction",
+    **_mlp("_exps", "experts.{e}.", "[{e}]"),
+    "blk.{i}.ffn_gate_inp_shexp.weight": "layers.{i}.mlp.shared_gate.weight | as a row",
+    **_mlp("_shexp", "shared."),
+}
+NAMES = {**_REST, **QKV, **GATED, **_ROUTED}
+"""llama.cpp's name of a tensor → target, as in a Family's `names`."""
+
+
+def fused_qkv(names: Mapping[str, str] = NAMES) -> dict[str, str]:
+    """The names of a file that has Q, K and V in one tensor."""
+    return {**{name: target for name, target in names.items() if name not in QKV}, **FUSED_QKV}
+
+
+def plain_mlp(names: Mapping[str, str] = NAMES) -> dict[str, str]:
+    """The names of a file whose `ffn_up` is all of a layer's first matrix."""
+    return {**{name: target for name, target in names.items() if name not in GATED}, **PLAIN_MLP}
+
+
+def paired(names: Mapping[str, str] = NAMES) -> dict[str, str]:
+    """The names of a file whose rows of Q and K rotate in pairs of neighbours."""
+    rotated = [f"blk.{{i}}.attn_{letter}{{p}}" for letter in "qk"]
+    return {**names, **{name: f"{names[name]} | pairs_to_halves" for name in rotated}}
+
+
+def norms_less_one(names: Mapping[str, str] = NAMES) -> dict[str, str]:
+    """The names of a file that has 1 + weight of norms that multiply by that."""
+    norms = [name for name in names if name.endswith("norm{p}")]
+    weights = {name: (name.replace("{p}", ".weight"), names[name].replace("{p}", ".weight")) for name in norms}
+    biases = {name.replace("{p}", ".bias"): names[name].replace("{p}", ".bias") for name in norms}
+    others = {name: target for name, target in names.items() if name not in norms}
+    return {**others, **{name: f"{target} | less one" for name, target in weights.values()}, **biases}
+
+
 class _Described(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -120,14 +182,16 @@ def like_llama_with_biases(keys: GGUFKeys) -> dict[str, Any]:
 class InGGUF:
     """How llama.cpp stores a family.
 
-    architecture: its name there. rows: llama.cpp's name of a tensor within a layer → the order of its rows and what
-    that depends on, keys of the config: see ORDERS in weights/gguf/names.py. read: makes a config.json of the keys of
-    this architecture. metadata: those keys beside the ones that all architectures have, of a model. has_biases: whether
-    llama.cpp reads no such model without biases of Q, K and V.
+    architecture: its name there. names: llama.cpp's names of tensors → target, see Family. read: makes a config.json of
+    the keys of this architecture. metadata: those keys beside the ones that all architectures have, of a model.
+    ignored: names of tensors that are no weights; what they say is read with the config. has_biases: whether llama.cpp
+    reads no such model without biases of Q, K and V. windows: whether llama.cpp computes windows for it.
     """
 
     architecture: str
-    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)
     read: Callable[[GGUFKeys], dict[str, Any]] = like_llama_with_biases
     metadata: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
+    ignored: tuple[str, ...] = ("rope_freqs.weight",)
     has_biases: bool = False
+    windows: bool = False

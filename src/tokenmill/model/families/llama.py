@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.in_gguf import GGUFKeys, like_llama_with_biases
+from tokenmill.model.families.in_gguf import GGUFKeys, like_llama_with_biases, paired
 from tokenmill.value_reader import MAX_POSITIONS
 
 NAMES = {
@@ -75,8 +75,7 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
     return {} if model.windows[0] is None else {"attention.sliding_window": model.windows[0]}
 
 
-_ROWS = {"attn_q": ("pairs", "num_attention_heads"), "attn_k": ("pairs", "num_key_value_heads")}
-_GGUF = InGGUF("llama", _ROWS, _read_gguf, _metadata)  # all three: a window is Mistral's, experts are Mixtral's
+_GGUF = InGGUF("llama", paired(), _read_gguf, _metadata)  # all three: a window is Mistral's, experts are Mixtral's
 LLAMA = Family(NAMES, _llama, ignored=_IGNORED, gguf=_GGUF)
 MISTRAL = replace(LLAMA, read=lambda reader: {"windows": (reader.window(4096),)})  # transformers' default
 MIXTRAL = Family(_MIXTRAL_NAMES, _mixtral, defaults={"rope_theta": 1e6}, gguf=_GGUF)

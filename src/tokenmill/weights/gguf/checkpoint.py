@@ -1,8 +1,7 @@
-"""A GGUF file as a checkpoint, described in Hugging Face's names and layout (names.py)."""
+"""A GGUF file as a checkpoint, with llama.cpp's names of tensors, and a config in the words of Hugging Face."""
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -13,15 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import CheckpointError, file_errors
+from tokenmill.model.families import read_config
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.weights.generation import defaults_of_gguf
 from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import TensorInfo
 from tokenmill.weights.gguf.kinds import BITS, FLOATS, KINDS
-from tokenmill.weights.gguf.names import ROPE_FREQS, Transform, find_transform, hf_bases
 from tokenmill.weights.gguf.parts import read_parts
+from tokenmill.weights.names import is_ignored, known
 from tokenmill.weights.plain import Checkpoint
+
+ROPE_FREQS = "rope_freqs.weight"
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 class GGUFCheckpoint(Checkpoint):
     """metadata: the file's keys and values."""
+
+    in_gguf = True
 
     def __init__(self, path: Path) -> None:
         header, self._parts = read_parts(path)
@@ -45,19 +49,15 @@ class GGUFCheckpoint(Checkpoint):
             self.config["stored_as_codes"] = _code_bits(header.tensors)
         if (table := header.tensors.get("token_embd.weight")) is not None and table.type in KINDS:
             self.config["embedding_as_codes"] = BITS.get(table.type, 8.5)
-        self._sources = self._find_sources(header.tensors)
-        self.shapes = {
-            name: info.shape[::-1] if transform.transposes else info.shape
-            for name, (info, transform) in self._sources.items()
-        }
+        self._infos = self._find_infos(header.tensors)
+        self.shapes = {name: info.shape for name, info in self._infos.items()}
 
-    def source_of(self, name: str) -> tuple[TensorInfo, Transform]:
-        """Find where a tensor lies in the file, and how it is brought to Hugging Face's layout."""
-        return self._sources[name]
+    def info_of(self, name: str) -> TensorInfo:
+        """Find where a tensor lies in the file."""
+        return self._infos[name]
 
     def dtype_of(self, name: str) -> str:
-        info, _ = self._sources[name]
-        return FLOATS.get(info.type, "float32")
+        return FLOATS.get(self._infos[name].type, "float32")
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
         """Read one tensor, which may be a view that is not contiguous."""
@@ -78,40 +78,34 @@ class GGUFCheckpoint(Checkpoint):
     def generation_defaults(self) -> dict[str, Any]:
         return defaults_of_gguf(self.path, self.metadata)
 
-    def _find_sources(self, tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[TensorInfo, Transform]]:
-        """Find, for each Hugging Face name, where it lies and how it is read; CheckpointError lists what has
-        no name.
-        """
-        model_type = self.config["model_type"]
-        bases = hf_bases(model_type)
-        sources: dict[str, tuple[TensorInfo, Transform]] = {}
-        unexpected = []
-        for stored_name, info in tensors.items():
-            base, _, suffix = stored_name.rpartition(".")
-            kind, layer = re.sub(r"^blk\.\d+\.", "blk.{i}.", base), re.match(r"blk\.(\d+)\.", base)
-            if kind in bases and suffix in ("weight", "bias"):
-                name = bases[kind].replace("{i}", layer[1] if layer else "") + f".{suffix}"
-                transform = find_transform(model_type, kind)
-                sources |= {expert: (part, transform) for expert, part in self._experts(name, info)}
-            elif not (stored_name == ROPE_FREQS and "rope_scaling" in self.config):
-                unexpected.append(stored_name)
+    def _find_infos(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+        """Find where each tensor lies, each expert of a stack by itself; CheckpointError lists what is not known."""
+        family, names = self.family, known(self.family)
+        found = {name: names.fullmatch(name) for name in tensors}
+        has_stacks = any(match is not None and match["stack"] for match in found.values())
+        num_experts = read_config(self.config).num_experts if has_stacks else 0
+        infos, unexpected = dict[str, TensorInfo](), []
+        for name, info in tensors.items():
+            match = found[name]
+            if match is not None:
+                infos |= self._experts(info, num_experts) if match["stack"] else {name: info}
+            elif not is_ignored(family, name) or (name == ROPE_FREQS and "rope_scaling" not in self.config):
+                unexpected.append(name)
         if unexpected:
+            model_type = self.config["model_type"]
             raise CheckpointError(f"{self.path} holds tensors that no {model_type} has", unexpected=unexpected)
-        return sources
+        return infos
 
-    def _experts(self, name: str, info: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:
-        """Yield the tensor itself, or each expert of the stack that it is."""
-        if "{e}" not in name:
-            yield name, info
-            return
-        num_experts = self.config["num_local_experts"]
-        if len(info.shape) != 3 or info.shape[0] != num_experts:
-            shape = f"{info.name} {list(info.shape)}, needs {num_experts} experts of two dimensions"
+    def _experts(self, info: TensorInfo, num_experts: int) -> dict[str, TensorInfo]:
+        """Each expert of a stack, by its name."""
+        if info.shape[0] != num_experts:
+            shape = f"{info.name} {list(info.shape)}, needs {num_experts} experts"
             raise CheckpointError(f"{self.path} does not fit its metadata", misshapen=[shape])
         size = info.num_bytes // num_experts
-        for i in range(num_experts):
-            part = replace(info, shape=info.shape[1:], offset=info.offset + i * size, num_bytes=size)
-            yield name.replace("{e}", str(i)), part
+        places = {f"{info.name}[{i}]": info.offset + i * size for i in range(num_experts)}
+        return {
+            name: replace(info, shape=info.shape[1:], offset=offset, num_bytes=size) for name, offset in places.items()
+        }
 
     def raw(self, info: TensorInfo) -> NDArray[np.uint8]:
         """Return the bytes of a tensor, row by row: [rows, bytes of a row]."""

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file in Hugging Face's names and layout, dequantised or as codes."""
+"""The tensors of a GGUF file, dequantised or as codes."""
 
 from dataclasses import replace
 
@@ -15,7 +15,6 @@ from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.codes import decode
 from tokenmill.weights.gguf.header import TensorInfo
 from tokenmill.weights.gguf.kinds import FLOATS, KINDS
-from tokenmill.weights.gguf.names import Transform
 
 CHUNK = 2**18  # values dequantised at a time: temporaries stay in the second-level cache
 
@@ -28,34 +27,12 @@ class GGUFReader:
 
     def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
         """See Checkpoint."""
-        info, transform = self._checkpoint.source_of(name)
-        config, dtype = self._checkpoint.config, dtype or torch.float32
-        if rows is None:
-            return transform.to_hf(self._load(info, dtype), config)
-        if transform.transposes:
-            return transform.to_hf(self._load(info, dtype), config)[rows.start : rows.stop]
-        info, places_R = self._stretch(info, transform, rows)
-        return self._load(info, dtype)[places_R]
+        return self._load(_stretch(self._checkpoint.info_of(name), rows), dtype or torch.float32)
 
     def read_codes(self, name: str, rows: range | None) -> Stored | None:
         """See Checkpoint."""
-        info, transform = self._checkpoint.source_of(name)
-        if info.type in FLOATS or len(info.shape) != 2:
-            return None
-        transform = Transform() if transform.transposes else transform  # codes lie as they are wanted
-        if rows is None:
-            return self._codes(info).map(lambda part: transform.to_hf(part, self._checkpoint.config))
-        info, places_R = self._stretch(info, transform, rows)
-        return self._codes(info).map(lambda part: part[places_R])
-
-    def _stretch(self, info: TensorInfo, transform: Transform, rows: range) -> tuple[TensorInfo, Tensor]:
-        """Read the rows of the file among which those rows lie, as a tensor, and their places in it."""
-        numbers_R1 = torch.arange(info.shape[0])[:, None]
-        order_R = transform.to_hf(numbers_R1, self._checkpoint.config)[rows.start : rows.stop, 0]
-        first, size = int(order_R.min()), info.num_bytes // info.shape[0]
-        count = int(order_R.max()) + 1 - first
-        shape, offset = (count, *info.shape[1:]), info.offset + first * size
-        return replace(info, shape=shape, offset=offset, num_bytes=count * size), order_R - first
+        info = self._checkpoint.info_of(name)
+        return None if info.type in FLOATS or len(info.shape) != 2 else self._codes(_stretch(info, rows))
 
     def _codes(self, info: TensorInfo) -> Stored:
         if info.type in KINDS:
@@ -76,6 +53,15 @@ class GGUFReader:
             what = f"tensor {info.name!r} is of type {kind.name}, which cannot be dequantised"
             raise CheckpointError(f"{self._checkpoint.path}: {what}") from None
         return values.reshape(shape)
+
+
+def _stretch(info: TensorInfo, rows: range | None) -> TensorInfo:
+    """Some rows of a tensor, as a tensor."""
+    if rows is None:
+        return info
+    size = info.num_bytes // info.shape[0]
+    shape, offset = (len(rows), *info.shape[1:]), info.offset + rows.start * size
+    return replace(info, shape=shape, offset=offset, num_bytes=len(rows) * size)
 
 
 def _dequantised(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Tensor:

@@ -38,7 +38,7 @@ class PackedCheckpoint(Checkpoint):
         self.facts, self.config, self.rounded = facts, facts["config"], facts["rounded"]
         self.dequantized = facts.get("dequantized") or ""
         self.shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
-        self.num_bytes = facts["payload_bytes"]
+        self.num_bytes, self.in_gguf = facts["payload_bytes"], facts.get("in_gguf") is True
         if copy_of is None:
             self._check_source()
 

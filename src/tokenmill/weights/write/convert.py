@@ -22,12 +22,13 @@ from torch import Tensor
 
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
-from tokenmill.model.families import find_family, read_config
+from tokenmill.model.families import read_config
 from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.text.templates import FOLDER
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import is_ignored
+from tokenmill.weights.relaid import in_hugging_face_layout
 
 OWN_KEYS = ("dtype", "stored_as_codes", "embedding_as_codes")
 """Keys of a config that tell how the files were stored that it was read from."""
@@ -63,6 +64,7 @@ def convert(checkpoint: Checkpoint, out_dir: Path, dtype: str, progress: Progres
     """
     check_choice("dtype", dtype, ("auto", *DTYPES))
     dtype = read_config(checkpoint.config).dtype if dtype == "auto" else dtype
+    checkpoint = in_hugging_face_layout(checkpoint)
     units = [plain_unit(name, shape, dtype) for name, shape in weights_of(checkpoint).items()]
     write_directory(checkpoint, out_dir, units, {"torch_dtype": dtype}, progress, "writing weights")
     return out_dir
@@ -70,7 +72,7 @@ def convert(checkpoint: Checkpoint, out_dir: Path, dtype: str, progress: Progres
 
 def weights_of(checkpoint: Checkpoint) -> dict[str, Shape]:
     """The shapes of a checkpoint's tensors; buffers that are no weights are left out."""
-    family = find_family(checkpoint.config)
+    family = checkpoint.family
     return {n: s for n, s in checkpoint.shapes.items() if not is_ignored(family, n.removeprefix(family.prefix))}
 
 

@@ -17,6 +17,7 @@ from tokenmill.quant.stored import Stored
 from tokenmill.registry import EXPORTS, lookup
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import Target
+from tokenmill.weights.relaid import in_hugging_face_layout
 
 Rounded = Callable[[str, Tensor], Stored]
 
@@ -60,6 +61,13 @@ class Export:
     codes_embedding = False
     default_head = "q8"
     mixes_bits = True
+
+    def lay_out(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Show a checkpoint with the names of tensors that the format has: those of a directory, unless it has others.
+
+        ConfigError for a model that the format cannot hold.
+        """
+        return in_hugging_face_layout(checkpoint)
 
     def grid(self, bits: int, symmetric: bool) -> str:
         """The grid of quant/rtn.py whose codes the format holds."""

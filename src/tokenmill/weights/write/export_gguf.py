@@ -6,6 +6,7 @@ learned positions and the routers of experts are F32, which llama.cpp wants; emb
 
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,17 +22,17 @@ from tokenmill.errors import CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.memory.atomic_file import writing
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.families import architectures, find_family, gguf_facts
+from tokenmill.model.families import architectures, gguf_facts, in_gguf, read_config
 from tokenmill.quant.schemes import GROUP
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
 from tokenmill.value_reader import brief
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import gguf_of_defaults, usable
-from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
+from tokenmill.weights.gguf.checkpoint import ROPE_FREQS, GGUFCheckpoint
 from tokenmill.weights.gguf.codes import encode
 from tokenmill.weights.gguf.header import TensorInfo
 from tokenmill.weights.gguf.kinds import FLOATS
-from tokenmill.weights.gguf.names import ROPE_FREQS, Transform, find_transform, hf_bases
+from tokenmill.weights.relaid import RelaidCheckpoint, in_layout
 from tokenmill.weights.write.convert import check_space
 from tokenmill.weights.write.export import Export, Plan, Rounded
 from tokenmill.weights.write.gguf_metadata import (
@@ -65,7 +66,6 @@ class _Source:
 
     info: TensorInfo
     names: tuple[str, ...]
-    transform: Transform
 
 
 class GGUFExport(Export):
@@ -73,6 +73,12 @@ class GGUFExport(Export):
 
     is_for_floats = True
     codes_embedding = True
+
+    def lay_out(self, checkpoint: Checkpoint) -> Checkpoint:
+        name = read_config(checkpoint.config).family
+        if name not in architectures():
+            raise ConfigError("model", name, f"for a GGUF file one of {', '.join(architectures())}")
+        return in_layout(checkpoint, in_gguf(name))
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "symmetric" if symmetric or bits == 8 else "minimum"
@@ -83,12 +89,10 @@ class GGUFExport(Export):
 
     def check(self, plan: Plan) -> None:
         model = plan.model
-        if model.family not in architectures():
-            raise ConfigError("model", model.family, f"for a GGUF file one of {', '.join(architectures())}")
         if plan.group != GROUP and plan.bits:
             raise ConfigError("group", plan.group, f"{GROUP}, which all types of GGUF that can be written have")
         for name in plan.bits:
-            num_inputs = plan.shapes[name][0 if plan.is_transposed(name) else 1]
+            num_inputs = plan.shapes[name][1]
             if num_inputs % GROUP:
                 what = f"for a GGUF file, one whose matrices have {GROUP} · n inputs; {name} has {num_inputs}"
                 raise ConfigError("model", str(plan.checkpoint.path), what)
@@ -103,7 +107,8 @@ class GGUFExport(Export):
         sources = _sources(plan)
         infos = [source.info for source in sources]
         metadata = {**_general(plan, path), **metadata_of(plan.model), **_vocabulary(plan.checkpoint, plan.model)}
-        if (window := plan.model.windows[0]) is not None:
+        window = max((window for window in plan.model.windows if window is not None), default=None)
+        if window is not None and not gguf_facts(plan.model.family).windows:
             log.warning("llama.cpp has no window for this architecture: after %d tokens its text differs", window)
         if unread := unread_yarn(plan.model.rope):
             log.warning("llama.cpp ignores %s of YaRN and takes the usual values: its text differs", brief(unread))
@@ -123,42 +128,26 @@ class GGUFExport(Export):
 
 
 def _sources(plan: Plan) -> list[_Source]:
-    """List the tensors of the file in order, with the place of each."""
+    """List the tensors of the file in order, layer by layer, with the place of each."""
     stacks: dict[str, list[str]] = {}
-    transforms: dict[str, Transform] = {}
-    stored_names, prefix = _stored_names(plan.model), find_family({"model_type": plan.model.family}).prefix
-    order = {base: number for number, base in enumerate(stored_names)}
-    for name in sorted(plan.targets, key=lambda name: order[name.removeprefix(prefix).rpartition(".")[0]]):
-        base, _, suffix = name.removeprefix(prefix).rpartition(".")
-        stored, kind = stored_names[base]
-        stacks.setdefault(f"{stored}.{suffix}", []).append(name)
-        transforms[f"{stored}.{suffix}"] = find_transform(plan.model.family, kind)
+    for name in sorted(plan.targets, key=_layer):
+        stacks.setdefault(name.partition("[")[0], []).append(name)
     factors = rope_factors(plan.model.rope)
-    sources = [] if factors is None else [_Source(_info(ROPE_FREQS, (len(factors),), KIND.F32, 0), (), Transform())]
+    sources = [] if factors is None else [_Source(_info(ROPE_FREQS, (len(factors),), KIND.F32, 0), ())]
     for stored, names in stacks.items():
         shape, last = plan.shapes[names[0]], sources[-1].info if sources else None
-        shape = shape[::-1] if transforms[stored].transposes else shape
-        shape = (len(names), *shape) if "_exps." in stored else shape
+        shape = (len(names), *shape) if names[0] != stored else shape
         offset = 0 if last is None else _padded(last.offset + last.num_bytes)
-        info = _info(stored, shape, _kind(plan, names[0]), offset)
-        sources.append(_Source(info, tuple(names), transforms[stored]))
+        sources.append(_Source(_info(stored, shape, _kind(plan, names[0]), offset), tuple(names)))
     return sources
 
 
-def _stored_names(model: ModelConfig) -> dict[str, tuple[str, str]]:
-    """Map Hugging Face's name, without prefix and suffix, to GGUF's name, and the kind that find_transform takes.
-
-    In the order of layers and experts.
-    """
-    prefix = find_family({"model_type": model.family}).prefix
-    found: dict[str, tuple[str, str]] = {}
-    bases = hf_bases(model.family).items()
-    for layer in range(model.num_layers):
-        for kind, base in bases:
-            for expert in range(model.num_experts if "{e}" in base else 1):
-                name = base.removeprefix(prefix).replace("{i}", str(layer)).replace("{e}", str(expert))
-                found.setdefault(name, (kind.replace("{i}", str(layer)), kind))
-    return found
+def _layer(name: str) -> tuple[int, int]:
+    """The number of a tensor's layer, and of its expert; -1 for one that belongs to none."""
+    numbers = re.fullmatch(r"(?:blk\.(\d+)\.)?[^\[]*(?:\[(\d+)\])?", name)
+    assert numbers is not None, f"{name} is no name of llama.cpp's"
+    layer, expert = (-1 if number is None else int(number) for number in numbers.groups())
+    return layer, expert
 
 
 def _info(name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, offset: int) -> TensorInfo:
@@ -189,19 +178,14 @@ def _parts(plan: Plan, source: _Source, rounded: Rounded) -> Iterator[Tensor]:
     """Yield the data of one tensor, expert after expert."""
     if not source.names:
         yield torch.tensor(rope_factors(plan.model.rope))
-    sizes = {"num_attention_heads": plan.model.num_heads, "num_key_value_heads": plan.model.num_kv_heads}
     for name in source.names:
         numbers = plan.checkpoint.read(name)
         if not numbers.is_floating_point():
             raise CheckpointError(f"{name} holds {numbers.dtype}: quantised exports of this kind cannot be converted")
-        if name not in plan.bits:
-            yield source.transform.to_gguf(numbers, sizes).to(getattr(torch, FLOATS[source.info.type]))
-            continue
-        if source.transform.transposes:
-            yield encode(rounded(name, numbers.t()), source.info.type)
+        if name in plan.bits:
+            yield encode(rounded(name, numbers), source.info.type)
         else:
-            stored = rounded(name, numbers).map(lambda part: source.transform.to_gguf(part, sizes))
-            yield encode(stored, source.info.type)
+            yield numbers.to(getattr(torch, FLOATS[source.info.type]))
 
 
 def _general(plan: Plan, path: Path) -> dict[str, Any]:
@@ -217,6 +201,7 @@ def _general(plan: Plan, path: Path) -> dict[str, Any]:
 
 def _vocabulary(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, Any]:
     """Make the keys `tokenizer.…`: another GGUF file's own, or made from the tokenizer."""
+    checkpoint = checkpoint.plain if isinstance(checkpoint, RelaidCheckpoint) else checkpoint
     if isinstance(checkpoint, GGUFCheckpoint):
         return {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.")}
     tokenizer = checkpoint.tokenizer()

@@ -134,7 +134,7 @@ def plan_quantization(
     if head is not None:
         check_choice("head", head, (*BITS, "none"))
     to.check_output(out)
-    plan = _plan(checkpoint, model, to, scheme, group, head, check_flag("symmetric", symmetric))
+    plan = _plan(to.lay_out(checkpoint), model, to, scheme, group, head, check_flag("symmetric", symmetric))
     to.check(plan)
     return plan, to
 
@@ -177,7 +177,7 @@ def _title(plan: Plan, name: str) -> tuple[str, str]:
 
 def kind_of(name: str) -> str:
     """The kind of a tensor: its name without that of its layer or expert."""
-    return re.sub(r"^.*\.\d+\.", "", name.removesuffix(".weight"))
+    return re.sub(r"^.*\.\d+\.|\[\d+\]$", "", name).removesuffix(".weight")
 
 
 def _rows(first: int, tensor: Tensor) -> Tensor:

@@ -1,0 +1,31 @@
+"""A checkpoint in the layout of another kind of file: there and back it is the same."""
+
+import pytest
+import torch
+
+from tests.tiny_models import TINY, save
+from tokenmill.model.families import architectures, find_family, in_gguf, read_config
+from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.relaid import RelaidCheckpoint, in_hugging_face_layout, in_layout
+
+STORED = [name for name, (kind, _) in TINY.items() if kind in architectures()]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_there_and_back_is_the_same(models, name):
+    source = open_checkpoint(save(name, models))
+    there = RelaidCheckpoint(source, in_gguf(read_config(source.config).family))
+    assert all(label.startswith(("blk.", "token_embd.", "position_embd.", "output")) for label in there.shapes)
+    back = RelaidCheckpoint(there, find_family(source.config))
+    assert dict(back.shapes) == dict(source.shapes)
+    for label, shape in source.shapes.items():
+        read = back.read(label)
+        assert read.shape == shape and back.dtype_of(label) == "float32"
+        torch.testing.assert_close(read, source.read(label), rtol=0, atol=1e-6)  # Gemma's norms are 1 + weight there
+        assert torch.equal(back.read(label, rows=range(1)), read[:1])
+
+
+def test_a_checkpoint_that_has_the_layout_is_itself(models):
+    source = open_checkpoint(save("llama", models))
+    assert in_hugging_face_layout(source) is source
+    assert in_layout(source, in_gguf("llama")) is not source
