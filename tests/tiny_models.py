@@ -296,7 +296,11 @@ def auto_class(config: transformers.PreTrainedConfig) -> Any:
 @cache
 def reference(name: str) -> transformers.PreTrainedModel:
     """The transformers model, with attention written out so that every shape is allowed."""
-    kind, numbers = TINY[name]
+    return build(*TINY[name])
+
+
+def build(kind: str, numbers: dict[str, Any]) -> transformers.PreTrainedModel:
+    """A model of that model_type with random weights."""
     config = transformers.AutoConfig.for_model(kind, **numbers)
     with torch.random.fork_rng():
         torch.manual_seed(20)

@@ -63,7 +63,7 @@ class Checkpoint:
     @property
     def family(self) -> Family:
         """The family of the model, whose names of tensors, and what goes with them, are those of these files."""
-        return in_gguf(self.config["model_type"]) if self.in_gguf else find_family(self.config)
+        return in_gguf(self.config["model_type"], self.shapes) if self.in_gguf else find_family(self.config)
 
     def dtype_of(self, name: str) -> str:
         """The name of the dtype that `read` gives a tensor in, where the caller names none."""

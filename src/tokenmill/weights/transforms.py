@@ -73,6 +73,21 @@ def _halves_to_pairs(tensor: "Tensor", config: ModelConfig) -> "Tensor":
     return heads[:, _pairs(config)].reshape(tensor.shape)
 
 
+def _qkv_to_halves(tensor: "Tensor", config: ModelConfig) -> "Tensor":
+    """The same of Q, K and V in one, of which V is not rotated."""
+    heads = tensor.reshape(-1, config.head_dim, *tensor.shape[1:]).clone()
+    rotated = config.num_heads + config.num_kv_heads
+    heads[:rotated] = heads[:rotated][:, _halves(config)]
+    return heads.reshape(tensor.shape)
+
+
+def _qkv_to_pairs(tensor: "Tensor", config: ModelConfig) -> "Tensor":
+    heads = tensor.reshape(-1, config.head_dim, *tensor.shape[1:]).clone()
+    rotated = config.num_heads + config.num_kv_heads
+    heads[:rotated] = heads[:rotated][:, _pairs(config)]
+    return heads.reshape(tensor.shape)
+
+
 def _halves(config: ModelConfig) -> list[int]:
     dim = config.head_dim if config.rope is None else config.rope.dim
     return [*range(0, dim, 2), *range(1, dim, 2), *range(dim, config.head_dim)]
@@ -104,6 +119,7 @@ TRANSFORMS: dict[str, Transform] = {
     "pairs_to_halves of heads": Transform(
         lambda tensor, config: tensor[:, _halves(config)], lambda tensor, config: tensor[:, _pairs(config)]
     ),
+    "pairs_to_halves of qkv": Transform(_qkv_to_halves, _qkv_to_pairs, orders_rows=True),
     "interleaved": Transform(_interleaved, _to_interleaved, orders_rows=True),
     "transpose interleaved": Transform(
         lambda tensor, config: _interleaved(tensor.t(), config),

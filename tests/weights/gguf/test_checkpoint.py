@@ -1,5 +1,7 @@
 """GGUF files as checkpoints: what is said of their types, where each tensor lies, and what does not belong."""
 
+from typing import Any
+
 import gguf
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from tests import gguf_files
 from tokenmill.errors import CheckpointError
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
+from tokenmill.weights.relaid import in_hugging_face_layout
 
 Kind = gguf.GGMLQuantizationType
 DOWN = "blk.0.ffn_down.weight"
@@ -147,6 +150,30 @@ def test_a_stack_of_other_experts_is_misshapen(opened, shape):
         opened("mixtral", stored={"blk.1.ffn_down_exps.weight": (numbers(*shape), Kind.F32)})
     told = f"blk.1.ffn_down_exps.weight {list(shape)}, needs 3 experts"
     assert f"does not fit its metadata; 1 misshapen: {told}" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["llama-bias", "mixtral", "qwen2"])
+def test_projections_and_experts_that_are_fused_are_read(opened, name):
+    """As llama.cpp's converter writes them with --fuse-qkv and --fuse-gate-up-exps."""
+    arch, _, _ = gguf_files.TINY[name]
+    arrays, stored = gguf_files.converted(arch, *gguf_files.tiny(name)), dict[str, Any]()
+    fused = {"attn_qkv.weight": "attn_{}.weight", "attn_qkv.bias": "attn_{}.bias"}
+    for layer in range(2):
+        for whole, part in fused.items():
+            names = [f"blk.{layer}.{part.format(letter)}" for letter in "qkv"]
+            if names[0] in arrays:
+                stored |= dict.fromkeys(names)
+                stored[f"blk.{layer}.{whole}"] = np.concatenate([arrays[each] for each in names]), Kind.F32
+        names = [f"blk.{layer}.ffn_{each}_exps.weight" for each in ("gate", "up")]
+        if names[0] in arrays:
+            stored |= dict.fromkeys(names)
+            both = np.concatenate([arrays[each] for each in names], axis=1)
+            stored[f"blk.{layer}.ffn_gate_up_exps.weight"] = both, Kind.F32
+    file = in_hugging_face_layout(opened(name, stored=stored))
+    _, tensors = gguf_files.tiny(name)
+    assert {label: tuple(tensor.shape) for label, tensor in tensors.items()} == dict(file.shapes)
+    for label, tensor in tensors.items():
+        assert torch.equal(file.read(label), tensor), label
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def config_of(
     metadata = {key: value for key, value in metadata.items() if value is not None}
     said: list[str] = [] if warned is None else warned
     header = Header(metadata, tensors_of(tensors), 0)
-    found = read_gguf_config(Path("x.gguf"), header, factors, warn=lambda text, *values: said.append(text % values))
+    lists = None if factors is None else {"rope_freqs.weight": factors}
+    found = read_gguf_config(Path("x.gguf"), header, lists, warn=lambda text, *values: said.append(text % values))
     assert warned is not None or not said
     return found
 

@@ -12,7 +12,7 @@ import transformers
 from tokenmill.errors import ConfigError
 from tokenmill.model.families import read_config
 from tokenmill.weights.gguf.header import TensorInfo, read_header
-from tokenmill.weights.write.gguf_metadata import check_read_back, metadata_of, rope_factors, unread_yarn, write_header
+from tokenmill.weights.write.gguf_metadata import check_read_back, metadata_of, rope_lists, unread_yarn, write_header
 
 Kind = gguf.GGMLQuantizationType
 LLAMA = {
@@ -131,8 +131,9 @@ def test_numbers_of_yarn_that_llama_cpp_does_not_read():
         ({"beta_fast": 31.0}, {"beta_fast": 31.0}),
         ({"beta_slow": 1.5}, {"beta_slow": 1.5}),
     ):
-        assert unread_yarn(scaled("yarn", **YARN, **numbers).rope) == pytest.approx(wanted, rel=1e-9)
-    assert unread_yarn(None) == unread_yarn(scaled("linear", factor=2.0).rope) == {}
+        assert unread_yarn(scaled("yarn", **YARN, **numbers)) == pytest.approx(wanted, rel=1e-9)
+    assert unread_yarn(scaled("linear", factor=2.0)) == {}
+    assert unread_yarn(replace(scaled("linear", factor=2.0), rope=None)) == {}
 
 
 def test_factors_are_those_by_which_transformers_divides_the_frequencies():
@@ -143,12 +144,13 @@ def test_factors_are_those_by_which_transformers_divides_the_frequencies():
     )
     theirs, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = 10000.0 ** -(torch.arange(8) / 8)
-    found = rope_factors(scaled("llama3", **numbers).rope)
+    found = rope_lists(scaled("llama3", **numbers).rope)["rope_freqs.weight"]
     assert len(found) == 8 and found == pytest.approx((plain / theirs).tolist(), rel=1e-5)
     assert found[0] == 1.0 and found[-1] == pytest.approx(8.0)
-    assert rope_factors(scaled("factors", factors=[1.0] * 7 + [2.0]).rope) == [1.0] * 7 + [2.0]
+    given = [1.0] * 7 + [2.0]
+    assert rope_lists(scaled("factors", factors=given).rope) == {"rope_freqs.weight": given}
     for rope in (None, scaled("linear", factor=2.0).rope, scaled("default").rope, scaled("yarn", **YARN).rope):
-        assert rope_factors(rope) is None
+        assert rope_lists(rope) == {}
 
 
 TENSORS = {"token_embd.weight": (10, 64), "output.weight": (10, 64)}

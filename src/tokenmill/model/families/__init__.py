@@ -6,12 +6,13 @@ matrices merged into it, and "… | transform" where the file stores it in anoth
 expert; a name that ends in {p} stands for .weight and, where the model has one, .bias.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.families.gguf_names import as_stored
 from tokenmill.model.families.in_gguf import InGGUF
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
@@ -112,10 +113,15 @@ def gguf_facts(name: str) -> InGGUF:
     return facts
 
 
-def in_gguf(name: str) -> Family:
-    """The family of that name with llama.cpp's names of tensors in the place of Hugging Face's."""
+def in_gguf(name: str, stored: Collection[str] = ()) -> Family:
+    """The family of that name with llama.cpp's names of tensors in the place of Hugging Face's.
+
+    stored: the names of a file's tensors, which may have in one what other files have in several.
+    """
     facts = gguf_facts(name)
-    return replace(find_family({"model_type": name}), names=facts.names, prefix="", ignored=facts.ignored, further=())
+    further = ("blk.{n}.",) if facts.further else ()
+    family = find_family({"model_type": name})
+    return replace(family, names=as_stored(facts.names, stored), prefix="", ignored=facts.ignored, further=further)
 
 
 def architectures() -> dict[str, str]:

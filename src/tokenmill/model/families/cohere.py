@@ -6,8 +6,10 @@ of Q and K a norm with weights of its own. In Cohere 2 only the layers with a wi
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
-from tokenmill.model.families import Family
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama, window_metadata
+from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.glm import PAIRED_NAMES
 from tokenmill.model.rope_config import rope_of
 
@@ -54,7 +56,50 @@ def _cohere2(reader: ConfigReader) -> dict[str, Any]:
     return {**_cohere(reader), "head_dim": head_dim, "windows": windows, "rope": rope, "ropes": ropes}
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config = like_llama(keys, eps="layer_norm_eps") | has_bias(keys)
+    return config | {"logit_scale": keys.positive("logit_scale", 1.0), "use_qk_norm": keys.has("attn_q_norm.weight")}
+
+
+def _read_cohere2_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Every fourth layer has no window, in llama.cpp's code."""
+    config = _read_gguf(keys)
+    window = keys.window()
+    return config | {"sliding_window": window, "layer_types": keys.layer_types(config["num_hidden_layers"], 4)}
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    return {"logit_scale": model.logit_multiplier, **window_metadata(model.windows, 4)}
+
+
 _KEYS = {"rms_norm_eps": "layer_norm_eps"}
 _DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": True}
-COHERE = Family(_NAMES, _cohere, _KEYS, {**_DEFAULTS, "rope_theta": 5e5})
-COHERE2 = Family(_NAMES, _cohere2, _KEYS, _DEFAULTS, harmless=("cache_implementation", "use_parallel_embedding"))
+_STORED = {
+    **paired(),
+    "blk.{i}.attn_q_norm.weight": "layers.{i}.attention.q_norm.weight | pairs_to_halves of heads",
+    "blk.{i}.attn_k_norm.weight": "layers.{i}.attention.k_norm.weight | pairs_to_halves of heads",
+}
+for _name in ("blk.{i}.attn_q_norm{p}", "blk.{i}.attn_k_norm{p}"):
+    del _STORED[_name]
+COHERE = Family(
+    _NAMES,
+    _cohere,
+    _KEYS,
+    {**_DEFAULTS, "rope_theta": 5e5},
+    gguf=InGGUF("command-r", _STORED, _read_gguf, _metadata, needs=("tied head", "no o_bias", "square")),
+)
+COHERE2 = Family(
+    _NAMES,
+    _cohere2,
+    _KEYS,
+    _DEFAULTS,
+    harmless=("cache_implementation", "use_parallel_embedding"),
+    gguf=InGGUF(
+        "cohere2",
+        _STORED,
+        _read_cohere2_gguf,
+        _metadata,
+        needs=("tied head", "no o_bias", "square"),
+        windows=lambda _: True,
+    ),
+)

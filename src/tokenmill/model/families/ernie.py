@@ -4,8 +4,10 @@ rows of Q and K here. ERNIE has models with experts, whose scores are corrected 
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader
-from tokenmill.model.families import Family
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
+from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.glm import PAIRED_NAMES
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
 
@@ -49,19 +51,51 @@ def _helium(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    return like_llama(keys) | has_bias(keys, "use_bias")
+
+
+def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config, width = _read_gguf(keys), keys.expert_width()
+    keys.softmax_routing(True)
+    shared = keys.count("expert_shared_feed_forward_length", 0, minimum=0)
+    keys.expect("expert_shared_count", shared // width, 0)
+    return config | {
+        "moe_num_experts": keys.count("expert_count"),
+        "moe_k": keys.count("expert_used_count"),
+        "moe_intermediate_size": width,
+        "moe_num_shared_experts": shared // width,
+        "moe_layer_interval": keys.count("interleave_moe_layer_step", 1),
+        "moe_layer_start_index": keys.count("leading_dense_block_count", 0, minimum=0),
+    }
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    layers = [layer for layer, has_experts in enumerate(model.expert_layers) if has_experts]
+    first, step = layers[0] if layers else model.num_layers, layers[1] - layers[0] if len(layers) > 1 else 1
+    return expert_metadata(model) | {
+        "expert_shared_count": model.shared_expert_size // (model.expert_size or 1),
+        "interleave_moe_layer_step": step,
+        "leading_dense_block_count": first,
+    }
+
+
 _DEFAULTS = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 5e5,
     "max_position_embeddings": 131072,
     "tie_word_embeddings": True,
 }
-ERNIE = Family(PAIRED_NAMES, _ernie, defaults=_DEFAULTS)
+ERNIE = Family(
+    PAIRED_NAMES, _ernie, defaults=_DEFAULTS, gguf=InGGUF("ernie4_5", paired(), _read_gguf, needs=("no mlp_bias",))
+)
 ERNIE_MOE = Family(
     _MOE_NAMES,
     _ernie_moe,
     defaults=_DEFAULTS,
     harmless=("num_nextn_predict_layers",),
     further=("mtp_",),
+    gguf=InGGUF("ernie4_5-moe", paired(), _read_moe_gguf, _metadata, needs=("no mlp_bias",)),
 )
 HELIUM = Family(
     PAIRED_NAMES, _helium, defaults={"rms_norm_eps": 1e-8, "rope_theta": 1e5, "max_position_embeddings": 4096}

@@ -5,7 +5,8 @@ positions.
 from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
-from tokenmill.model.families import Family
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
 from tokenmill.model.families.olmo import AFTER_NAMES
 from tokenmill.model.rope_config import rope_of
 
@@ -32,4 +33,22 @@ def _exaone4(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
-EXAONE4 = Family(AFTER_NAMES, _exaone4, defaults={"rms_norm_eps": 1e-5})
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config, window = like_llama(keys), keys.window()
+    layers = config["num_hidden_layers"]
+    types = keys.layer_types(layers, 4) if window else ["full_attention"] * layers
+    return config | {"sliding_window": window, "layer_types": types}
+
+
+EXAONE4 = Family(
+    AFTER_NAMES,
+    _exaone4,
+    defaults={"rms_norm_eps": 1e-5},
+    gguf=InGGUF(
+        "exaone4",
+        read=_read_gguf,
+        needs=("square",),
+        metadata=lambda model: window_metadata(model.windows),
+        windows=lambda model: model.num_layers == 64,  # which is how llama.cpp knows the 32B model
+    ),
+)

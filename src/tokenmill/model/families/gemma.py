@@ -11,12 +11,12 @@ from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF, TextPart
-from tokenmill.model.families.in_gguf import GGUFKeys, like_llama, norms_less_one
+from tokenmill.model.families.gguf_keys import FULL, SLIDING, GGUFKeys, has_bias, like_llama, window_metadata
+from tokenmill.model.families.gguf_names import norms_less_one
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import Beside, read_ropes
 from tokenmill.value_reader import MAX_POSITIONS
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 NORMS_ON_BOTH_SIDES = {
     **NAMES,
     "layers.{i}.post_attention_layernorm.weight": "layers.{i}.attention_after_norm.weight",
@@ -88,16 +88,19 @@ def _gemma3(reader: ConfigReader) -> dict[str, Any]:
     return _later(reader, types, {}) | {"qk_norm": QKNorm(), "rope": ropes[FULL], "ropes": each}
 
 
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # of llama.cpp: every second, every sixth layer has no window
+
+
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    return like_llama(keys) | {"hidden_act": "gelu_pytorch_tanh"}
+    return like_llama(keys) | has_bias(keys) | {"hidden_act": "gelu_pytorch_tanh"}
 
 
 def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
     """What llama.cpp's code says, and its files do not, is here: which layers have a window, and the scale."""
-    config = like_llama(keys)
+    config = like_llama(keys) | has_bias(keys)
     del config["hidden_act"]
     window = keys.count("attention.sliding_window", 4096, minimum=0, maximum=MAX_POSITIONS)
-    keys.expect("attention.sliding_window_pattern", 2 if keys.family == "gemma2" else 6)
+    config["layer_types"] = keys.layer_types(config["num_hidden_layers"], _PATTERNS[keys.family])
     widest = {"gemma2": 46, "gemma3_text": 62}[keys.family]  # layers of the 27B models
     is_widest = config["num_hidden_layers"] == widest
     scale = config["hidden_size"] // config["num_attention_heads"] if is_widest else config["head_dim"]
@@ -110,27 +113,32 @@ def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:
     caps = {"attn_logit_softcapping": model.attention_softcap, "final_logit_softcapping": model.logit_softcap}
-    window = next((window for window in model.windows if window is not None), None)
-    keys = {**caps, "attention.sliding_window": window}
-    return {key: value for key, value in keys.items() if value is not None}
+    pairs = {key: value for key, value in caps.items() if value is not None}
+    local = next((rope for rope, window in zip(model.ropes, model.windows, strict=False) if window is not None), None)
+    pairs |= {} if local is None else {"rope.freq_base_swa": local.theta}
+    return pairs | window_metadata(model.windows, _PATTERNS[model.family])
 
 
 _STORED = norms_less_one()
 _SEEN = "vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index".split()
 
-GEMMA = Family(NAMES, _gemma, defaults=_DEFAULTS, gguf=InGGUF("gemma", _STORED, _read_gguf))
+GEMMA = Family(
+    NAMES, _gemma, defaults=_DEFAULTS, gguf=InGGUF("gemma", _STORED, _read_gguf, needs=("no o_bias", "tied head"))
+)
 GEMMA2 = Family(
     NORMS_ON_BOTH_SIDES,
     _gemma2,
     defaults=_DEFAULTS,
     harmless=("cache_implementation", "hidden_act"),  # the latter stands beside hidden_activation, which counts
-    gguf=InGGUF("gemma2", _STORED, _read_later_gguf, _metadata, windows=True),
+    gguf=InGGUF(
+        "gemma2", _STORED, _read_later_gguf, _metadata, needs=("no o_bias", "tied head"), windows=lambda _: True
+    ),
 )
 GEMMA3 = replace(
     GEMMA2,
     read=_gemma3,
     defaults={**_DEFAULTS, "max_position_embeddings": 131072, "rope_theta": 1e6},
-    gguf=InGGUF("gemma3", _STORED, _read_later_gguf, _metadata, windows=True),
+    gguf=InGGUF("gemma3", _STORED, _read_later_gguf, _metadata, needs=("no o_bias",), windows=lambda _: True),
 )
 GEMMA3_VISION = replace(
     GEMMA3,

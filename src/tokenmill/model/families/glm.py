@@ -7,8 +7,10 @@ scores with a correction, after some dense layers.
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
-from tokenmill.model.families import Family
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama, window_metadata
+from tokenmill.model.families.gguf_names import mlp_norm_after_attention, paired, plain_mlp
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
 
@@ -84,6 +86,55 @@ def _dots1(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    return like_llama(keys, rotates_all=False) | {"attention_bias": bool(has_bias(keys))}
+
+
+def _read_moe_gguf(keys: GGUFKeys, config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of experts, in DeepSeek-V3's words. llama.cpp scores by softmax where no key says otherwise."""
+    keys.expect("expert_gating_func", ..., 2)  # sigmoid
+    groups = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
+    width, shared = keys.expert_width(), keys.count("expert_shared_count")
+    keys.expect("expert_shared_feed_forward_length", width * shared, 0)
+    return config | {
+        "n_routed_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": width,
+        "n_shared_experts": shared,
+        "first_k_dense_replace": keys.count("leading_dense_block_count", 0, minimum=0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "routed_scaling_factor": keys.scale("expert_weights_scale"),
+        **{name: keys.count(key, 1) for name, key in groups.items()},
+    }
+
+
+def _read_glm4_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config = _read_moe_gguf(keys, _read_gguf(keys))
+    config["num_hidden_layers"] -= keys.count("nextn_predict_layers", 0, minimum=0)
+    return config | has_bias(keys, "use_qk_norm", "attn_q_norm.weight")
+
+
+def _read_dots1_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config = _read_moe_gguf(keys, like_llama(keys) | has_bias(keys))
+    window = keys.window()
+    layers = config["num_hidden_layers"]
+    types = keys.layer_types(layers, 0) if window else ["full_attention"] * layers
+    return config | {"sliding_window": window, "layer_types": types}
+
+
+def _moe_metadata(model: ModelConfig) -> dict[str, Any]:
+    groups, chosen = model.router_groups or (0, 0)
+    pairs = {
+        "expert_shared_count": model.shared_expert_size // (model.expert_size or 1),
+        "leading_dense_block_count": model.expert_layers.index(True) if True in model.expert_layers else 0,
+        "expert_weights_scale": model.router_scale,
+        "expert_weights_norm": model.norm_top_k,
+        "expert_gating_func": 2,
+    }
+    pairs |= {"expert_group_count": groups, "expert_group_used_count": chosen} if groups else {}
+    return expert_metadata(model) | pairs | window_metadata(model.windows)
+
+
 _DEFAULTS = {"max_position_embeddings": 131072, "partial_rotary_factor": 0.5}
 _GLM_DEFAULTS = {**_DEFAULTS, "rms_norm_eps": 0.00000015625}
 _MOE_DEFAULTS = {
@@ -95,13 +146,20 @@ _MOE_DEFAULTS = {
     "n_shared_experts": 1,
     "norm_topk_prob": True,
 }
-GLM = Family(_GLM_NAMES, _glm, defaults=_GLM_DEFAULTS)
-GLM4 = Family(_GLM4_NAMES, _glm4, defaults=_GLM_DEFAULTS)
+_STORED = paired(plain_mlp())
+GLM = Family(_GLM_NAMES, _glm, defaults=_GLM_DEFAULTS, gguf=InGGUF("chatglm", _STORED, _read_gguf, needs=("square",)))
+GLM4 = Family(_GLM4_NAMES, _glm4, defaults=_GLM_DEFAULTS, gguf=InGGUF("glm4", _STORED, _read_gguf))
 GLM4_MOE = Family(
     _MOE_NAMES,
     _glm4_moe,
     defaults=_MOE_DEFAULTS,
     harmless=("num_nextn_predict_layers",),
     further=("layers.{n}.",),
+    gguf=InGGUF("glm4moe", mlp_norm_after_attention(), _read_glm4_moe_gguf, _moe_metadata, further=True),
 )
-DOTS1 = Family(_MOE_NAMES, _dots1, defaults={"first_k_dense_replace": 0, "norm_topk_prob": False})
+DOTS1 = Family(
+    _MOE_NAMES,
+    _dots1,
+    defaults={"first_k_dense_replace": 0, "norm_topk_prob": False},
+    gguf=InGGUF("dots1", read=_read_dots1_gguf, metadata=_moe_metadata, needs=("own head", "no o_bias", "no groups")),
+)

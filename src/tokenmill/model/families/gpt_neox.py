@@ -1,11 +1,11 @@
 """GPT-NeoX: Pythia, GPT-NeoX-20B, Dolly. Attention and MLP read the same input; a part of each head is rotated."""
 
-import math
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.in_gguf import GGUFKeys, fused_qkv, plain_mlp
+from tokenmill.model.families.gguf_keys import GGUFKeys
+from tokenmill.model.families.gguf_names import fused_qkv, plain_mlp
 
 _LAYER = "gpt_neox.layers.{i}."
 _NAMES = {
@@ -41,16 +41,13 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     keys.expect("attention.head_count_kv", heads)
     head_dim = sizes["hidden_size"] // heads
     keys.count("rope.dimension_count")  # required
-    rotary = keys.rotary(head_dim)
     keys.expect_head_dim(head_dim)
-    part = rotary / max(head_dim, 1)
     return {
         "model_type": keys.family,
         **sizes,
         "hidden_act": "gelu",
         "layer_norm_eps": keys.positive("attention.layer_norm_epsilon"),
-        # Readers multiply and cut off: the rounding of the division must not cost an entry.
-        "rotary_pct": part if int(head_dim * part) == rotary else math.nextafter(part, 2),
+        "rotary_pct": keys.rotated_part(head_dim),
         "rotary_emb_base": keys.positive("rope.freq_base", 10000.0),
         "use_parallel_residual": keys.expect("use_parallel_residual", True, False),
         "attention_bias": "blk.0.attn_qkv.bias" in keys.tensors,
@@ -70,5 +67,5 @@ GPT_NEOX = Family(
     prefix="",
     # Buffers that old checkpoints carry: the causal mask and the rotary frequencies.
     ignored=tuple(_LAYER + f"attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
-    gguf=InGGUF("gptneox", fused_qkv(plain_mlp()), _read_gguf, _metadata, has_biases=True),
+    gguf=InGGUF("gptneox", fused_qkv(plain_mlp()), _read_gguf, _metadata, needs=("biases",)),
 )

@@ -5,8 +5,10 @@ Its experts are stored [experts, inputs, outputs], with the rows of gate and up 
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader
-from tokenmill.model.families import Family
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
+from tokenmill.model.families.gguf_names import mlp_norm_after_attention
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import default_rope
 
@@ -53,9 +55,37 @@ def _gpt_oss(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """The bounds of YaRN's ramp are not rounded, as OpenAI has it; llama.cpp rounds them."""
+    config = like_llama(keys)
+    return config | {
+        "sliding_window": keys.window(),
+        "layer_types": keys.layer_types(config["num_hidden_layers"], 2),
+        "attention_bias": keys.has("attn_q.bias"),
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "intermediate_size": keys.expert_width(),
+        "rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]},
+        "rope_scaling": {"truncate": False} if keys.take("rope.scaling.type", "none") == "yarn" else {},
+    }
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    window = window_metadata(model.windows, 2)
+    return {"expert_feed_forward_length": model.intermediate_size, **window}
+
+
 GPT_OSS = Family(
     _NAMES,
     _gpt_oss,
     defaults={"rms_norm_eps": 1e-5, "rope_theta": 150000.0, "max_position_embeddings": 131072},
     harmless=("initial_context_length",),  # it repeats what the rope parameters say
+    gguf=InGGUF(
+        "gpt-oss",
+        mlp_norm_after_attention(),
+        _read_gguf,
+        _metadata,
+        needs=("biases", "own head"),
+        windows=lambda _: True,
+    ),
 )

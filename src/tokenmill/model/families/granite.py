@@ -2,11 +2,14 @@
 that every token takes. Granite 4 is the hybrid family, of which only the models without Mamba layers are implemented.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.config import MAX_LAYERS, ConfigReader
-from tokenmill.model.families import Family
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
+from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.llama import NAMES
 
 _MOE, _MLP = "layers.{i}.block_sparse_moe.", "layers.{i}.mlp."
@@ -76,13 +79,60 @@ def _granitemoehybrid(reader: ConfigReader) -> dict[str, Any]:
     return {**fields, "intermediate_size": size}
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Granite of any kind in which all layers attend: with experts it is GraniteMoeShared, which may share none.
+
+    Where no key has a multiplier, llama.cpp's is 1, and the scale of scores that of Llama.
+    """
+    config = like_llama(keys) | has_bias(keys) | has_bias(keys, "mlp_bias", "ffn_up.bias")
+    head_dim = config["head_dim"]
+    config |= {
+        "embedding_multiplier": keys.scale("embedding_scale"),
+        "residual_multiplier": keys.scale("residual_scale"),
+        "attention_multiplier": keys.scale("attention.scale", head_dim**-0.5),
+        "logits_scaling": keys.positive("logit_scale"),
+    }
+    rotates = keys.take("rope.scaling.finetuned", True)  # this architecture's switch of rotary positions
+    if not keys.take("expert_count", 0):
+        keys.expect("expert_used_count", 0)
+        if rotates is not False:
+            return config | {"model_type": "granite"}
+        size, layers = config["intermediate_size"], ["full_attention"] * config["num_hidden_layers"]
+        hybrid = {"model_type": "granitemoehybrid", "num_local_experts": 0, "shared_intermediate_size": size}
+        return config | hybrid | {"layer_types": layers, "position_embedding_type": "nope"}
+    keys.softmax_routing(True)
+    return config | {
+        "model_type": "granitemoeshared",
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "shared_intermediate_size": keys.count("expert_shared_feed_forward_length", 0, minimum=0),
+    }
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    pairs: dict[str, Any] = {
+        "embedding_scale": model.embedding_multiplier,
+        "residual_scale": model.residual_multiplier,
+        "attention.scale": model.attention_scale,
+        "logit_scale": 1 / model.logit_multiplier,
+    }
+    if model.ropes and not any(model.ropes):
+        pairs["rope.scaling.finetuned"] = False
+    pairs |= {"general.architecture": "granitemoe"} if model.num_experts else {}
+    return pairs | expert_metadata(model)
+
+
+_IN_GGUF = InGGUF("granite", paired(), _read_gguf, _metadata)
+_MOE_IN_GGUF = replace(_IN_GGUF, architecture="granitemoe")
+
 # What Mamba layers would be like; the last of the harmless keys is of training.
 _MAMBA = "chunk_size conv_bias d_conv d_head d_state expand n_groups n_heads proj_bias".split()
-GRANITE = Family(NAMES, _granite)
-GRANITEMOE = Family(_MOE_NAMES, _granitemoe)
-GRANITEMOESHARED = Family(_SHARED_NAMES, _granitemoeshared)
+GRANITE = Family(NAMES, _granite, gguf=_IN_GGUF)
+GRANITEMOE = Family(_MOE_NAMES, _granitemoe, gguf=_MOE_IN_GGUF)
+GRANITEMOESHARED = Family(_SHARED_NAMES, _granitemoeshared, gguf=_MOE_IN_GGUF)
 GRANITEMOEHYBRID = Family(
     _HYBRID_NAMES,
     _granitemoehybrid,
     harmless=(*(f"mamba_{name}" for name in _MAMBA), "time_step_limit", "init_method"),
+    gguf=_IN_GGUF,
 )

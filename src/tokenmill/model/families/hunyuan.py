@@ -5,8 +5,9 @@ The models with experts have one more in each layer, which every token takes.
 
 from typing import Any
 
-from tokenmill.model.config import ConfigReader, QKNorm
-from tokenmill.model.families import Family
+from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
 
@@ -99,6 +100,27 @@ def _hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config, width = like_llama(keys) | has_bias(keys), keys.expert_width()
+    keys.softmax_routing(True)
+    keys.expect("expert_shared_count", 1)
+    keys.expect("expert_shared_feed_forward_length", width)
+    chosen = keys.count("expert_used_count")
+    return config | {"num_experts": keys.count("expert_count"), "moe_topk": chosen, "intermediate_size": width}
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    return {**expert_metadata(model), "expert_feed_forward_length": model.intermediate_size, "expert_shared_count": 1}
+
+
 _DEFAULTS = {"rms_norm_eps": 1e-5}
-HUNYUAN_DENSE = Family(_NAMES, _hunyuan_dense, defaults=_DEFAULTS, harmless=_HARMLESS)
-HUNYUAN_MOE = Family(_MOE_NAMES, _hunyuan_moe, defaults=_DEFAULTS, harmless=_HARMLESS)
+HUNYUAN_DENSE = Family(
+    _NAMES, _hunyuan_dense, defaults=_DEFAULTS, harmless=_HARMLESS, gguf=InGGUF("hunyuan-dense", needs=("no o_bias",))
+)
+HUNYUAN_MOE = Family(
+    _MOE_NAMES,
+    _hunyuan_moe,
+    defaults=_DEFAULTS,
+    harmless=_HARMLESS,
+    gguf=InGGUF("hunyuan-moe", read=_read_moe_gguf, metadata=_metadata),
+)

@@ -8,7 +8,8 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.in_gguf import GGUFKeys, like_llama_with_biases, paired
+from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama_with_biases
+from tokenmill.model.families.gguf_names import paired
 from tokenmill.value_reader import MAX_POSITIONS
 
 NAMES = {

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from tokenmill.model.config import ConfigReader, QKNorm
-from tokenmill.model.families import Family
+from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama
 from tokenmill.model.families.llama import MIXTRAL
 
 _NAMES = {
@@ -41,9 +42,27 @@ def _minimax_m2(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    keys.expect("expert_gating_func", ..., 2)  # sigmoid
+    keys.expect("expert_weights_norm", True, False)  # which llama.cpp does not read
+    config = like_llama(keys, rotates_all=False)
+    del config["partial_rotary_factor"]
+    return config | {
+        "rotary_dim": keys.rotary(config["head_dim"]),
+        "num_local_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "intermediate_size": keys.expert_width(),
+    }
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    return {"expert_feed_forward_length": model.intermediate_size, "expert_gating_func": 2}
+
+
 MINIMAX_M2 = Family(
     _NAMES,
     _minimax_m2,
     defaults={"rope_theta": 5e6, "max_position_embeddings": 196608},
+    gguf=InGGUF("minimax-m2", read=_read_gguf, metadata=_metadata, needs=("own head",)),
     harmless=("use_mtp", "num_mtp_modules", "mtp_transformer_layers"),  # of layers that predict further tokens
 )

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family, TextPart
+from tokenmill.model.config import ConfigReader, ModelConfig
+from tokenmill.model.families import Family, InGGUF, TextPart
+from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
+from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.llama import MISTRAL, NAMES
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader
 
@@ -45,7 +47,33 @@ def _ministral3(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
-MINISTRAL3 = Family(NAMES, _ministral3, defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 262144})
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Without YaRN and a temperature it is Mistral."""
+    config, beta = like_llama(keys), keys.take("attention.temperature_scale", 0.0)
+    window = keys.window()
+    multiplier = keys.take("rope.scaling.yarn_log_multiplier", 0.0)
+    if not beta and keys.take("rope.scaling.type", "none") != "yarn":
+        return config | {"model_type": "mistral", "sliding_window": window}
+    rope = {"llama_4_scaling_beta": keys.positive("attention.temperature_scale") if beta else 0}
+    if multiplier:
+        rope |= {"mscale": 1.0, "mscale_all_dim": keys.positive("rope.scaling.yarn_log_multiplier")}
+    return config | {"sliding_window": window, "rope_scaling": rope}
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    beta, _ = model.attention_temperature or (0.0, 0)
+    numbers = {} if model.rope is None else dict(model.rope.scaling)
+    is_level = numbers.get("attention_factor") == 1.0
+    pairs = {"attention.temperature_scale": beta, "rope.scaling.yarn_log_multiplier": 1.0 if is_level else 0.0}
+    return {key: value for key, value in pairs.items() if value} | window_metadata(model.windows, 0)
+
+
+MINISTRAL3 = Family(
+    NAMES,
+    _ministral3,
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 262144},
+    gguf=InGGUF("mistral3", paired(), _read_gguf, _metadata, yarn=("beta_fast", "beta_slow", "attention_factor")),
+)
 MISTRAL3 = replace(
     MISTRAL,
     gguf=None,

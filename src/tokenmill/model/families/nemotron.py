@@ -4,12 +4,17 @@ Nemotron has LayerNorm whose weights are stored less 1, and rotates a part of ea
 activation, and norms of Q and K.
 """
 
+import math
 from typing import Any
 
-from tokenmill.model.config import ConfigReader, QKNorm
-from tokenmill.model.families import Family
+from tokenmill.errors import CheckpointError
+from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
+from tokenmill.model.families.gguf_names import norms_less_one, paired, plain_mlp
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import default_rope
+from tokenmill.value_reader import brief
 
 _PLAIN_MLP = {
     **{name: target for name, target in NAMES.items() if ".mlp." not in name},
@@ -56,6 +61,18 @@ def _apertus(reader: ConfigReader) -> dict[str, Any]:
     return {**_arcee(reader), "qk_norm": QKNorm()}
 
 
+def _read_arcee_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config = like_llama(keys) | has_bias(keys) | has_bias(keys, "mlp_bias", "ffn_up.bias")
+    return config | {"hidden_act": "relu2"}
+
+
+def _read_nemotron_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    keys.take("attention.layer_norm_rms_epsilon", None)  # written beside the epsilon that counts
+    config = like_llama(keys, rotates_all=False, eps="layer_norm_eps")
+    config["norm_eps"] = config.pop("layer_norm_eps")
+    return config | has_bias(keys) | has_bias(keys, "mlp_bias", "ffn_up.bias") | {"hidden_act": "relu2"}
+
+
 NEMOTRON = Family(
     _NEMOTRON_NAMES,
     _nemotron,
@@ -67,10 +84,36 @@ NEMOTRON = Family(
         "partial_rotary_factor": 0.5,
     },
     harmless=("kv_channels",),  # NVIDIA's name of head_dim, which transformers does not read
+    gguf=InGGUF("nemotron", norms_less_one(plain_mlp()), _read_nemotron_gguf, needs=("own head", "square")),
 )
 ARCEE = Family(
-    _PLAIN_MLP, _arcee, defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2", "max_position_embeddings": 4096}
+    _PLAIN_MLP,
+    _arcee,
+    defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2", "max_position_embeddings": 4096},
+    gguf=InGGUF("arcee", paired(plain_mlp()), _read_arcee_gguf, needs=("no o_bias", "no mlp_bias")),
 )
+
+
+def _read_apertus_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Numbers of the activation stand in the metadata; those that are learned are read as tensors."""
+    config = like_llama(keys) | has_bias(keys)
+    for name, value in _XIELU.items():
+        given = keys.values.get(name, [value])
+        if not isinstance(given, list) or any(not math.isclose(entry, value, rel_tol=0.01) for entry in given):
+            raise CheckpointError(f"{keys.where}: {name} = {brief(given)} is not implemented: only {value}")
+    return config | {"hidden_act": "xielu", "rope_parameters": {"rope_type": "default"}}
+
+
+def _apertus_metadata(model: ModelConfig) -> dict[str, Any]:
+    return {name: [value] * model.num_layers for name, value in _XIELU.items()}
+
+
+_XIELU = {"xielu.beta": 0.5, "xielu.eps": -1e-6}
+_APERTUS_STORED = {
+    **plain_mlp(),
+    "xielu.alpha_p[{i}]": "layers.{i}.mlp.act.alpha_p",
+    "xielu.alpha_n[{i}]": "layers.{i}.mlp.act.alpha_n",
+}
 APERTUS = Family(
     _APERTUS_NAMES,
     _apertus,
@@ -80,6 +123,7 @@ APERTUS = Family(
         "max_position_embeddings": 65536,
         "rope_theta": 12e6,
     },
+    gguf=InGGUF("apertus", _APERTUS_STORED, _read_apertus_gguf, _apertus_metadata, needs=("own head",)),
     # Numbers of the activation that are not learned.
     ignored=("layers.{i}.mlp.act_fn.beta", "layers.{i}.mlp.act_fn.eps"),
 )

@@ -7,8 +7,10 @@ layers, and a rope for each of the two kinds of layers.
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
-from tokenmill.model.families import Family
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama, window_metadata
+from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES
 from tokenmill.model.rope_config import Beside, read_ropes
@@ -66,7 +68,57 @@ def _olmoe(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
-OLMO = Family(NAMES, _olmo)
-OLMO2 = Family(AFTER_NAMES, _olmo2, defaults={"rms_norm_eps": 1e-5})
-OLMO3 = Family(AFTER_NAMES, _olmo3, defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5})
-OLMOE = Family(EXPERT_NAMES, _olmoe, defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config = like_llama(keys, eps="layer_norm_eps") | has_bias(keys)
+    if (epsilon := config.pop("layer_norm_eps")) != 1e-5:
+        raise keys.refuse("attention.layer_norm_epsilon", epsilon, "only 1e-05 is implemented, as in transformers")
+    return config
+
+
+def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """OLMo 2, or with a window OLMo 3, whose layers with a window have the base of the rope and nothing else of it."""
+    config = like_llama(keys) | has_bias(keys)
+    window = keys.window()
+    if window is None:
+        return config
+    theta = config.pop("rope_theta")
+    if keys.positive("rope.freq_base_swa", theta) != theta:
+        raise keys.refuse("rope.freq_base_swa", keys.take("rope.freq_base_swa"), f"only {theta}, as of the others")
+    plain = {"rope_type": "default", "rope_theta": theta}
+    return config | {
+        "model_type": "olmo3",
+        "sliding_window": window,
+        "layer_types": keys.layer_types(config["num_hidden_layers"], 4),
+        "rope_parameters": {"full_attention": plain, "sliding_attention": plain},
+    }
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    local = next((rope for rope, window in zip(model.ropes, model.windows, strict=False) if window is not None), None)
+    pairs = {} if local is None else {"rope.freq_base_swa": local.theta}
+    return pairs | window_metadata(model.windows)
+
+
+def _read_olmoe_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    keys.softmax_routing(False)
+    experts = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+    config = like_llama(keys) | has_bias(keys) | {name: keys.count(key) for name, key in experts.items()}
+    return config | {"intermediate_size": keys.expert_width(), "norm_topk_prob": False}
+
+
+_LATER = InGGUF(
+    "olmo2",
+    read=_read_later_gguf,
+    metadata=_metadata,
+    needs=("own head", "no o_bias", "square"),
+    windows=lambda _: True,
+)
+OLMO = Family(NAMES, _olmo, gguf=InGGUF("olmo", paired(), _read_gguf, needs=("no o_bias", "square")))
+OLMO2 = Family(AFTER_NAMES, _olmo2, defaults={"rms_norm_eps": 1e-5}, gguf=_LATER)
+OLMO3 = Family(AFTER_NAMES, _olmo3, defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5}, gguf=_LATER)
+OLMOE = Family(
+    EXPERT_NAMES,
+    _olmoe,
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    gguf=InGGUF("olmoe", read=_read_olmoe_gguf, needs=("own head", "no o_bias", "square", "no groups")),
+)

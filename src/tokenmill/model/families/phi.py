@@ -5,9 +5,12 @@ Phi-1 and Phi-2 have attention and MLP side by side, both reading one LayerNorm,
 
 from typing import Any
 
-from tokenmill.model.config import ConfigReader, QKNorm
-from tokenmill.model.families import Family
+from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
+from tokenmill.model.families.gguf_names import fused_qkv, plain_mlp
 from tokenmill.model.families.llama import NAMES
+from tokenmill.value_reader import MAX_POSITIONS
 
 _PHI3_NAMES = {
     **{name: target for name, target in NAMES.items() if ":" not in target and "_norm." not in name},
@@ -63,11 +66,59 @@ def _phi(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
-PHI3 = Family(_PHI3_NAMES, _phi3, defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})
+def _read_phi3_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """A window of 0 is none. LongRoPE is told by tensors, its trained length and its factor by keys."""
+    config = like_llama(keys, rotates_all=False)
+    window = keys.window()
+    context = config["max_position_embeddings"]
+    original = keys.count("rope.scaling.original_context_length", context, maximum=MAX_POSITIONS)
+    config |= {"sliding_window": window, "original_max_position_embeddings": original}
+    lists = {name: keys.rope_lists.get(f"rope_factors_{name}.weight") for name in ("short", "long")}
+    if None in lists.values():
+        return config
+    config["rope_parameters"] = {
+        "rope_type": "longrope",
+        "rope_theta": config["rope_theta"],
+        "partial_rotary_factor": config["partial_rotary_factor"],
+        "attention_factor": keys.positive("rope.scaling.attn_factor", 1.0),
+        **{f"{name}_factor": list(values or ()) for name, values in lists.items()},
+    }
+    return config
+
+
+def _phi3_metadata(model: ModelConfig) -> dict[str, Any]:
+    numbers = {} if model.rope is None else dict(model.rope.scaling)
+    original = numbers.get("original_max_position_embeddings", model.max_position_embeddings)
+    factor = {"rope.scaling.attn_factor": numbers["attention_factor"]} if "long_factor" in numbers else {}
+    window = {"attention.sliding_window": model.windows[0] or 0}
+    return {"rope.scaling.original_context_length": original, **window, **factor}
+
+
+def _read_phi_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config = like_llama(keys, rotates_all=False, eps="layer_norm_eps")
+    # llama.cpp's converter writes four times the width, whatever it is.
+    config |= {"hidden_act": "gelu_new", "intermediate_size": keys.rows("blk.0.ffn_up.weight")}
+    return config | has_bias(keys, "qk_layernorm", "attn_q_norm.weight")
+
+
+PHI3 = Family(
+    _PHI3_NAMES,
+    _phi3,
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    gguf=InGGUF(
+        "phi3",
+        fused_qkv(plain_mlp()),
+        _read_phi3_gguf,
+        _phi3_metadata,
+        needs=("square",),
+        ignored=("rope_factors_long.weight", "rope_factors_short.weight"),
+    ),
+)
 PHI = Family(
     _PHI_NAMES,
     _phi,
     keys={"rms_norm_eps": "layer_norm_eps"},
     defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
     harmless=("attention_bias",),  # its matrices have biases in any case
+    gguf=InGGUF("phi2", plain_mlp(), _read_phi_gguf, needs=("own head", "no qk_norm", "square")),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
 from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.in_gguf import like_llama
+from tokenmill.model.families.gguf_keys import like_llama
 from tokenmill.model.families.llama import NAMES
 
 

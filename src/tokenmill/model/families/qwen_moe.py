@@ -6,7 +6,8 @@ Qwen2-MoE has a shared expert beside them, behind a gate of its own.
 from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
-from tokenmill.model.families import Family
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES
 
 _MLP = "layers.{i}.mlp."
@@ -69,11 +70,34 @@ def _qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Qwen2's weights of chosen experts are not normed, Qwen3's are, in llama.cpp's code."""
+    is_qwen3 = keys.family == "qwen3_moe"
+    config = like_llama(keys) | {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.expert_width(),
+        "norm_topk_prob": is_qwen3,
+    }
+    keys.softmax_routing(is_qwen3)
+    if is_qwen3:
+        return config | has_bias(keys)
+    stored = next((info.shape[0] for name, info in keys.tensors.items() if name.endswith("ffn_up_shexp.weight")), None)
+    size = keys.count("expert_shared_feed_forward_length", stored)
+    return config | {"qkv_bias": bool(has_bias(keys)), "shared_expert_intermediate_size": size}
+
+
 _CONTEXT = {"max_position_embeddings": 32768}
-QWEN2_MOE = Family({**EXPERT_NAMES, **_SHARED}, _qwen2_moe, defaults={**_CONTEXT, "moe_intermediate_size": 1408})
+QWEN2_MOE = Family(
+    {**EXPERT_NAMES, **_SHARED},
+    _qwen2_moe,
+    defaults={**_CONTEXT, "moe_intermediate_size": 1408},
+    gguf=InGGUF("qwen2moe", read=_read_gguf, metadata=expert_metadata, needs=("own head", "square")),
+)
 QWEN3_MOE = Family(
     EXPERT_NAMES,
     _qwen3_moe,
     defaults={**_CONTEXT, "moe_intermediate_size": 768},
     harmless=("max_window_layers",),  # Qwen's files have it, and its window is that of all layers
+    gguf=InGGUF("qwen3moe", read=_read_gguf, metadata=expert_metadata, needs=("no o_bias",)),
 )

@@ -3,7 +3,9 @@
 from typing import Any
 
 from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
+from tokenmill.model.families.gguf_names import mlp_norm_after_attention
 from tokenmill.model.families.llama import NAMES
 
 
@@ -16,9 +18,15 @@ def _seed_oss(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    biases = has_bias(keys, "attention_out_bias", "attn_output.bias") | has_bias(keys, "mlp_bias", "ffn_up.bias")
+    return like_llama(keys) | biases | {"attention_bias": keys.has("attn_q.bias")}
+
+
 SEED_OSS = Family(
     NAMES,
     _seed_oss,
     defaults={"max_position_embeddings": 524288},
     harmless=("residual_dropout",),  # of training
+    gguf=InGGUF("seed_oss", mlp_norm_after_attention(), _read_gguf, needs=("no o_bias", "no mlp_bias")),
 )

@@ -3,7 +3,9 @@
 from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader
-from tokenmill.model.families import Family
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
+from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import rope_of
 
@@ -28,9 +30,16 @@ def _smollm3(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Every fourth layer has no rotary positions, in llama.cpp's code."""
+    biases = has_bias(keys) | has_bias(keys, "mlp_bias", "ffn_up.bias")
+    return like_llama(keys) | biases | {"no_rope_layer_interval": 4}
+
+
 SMOLLM3 = Family(
     NAMES,
     _smollm3,
     defaults={"rope_theta": 2e6, "max_position_embeddings": 32768, "tie_word_embeddings": True},
     harmless=("max_window_layers",),  # of the published file; the class does not read it
+    gguf=InGGUF("smollm3", paired(), _read_gguf, needs=("no o_bias", "no mlp_bias")),
 )

@@ -6,7 +6,8 @@ StableLM 2 12B has attention and MLP side by side, and for each head of Q and K 
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, QKNorm
-from tokenmill.model.families import Family
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES
 
 _NAMES = {
@@ -30,9 +31,23 @@ def _stablelm(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Attention and MLP are side by side where the MLP has no norm of its own; llama.cpp does not read the key."""
+    config = like_llama(keys, rotates_all=False, eps="layer_norm_eps")
+    keys.take("use_parallel_residual", None)
+    config["use_parallel_residual"] = not keys.has("ffn_norm.weight")
+    return config | has_bias(keys, "use_qkv_bias") | has_bias(keys, "qk_layernorm", "attn_q_norm.weight")
+
+
 STABLELM = Family(
     _NAMES,
     _stablelm,
     keys={"rms_norm_eps": "layer_norm_eps"},
     defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25},
+    gguf=InGGUF(
+        "stablelm",
+        read=_read_gguf,
+        metadata=lambda model: {"use_parallel_residual": model.residual == "parallel"},
+        needs=("own head", "square"),
+    ),
 )

@@ -3,7 +3,9 @@
 from typing import Any
 
 from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family
+from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
+from tokenmill.model.families.gguf_names import plain_mlp
 from tokenmill.model.families.llama import NAMES
 
 _NAMES = {
@@ -27,6 +29,12 @@ def _starcoder2(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config = like_llama(keys, eps="norm_epsilon")
+    window = keys.window()
+    return config | {"hidden_act": "gelu_pytorch_tanh", "use_bias": keys.has("attn_q.bias"), "sliding_window": window}
+
+
 STARCODER2 = Family(
     _NAMES,
     _starcoder2,
@@ -38,4 +46,7 @@ STARCODER2 = Family(
         "tie_word_embeddings": True,
     },
     harmless=("activation_function",),  # of the first conversions; hidden_act is what counts
+    gguf=InGGUF(
+        "starcoder2", plain_mlp(), _read_gguf, lambda model: window_metadata(model.windows, 0), needs=("biases",)
+    ),
 )

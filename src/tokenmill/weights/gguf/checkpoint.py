@@ -15,15 +15,17 @@ from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.model.families import read_config
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
+from tokenmill.value_reader import brief
 from tokenmill.weights.generation import defaults_of_gguf
-from tokenmill.weights.gguf.config import read_gguf_config
+from tokenmill.weights.gguf.config import ROPE_FREQS, ROPE_LISTS, read_gguf_config
 from tokenmill.weights.gguf.header import TensorInfo
 from tokenmill.weights.gguf.kinds import BITS, FLOATS, KINDS
 from tokenmill.weights.gguf.parts import read_parts
-from tokenmill.weights.names import is_ignored, known
+from tokenmill.weights.names import is_further, is_ignored, known
 from tokenmill.weights.plain import Checkpoint
 
-ROPE_FREQS = "rope_freqs.weight"
+IN_METADATA = "[{i}]"  # ends the names of weights that are a list in the metadata, of one number for each layer
+ONE_ROW = (".ffn_gate_inp_shexp.weight", ".exp_probs_b.bias")  # written as vectors, and as matrices of one row
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class GGUFCheckpoint(Checkpoint):
-    """metadata: the file's keys and values."""
+    """metadata: the file's keys and values. numbers: the weights that are in them, by their names."""
 
     in_gguf = True
 
@@ -41,23 +43,36 @@ class GGUFCheckpoint(Checkpoint):
         header, self._parts = read_parts(path)
         self.path, self.metadata = path, header.metadata
         self.num_bytes = sum(info.num_bytes for info in header.tensors.values())
-        factors = header.tensors.get(ROPE_FREQS)
-        rope_factors = None if factors is None else gguf.dequantize(self.raw(factors), factors.type).flatten().tolist()
-        self.config = read_gguf_config(path, header, rope_factors)
+        found = {name: header.tensors[name] for name in ROPE_LISTS if name in header.tensors}
+        lists = {name: gguf.dequantize(self.raw(info), info.type).flatten().tolist() for name, info in found.items()}
+        self.config = read_gguf_config(path, header, lists)
         self.rounded = _describe_rounding(header.tensors.values())
         if any(info.type not in FLOATS for info in header.tensors.values()):
             self.config["stored_as_codes"] = _code_bits(header.tensors)
         if (table := header.tensors.get("token_embd.weight")) is not None and table.type in KINDS:
             self.config["embedding_as_codes"] = BITS.get(table.type, 8.5)
+        self.shapes = {name: info.shape for name, info in header.tensors.items()}
         self._infos = self._find_infos(header.tensors)
-        self.shapes = {name: info.shape for name, info in self._infos.items()}
+        self.numbers = self._find_numbers()
+        self.shapes = {name: info.shape for name, info in self._infos.items()} | dict.fromkeys(self.numbers, (1,))
+
+    def _find_numbers(self) -> dict[str, float]:
+        """Find the weights that stand in the metadata, a number for each layer, by their names."""
+        found: dict[str, float] = {}
+        for pattern in (name for name in self.family.names if name.endswith(IN_METADATA)):
+            key = pattern.removesuffix(IN_METADATA)
+            values = self.metadata.get(key, [])
+            if not isinstance(values, list) or not all(isinstance(value, float) for value in values):
+                raise CheckpointError(f"{self.path}: {key} is {brief(values)}, and must be a list of numbers")
+            found |= {f"{key}[{layer}]": value for layer, value in enumerate(values)}
+        return found
 
     def info_of(self, name: str) -> TensorInfo:
         """Find where a tensor lies in the file."""
         return self._infos[name]
 
     def dtype_of(self, name: str) -> str:
-        return FLOATS.get(self._infos[name].type, "float32")
+        return "float32" if name in self.numbers else FLOATS.get(self._infos[name].type, "float32")
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
         """Read one tensor, which may be a view that is not contiguous."""
@@ -81,14 +96,14 @@ class GGUFCheckpoint(Checkpoint):
     def _find_infos(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         """Find where each tensor lies, each expert of a stack by itself; CheckpointError lists what is not known."""
         family, names = self.family, known(self.family)
-        found = {name: names.fullmatch(name) for name in tensors}
-        has_stacks = any(match is not None and match["stack"] for match in found.values())
-        num_experts = read_config(self.config).num_experts if has_stacks else 0
-        infos, unexpected = dict[str, TensorInfo](), []
-        for name, info in tensors.items():
-            match = found[name]
+        model, infos, unexpected = read_config(self.config), dict[str, TensorInfo](), []
+        for name, stored in tensors.items():
+            match, is_row = names.fullmatch(name), name.endswith(ONE_ROW) and stored.shape[0] == 1
+            info = replace(stored, shape=stored.shape[1:]) if is_row else stored
+            if is_further(family, model, name):
+                continue
             if match is not None:
-                infos |= self._experts(info, num_experts) if match["stack"] else {name: info}
+                infos |= self._experts(info, model.num_experts) if match["stack"] else {name: info}
             elif not is_ignored(family, name) or (name == ROPE_FREQS and "rope_scaling" not in self.config):
                 unexpected.append(name)
         if unexpected:
@@ -119,6 +134,11 @@ class GGUFCheckpoint(Checkpoint):
 
 def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer | None:
     return tokenizer_from_gguf(metadata) if has_vocabulary(metadata) else None
+
+
+def is_number(name: str) -> bool:
+    """Whether a tensor of that name stands in the metadata."""
+    return name.endswith("]") and not name.startswith("blk.")
 
 
 def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:

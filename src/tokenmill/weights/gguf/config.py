@@ -8,13 +8,13 @@ headers only, never a tensor's data.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import architectures, gguf_facts
-from tokenmill.model.families.in_gguf import GGUFKeys, Warn
+from tokenmill.model.families.gguf_keys import GGUFKeys, Warn
 from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.text.vocab import end_token_ids
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
@@ -22,6 +22,8 @@ from tokenmill.weights.gguf.header import Header
 from tokenmill.weights.gguf.kinds import FLOATS
 from tokenmill.weights.gguf.neutral import is_neutral, warn_of_unknown
 
+ROPE_FREQS = "rope_freqs.weight"
+ROPE_LISTS = (ROPE_FREQS, "rope_factors_long.weight", "rope_factors_short.weight")
 log = logging.getLogger(__name__)
 
 _YARN = {"yarn_beta_fast": ("beta_fast", 32.0), "yarn_beta_slow": ("beta_slow", 1.0)}
@@ -29,20 +31,22 @@ _YARN = {"yarn_beta_fast": ("beta_fast", 32.0), "yarn_beta_slow": ("beta_slow", 
 
 
 def read_gguf_config(
-    path: Path, header: Header, rope_factors: Sequence[float] | None = None, warn: Warn = log.warning
+    path: Path, header: Header, rope_lists: Mapping[str, Sequence[float]] | None = None, warn: Warn = log.warning
 ) -> dict[str, Any]:
-    """The config.json that the model would have. `rope_factors` are the values of rope_freqs.weight, if it has one.
+    """The config.json that the model would have. `rope_lists` are the values of the tensors of ROPE_LISTS that it has.
 
     warn: is told, as a format and its values, where llama.cpp computes otherwise.
     """
     names, arch = architectures(), _architecture(path, header)
     family = next(name for name, architecture in names.items() if architecture == arch)
-    keys = GGUFKeys(path, header.metadata, header.tensors, warn, family, arch)
+    rope_lists = rope_lists or {}
+    keys = GGUFKeys(path, header.metadata, header.tensors, warn, family, arch, rope_lists)
     config = gguf_facts(family).read(keys) | _shared(keys, header)
     if keys.num_rotary is not None:
-        config |= _rope_scaling(keys, keys.num_rotary, rope_factors)
-    own = (key.removeprefix(keys.prefix) for key in keys.values.keys() - keys.read if key.startswith(keys.prefix))
-    keys.refuse_unread(keys.name(key) for key in own if not is_neutral(key, keys.values, keys.arch))
+        scaling, own = _rope_scaling(keys, keys.num_rotary, rope_lists.get(ROPE_FREQS)), config.pop("rope_scaling", {})
+        config |= {key: {**value, **own} for key, value in scaling.items()}
+    others = (key.removeprefix(keys.prefix) for key in keys.values.keys() - keys.read if key.startswith(keys.prefix))
+    keys.refuse_unread(keys.name(key) for key in others if not is_neutral(key, keys.values, keys.arch))
     warn_of_unknown(str(path), keys.values, keys.values, warn)
     return config
 
@@ -99,6 +103,7 @@ def _yarn_numbers(keys: GGUFKeys, stretch: float) -> dict[str, float]:
         given["yarn_attn_factor"] = None
     used = {key: value for key, value in given.items() if value is not None}
     other = {key: value for key, value in used.items() if not math.isclose(value, entries[key][1], rel_tol=1e-4)}
+    other = {key: value for key, value in other.items() if entries[key][0] not in gguf_facts(keys.family).yarn}
     if other:
         keys.warn("%s: %s is used as transformers does; llama.cpp ignores it", keys.where, brief(other))
     if extrapolation not in (None, 1.0, -1.0):

@@ -23,12 +23,13 @@ from tokenmill.hub.progress import Progress
 from tokenmill.memory.atomic_file import writing
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import architectures, gguf_facts, in_gguf, read_config
+from tokenmill.model.families.in_gguf import NEEDS
 from tokenmill.quant.schemes import GROUP
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
 from tokenmill.value_reader import brief
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import gguf_of_defaults, usable
-from tokenmill.weights.gguf.checkpoint import ROPE_FREQS, GGUFCheckpoint
+from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint, is_number
 from tokenmill.weights.gguf.codes import encode
 from tokenmill.weights.gguf.header import TensorInfo
 from tokenmill.weights.gguf.kinds import FLOATS
@@ -38,7 +39,7 @@ from tokenmill.weights.write.export import Export, Plan, Rounded
 from tokenmill.weights.write.gguf_metadata import (
     check_read_back,
     metadata_of,
-    rope_factors,
+    rope_lists,
     unread_yarn,
     write_header,
 )
@@ -96,8 +97,9 @@ class GGUFExport(Export):
             if num_inputs % GROUP:
                 what = f"for a GGUF file, one whose matrices have {GROUP} · n inputs; {name} has {num_inputs}"
                 raise ConfigError("model", str(plan.checkpoint.path), what)
-        if gguf_facts(model.family).has_biases and not model.qkv_bias:
-            raise ConfigError("model", model.family, "for a GGUF file, one with biases, which llama.cpp requires")
+        for is_met, told in (NEEDS[need] for need in gguf_facts(model.family).needs):
+            if not is_met(model):
+                raise ConfigError("model", model.family, f"for a GGUF file, one {told}, which llama.cpp requires")
         check_read_back(plan.checkpoint.path, model, metadata_of(model), [source.info for source in _sources(plan)])
 
     def num_bytes(self, plan: Plan, name: str) -> int:
@@ -106,11 +108,12 @@ class GGUFExport(Export):
     def write(self, plan: Plan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:
         sources = _sources(plan)
         infos = [source.info for source in sources]
-        metadata = {**_general(plan, path), **metadata_of(plan.model), **_vocabulary(plan.checkpoint, plan.model)}
+        metadata = {**_general(plan, path), **metadata_of(plan.model), **_numbers(plan)}
+        metadata |= _vocabulary(plan.checkpoint, plan.model)
         window = max((window for window in plan.model.windows if window is not None), default=None)
-        if window is not None and not gguf_facts(plan.model.family).windows:
+        if window is not None and not gguf_facts(plan.model.family).windows(plan.model):
             log.warning("llama.cpp has no window for this architecture: after %d tokens its text differs", window)
-        if unread := unread_yarn(plan.model.rope):
+        if unread := unread_yarn(plan.model):
             log.warning("llama.cpp ignores %s of YaRN and takes the usual values: its text differs", brief(unread))
         with file_errors(path, "written"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,16 +133,29 @@ class GGUFExport(Export):
 def _sources(plan: Plan) -> list[_Source]:
     """List the tensors of the file in order, layer by layer, with the place of each."""
     stacks: dict[str, list[str]] = {}
-    for name in sorted(plan.targets, key=_layer):
+    for name in sorted((name for name in plan.targets if not is_number(name)), key=_layer):
         stacks.setdefault(name.partition("[")[0], []).append(name)
-    factors = rope_factors(plan.model.rope)
-    sources = [] if factors is None else [_Source(_info(ROPE_FREQS, (len(factors),), KIND.F32, 0), ())]
+    sources: list[_Source] = []
+    for name, factors in rope_lists(plan.model.rope).items():
+        sources.append(_Source(_info(name, (len(factors),), KIND.F32, _end(sources)), ()))
     for stored, names in stacks.items():
-        shape, last = plan.shapes[names[0]], sources[-1].info if sources else None
+        shape = plan.shapes[names[0]]
         shape = (len(names), *shape) if names[0] != stored else shape
-        offset = 0 if last is None else _padded(last.offset + last.num_bytes)
-        sources.append(_Source(_info(stored, shape, _kind(plan, names[0]), offset), tuple(names)))
+        sources.append(_Source(_info(stored, shape, _kind(plan, names[0]), _end(sources)), tuple(names)))
     return sources
+
+
+def _end(sources: list[_Source]) -> int:
+    """Where the next tensor begins."""
+    return _padded(sources[-1].info.offset + sources[-1].info.num_bytes) if sources else 0
+
+
+def _numbers(plan: Plan) -> dict[str, list[float]]:
+    """Read the weights that stand in the metadata, in the order of their layers."""
+    found: dict[str, list[float]] = {}
+    for name in sorted(filter(is_number, plan.targets), key=_layer):
+        found.setdefault(name.partition("[")[0], []).append(plan.checkpoint.read(name).item())
+    return found
 
 
 def _layer(name: str) -> tuple[int, int]:
@@ -177,7 +193,7 @@ def _pad(out: BinaryIO) -> None:
 def _parts(plan: Plan, source: _Source, rounded: Rounded) -> Iterator[Tensor]:
     """Yield the data of one tensor, expert after expert."""
     if not source.names:
-        yield torch.tensor(rope_factors(plan.model.rope))
+        yield torch.tensor(rope_lists(plan.model.rope)[source.info.name])
     for name in source.names:
         numbers = plan.checkpoint.read(name)
         if not numbers.is_floating_point():

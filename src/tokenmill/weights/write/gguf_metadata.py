@@ -18,7 +18,7 @@ from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.families import gguf_facts, read_config
 from tokenmill.model.rope import SCALES
 from tokenmill.model.rope_config import yarn_attention_factor
-from tokenmill.weights.gguf.config import read_gguf_config
+from tokenmill.weights.gguf.config import ROPE_FREQS, read_gguf_config
 from tokenmill.weights.gguf.header import Header, TensorInfo
 
 # Says nothing of the arithmetic, or is told by the tokenizer and by the types of the tensors.
@@ -47,14 +47,22 @@ def metadata_of(model: ModelConfig) -> dict[str, Any]:
     facts = gguf_facts(model.family)
     pairs |= facts.metadata(model)
     if model.rope is not None:
-        pairs |= {"rope.dimension_count": model.rope.dim, "rope.freq_base": model.rope.theta} | _scaling(model.rope)
-    arch = facts.architecture
-    return {"general.architecture": arch, **{f"{arch}.{key}": value for key, value in pairs.items()}}
+        pairs |= {"rope.dimension_count": model.rope.dim, "rope.freq_base": model.rope.theta} | _scaling(model)
+    arch = pairs.pop("general.architecture", facts.architecture)
+    named = {key if key.startswith("xielu.") else f"{arch}.{key}": value for key, value in pairs.items()}
+    return {"general.architecture": arch, **named}
 
 
-def rope_factors(rope: Rope | None) -> list[float] | None:
-    """Make rope_freqs.weight: divisors of the frequencies, where a rope is not one of GGUF's own kinds."""
+def rope_lists(rope: Rope | None) -> dict[str, list[float]]:
+    """Make the tensors that divide the frequencies of a rope, where it is not one of GGUF's own kinds, by name."""
     numbers = {} if rope is None else dict(rope.scaling)
+    if rope is not None and rope.kind == "longrope":
+        return {f"rope_factors_{name}.weight": list(numbers[f"{name}_factor"]) for name in ("long", "short")}
+    factors = _rope_factors(rope, numbers)
+    return {} if factors is None else {ROPE_FREQS: factors}
+
+
+def _rope_factors(rope: Rope | None, numbers: dict[str, Any]) -> list[float] | None:
     if rope is None or rope.kind not in ("llama3", "factors"):
         return None
     if rope.kind == "factors":
@@ -65,10 +73,11 @@ def rope_factors(rope: Rope | None) -> list[float] | None:
 
 def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any], infos: Sequence[TensorInfo]) -> None:
     """ConfigError, by field, for a model that another reader of these keys would take for a different one."""
-    factors = rope_factors(model.rope)
+    lists = rope_lists(model.rope)
+    factors = lists.get(ROPE_FREQS)
     try:
         header = Header(dict(metadata), {info.name: info for info in infos}, 0)
-        again = read_config(read_gguf_config(path, header, factors, warn=lambda *_: None))
+        again = read_config(read_gguf_config(path, header, lists, warn=lambda *_: None))
     except CheckpointError as error:
         raise ConfigError("model", model.family, f"one that GGUF can describe: {error}") from error
     if factors is not None and model.rope is not None:
@@ -105,20 +114,28 @@ _ADD = {
 }
 
 
-def _scaling(rope: Rope) -> dict[str, Any]:
+def _scaling(model: ModelConfig) -> dict[str, Any]:
     """Make rope.scaling of the two kinds that GGUF names; the check finds what of the others is lost."""
-    numbers = dict(rope.scaling)
-    if rope.kind not in ("linear", "yarn") or "factor" not in numbers:
+    rope = model.rope
+    numbers = {} if rope is None else dict(rope.scaling)
+    if rope is None or rope.kind not in ("linear", "yarn") or "factor" not in numbers:
         return {}
     pairs: dict[str, Any] = {"type": rope.kind, "factor": float(numbers["factor"])}
     if rope.kind == "yarn":
         pairs |= {"original_context_length": numbers["original_max_position_embeddings"]}
-        pairs |= {_YARN[name]: float(value) for name, value in unread_yarn(rope).items()}
+        others = _unusual_yarn(rope)
+        told = "attention_factor" in gguf_facts(model.family).yarn  # by another key, which its family writes
+        pairs |= {_YARN[name]: float(v) for name, v in others.items() if not (told and name == "attention_factor")}
     return {f"rope.scaling.{key}": value for key, value in pairs.items()}
 
 
-def unread_yarn(rope: Rope | None) -> dict[str, float]:
+def unread_yarn(model: ModelConfig) -> dict[str, float]:
     """Find the numbers of YaRN for which llama.cpp takes others, whatever a file says."""
+    known = gguf_facts(model.family).yarn
+    return {name: value for name, value in _unusual_yarn(model.rope).items() if name not in known}
+
+
+def _unusual_yarn(rope: Rope | None) -> dict[str, float]:
     if rope is None or rope.kind != "yarn":
         return {}
     numbers = dict(rope.scaling)

@@ -1,0 +1,54 @@
+"""The models of tiny_models.py that llama.cpp can hold, some with what it cannot say or its converter lacks changed."""
+
+from typing import Any
+
+from tests.tiny_models import TINY
+
+# Windows that llama.cpp does not compute are longer than the text, its own patterns of layers are kept, and its
+# converter finds the keys that it wants. None leaves a key out.
+_WIDE = {"sliding_window": 512}
+_GEMMA3 = {"query_pre_attn_scalar": 12, "layer_types": None, "sliding_window_pattern": 6, "num_hidden_layers": 7}
+_MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+_MSCALE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "beta_fast": 32.0, "beta_slow": 1.0}
+_LONG = {"original_max_position_embeddings": 1024, "max_position_embeddings": 4096}
+CHANGES: dict[str, dict[str, Any]] = {
+    "starcoder2-window": {"use_bias": True, **_WIDE},
+    **dict.fromkeys(("mistral", "phi3-window", "ministral3-window", "mistral3-mistral"), _WIDE),
+    "gemma2": {"query_pre_attn_scalar": 12},
+    "gemma3_text": _GEMMA3,
+    "gemma3_text-linear": {"query_pre_attn_scalar": 12},
+    "gemma3": _GEMMA3,
+    "olmoe": {"num_key_value_heads": 6},
+    "ministral3": {"rope_parameters": _MSCALE},
+    "mistral3": {"rope_parameters": _MSCALE},
+    "olmo3-yarn": {"attention_bias": False},
+    "phi": {"num_key_value_heads": 6},
+    "glm": {"hidden_size": 96, "head_dim": 16, "rms_norm_eps": 1e-5, "eos_token_id": 0},
+    "glm4": {"eos_token_id": 0},
+    "glm4-whole": {"eos_token_id": 0},
+    "glm4_moe": {"num_nextn_predict_layers": 0},
+    "glm4_moe-departures": {"num_nextn_predict_layers": 0},
+    "cohere2": {"rotary_pct": 1.0},
+    "exaone4": {"num_hidden_layers": 64},
+    "hunyuan_v1_dense": {"max_position_embeddings": 32768},
+    "hunyuan_v1_moe": {
+        "rope_parameters": None,
+        "moe_topk": [2, 2],
+        "moe_intermediate_size": [80, 80],
+        "num_shared_expert": [1, 1],
+    },
+    "nemotron": {"head_dim": 8},
+    "ernie4_5_moe": {"moe_num_shared_experts": 1},
+    "phi3-short": _LONG,
+    "minimax_m2": {"scoring_func": "sigmoid"},
+    "dots1": {"num_key_value_heads": 6, "scoring_func": "sigmoid"},
+}
+
+
+def numbers_of(name: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    """The model_type, and the numbers of the config."""
+    kind, numbers = TINY[name]
+    more = {**CHANGES.get(name, {}), **more}
+    inner = {**numbers.get("text_config", numbers), **more}
+    inner = {key: value for key, value in inner.items() if key not in more or value is not None}
+    return kind, {**numbers, "text_config": inner} if "text_config" in numbers else inner

@@ -1,0 +1,121 @@
+"""Every family that llama.cpp has, written as GGUF and read again; the keys that its converter writes.
+
+converted_keys.json is the metadata that llama.cpp's convert_hf_to_gguf.py (of the source of llama-cpp-python 0.3.36)
+writes for these models, where tokenmill reads the same model from the file; benchmarks/gguf_families.py records it, and
+has llama.cpp compute the text of our files.
+"""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.gguf_models import numbers_of
+from tests.tiny_models import FAMILY_NAMES, TINY, build, prompt
+from tokenmill.engine.load import load
+from tokenmill.errors import ConfigError
+from tokenmill.hub.progress import Silent
+from tokenmill.model.families import architectures, read_config
+from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.write.gguf_metadata import metadata_of
+from tokenmill.weights.write.quantize import quantize
+
+RECORDED = json.loads(Path(__file__).with_name("converted_keys.json").read_text())
+FAMILIES = [name for name in FAMILY_NAMES if TINY[name][0] in (*architectures(), "gemma3", "mistral3")]
+FEW = {"exaone4": {"num_hidden_layers": 4}}  # the number by which llama.cpp knows a model does not matter here
+# What the converter writes that llama.cpp does not use for the architecture, or otherwise than the config has it.
+SKIPPED = {
+    "chatglm": "context_length",
+    "hunyuan-dense": "context_length rope.scaling.original_context_length",
+    "nemotron": "attention.layer_norm_rms_epsilon",
+    "phi2": "feed_forward_length",
+    "phi3": "rope.scaling.original_context_length",  # of two lists of factors, which those models do not have
+}
+# What llama.cpp takes where these keys are absent.
+ABSENT = {
+    "rope.scaling.type": "none",
+    "rope.scaling.factor": 1.0,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+    "expert_group_count": 1,
+    "expert_group_used_count": 1,
+    "nextn_predict_layers": 0,
+}
+
+
+def plain(config: Any) -> dict[str, Any]:
+    return json.loads(config.to_json_string(use_diff=False))
+
+
+@cache
+def written(name: str, folder: Path) -> tuple[Path, Path]:
+    """A model's directory, and the GGUF file that is made of it."""
+    directory, file = folder / name, folder / f"{name}.gguf"
+    build(*numbers_of(name, **FEW.get(name, {}))).save_pretrained(directory)
+    quantize(open_checkpoint(directory), file, Silent(), "none", head="none", export="gguf")
+    return directory, file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_file_is_the_model_that_it_was_made_of(folder, name):
+    directory, file = written(name, folder)
+    settings = {"program": "eager", "scheme": "dense", "dtype": "float32", "threads": 1, "max_length": 48}
+    ids = prompt(24)
+    logits = [load(path, **settings).logits(ids) for path in (file, directory)]
+    torch.testing.assert_close(*logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name != "mistral3-mistral"])  # which we call llama
+def test_the_keys_are_those_of_llama_cpps_converter(name):
+    kind, numbers = numbers_of(name)
+    model = read_config(plain(transformers.AutoConfig.for_model(kind, **numbers)))
+    arch = RECORDED[name]["general.architecture"]
+    absent = ABSENT | dict.fromkeys(("attention.key_length", "attention.value_length"), model.head_dim)
+    found = {f"{arch}.{key}": value for key, value in absent.items()} | metadata_of(model)
+    skipped = {f"{arch}.{key}" for key in ("vocab_size", *SKIPPED.get(arch, "").split())}
+    told = {key: value for key, value in RECORDED[name].items() if key not in skipped}
+    assert not {key: (value, found.get(key)) for key, value in told.items() if not same(value, found.get(key))}
+
+
+def same(value: Any, other: Any) -> bool:
+    if isinstance(value, float) and isinstance(other, int | float):
+        return math.isclose(value, other, rel_tol=1e-6)
+    return value == other
+
+
+def test_every_architecture_has_a_record():
+    kept = {RECORDED[name]["general.architecture"] for name in RECORDED}
+    assert kept >= set(architectures().values()) - {"gptneox", "gpt2"}  # whose configs the converter does not read
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gemma2-uncapped", "it has no key for attention_softcap = None, read as 50.0"),
+        ("olmo2-bias", "one without a bias behind attention, which llama.cpp requires"),
+        ("gpt_oss-departures", "one with biases, which llama.cpp requires"),
+        ("ernie4_5-bias", "one without biases in the MLP, which llama.cpp requires"),
+        ("phi-departures", "one without norms of Q and K, which llama.cpp requires"),
+        ("cohere-departures", "one whose head is its embedding, which llama.cpp requires"),
+        ("granitemoehybrid-experts", "it has no key for ropes"),
+        ("ernie4_5_moe-departures", "it has no key for expert_layers"),
+        ("helium", "for a GGUF file one of llama, "),
+    ],
+)
+def test_what_llama_cpp_cannot_hold_is_refused(tmp_path, name, message):
+    kind, numbers = numbers_of(name)
+    if name == "gemma2-uncapped":
+        numbers = {**numbers, "query_pre_attn_scalar": 12}
+    build(kind, numbers).save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match=message):
+        quantize(open_checkpoint(tmp_path / "model"), tmp_path / "x.gguf", Silent(), "none", head="none", export="gguf")
