@@ -20,7 +20,7 @@ from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.packed.verified import is_verified, remember
 
-MAGIC, FORMAT = b"TMIMAGE\n", 5
+MAGIC, FORMAT = b"TMIMAGE\n", 6
 BEGIN = HUGE_PAGE  # of the weights in the file
 REMEDY = "make it again with `tokenmill pack`"
 
