@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.meta.checkpoint import MetaCheckpoint
-from tokenmill.weights.names import TRANSFORMS
+from tokenmill.weights.transforms import TRANSFORMS
 
 
 class MetaReader:
@@ -23,7 +23,7 @@ class MetaReader:
         parts = [file.read(found.name) for file in files]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, found.dim or 0)
         if found.pairs:
-            whole = TRANSFORMS["pairs_to_halves"](whole, self._checkpoint.model)
+            whole = TRANSFORMS["pairs_to_halves"].to_decoder(whole, self._checkpoint.model)
         return whole if rows is None else whole[rows.start : rows.stop]
 
     def read_codes(self, name: str, rows: range | None) -> Stored | None:
