@@ -233,7 +233,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
         ({"block_size": -1}, ConfigError, "block_size = -1"),
         ({"max_sequences": 600}, ConfigError, r"max_sequences = 600 .*max_step_tokens, which is 512"),
         ({"threads": True}, ConfigError, "threads = True"),
-        ({"colour": "red"}, ConfigError, r"colour = 'red' .*EngineConfig has model, program"),
+        ({"colour": "red"}, ConfigError, r"colour = 'red' .*EngineConfig has model, tokenizer, program"),
         (
             {"kernel": "rows", "block_size": 4},
             NoKernel,
