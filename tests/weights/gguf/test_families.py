@@ -22,6 +22,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.model.families import architectures, read_config
 from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.gguf.header import read_header
 from tokenmill.weights.write.gguf_metadata import metadata_of
 from tokenmill.weights.write.quantize import quantize
 
@@ -91,6 +92,24 @@ def same(value: Any, other: Any) -> bool:
     if isinstance(value, float) and isinstance(other, int | float):
         return math.isclose(value, other, rel_tol=1e-6)
     return value == other
+
+
+@pytest.mark.parametrize("name", ["stablelm-parallel", "cohere-norms", "qwen2_moe", "gpt_oss"])
+def test_types_that_llama_cpp_wants(tmp_path, name):
+    """Norms with weights for each head, routers, gates of shared experts and biases of experts are F32."""
+    kind, numbers = numbers_of(name.replace("-norms", ""))
+    more = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more |= {"use_qk_norm": True} if name == "cohere-norms" else {}
+    more |= {"head_dim": 16} if "head_dim" in numbers else {}
+    more |= {key: 32 for key in ("moe_intermediate_size", "shared_expert_intermediate_size") if key in numbers}
+    build(kind, {**numbers, **more}).bfloat16().save_pretrained(tmp_path / "model")
+    quantize(open_checkpoint(tmp_path / "model"), tmp_path / "x.gguf", Silent(), "q8", export="gguf")
+    infos = read_header(tmp_path / "x.gguf").tensors
+    kinds = {label.rpartition("blk.0.")[2]: info.type.name for label, info in infos.items() if "blk.1." not in label}
+    small = ("norm.weight", "norm.bias", "gate_inp.weight", "gate_inp_shexp.weight", ".bias", "sinks.weight")
+    for label, found in kinds.items():
+        wanted = "F32" if label.endswith(small) else "BF16" if label == "token_embd.weight" else "Q8_0"
+        assert found == wanted, label
 
 
 def test_every_architecture_has_a_record():

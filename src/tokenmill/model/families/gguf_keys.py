@@ -66,16 +66,6 @@ class GGUFKeys(ValueReader):
             raise self.refuse(key, value, "it differs by layer")
         return value[0]
 
-    def listed(self, key: str, count: int) -> list[Any] | None:
-        """The value of a key that may differ by layer: a list with one entry per layer, or None without the key."""
-        value = super().take(key, None)
-        if value is None:
-            return None
-        values = value if isinstance(value, list) else [value] * count
-        if len(values) != count:
-            raise self.refuse(key, value, f"a value, or one for each of {count} layers")
-        return values
-
     def layer_types(self, num_layers: int, pattern: int) -> list[str]:
         """Which layers have a window: all but the last of `pattern`, unless a key has another pattern or says it for
         each layer (llama.cpp's load_swa_pattern).
@@ -139,7 +129,7 @@ class GGUFKeys(ValueReader):
         """The width of an expert; where no key says it, that of its matrices."""
         ends = "ffn_down_exps.weight"
         stored = next((info.shape[-1] for name, info in self.tensors.items() if name.endswith(ends)), None)
-        return self.count("expert_feed_forward_length", stored)
+        return self.count("expert_feed_forward_length", ... if stored is None else stored)
 
     def softmax_routing(self, normalised: bool) -> None:
         """Refuse a routing that llama.cpp does not compute for this architecture, whatever these keys say."""

@@ -58,7 +58,7 @@ _FILE_TYPES = {
     KIND.F16: FILE.MOSTLY_F16,
     KIND.BF16: FILE.MOSTLY_BF16,
 }
-_ALWAYS_F32 = ("position_embedding.weight", ".router.weight")  # parameters that llama.cpp wants so
+_ALWAYS_F32 = ("position_embedding.weight", ".router.weight", "_norm.weight")  # parameters that llama.cpp wants so
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,9 @@ class GGUFExport(Export):
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "symmetric" if symmetric or bits == 8 else "minimum"
+
+    def leaves(self, bits: int, shape: tuple[int, ...]) -> bool:
+        return len(shape) == 1  # a gate of one row is a vector there
 
     def check_output(self, path: Path) -> None:
         if path.exists() or path.suffix != ".gguf":

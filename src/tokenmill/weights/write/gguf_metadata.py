@@ -130,9 +130,11 @@ def _scaling(model: ModelConfig) -> dict[str, Any]:
 
 
 def unread_yarn(model: ModelConfig) -> dict[str, float]:
-    """Find the numbers of YaRN for which llama.cpp takes others, whatever a file says."""
+    """Find the numbers of YaRN for which llama.cpp takes others, whatever a file says. It rounds the ramp's bounds."""
     known = gguf_facts(model.family).yarn
-    return {name: value for name, value in _unusual_yarn(model.rope).items() if name not in known}
+    found = {name: value for name, value in _unusual_yarn(model.rope).items() if name not in known}
+    exact = model.rope is not None and dict(model.rope.scaling).get("truncate") is False
+    return found | ({"truncate": False} if exact else {})
 
 
 def _unusual_yarn(rope: Rope | None) -> dict[str, float]:
