@@ -39,6 +39,7 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
         product<IntegerWeights<8, 128, false, true>>,        // Q8_WIDE
         product<IntegerWeights<5, 256, true, true>>,         // Q5_WIDE
         product<IntegerWeights<6, 128>>,                    // Q6_HALVES
+        product<IntegerWeights<5, 128, true>>,               // Q5_MIN
     },
     convert,
     norm,

@@ -51,7 +51,7 @@ struct CodedRow {
   int code_bits() const {
     switch (scheme) {
       case Q8: case Q8_WIDE: return 8;
-      case Q5_WIDE: return 5;
+      case Q5_MIN: case Q5_WIDE: return 5;
       case Q6_HALVES: return 6;
       default: return 4;
     }

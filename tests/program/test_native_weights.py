@@ -34,11 +34,12 @@ def halved(stored):
     )
 
 
-def five_or_six(bits, num_inputs):
+def five_or_six(bits, num_inputs, half=False):
     """Codes of 5 bits with minimums, or of 6 bits with factors, as GGUF has them."""
     generator = torch.Generator().manual_seed(bits)
     codes = torch.randint(0, 1 << bits, (40, num_inputs), dtype=torch.uint8, generator=generator)
     scales, minimums = torch.randn(2, 40, num_inputs // 32, generator=generator)
+    scales, minimums = (scales.half().float(), minimums.half().float()) if half else (scales, minimums)
     if bits == 5:
         return Stored(5, codes=codes, scales=scales, minimums=minimums)
     factors = torch.randint(-128, 128, (40, num_inputs // 16), dtype=torch.int8, generator=generator)
@@ -69,6 +70,7 @@ def test_the_layout_that_holds_rows_exactly():
         (Stored(8, codes=rounded(64, 8).codes, scales=torch.full((40, 2), 1 / 3)), "8 bits with wide scales"),
         (Stored(8, codes=rounded(64, 8).codes, scales=torch.full((40, 2), 2.0**-30)), "8 bits with wide scales"),
         (five_or_six(5, 64), "5 bits with wide scales"),
+        (five_or_six(5, 64, half=True), "5 bits with minimums"),
         (five_or_six(6, 64), "6 bits in halves"),
     ]
     assert [names[layout_of(stored)] for stored, _ in cases] == [name for _, name in cases]
@@ -91,11 +93,7 @@ def read_back(tile, layout, num_inputs):
         size = count * 16 * number.itemsize
         scales = block[:size].view(number).view(count, 16).float().expand(2, 16)
         at, minimums = size, None
-        if (
-            layout in (LAYOUTS["4 bits with minimums"], LAYOUTS["5 bits with wide scales"])
-            or pairs
-            or (wide and bits == 4)
-        ):
+        if layout == LAYOUTS["4 bits with minimums"] or pairs or bits == 5 or (wide and bits == 4):
             minimums, at = block[size : 2 * size].view(number).view(count, 16).float().expand(2, 16), 2 * size
         if bits == 6:
             factors, at = block[at : at + 64].view(torch.int8).view(2, 2, 16).permute(2, 0, 1).float(), at + 64
@@ -126,7 +124,7 @@ def read_back(tile, layout, num_inputs):
     ("bits", "how"),
     [
         *((8, {}), (4, {}), (4, {"grid": "symmetric"}), (4, {"grid": "zero_point"}), (4, {"group": 64})),
-        *((5, {}), (6, {}), (32, "float32"), (16, "bfloat16"), (16, "float16")),
+        *((5, {}), (5, {"half": True}), (6, {}), (32, "float32"), (16, "bfloat16"), (16, "float16")),
     ],
 )
 def test_a_tile_has_its_rows_as_they_are_described(bits, how, halves, num_inputs):
@@ -135,7 +133,7 @@ def test_a_tile_has_its_rows_as_they_are_described(bits, how, halves, num_inputs
         numbers = torch.randn(40, num_inputs).to(getattr(torch, how))
         stored, values = Stored.plain(numbers), numbers.float()
     else:
-        stored = five_or_six(bits, num_inputs) if bits in (5, 6) else rounded(num_inputs, bits, **how)
+        stored = five_or_six(bits, num_inputs, **how) if bits in (5, 6) else rounded(num_inputs, bits, **how)
         values = stored.values()
     if halves:
         if bits != 4:

@@ -48,7 +48,7 @@ def test_a_file_in_floating_point_has_no_codes(opened):
 
 @pytest.mark.parametrize(
     ("kind", "bits"),
-    [(Kind.Q4_0, 4.5), (Kind.Q4_1, 5.0), (Kind.Q5_0, 8.5), (Kind.Q5_1, 7.0), (Kind.Q8_0, 8.5)],
+    [(Kind.Q4_0, 4.5), (Kind.Q4_1, 5.0), (Kind.Q5_0, 6.0), (Kind.Q5_1, 6.0), (Kind.Q8_0, 8.5)],
     ids=str,
 )
 def test_bits_of_codes_as_the_native_program_packs_them(opened, kind, bits):

@@ -19,6 +19,7 @@ LAYOUTS = {  # numbers as in native/kernels.h
     "8 bits with wide scales": 8,
     "5 bits with wide scales": 9,  # and with minimums
     "6 bits in halves": 10,  # with an integer factor for each half of a group
+    "5 bits with minimums": 11,
 }
 WIDE = {LAYOUTS[name] for name in LAYOUTS if name.endswith("with wide scales")}  # scales and minimums are float32
 MODULES = ("plain", "codes")  # the modules of a matrix whose rows can be read

@@ -33,11 +33,12 @@ def _layout_of_codes(stored: Stored) -> str:
     parts = [part for part in (stored.scales, stored.minimums) if part is not None]
     if stored.factors is not None:
         return "6 bits in halves"
-    if stored.bits == 5 or not all(torch.equal(part.half().float(), part) for part in parts):
+    if not all(torch.equal(part.half().float(), part) for part in parts):
         return f"{stored.bits} bits with wide scales"
     if stored.minimums is None:
         return f"{stored.bits} bits"
-    return "4 bits in pairs" if all(map(_in_pairs, parts)) else "4 bits with minimums"
+    in_pairs = stored.bits == 4 and all(map(_in_pairs, parts))
+    return "4 bits in pairs" if in_pairs else f"{stored.bits} bits with minimums"
 
 
 def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int, out: Tensor) -> None:

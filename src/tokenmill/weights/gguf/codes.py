@@ -2,8 +2,8 @@
 
 Blocks of 32 numbers: Q4_0 [d, 16 bytes], Q4_1 [d, m, 16 bytes], Q5_0 [d, 32 high bits, 16 bytes], Q5_1 [d, m, 32 high
 bits, 16 bytes], Q8_0 [d, 32 bytes], IQ4_NL [d, 16 bytes], MXFP4 [exponent, 16 bytes], where d is the scale, m the
-minimum, and the low halves of the 16 bytes are the first 16 numbers. Codes of Q5_0, IQ4_NL and MXFP4 become codes of 8
-bits. superblocks.py has the blocks of 256 numbers
+minimum, and the low halves of the 16 bytes are the first 16 numbers. Q5_0 becomes a grid with minimums,
+and the codes of IQ4_NL and MXFP4 become codes of 8 bits. superblocks.py has the blocks of 256 numbers
 (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h).
 """
 
@@ -63,8 +63,8 @@ def _q4_1(blocks_RGB: Tensor) -> Stored:
 
 
 def _q5_0(blocks_RGB: Tensor) -> Stored:
-    codes = _five_bits(blocks_RGB, 2) + 112  # zero is 16 of 32, and 128 of 256
-    return stored_codes(8, codes, half_floats(blocks_RGB, 0))
+    scales = half_floats(blocks_RGB, 0)
+    return stored_codes(5, _five_bits(blocks_RGB, 2), scales, -16 * scales)
 
 
 def _q5_1(blocks_RGB: Tensor) -> Stored:

@@ -6,8 +6,8 @@ KIND = gguf.GGMLQuantizationType
 CODE_BITS = {
     KIND.Q4_0: 4.5,
     KIND.Q4_1: 5.0,
-    KIND.Q5_0: 8.5,
-    KIND.Q5_1: 7.0,
+    KIND.Q5_0: 6.0,
+    KIND.Q5_1: 6.0,
     KIND.Q8_0: 8.5,
     KIND.Q3_K: 7.0,
     KIND.Q4_K: 6.0,
