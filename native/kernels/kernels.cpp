@@ -50,6 +50,7 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     store_kv,
     merge,
     add_rows,
+    add_weighted,
     argmax,
     fit_grid,
     round_group,

@@ -109,6 +109,7 @@ struct Kernels {
   void (*merge)(float* max_score, float* exp_sum, float* value_sum, float max_score2, float exp_sum2, const float* value_sum2,
                 int n);
   void (*add)(float* x, const float* y, int n);
+  void (*add_weighted)(float* x, const float* y, float weight, int n);
   int64_t (*argmax)(const float* x, int64_t n);  // the first among equals; NaN counts as the largest
   // See tm_fit_grid and tm_round_group.
   void (*fit_grid)(const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights, float* scratch,

@@ -108,6 +108,13 @@ void add_rows(float* x, const float* y, int n) {
   for (; i < n; i++) x[i] += y[i];
 }
 
+// The last n % 16 numbers are computed one by one, by the same operations.
+void add_weighted(float* x, const float* y, float weight, int n) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) store(x + i, add(load(x + i), mul(load(y + i), set1(weight))));
+  for (; i < n; i++) x[i] += weight * y[i];
+}
+
 // First the maximum of every block of at most 512 numbers, then its index in the block with the largest. Products with zero are
 // summed to find NaN: they are zero unless a number is infinite or NaN.
 int64_t argmax(const float* x, int64_t n) {

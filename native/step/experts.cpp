@@ -131,12 +131,11 @@ void Worker::combine_experts(const TmOp& op) {
     std::fill_n(sum, hidden, 0.0f);
     for (int c = 0; c < op.chosen; c++) {
       const size_t at = (size_t)t * (size_t)op.chosen + (size_t)c;
-      const float* output = routing_.outputs.get() + (int64_t)routing_.pairs[at] * hidden;
-      for (int i = 0; i < hidden; i++) sum[i] += routing_.weights[at] * output[i];
+      kernels_.add_weighted(sum, routing_.outputs.get() + (int64_t)routing_.pairs[at] * hidden, routing_.weights[at], hidden);
     }
     if (op.shared) {
       const float gate = op.shared == TM_GATED_SHARED ? 1 / (1 + std::exp(-routing_.shared_gates[(size_t)t])) : 1;
-      for (int i = 0; i < hidden; i++) sum[i] += gate * stored(t)[i];
+      kernels_.add_weighted(sum, stored(t), gate, hidden);
     }
     if (op.epilogue == TM_STORE)
       memcpy(stored(t), sum, sizeof(float) * (size_t)hidden);
