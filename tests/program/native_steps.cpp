@@ -375,6 +375,7 @@ int main() {
       {"wider layers", 64, 6, 6, 16, 96, 16, AS_INT8, 30, 0, 0, true, false, false, {Q8, Q4_MIN, FLOAT32}, 1, 64},
       {"departures", 64, 4, 2, 20, 70, 16, AS_BFLOAT16, 0, 0, 0, true, false, false, {FLOAT32, BFLOAT16}, 0, 0, true},
       {"routing", 64, 4, 2, 20, 70, 20, AS_INT8, 30, 6, 3, true, false, false, {Q8, Q4_MIN}, 0, 0, true},
+      {"many experts", 64, 4, 2, 20, 40, 20, AS_BFLOAT16, 0, 64, 8, true, false, false, {Q8, BFLOAT16, Q4}},
       {"experts", 64, 4, 2, 20, 70, 20, AS_INT8, 0, 5, 2, true, false, false, {Q8, Q4_MIN}},
   };
   const std::vector<std::string> builds = {"amx", "avx512", "avx2", "portable"};
