@@ -105,7 +105,7 @@ class Compressed(Layout):
         return "weight_packed" if self.kind in ("packed", "nvfp4", "mxfp4") else "weight"
 
     def of(self, parts: Parts) -> "Compressed":
-        layout = self._of_name(parts.matrix.removesuffix(".weight"))
+        layout = self.of_module(parts.matrix.removesuffix(".weight"))
         if layout.codes not in parts.shapes:
             return layout
         width = parts.shapes[layout.codes][-1]
@@ -120,7 +120,7 @@ class Compressed(Layout):
             why = "codes of 8 bits whose scales are no half floats"
         return replace(layout, size=size, as_values=why)
 
-    def _of_name(self, module: str) -> "Compressed":
+    def of_module(self, module: str) -> "Compressed":
         """The layout of the group that a module is in: named, matched by a pattern, or of the class of matrices."""
         best: tuple[int, Compressed] | None = None
         for targets, layout in self.groups:
