@@ -5,6 +5,7 @@ and MLP have a norm on both sides, and some layers a window; Gemma 3 norms queri
 window have a rope of their own.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -97,18 +98,21 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
     """What llama.cpp's code says, and its files do not, is here: which layers have a window, and the scale."""
-    config = like_llama(keys) | has_bias(keys)
+    config, is_gemma2 = like_llama(keys) | has_bias(keys), keys.family == "gemma2"
     del config["hidden_act"]
-    window = keys.count("attention.sliding_window", 4096, minimum=0, maximum=MAX_POSITIONS)
-    config["layer_types"] = keys.layer_types(config["num_hidden_layers"], _PATTERNS[keys.family])
-    widest = {"gemma2": 46, "gemma3_text": 62}[keys.family]  # layers of the 27B models
-    is_widest = config["num_hidden_layers"] == widest
-    scale = config["hidden_size"] // config["num_attention_heads"] if is_widest else config["head_dim"]
-    is_gemma2 = keys.family == "gemma2"
-    config |= {key: keys.positive(key, default if is_gemma2 else None) for key, default in _GEMMA2_SOFTCAPS.items()}
-    if not is_gemma2:
-        config |= {"rope_local_base_freq": keys.positive("rope.freq_base_swa", 10000.0)}
-    return config | {"sliding_window": window or None, "query_pre_attn_scalar": scale}
+    layers = config["num_hidden_layers"]
+    window = keys.count("attention.sliding_window", 4096 if is_gemma2 else 0, minimum=0, maximum=MAX_POSITIONS)
+    config["layer_types"] = keys.layer_types(layers, _PATTERNS[keys.family]) if window else [FULL] * layers
+    is_widest = layers == {"gemma2": 46, "gemma3_text": 62}[keys.family]  # of the 27B models
+    width = config["hidden_size"] // config["num_attention_heads"] if is_widest else config["head_dim"]
+    if not math.isclose(keys.scale("attention.scale", width**-0.5), width**-0.5, rel_tol=1e-6):
+        raise keys.refuse("attention.scale", keys.take("attention.scale"), f"llama.cpp computes with {width**-0.5}")
+    config |= {"sliding_window": window or None, "query_pre_attn_scalar": width}
+    if is_gemma2:
+        return config | {key: keys.positive(key, default) for key, default in _GEMMA2_SOFTCAPS.items()}
+    cap = None if keys.take("final_logit_softcapping", 0.0) == 0 else keys.positive("final_logit_softcapping")
+    local = keys.positive("rope.freq_base_swa", 10000.0)
+    return config | {"final_logit_softcapping": cap, "rope_local_base_freq": local}
 
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:

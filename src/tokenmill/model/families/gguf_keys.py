@@ -126,10 +126,10 @@ class GGUFKeys(ValueReader):
         return any(each.startswith("blk.") and each.endswith(f".{name}") for each in self.tensors)
 
     def expert_width(self) -> int:
-        """The width of an expert; where no key says it, that of its matrices."""
-        ends = "ffn_down_exps.weight"
+        """The width of an expert; where no key says it, or llama.cpp has written 0, that of its matrices."""
+        ends, key = "ffn_down_exps.weight", "expert_feed_forward_length"
         stored = next((info.shape[-1] for name, info in self.tensors.items() if name.endswith(ends)), None)
-        return self.count("expert_feed_forward_length", ... if stored is None else stored)
+        return stored if stored is not None and self.take(key, 0) == 0 else self.count(key)
 
     def softmax_routing(self, normalised: bool) -> None:
         """Refuse a routing that llama.cpp does not compute for this architecture, whatever these keys say."""

@@ -103,7 +103,7 @@ def _hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
 def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
     config, width = like_llama(keys) | has_bias(keys), keys.expert_width()
     keys.softmax_routing(True)
-    keys.expect("expert_shared_count", 1)
+    keys.expect("expert_shared_count", 1, 0)  # which llama.cpp does not read
     keys.expect("expert_shared_feed_forward_length", width)
     chosen = keys.count("expert_used_count")
     return config | {"num_experts": keys.count("expert_count"), "moe_topk": chosen, "intermediate_size": width}
