@@ -431,3 +431,84 @@ def test_the_numbers_of_yarn(numbers, used, warning):
     assert found.pop("rope_type") == "yarn" and found == pytest.approx({"factor": 4.0} | used, rel=1e-6)
     assert len(warned) == bool(warning)
     assert warning in "".join(warned) and all(each.startswith("x.gguf: ") for each in warned)
+
+
+GEMMA = RMS | {"attention.key_length": 16, "attention.value_length": 16}
+
+
+def test_what_llama_cpp_itself_writes_for_later_families():
+    """llama_model_save_to_file writes 0 for what is not there, and numbers that stand in its code."""
+    gemma3 = config_of("gemma3", GEMMA | {"final_logit_softcapping": 0.0, "attn_logit_softcapping": 50.0})
+    assert gemma3["final_logit_softcapping"] is None and gemma3["sliding_window"] is None
+    assert gemma3["layer_types"] == ["full_attention"] * 2, "no window is none, and Gemma 2 has 4096"
+    gemma2 = config_of("gemma2", GEMMA | {"attention.scale": 0.25, "attention.sliding_window_pattern": [1, 0]})
+    assert (gemma2["sliding_window"], gemma2["query_pre_attn_scalar"], gemma2["attn_logit_softcapping"]) == (
+        4096,
+        16,
+        50,
+    )
+    experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 0}
+    tensors = TENSORS | {"blk.0.ffn_down_exps.weight": (4, 64, 24)}
+    assert config_of("olmoe", RMS | experts, tensors)["intermediate_size"] == 24
+    hunyuan = RMS | experts | {"expert_shared_count": 0, "expert_shared_feed_forward_length": 24}
+    assert config_of("hunyuan-moe", hunyuan, tensors)["moe_topk"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arch", "pairs", "message"),
+    [
+        (
+            "gemma2",
+            GEMMA | {"attention.scale": 0.3},
+            "attention.scale = 0.3 is not allowed: llama.cpp computes with 0.25",
+        ),
+        ("olmo", LAYER | {"attention.layer_norm_epsilon": 1e-6}, "only 1e-05 is implemented, as in transformers"),
+        (
+            "olmo",
+            LAYER | {"attention.clamp_kqv": 8.0},
+            "keys that tokenmill does not know: olmo.attention.clamp_kqv = 8.0",
+        ),
+        ("olmo2", RMS | {"attention.sliding_window": 4, "rope.freq_base_swa": 5e5}, "only 10000.0, as of the others"),
+        ("glm4moe", RMS | {"expert_gating_func": 1}, "glm4moe.expert_gating_func = 1 is not implemented: only 2"),
+        ("dots1", RMS, "no 'dots1.expert_gating_func', which is required"),
+        ("apertus", RMS | {"rope.novel": 1}, "keys that tokenmill does not know: apertus.rope.novel = 1"),
+        ("granite", RMS, "no 'granite.logit_scale', which is required"),
+        ("mistral3", RMS | {"attention.temperature_scale": -0.1}, "temperature_scale = -0.1 is not allowed"),
+        ("exaone4", RMS | {"attention.sliding_window": 4, "attention.sliding_window_pattern": [True]}, "for each of 2"),
+    ],
+)
+def test_later_families_are_read_as_strictly(arch, pairs, message):
+    assert message in refused(arch, pairs)
+
+
+def test_numbers_of_xielu_are_those_of_transformers():
+    with pytest.raises(CheckpointError, match=r"xielu.beta = \[0.5, 0.6\] is not implemented: only 0.5"):
+        config_of("apertus", RMS, xielu__beta=[0.5, 0.6])
+
+
+def test_granite_has_experts_or_none_and_may_have_no_positions():
+    scale = {"logit_scale": 8.0}
+    assert config_of("granite", RMS | scale)["attention_multiplier"] == 0.25, "as Llama's, where no key says it"
+    plain = config_of("granitemoe", RMS | scale | {"expert_count": 0, "expert_used_count": 0})
+    assert plain["model_type"] == "granite"
+    nope = config_of("granite", RMS | scale | {"rope.scaling.finetuned": False})
+    assert (nope["model_type"], nope["position_embedding_type"]) == ("granitemoehybrid", "nope")
+
+
+def test_mistral_3_without_yarn_is_mistral():
+    assert config_of("mistral3", RMS)["model_type"] == "mistral"
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
+    found = config_of(
+        "mistral3", RMS | yarn | {"attention.temperature_scale": 0.5, "rope.scaling.yarn_log_multiplier": 1.0}
+    )
+    assert found["model_type"] == "ministral3"
+    assert found["rope_scaling"]["llama_4_scaling_beta"] == 0.5 and found["rope_scaling"]["mscale_all_dim"] == 1.0
+
+
+def test_long_rope_is_told_by_tensors():
+    lists = {f"rope_factors_{name}.weight": [1.0, float(n)] * 4 for n, name in ((2, "short"), (4, "long"))}
+    metadata = {"general.architecture": "phi3", "phi3.rope.scaling.attn_factor": 1.25}
+    metadata |= {f"phi3.{key}": value for key, value in (RMS | {"rope.scaling.original_context_length": 32}).items()}
+    found = read_gguf_config(Path("x.gguf"), Header(metadata, tensors_of(TENSORS), 0), lists)
+    assert found["rope_parameters"]["long_factor"] == [1.0, 4.0] * 4
+    assert (found["rope_parameters"]["attention_factor"], found["original_max_position_embeddings"]) == (1.25, 32)
