@@ -74,13 +74,12 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 
 _KEYS = {"rms_norm_eps": "layer_norm_eps"}
 _DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": True}
+_OF_HEADS = " | pairs_to_halves of heads"
 _STORED = {
     **paired(),
-    "blk.{i}.attn_q_norm.weight": "layers.{i}.attention.q_norm.weight | pairs_to_halves of heads",
-    "blk.{i}.attn_k_norm.weight": "layers.{i}.attention.k_norm.weight | pairs_to_halves of heads",
+    "blk.{i}.attn_q_norm{p}": "layers.{i}.attention.q_norm{p}" + _OF_HEADS,
+    "blk.{i}.attn_k_norm{p}": "layers.{i}.attention.k_norm{p}" + _OF_HEADS,
 }
-for _name in ("blk.{i}.attn_q_norm{p}", "blk.{i}.attn_k_norm{p}"):
-    del _STORED[_name]
 COHERE = Family(
     _NAMES,
     _cohere,
