@@ -9,6 +9,7 @@ import json
 import math
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import gguf
@@ -19,12 +20,13 @@ import transformers
 from tests.gguf_models import numbers_of
 from tests.tiny_models import FAMILY_NAMES, TINY, build, prompt
 from tokenmill.engine.load import load
-from tokenmill.errors import ConfigError
+from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.model.families import architectures, read_config
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.coverage import match_tensors
-from tokenmill.weights.gguf.header import TensorInfo, read_header
+from tokenmill.weights.gguf.config import read_gguf_config
+from tokenmill.weights.gguf.header import Header, TensorInfo, read_header
 from tokenmill.weights.write.gguf_metadata import metadata_of, write_header
 from tokenmill.weights.write.quantize import quantize
 
@@ -159,3 +161,38 @@ def test_layers_that_predict_further_tokens_are_not_read(folder):
     assert read_config(read.config) == read_config(open_checkpoint(file).config)
     assert dict(read.shapes) == dict(open_checkpoint(file).shapes)
     assert match_tensors(read, read_config(read.config)).keys() == read.shapes.keys()
+
+
+NUMBERS = [0, 1, 2, 3, 7, -1, 1 << 40, 0.0, 0.5, 1e-9, -2.5, math.inf, math.nan]
+ODD = [*NUMBERS, True, False, "", "yarn", [], [1], [0.5] * 4, ["x"], [True] * 4, None]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_whatever_the_keys_say_is_read_or_refused(name):
+    """Mutated metadata gives a model or an error in one line."""
+    random, recorded = Random(name), RECORDED[name]
+    shapes = {
+        "token_embd.weight": (211, 48),
+        "blk.0.ffn_up.weight": (80, 48),
+        "blk.1.ffn_down_exps.weight": (5, 48, 40),
+    }
+    shapes |= {f"blk.{layer}.attn_q.weight": (48, 48) for layer in range(2, 64)}
+    lists = {"rope_factors_long.weight": [1.0, 2.0], "rope_factors_short.weight": [1.0]} if "phi3" in name else {}
+    arch, refused = recorded["general.architecture"], 0
+    for _ in range(60):
+        layers = random.choice([2, 46, 62, 64])
+        metadata = {**recorded, f"{arch}.block_count": layers}
+        for _ in range(random.randint(1, 3)):
+            metadata[random.choice([*recorded, f"{arch}.attention.scale", "xielu.beta"])] = random.choice(ODD)
+        kept = dict(list(shapes.items())[: 1 + layers])
+        header = Header(metadata, {label: info(label, shape) for label, shape in kept.items()}, 0)
+        try:
+            read_config(read_gguf_config(Path("x.gguf"), header, lists, warn=lambda *_: None))
+        except CheckpointError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused
+
+
+def info(label: str, shape: tuple[int, ...]) -> TensorInfo:
+    return TensorInfo(label, shape, gguf.GGMLQuantizationType.F32, 0, 0)

@@ -99,9 +99,14 @@ def _read_apertus_gguf(keys: GGUFKeys) -> dict[str, Any]:
     config = like_llama(keys) | has_bias(keys)
     for name, value in _XIELU.items():
         given = keys.values.get(name, [value])
-        if not isinstance(given, list) or any(not math.isclose(entry, value, rel_tol=0.01) for entry in given):
+        if not isinstance(given, list) or not all(_is_close(entry, value) for entry in given):
             raise CheckpointError(f"{keys.where}: {name} = {brief(given)} is not implemented: only {value}")
     return config | {"hidden_act": "xielu", "rope_parameters": {"rope_type": "default"}}
+
+
+def _is_close(entry: object, value: float) -> bool:
+    """Whether it is that number, as a bfloat16 has it."""
+    return isinstance(entry, int | float) and math.isclose(entry, value, rel_tol=0.01)
 
 
 def _apertus_metadata(model: ModelConfig) -> dict[str, Any]:
