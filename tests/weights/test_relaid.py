@@ -3,13 +3,17 @@
 import pytest
 import torch
 
-from tests.tiny_models import TINY, save
+from tests.tiny_models import FAMILY_NAMES, TINY, save
 from tokenmill.model.families import architectures, find_family, in_gguf, read_config
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.relaid import RelaidCheckpoint, in_hugging_face_layout, in_layout
 from tokenmill.weights.write.convert import weights_of
 
-STORED = [name for name, (kind, _) in TINY.items() if kind in architectures()]
+STORED = [
+    name if name in FAMILY_NAMES else pytest.param(name, marks=pytest.mark.slow)
+    for name, (kind, _) in TINY.items()
+    if kind in architectures()
+]
 
 
 @pytest.mark.parametrize("name", STORED)
