@@ -91,10 +91,16 @@ def test_codes_of_a_file_are_kept_whichever_way_round_it_names_them(name, kind, 
 WIDE = {**gguf_files.LLAMA, "hidden_size": 256, "intermediate_size": 256, "tie_word_embeddings": True}
 
 
+ONE_OF_EACH_LAYOUT = ("Q5_0", "Q5_K", "Q6_K", "IQ4_XS")  # of those that only GGUF files have
+OF_GGUF = [
+    pytest.param(kind, id=kind.name, marks=[] if kind.name in ONE_OF_EACH_LAYOUT else pytest.mark.slow)
+    for kind in KINDS
+    if kind.name not in ("Q4_0", "Q4_1", "Q8_0")
+]
+
+
 @needs_library
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind.name not in ("Q4_0", "Q4_1", "Q8_0")], ids=lambda kind: kind.name
-)
+@pytest.mark.parametrize("kind", OF_GGUF)
 def test_codes_of_every_kind_are_multiplied_and_looked_up(kind, tmp_path, monkeypatch):
     """All matrices and the embedding in that kind: as the dense values of the file, up to the rounding of activations.
     The same bits for one token and for many."""

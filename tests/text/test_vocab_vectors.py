@@ -55,6 +55,9 @@ def test_every_vocabulary_gives_llama_cpps_ids(folder):
     assert compared == 13
 
 
+IN_CAMEL_CASE = {"cohere2moe", "tiny_aya", "youtu"}
+"""In these llama.cpp takes an upper case letter of the expression for any letter, and so does not divide McDonald; here
+they are divided as the expression of the tokenizer.json says."""
 WHEEL = "xllamacpp==2026.10.11549"
 PAGE = Path(__file__).with_name("page.json")
 TOKENIZE = """
@@ -123,4 +126,6 @@ def test_a_page_in_many_scripts_has_llama_cpps_ids_in_every_vocabulary(folder, l
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS.keys() - {"gpt2"}))  # which is no name of llama.cpp's
 def test_a_page_in_many_scripts_has_llama_cpps_ids_with_every_pre_tokenizer(pre, folder, llama_cpp, tmp_path):
     metadata = read_header(folder / "ggml-vocab-llama-bpe.gguf").metadata
-    assert differing(model_of(tmp_path / "x.gguf", metadata, **{"tokenizer.ggml.pre": pre}), llama_cpp) == []
+    differ = differing(model_of(tmp_path / "x.gguf", metadata, **{"tokenizer.ggml.pre": pre}), llama_cpp)
+    words = ("McDonald", "xDEADBEEF", "camelCase") if pre in IN_CAMEL_CASE else ()
+    assert len(differ) == len(words) and all(word in text for word, text in zip(words, differ, strict=True))
