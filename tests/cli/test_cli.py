@@ -14,6 +14,7 @@ import typer
 import tokenmill
 from tests.cli.conftest import TEMPLATE
 from tests.tiny_models import VOCABULARY
+from tests.weights.codes.test_of_others import coded_llama
 from tokenmill.cli import generate
 from tokenmill.cli.main import app
 from tokenmill.cli.parser.options import option_name
@@ -457,6 +458,20 @@ def test_info_says_what_is_in_it(tm, model, wordless):
     assert tm("info", model, "--template")[:2] == (0, TEMPLATE + "\n")
     assert tm("info", wordless, "--template")[0] == 2
     assert "prompts are token ids" in tm("info", wordless)[1]
+
+
+def test_what_is_read_as_values_is_said(tm, tmp_path):
+    path = coded_llama("nf4", tmp_path / "m")
+    said = "read as values, since no scheme holds such codes: 2 of its 2 matrices have codes of the table NF4"
+    assert said in json.loads(tm("info", path, "--json")[1])["dequantized"]
+    assert "of the table NF4" in tm("info", path)[1] and tm("plan", path)[0] == 0
+    for _ in range(2):  # the second load may be of a packed copy
+        assert said in tm("generate", path, "--tokens", "1,2,3", "-n", "2")[2]
+    assert tm("pack", path, "-o", tmp_path / "packed")[0] == 0
+    assert said in tm("generate", tmp_path / "packed", "--tokens", "1,2,3", "-n", "2")[2]
+    codes = coded_llama("MLX affine 4 by 64", tmp_path / "codes")
+    assert json.loads(tm("info", codes, "--json")[1])["dequantized"] is None
+    assert "read as values" not in tm("generate", codes, "--tokens", "1,2,3", "-n", "2")[2]
 
 
 def test_plan_says_whether_it_fits(tm, model):

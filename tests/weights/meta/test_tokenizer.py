@@ -4,12 +4,16 @@ import json
 
 import pytest
 import sentencepiece
+import torch
 
 from tests.text.test_byte_ranks import TEXTS, TOKENS, spelled, tekken
 from tests.tiny_models import save
 from tests.weights.meta.test_checkpoint import PARAMS, original, written
 from tokenmill.errors import CheckpointError
+from tokenmill.hub.progress import Silent
+from tokenmill.model.families import read_config
 from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.write.convert import convert
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,20 @@ def test_ranks_of_llama_3(path):
     (path / "params.json").unlink()
     (path / "params.json").write_text(json.dumps(PARAMS | {"use_scaled_rope": True}))
     assert open_checkpoint(path).tokenizer().backend.token_to_id("<|eom_id|>") == len(TOKENS) + 8
+
+
+def test_a_converted_directory_has_the_same_tokenizer_and_model(path, tmp_path):
+    (path / "tokenizer.model").write_text("".join(f"{spelled(token)} {rank}\n" for rank, token in enumerate(TOKENS)))
+    (path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    source = open_checkpoint(path)
+    converted = open_checkpoint(convert(source, tmp_path / "out", "auto", Silent()))
+    for name in source.shapes:
+        assert torch.equal(source.read(name), converted.read(name))
+    assert read_config(source.config) == read_config(converted.config)
+    one, other = source.tokenizer(), converted.tokenizer()
+    for text in (*TEXTS, "<|eot_id|>the"):
+        assert one.encode(text) == other.encode(text)
+    assert (one.eos_token_ids, one.chat_template) == (other.eos_token_ids, other.chat_template)
 
 
 def test_sentencepiece_beside_the_directory_as_meta_had_it(path, tmp_path):

@@ -27,6 +27,7 @@ from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.text.templates import FOLDER
 from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.meta.checkpoint import is_meta
 from tokenmill.weights.names import is_ignored
 from tokenmill.weights.relaid import in_hugging_face_layout
 
@@ -40,7 +41,7 @@ _TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16
     torch.int32: "I32",
 }
 _SETTINGS = """generation_config.json tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json
-    added_tokens.json vocab.json merges.txt chat_template.jinja""".split()
+    tekken.json added_tokens.json vocab.json merges.txt chat_template.jinja""".split()
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,10 @@ def _write_shard(checkpoint: Checkpoint, units: Sequence[Unit], file: Path, adva
 
 
 def _write_tokenizer(checkpoint: Checkpoint, path: Path) -> None:
-    """Copy a directory's own files as they are; those of any other checkpoint are made from its tokenizer."""
-    if checkpoint.path.is_dir():
+    """Copy the files of a directory in Hugging Face layout as they are; those of any other checkpoint are made from its
+    tokenizer. CheckpointError for one that they cannot say.
+    """
+    if checkpoint.path.is_dir() and not is_meta(checkpoint.path):
         for name in (*_SETTINGS, *(f"{FOLDER}/{file.name}" for file in (checkpoint.path / FOLDER).glob("*.jinja"))):
             if (checkpoint.path / name).is_file():
                 (path / name).parent.mkdir(exist_ok=True)
@@ -184,6 +187,8 @@ def _write_tokenizer(checkpoint: Checkpoint, path: Path) -> None:
     tokenizer = checkpoint.tokenizer()
     if tokenizer is None:
         return
+    if tokenizer.rules is not None:
+        raise CheckpointError("the tokenizer changes characters or spaces of a text, which no tokenizer.json says")
     tokenizer.backend.save(str(path / "tokenizer.json"))
     # Whether a BOS is added is said by the post-processor in tokenizer.json.
     context = read_config(checkpoint.config).context
