@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,12 +47,20 @@ class SafetensorsFile:
             return tensor
 
     def stored_bytes(self, name: str) -> Iterator[bytes]:
+        first, places = self._places
+        begin, end = places[name]
         with self.path.open("rb") as opened:
-            length = int.from_bytes(opened.read(LENGTH), "little")
-            begin, end = json.loads(opened.read(length))[name]["data_offsets"]
-            opened.seek(LENGTH + length + begin)
+            opened.seek(first + begin)
             for at in range(begin, end, PIECE):
                 yield opened.read(min(PIECE, end - at))
+
+    @cached_property
+    def _places(self) -> tuple[int, dict[str, tuple[int, int]]]:
+        """Where the data begins, and where each tensor lies in them: read once, since parsing takes milliseconds."""
+        with self.path.open("rb") as opened:
+            length = int.from_bytes(opened.read(LENGTH), "little")
+            header = json.loads(opened.read(length))
+        return LENGTH + length, {name: tuple(header[name]["data_offsets"]) for name in self.shapes}
 
 
 def _dtype(name: str) -> str:
