@@ -12,7 +12,7 @@ from tokenmill.model.families import find_family, read_config
 from tokenmill.registry import CHECKPOINT_CHECKS, CHECKPOINTS, lookup
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint, describe_codes
-from tokenmill.weights.codes.methods import name_method
+from tokenmill.weights.codes.methods import name_method, split_experts
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
 from tokenmill.weights.meta.checkpoint import MetaCheckpoint, is_meta
@@ -89,6 +89,7 @@ def _open_directory(path: Path) -> Checkpoint:
     if family.text is not None:
         plain.keep_text(family.text, family.prefix)
     plain.unstack(stacked(family), family.prefix)
+    split_experts(plain)
     name_tied_embedding(plain)
     opened = plain if quant_method(config) is None else QuantizedCheckpoint(plain)
     compare_tied_head(opened)

@@ -166,7 +166,8 @@ class PlainCheckpoint(Checkpoint):
 
     def unstack(self, names: re.Pattern[str], prefix: str) -> None:
         """Show each tensor of those names, [experts, …], as one of each expert: name[0], name[1], …"""
-        for name in [name for name in self.shapes if names.fullmatch(name.removeprefix(prefix))]:
+        found = [name for name in self.shapes if names.fullmatch(name.removeprefix(prefix))]
+        for name in [name for name in found if len(self.shapes[name]) > 1]:
             (count, *shape), stored = self.shapes.pop(name), self._stored.pop(name)
             for number in range(count):
                 self.shapes[f"{name}[{number}]"] = tuple(shape)

@@ -92,7 +92,8 @@ class WeightSource:
             return self._tied_head(rows)
         outputs, inputs = self._shapes[f"{path}.weight"]
         wanted, bits = range(outputs) if rows is None else rows, self._bits(path)
-        keeps = change is None and (self.scheme.is_integer or path == EMBEDDING)
+        is_router = path != EMBEDDING and self._roles[path].role == "router"  # its inputs are not rounded either
+        keeps = change is None and not is_router and (self.scheme.is_integer or path == EMBEDDING)
         dtype = self.dtype if bits is None else torch.float32  # so that values are rounded once, not twice
         numbers, kept = None, dict[int, Stored]()
         for name, target, own in self._parts(f"{path}.weight"):

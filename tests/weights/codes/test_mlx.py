@@ -20,9 +20,11 @@ HIDDEN, WIDTH, VOCABULARY = 64, 96, 211
 DOWN = "model.layers.1.mlp.down_proj"
 
 
-def coded(rows: int, columns: int, bits: int, group: int = 32) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def coded(
+    rows: int, columns: int, bits: int, group: int = 32, seed: int = 0
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The parts of a matrix with random codes, and its values."""
-    generator = torch.Generator().manual_seed(rows * columns + bits)
+    generator = torch.Generator().manual_seed(rows * columns + bits + 1000 * seed)
     codes = torch.randint(0, 1 << bits, (rows, columns), generator=generator)
     scales = (torch.rand(rows, columns // group, generator=generator) * 0.6 / (1 << bits)).half()
     biases = (-scales * (1 << bits) * 0.45).half()
@@ -103,3 +105,45 @@ def test_settings_that_are_refused(written, tmp_path, own, message):
     with pytest.raises(CheckpointError) as raised:
         open_checkpoint(tmp_path)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("program", ["eager", "native"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_stacks_of_experts(kind, program, tmp_path):
+    """As mlx-lm names them: experts of a layer in one tensor, a router of 8 bits or of 4."""
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": WIDTH, "num_attention_heads": 4}
+    sizes |= {} if kind == "mixtral" else {"moe_intermediate_size": WIDTH}
+    config = transformers.AutoConfig.for_model(kind, **TINY[kind][1] | sizes | {"head_dim": 16})
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    tensors, block = dict(model.state_dict()), "block_sparse_moe" if kind == "mixtral" else "mlp"
+    own = {"group_size": 32, "bits": 4, f"model.layers.1.{block}.gate": {"group_size": 32, "bits": 8}}
+    own[f"model.layers.1.{block}.switch_mlp.down_proj"] = {"group_size": 32, "bits": 2}
+    for layer, decoder in enumerate(model.model.layers):
+        at, experts = f"model.layers.{layer}", decoder.mlp.experts
+        parts, values = coded(5, HIDDEN, 8 if layer else 4)
+        decoder.mlp.gate.weight.data = values
+        del tensors[f"{at}.mlp.gate.weight"], tensors[f"{at}.mlp.experts.gate_up_proj"]
+        del tensors[f"{at}.mlp.experts.down_proj"]
+        tensors |= {f"{at}.{block}.gate.{part}": tensor for part, tensor in parts.items()}
+        shapes = {"gate_proj": (WIDTH, HIDDEN), "up_proj": (WIDTH, HIDDEN), "down_proj": (HIDDEN, WIDTH)}
+        made = {}
+        for matrix, (rows, columns) in shapes.items():
+            bits = 2 if layer and matrix == "down_proj" else 4
+            each = [coded(rows, columns, bits, seed=number) for number in range(5)]
+            stack = {part: torch.stack([one[0][part] for one in each]) for part in ("weight", "scales", "biases")}
+            tensors |= {f"{at}.{block}.switch_mlp.{matrix}.{part}": tensor for part, tensor in stack.items()}
+            made[matrix] = torch.stack([one[1] for one in each])
+        experts.gate_up_proj.data = torch.cat((made["gate_proj"], made["up_proj"]), 1)
+        experts.down_proj.data = made["down_proj"]
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    model.config.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text()) | {"quantization": own, "quantization_config": own}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt(40)])).logits[0]
+    plain = load(tmp_path, program=program, scheme="dense", dtype="float32", threads=1)
+    torch.testing.assert_close(plain.logits(prompt(40)), expected, rtol=1e-4, atol=1e-4)
+    kept = load(tmp_path, program=program, scheme="file", dtype="float32", threads=1)
+    errors = (kept.logits(prompt(40)) - expected).abs().amax(-1)
+    assert errors.median() <= 0.1 * expected.std(), "where no other expert was chosen"

@@ -1,10 +1,17 @@
-"""The method of a quantised directory, where its config.json does not name it as transformers does."""
+"""The method of a quantised directory, where its config.json does not name it as transformers does, and MLX's own names
+of tensors.
+"""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from tokenmill.text.tokenizer import read_json
+from tokenmill.weights.plain import PlainCheckpoint
 
+_STACK = re.compile(r"(.+\.)switch_mlp\.(gate_proj|up_proj|down_proj)\.(weight|scales|biases)")
+_OF_STACK = re.compile(_STACK.pattern + r"\[(\d+)\]")
+_OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 # AutoAWQ's first words for what transformers calls otherwise.
 _OF_AWQ = {"w_bit": "bits", "q_group_size": "group_size"}
 
@@ -27,6 +34,16 @@ def name_method(config: dict[str, Any], path: Path) -> dict[str, Any]:
         named = {_OF_AWQ.get(key, key): value for key, value in _object(beside).items()}
         return config | {"quantization_config": {"quant_method": "awq", **named}}
     return config
+
+
+def split_experts(plain: PlainCheckpoint) -> None:
+    """Show the stacks in which MLX has the experts of a layer as the experts that Hugging Face's files have."""
+    plain.unstack(_STACK, "")
+    for name in list(plain.shapes):
+        if found := _OF_STACK.fullmatch(name):
+            block, matrix, part, number = found.groups()
+            is_mixtral = block.endswith("block_sparse_moe.")
+            plain.rename(name, f"{block}experts.{number}.{_OF_MIXTRAL[matrix] if is_mixtral else matrix}.{part}")
 
 
 def _of_mlx(settings: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the names of those that have others. Embedding and head are quantised, too. In m
 has exponents, and there are no biases.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,6 +15,8 @@ from tokenmill.errors import CheckpointError
 from tokenmill.value_reader import ValueReader
 from tokenmill.weights.codes.layout import FLOATS, GROUPS, Choices, Layout, Parts, Shape, anything, odd_group
 
+_EXPERT = re.compile(r"\.experts\.\d+\.(\w+)$")  # whose settings are those of its stack
+_OF_MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _BITS, _MODES = (2, 3, 4, 5, 6, 8), ("affine", "mxfp4")
 
 
@@ -54,7 +57,9 @@ class MLX(Layout):
 
     def of(self, parts: Parts) -> "MLX":
         module = parts.matrix.removesuffix(".weight")
-        return next((own for name, own in self.others if name in (module, f"language_model.{module}")), self)
+        stack = _EXPERT.sub(lambda found: f".switch_mlp.{_OF_MIXTRAL.get(found[1], found[1])}", module)
+        named = {module, stack, f"language_model.{module}", f"language_model.{stack}"}
+        return next((own for name, own in self.others if name in named), self)
 
     def types_of(self, part: str) -> tuple[str, ...]:
         if part == "weight":
