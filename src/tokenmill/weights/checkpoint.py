@@ -84,7 +84,7 @@ def _open_directory(path: Path) -> Checkpoint:
         meta = MetaCheckpoint(path)
         compare_tied_head(meta)
         return meta
-    config = read_config_json(path)
+    config = _read_config_file(path)
     family, plain = find_family(config), PlainCheckpoint(path, config, weight_files(path))
     if family.text is not None:
         plain.keep_text(family.text, family.prefix)
@@ -141,8 +141,12 @@ def foreseen_config(path: Path) -> dict[str, Any]:
 
 def read_config_json(path: Path) -> dict[str, Any]:
     """The config.json of a model directory; a quantised one says so in the words of a GGUF file."""
+    return describe_codes(_read_config_file(path))
+
+
+def _read_config_file(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     files_of(path)  # refuses links to nothing
     if not file.is_file():
         raise CheckpointError(not_a_model(path))
-    return describe_codes(name_method(read_json(file), path))
+    return name_method(read_json(file), path)

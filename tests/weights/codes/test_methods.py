@@ -64,7 +64,7 @@ def test_inputs_of_gptq_that_are_out_of_order_are_said(tmp_path):
     path = directory(tmp_path, GPTQ)
     config = json.loads((path / "config.json").read_text())
     own = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
-    (path / "config.json").write_text(json.dumps(config | {"quantization_config": own}))
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": own, "dtype": "float16"}))
     tensors, wanted = load_file(path / "model.safetensors"), opened(path).read(f"{NAME}.weight")
     tensors[f"{NAME}.g_idx"] = torch.arange(64, dtype=torch.int32) // 32
     save_file(tensors, path / "model.safetensors")
@@ -74,7 +74,7 @@ def test_inputs_of_gptq_that_are_out_of_order_are_said(tmp_path):
     found = opened(path)
     assert "1 of its 1 matrices have inputs that are out of order (desc_act)" in found.dequantized
     assert found.read_codes(f"{NAME}.weight") is None and "stored_as_codes" not in found.config
-    assert found.read(f"{NAME}.weight").shape == (32, 64)
+    assert found.read(f"{NAME}.weight").shape == (32, 64) and found.config["dtype"] == "float16"
 
 
 @pytest.mark.parametrize(

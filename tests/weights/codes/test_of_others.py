@@ -17,8 +17,9 @@ from safetensors.torch import save_file
 from tests.tiny_models import prompt
 from tokenmill import load
 from tokenmill.errors import CheckpointError
-from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
+from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint
+from tokenmill.weights.codes.methods import name_method
 from tokenmill.weights.plain import PlainCheckpoint
 
 KINDS = json.loads(Path(__file__).with_name("of_others.json").read_text())
@@ -68,7 +69,8 @@ def coded_llama(kind: str, path: Path) -> Path:
 
 def opened(path: Path) -> QuantizedCheckpoint:
     """The matrix alone, of a model that lacks all else."""
-    return QuantizedCheckpoint(PlainCheckpoint(path, read_config_json(path), [path / "model.safetensors"]))
+    config = name_method(json.loads((path / "config.json").read_text()), path)
+    return QuantizedCheckpoint(PlainCheckpoint(path, config, [path / "model.safetensors"]))
 
 
 def digest(values: torch.Tensor) -> str:

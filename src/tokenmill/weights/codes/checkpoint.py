@@ -63,7 +63,8 @@ class QuantizedCheckpoint(Checkpoint):
         self.config.pop("stored_as_codes", None)
         bits = [(prod(shape), self._layouts[matrix].code_bits) for matrix, shape in coded.items()]
         if kept := [(count, each) for count, each in bits if each]:
-            self.config["stored_as_codes"] = sum(count * each for count, each in kept) / sum(c for c, _ in kept)
+            average = sum(count * each for count, each in kept) / sum(count for count, _ in kept)
+            self.config = _with_codes(self.config, average)
             family = find_family(self.config)
             short = next(name for name, target in family.names.items() if target == "embedding.weight")
             table = next((name for name in (family.prefix + short, short) if name in self.parts), None)
@@ -114,6 +115,10 @@ def describe_codes(config: dict[str, Any]) -> dict[str, Any]:
         return config
     if not (bits := _read_layout(config).code_bits):
         return config
+    return _with_codes(config, bits)
+
+
+def _with_codes(config: dict[str, Any], bits: float) -> dict[str, Any]:
     dtypes = {key: "bfloat16" for key in ("dtype", "torch_dtype") if str(config.get(key)).endswith("float16")}
     return config | dtypes | {"stored_as_codes": bits}
 
