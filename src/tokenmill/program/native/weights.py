@@ -26,7 +26,7 @@ from tokenmill.quant.stored import Stored
 from tokenmill.value_reader import brief
 from tokenmill.weights.source import WeightSource, return_memory
 
-LAYOUT = 9
+LAYOUT = 10
 """The version of the packed bytes and of the order of requests; it grows when either changes."""
 NO_GATE = -1
 
