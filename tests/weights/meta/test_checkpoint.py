@@ -101,8 +101,8 @@ def logits_of(model: transformers.PreTrainedModel) -> torch.Tensor:
         return model(torch.tensor([prompt(40)])).logits[0]
 
 
-def check(path, expected: torch.Tensor) -> None:
-    for program in ("eager", "native"):
+def check(path, expected: torch.Tensor, programs=("eager", "native")) -> None:
+    for program in programs:
         found = load(path, program=program, scheme="dense", dtype="float32", threads=1).logits(prompt(40))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -112,7 +112,7 @@ def test_logits_are_those_of_transformers(shards, legacy, tmp_path):
     tensors = original(PARAMS)
     path = written(tmp_path / "m", PARAMS, tensors, shards, legacy=legacy)
     model = reference("llama", tensors)
-    check(path, logits_of(model))
+    check(path, logits_of(model), ("eager", "native") if shards == 2 and not legacy else ("eager",))
     found = open_checkpoint(path)
     weight = model.model.layers[1].self_attn.k_proj.weight
     assert torch.equal(found.read("model.layers.1.self_attn.k_proj.weight", rows=range(3, 7)), weight[3:7])
