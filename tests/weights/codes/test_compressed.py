@@ -60,6 +60,24 @@ def test_what_stands_beside_the_codes_is_no_weight(tmp_path):
     assert set(opened(path).shapes) == {f"{NAME}.weight"}
 
 
+def test_nvfp4_by_hand(tmp_path):
+    """Codes of E2M1, a scale in fp8 for each 16 of them, and one number by which all scales are divided."""
+    config = settings("compressed MXFP4")
+    config["config_groups"]["group_0"]["format"] = "nvfp4-pack-quantized"
+    config["config_groups"]["group_0"]["weights"] |= {"group_size": 16, "strategy": "tensor_group"}
+    path = directory(tmp_path, "compressed MXFP4", quantization_config=config)
+    packed = torch.arange(256, dtype=torch.uint8).view(8, 32)
+    scales = torch.arange(1, 33).view(8, 4).to(torch.float8_e4m3fn)
+    parts = {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": torch.tensor([4.0])}
+    save_file({f"{NAME}.{part}": each for part, each in parts.items()}, path / "model.safetensors")
+    found = opened(path)
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).long()
+    wanted = table[codes] * scales.float().repeat_interleave(16, 1) / 4
+    assert torch.equal(found.read(f"{NAME}.weight"), wanted)
+    assert "1 of its 1 matrices have numbers in NVFP4" in found.dequantized
+
+
 def test_inputs_out_of_order_are_read_as_values(tmp_path):
     path = directory(tmp_path, FOUR)
     tensors = load_file(path / "model.safetensors")
