@@ -1,4 +1,4 @@
-"""Make the golden texts anew with transformers and compare them with the table in tokenmill/measure/golden.py.
+"""Make the golden texts anew with transformers and compare them with the table in tokenmill/bench/golden.py.
 
     python benchmarks/golden_texts.py [--dtype float32 --dtype bfloat16 --dtype float16]
 

@@ -15,8 +15,9 @@ REFERENCE = {"one": " ".join(map(str, range(10, 20))), "two": " ".join(map(str, 
 class Says:
     """An engine that goes on as the reference does, but for the tokens that `wrong` counts at the end of each text."""
 
-    def __init__(self, scheme, wrong):
-        self.config, self.wrong, self.asked = SimpleNamespace(scheme=scheme), dict(wrong), []
+    def __init__(self, scheme, wrong, dtype="float32", lead=1.0):
+        self.config = SimpleNamespace(scheme=scheme, dtype=dtype)
+        self.wrong, self.lead, self.asked = dict(wrong), lead, []
 
     def tokens(self, prompt):
         right = token_ids(REFERENCE[prompt])
@@ -33,8 +34,11 @@ class Says:
 
     def logits(self, ids):
         """Logits of which each position predicts the token that follows; those of the prompt itself say anything."""
-        assert ids == [1, 2, 3, *token_ids(REFERENCE[self.prompt])[:-1]]
-        return torch.nn.functional.one_hot(torch.tensor([5, 5, *self.tokens(self.prompt)]), 50)
+        said = token_ids(REFERENCE[self.prompt])[: len(ids) - 3]
+        assert ids == [1, 2, 3, *said]
+        return self.lead * torch.nn.functional.one_hot(
+            torch.tensor([5, 5, *self.tokens(self.prompt)[: len(said) + 1]]), 50
+        )
 
 
 def test_every_reference_is_as_long_as_what_is_generated():
@@ -70,6 +74,15 @@ def test_a_wrong_text_is_shown():
         "1 of 2 texts are not those of transformers: 'two' goes on with 'two and so on' …: "
         "figures of a wrong computation are not reported"
     )
+
+
+def test_in_16_bits_a_tie_may_turn():
+    """Where the lead over the right token is less than TIES; in float32 it may not."""
+    tie = Says("dense", {"two": 1}, "bfloat16", lead=0.5)
+    assert check_text(tie, REFERENCE) == "2 texts as transformers', 1 of them until a tie of bfloat16"
+    for dtype, lead in (("bfloat16", 0.51), ("float16", 0.07), ("float32", 0.001)):
+        with pytest.raises(WrongText, match="^1 of 2 texts"):
+            check_text(Says("dense", {"two": 1}, dtype, lead), REFERENCE)
 
 
 def test_schemes_that_round_are_compared_token_by_token():

@@ -1,9 +1,11 @@
 """Golden texts, which every correct engine gives: they are compared before anything is measured.
 
-Greedy continuations of SmolLM2-135M-Instruct as transformers computes them. Only prompts were taken whose first 32
-tokens transformers gives alike in float32, bfloat16 and float16, and where in float32 the likeliest token leads the
-next by 0.15 or more at every step, so that no order of summation in bfloat16 can excuse a difference.
+Greedy continuations as transformers computes them. Only prompts were taken whose first 32 tokens transformers gives
+alike in float32 and in bfloat16, and where in float32 the likeliest token leads the next by 0.15 or more at every step.
 `python benchmarks/golden_texts.py` makes them anew and compares.
+
+In 16 bits a program may still turn such a lead: torch's products with AVX2 change it by up to 0.42 in bfloat16. So a
+text counts as right there until a token that is as likely as the right one within TIES.
 
 Schemes with integer products round the activations to 8 bits, which may overturn such a lead. Each token is then
 predicted from the right tokens before it, and the share `min_agreement` of the scheme must be right.
@@ -18,6 +20,7 @@ from tokenmill.hub.names import SHORT_NAMES
 from tokenmill.quant.schemes import find_scheme
 
 NEW_TOKENS = 32
+TIES = {"bfloat16": 0.5, "float16": 0.0625}  # of logits: the distance of neighbouring numbers at 64
 GOLDEN: dict[str, dict[str, str]] = {
     "smollm2-135m": {
         "1, 2, 3, 4, 5,": (
@@ -69,17 +72,31 @@ def check_text(engine: Engine, reference: Mapping[str, str]) -> str:
     """Compare texts with the reference and say in a few words what is right. Raises WrongText for a difference."""
     if find_scheme(engine.config.scheme).min_agreement < 1:
         return _check_tokens(engine, reference)
-    wrong = []
+    wrong, turned = [], 0
     for prompt, text in reference.items():
         done = engine.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
-        if list(done.tokens) != token_ids(text):
+        if list(done.tokens) == token_ids(text):
+            continue
+        if _is_tie(engine, prompt, list(done.tokens), token_ids(text)):
+            turned += 1
+        else:
             wrong.append(f"{prompt!r} goes on with {done.text[:40]!r} …")
     if wrong:
         raise WrongText(
             f"{len(wrong)} of {len(reference)} texts are not those of transformers: {'; '.join(wrong)}: "
             "figures of a wrong computation are not reported"
         )
-    return f"{len(reference)} texts as transformers'"
+    ties = f", {turned} of them until a tie of {engine.config.dtype}" if turned else ""
+    return f"{len(reference)} texts as transformers'{ties}"
+
+
+def _is_tie(engine: Engine, prompt: str, found: list[int], expected: list[int]) -> bool:
+    """Whether the first other token and the right one are as likely as the rounding of 16 bits leaves them."""
+    same = next((at for at, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), None)
+    if same is None or engine.config.dtype not in TIES:
+        return False
+    logits_V = engine.logits([*engine.encode(prompt), *expected[:same]])[-1]
+    return float(logits_V.max() - logits_V[expected[same]]) <= TIES[engine.config.dtype]
 
 
 def _check_tokens(engine: Engine, reference: Mapping[str, str]) -> str:
