@@ -18,6 +18,7 @@ from tokenmill.engine.outputs import hash_tokens
 from tokenmill.hub.names import locate
 
 LEAST_LEAD = 0.15
+DTYPES = {"gemma3-270m": ["float32", "bfloat16"]}  # in float16 its residuals overflow in transformers
 
 
 def texts(name: str, dtype: str) -> dict[str, tuple[list[int], float]]:
@@ -51,10 +52,10 @@ def texts(name: str, dtype: str) -> dict[str, tuple[list[int], float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", action="append")
-    dtypes = parser.parse_args().dtype or ["float32", "bfloat16", "float16"]
+    asked = parser.parse_args().dtype
     wrong = 0
     for name, table in GOLDEN.items():
-        for dtype in dtypes:
+        for dtype in asked or DTYPES.get(name, ["float32", "bfloat16", "float16"]):
             for prompt, (found, lead) in texts(name, dtype).items():
                 good = found == token_ids(table[prompt]) and (dtype != "float32" or lead >= LEAST_LEAD)
                 wrong += not good
