@@ -6,7 +6,7 @@
 # make test-sanitized   native/ under the address and undefined behaviour sanitizers
 # make test-browser   the server's page in headless Chromium, which root installs on Debian and Ubuntu
 # make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer, two
-#                  hours of a server under load, and the benchmarks that the documents show
+#                  hours of a server under load, the benchmarks that the documents show, and the laws of every family
 # make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, proxies; and
 #                     what llama.cpp and vLLM test of their servers
 # make check  formatting, lint, types, structure
@@ -53,11 +53,12 @@ test-browser: .venv/.ready-dev
 
 test-long: .venv/.ready-dev
 	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 TOKENMILL_LOAD=1 TOKENMILL_EXAMPLES=167 \
-		TOKENMILL_SOAK_SECONDS=7200 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not compiler" \
+		TOKENMILL_SOAK_SECONDS=7200 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not compiler and not long" \
 		tests/laws/test_law_14_everything.py tests/laws/test_mutated_files.py tests/laws/test_law_05_every_proposer.py \
-		tests/serve/test_everything.py tests/serve/test_load.py tests/serve/test_same_text.py tests/serve/test_soak.py \
-		tests/bench/test_series.py tests/cli/test_show_draft.py tests/engine/test_session.py tests/settings/test_field.py \
-		tests/test_documents.py $(ARGS)
+		tests/serve/test_everything.py tests/serve/test_load.py tests/serve/test_same_text.py \
+		tests/engine/test_session.py tests/settings/test_field.py $(ARGS)
+	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 TOKENMILL_LOAD=1 TOKENMILL_EXAMPLES=167 \
+		TOKENMILL_SOAK_SECONDS=7200 $(BIN)/python -m pytest -n 2 --dist worksteal -m "long and not compiler" $(ARGS)
 
 test-clients: .venv/.ready-clients .venv/.ready-npm
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m clients $(ARGS)

@@ -3,6 +3,7 @@
 import gc
 import json
 import shutil
+from itertools import product
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -49,10 +50,16 @@ def texts(completions):
     return [(each.tokens, each.finish_reason) for each in completions]
 
 
+QUICK = ("chunks", "penalties")
+EVERYTHING = [
+    pytest.param(*case, marks=[] if case[0] == "native" and set(case) & set(QUICK) else pytest.mark.long)
+    for case in product(("native", "eager"), SAMPLING, SHAPES)
+]
+"""`make test-slow` tries one shape with all sampling, and one sampling with all shapes."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("program", ["native", "eager"])
+@pytest.mark.parametrize(("program", "sampling", "shape"), EVERYTHING)
 def test_the_text_stays_as_it_is(program, sampling, shape, draft, llama, plain):
     engine = load(
         llama, dtype="float32", program=program, **PROPOSER, draft_model=draft, num_draft_tokens=3, **SHAPES[shape]

@@ -27,14 +27,25 @@ SHAPES = {
 }
 PROMPTS = [prompt(9), prompt(14, seed=1), [*prompt(9), 7, 7]]
 NEW = 8
-NATIVE = pytest.param(
-    "native",
-    30,
-    marks=pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"),
-)
-PROGRAMS = [("eager", 10), NATIVE]
+NATIVE = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+PROGRAMS = {"eager": 10, "native": 30}
 """With each program, how many of some thousand lines are interrupted, other ones in each shape. A step of the modules
 takes ten times as long, and most lines of ours are the same."""
+WITH_NATIVE = ("plain", "async, scarce")
+EVERYTHING = [
+    pytest.param(
+        shape,
+        program,
+        PROGRAMS[program],
+        marks=[
+            *([NATIVE] if program == "native" else []),
+            *([] if (shape in WITH_NATIVE) == (program == "native") else [pytest.mark.long]),
+        ],
+    )
+    for program in PROGRAMS
+    for shape in SHAPES
+]
+"""Every shape with one of the programs; `make test-long` tries it with the other one."""
 
 
 def engine_for(path, **how):
@@ -43,8 +54,7 @@ def engine_for(path, **how):
     return load(path, **(settings | how))
 
 
-@pytest.mark.parametrize(("program", "times"), PROGRAMS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "program", "times"), EVERYTHING)
 def test_others_go_on(shape, program, times, llama):
     quiet = engine_for(llama, program=program)
     wanted = [quiet.generate(one, max_new_tokens=NEW, ignore_eos=True).tokens for one in PROMPTS]
@@ -65,8 +75,7 @@ def test_others_go_on(shape, program, times, llama):
     assert [done.tokens for done in engine.generate(PROMPTS, **settings)] == wanted
 
 
-@pytest.mark.parametrize(("program", "times"), PROGRAMS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "program", "times"), EVERYTHING)
 def test_a_session_goes_on(shape, program, times, llama, tmp_path):
     """Interrupted in generating, forking, rewinding, prefilling or saving, its next answer is that of its tokens."""
     quiet, engine = engine_for(llama, program=program), engine_for(llama, program=program, **SHAPES[shape])

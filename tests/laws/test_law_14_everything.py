@@ -248,7 +248,7 @@ DEPARTURES = ("gpt_oss", "gemma3_text", "glm4_moe", "granitemoeshared", "cohere2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ("native, adaptive", "eager, async"))
+@pytest.mark.parametrize("program", ("native, adaptive", pytest.param("eager, async", marks=pytest.mark.long)))
 @pytest.mark.parametrize("family", DEPARTURES)
 def test_every_text_of_a_model_with_departures(family, program, models, tmp_path):
     everything_at_once(save(family, models), PROGRAMS[program], tmp_path)
