@@ -75,9 +75,12 @@ LLAMA = {
     "vocab_size": 10,
     "tie_word_embeddings": True,
     "bos_token_id": None,
+    "pad_token_id": None,
     "eos_token_id": None,
     "torch_dtype": "float32",
 }
+
+SHARED = ("vocab_size", "tie_word_embeddings", "bos_token_id", "pad_token_id", "eos_token_id", "torch_dtype")
 
 
 def test_llama_with_nothing_but_what_it_must_say():
@@ -206,6 +209,12 @@ def test_the_dtype_is_that_of_all_matrices(kinds, dtype):
     assert config_of("llama", RMS, tensors)["torch_dtype"] == dtype
 
 
+def test_a_padding_token_is_one_of_the_vocabulary_or_none():
+    """transformers takes an id of its own for phi3 where none is said, and makes no embedding that lacks it."""
+    assert config_of("llama", RMS, tokenizer__ggml__padding_token_id=9)["pad_token_id"] == 9
+    assert config_of("llama", RMS, tokenizer__ggml__padding_token_id=10)["pad_token_id"] is None
+
+
 def test_ends_are_one_id_or_several():
     one = config_of("llama", RMS, tokenizer__ggml__eos_token_id=3, tokenizer__ggml__bos_token_id=1)
     assert (one["bos_token_id"], one["eos_token_id"]) == (1, 3)
@@ -264,7 +273,7 @@ NEOX = {
     "rotary_emb_base": 10000.0,
     "use_parallel_residual": True,
     "attention_bias": False,
-    **{key: LLAMA[key] for key in ("vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "torch_dtype")},
+    **{key: LLAMA[key] for key in SHARED},
 }
 
 
@@ -319,7 +328,7 @@ GPT2 = {
     "layer_norm_epsilon": 1e-05,
     "model_type": "gpt2",
     "activation_function": "gelu_new",
-    **{key: LLAMA[key] for key in ("vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "torch_dtype")},
+    **{key: LLAMA[key] for key in SHARED},
 }
 BIGCODE = GPT2 | {"model_type": "gpt_bigcode", "activation_function": "gelu_pytorch_tanh", "multi_query": True}
 

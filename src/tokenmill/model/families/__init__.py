@@ -78,9 +78,10 @@ class Family:
     names: tensor of the file → target. read: reads the keys that only this family has, and gives the fields of the
     ModelConfig in which it departs. keys: its own names of Llama's keys. defaults: of Llama's keys, where they may be
     missing. harmless: keys that change nothing. prefix: may stand before every name in the file. ignored: names that
-    are no weights and may be there. further: how the names begin of layers that predict further tokens, which are not
-    computed; {n} is the number of layers. gguf: None where no GGUF file holds it. text: of a model that has other
-    parts.
+    are no weights and may be there. constants: of those, what transformers cannot do without: last part of the name of
+    a weight → the numbers that stand beside it, by the last parts of their names. further: how the names begin of
+    layers that predict further tokens, which are not computed; {n} is the number of layers. gguf: None where no GGUF
+    file holds it. text: of a model that has other parts.
     """
 
     names: Mapping[str, str]
@@ -90,6 +91,7 @@ class Family:
     harmless: tuple[str, ...] = ()
     prefix: str = "model."
     ignored: tuple[str, ...] = ()
+    constants: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     further: tuple[str, ...] = ()
     gguf: InGGUF | None = None
     text: TextPart | None = None

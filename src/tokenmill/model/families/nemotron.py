@@ -101,7 +101,8 @@ def _read_apertus_gguf(keys: GGUFKeys) -> dict[str, Any]:
         given = keys.values.get(name, [value])
         if not isinstance(given, list) or not all(_is_close(entry, value) for entry in given):
             raise CheckpointError(f"{keys.where}: {name} = {brief(given)} is not implemented: only {value}")
-    return config | {"hidden_act": "xielu", "rope_parameters": {"rope_type": "default"}}
+    rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}  # transformers takes another where none is
+    return config | {"hidden_act": "xielu", "rope_parameters": rope}
 
 
 def _is_close(entry: object, value: float) -> bool:
@@ -131,4 +132,5 @@ APERTUS = Family(
     gguf=InGGUF("apertus", _APERTUS_STORED, _read_apertus_gguf, _apertus_metadata, needs=("own head",)),
     # Numbers of the activation that are not learned.
     ignored=("layers.{i}.mlp.act_fn.beta", "layers.{i}.mlp.act_fn.eps"),
+    constants={"alpha_p": {name.removeprefix("xielu."): value for name, value in _XIELU.items()}},
 )

@@ -127,11 +127,14 @@ def _shared(keys: GGUFKeys, header: Header) -> dict[str, Any]:
     if claimed != len(layers):
         raise CheckpointError(f"{keys.where}: block_count is {claimed}, but there are tensors of {len(layers)} layers")
     end_ids = end_token_ids(keys.values)
+    pad_id = keys.values.get("tokenizer.ggml.padding_token_id")
     types = {info.type for info in header.tensors.values() if len(info.shape) > 1}
     return {
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in keys.tensors,
         "bos_token_id": keys.values.get("tokenizer.ggml.bos_token_id"),
+        # transformers has one of its own for some families where this is not said, which may lie outside.
+        "pad_token_id": pad_id if isinstance(pad_id, int) and pad_id < vocab_size else None,
         "eos_token_id": end_ids if len(end_ids) > 1 else next(iter(end_ids), None),
         # The floating type that all matrices have; mixed and quantised files count as bfloat16.
         "torch_dtype": FLOATS.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16",

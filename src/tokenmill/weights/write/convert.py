@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
-from tokenmill.model.families import read_config
+from tokenmill.model.families import Family, read_config
 from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.text.templates import FOLDER
@@ -30,9 +31,7 @@ from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.meta.checkpoint import is_meta
 from tokenmill.weights.names import is_ignored
 from tokenmill.weights.relaid import in_hugging_face_layout
-
-OWN_KEYS = ("dtype", "stored_as_codes", "embedding_as_codes")
-"""Keys of a config that tell how the files were stored that it was read from."""
+from tokenmill.weights.write.config_json import config_json
 
 SHARD_BYTES = 5_000_000_000  # as transformers splits them
 Shape = tuple[int, ...]
@@ -47,12 +46,18 @@ _SETTINGS = """generation_config.json tokenizer.json tokenizer.model tokenizer_c
 @dataclass(frozen=True)
 class Unit:
     """The plan for one tensor of a checkpoint, which becomes tensors that stay in one file, and how they are made of
-    it.
+    it. experts: of a stack, which has that tensor of each of so many experts one after the other, and is one tensor.
     """
 
     source: str
     specs: Mapping[str, tuple[torch.dtype, Shape]]
     make: Callable[[Tensor], Mapping[str, Tensor]]
+    experts: int = 0
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the checkpoint's tensors, in order."""
+        return [f"{self.source}[{number}]" for number in range(self.experts)] if self.experts else [self.source]
 
     def num_bytes(self) -> int:
         return sum(dtype.itemsize * prod(shape) for dtype, shape in self.specs.values())
@@ -66,7 +71,7 @@ def convert(checkpoint: Checkpoint, out_dir: Path, dtype: str, progress: Progres
     check_choice("dtype", dtype, ("auto", *DTYPES))
     dtype = read_config(checkpoint.config).dtype if dtype == "auto" else dtype
     checkpoint = in_hugging_face_layout(checkpoint)
-    units = [plain_unit(name, shape, dtype) for name, shape in weights_of(checkpoint).items()]
+    units = plain_units(weights_of(checkpoint), checkpoint.family, dtype)
     write_directory(checkpoint, out_dir, units, {"torch_dtype": dtype}, progress, "writing weights")
     return out_dir
 
@@ -77,10 +82,27 @@ def weights_of(checkpoint: Checkpoint) -> dict[str, Shape]:
     return {n: s for n, s in checkpoint.shapes.items() if not is_ignored(family, n.removeprefix(family.prefix))}
 
 
-def plain_unit(name: str, shape: Shape, dtype: str) -> Unit:
-    """Plan a tensor that is only cast."""
-    number: torch.dtype = getattr(torch, dtype)
-    return Unit(name, {name: (number, shape)}, lambda tensor: {name: tensor.to(number)})
+def plain_units(shapes: Mapping[str, Shape], family: Family, dtype: str) -> list[Unit]:
+    """Plan tensors that are only cast; the experts of a stack become the one tensor that transformers reads."""
+    counts = Counter(name.partition("[")[0] for name in shapes)
+    units: dict[str, Unit] = {}
+    for name, shape in shapes.items():
+        stack = name.partition("[")[0]
+        experts = counts[stack] if stack != name else 0
+        whole = (experts, *shape) if experts else shape
+        units.setdefault(stack, plain_unit(stack, whole, dtype, family, experts))
+    return list(units.values())
+
+
+def plain_unit(name: str, shape: Shape, dtype: str, family: Family | None = None, experts: int = 0) -> Unit:
+    """Plan a tensor that is only cast, and the constants that the family has beside it."""
+    kind: torch.dtype = getattr(torch, dtype)
+    base, _, part = name.rpartition(".")
+    # In float32: the smallest of them has few digits in float16.
+    numbers = {} if family is None else family.constants.get(part, {})
+    constants = {f"{base}.{key}": torch.tensor(value) for key, value in numbers.items()}
+    specs = {name: (kind, shape), **{key: (value.dtype, ()) for key, value in constants.items()}}
+    return Unit(name, specs, lambda tensor: {name: tensor.to(kind), **constants}, experts)
 
 
 def check_new(out_dir: Path) -> None:
@@ -123,8 +145,7 @@ def write_directory(
             progress.stage(stage)
             _write_shards(checkpoint, units, directory, progress)
             progress.stage("writing config and tokenizer")
-            kept = {key: value for key, value in checkpoint.config.items() if key not in OWN_KEYS}
-            _write_json(directory / "config.json", {**kept, **config})
+            _write_json(directory / "config.json", {**config_json(checkpoint.config), **config})
             _write_tokenizer(checkpoint, directory)
             directory.replace(out_dir)
 
@@ -159,17 +180,18 @@ def _write_shard(checkpoint: Checkpoint, units: Sequence[Unit], file: Path, adva
     with file.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for unit in units:
-            tensor = checkpoint.read(unit.source)
-            if not tensor.is_floating_point():
-                what = f"{unit.source} holds {tensor.dtype}"
-                raise CheckpointError(f"{what}: quantised exports of this kind cannot be converted")
+            for source in unit.sources:
+                tensor = checkpoint.read(source)
+                if not tensor.is_floating_point():
+                    what = f"{source} holds {tensor.dtype}"
+                    raise CheckpointError(f"{what}: quantised exports of this kind cannot be converted")
+                made = unit.make(tensor)
+                del tensor  # so that memory holds one of them
+                for name, (dtype, shape) in unit.specs.items():
+                    part, wanted = made[name], shape[1:] if unit.experts else shape
+                    assert (part.dtype, tuple(part.shape)) == (dtype, wanted), f"{name} is not what its header says"
+                    out.write(part.contiguous().view(-1).view(torch.uint8).numpy().data)
             advance()
-            made = unit.make(tensor)
-            del tensor  # so that memory holds one of them
-            for name, (dtype, shape) in unit.specs.items():
-                part = made[name]
-                assert (part.dtype, tuple(part.shape)) == (dtype, shape), f"{name} is not what its header says"
-                out.write(part.contiguous().view(-1).view(torch.uint8).numpy().data)
         out.flush()
         os.fsync(out.fileno())
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
+from tokenmill.model.families import find_family
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.codes import gptq_tensors, own_tensors
 from tokenmill.weights.codes.gptq import GPTQ
@@ -53,7 +54,7 @@ class DirectoryExport(Export):
         """Plan what a tensor becomes; without `rounded`, only its types and shapes are of use."""
         shape = plan.shapes[name]
         if name not in plan.bits:
-            return plain_unit(name, shape, plan.model.dtype)
+            return plain_unit(name, shape, plan.model.dtype, find_family({"model_type": plan.model.family}))
         base, bits = name.removesuffix(".weight"), plan.bits[name]
         layout = self.layout(bits, plan.group)
         shapes = layout.part_shapes(shape[0], shape[1], minimums=bits == 4)
