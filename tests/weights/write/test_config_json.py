@@ -52,6 +52,18 @@ def test_a_directory_of_a_gguf_file(name, models, tmp_path):
     torch.testing.assert_close(logits_of(read_by_transformers(out)), logits_of(build(*TINY[name])))
 
 
+@pytest.mark.parametrize("name", ["mixtral", "gpt2", "gpt_oss"])
+def test_what_is_f32_in_every_gguf_file_is_not_the_type_of_the_model(name, tmp_path):
+    """Routers, positions and the biases of experts: a float16 model with such tensors was read as bfloat16."""
+    build(*TINY[name]).half().save_pretrained(tmp_path / "source")
+    source = open_checkpoint(tmp_path / "source")
+    quantize(source, tmp_path / "x.gguf", Silent(), "none", head="none", export="gguf")
+    again = open_checkpoint(convert(open_checkpoint(tmp_path / "x.gguf"), tmp_path / "out", "auto", Silent()))
+    assert again.config["torch_dtype"] == "float16"
+    for label in again.shapes:
+        assert torch.equal(again.read(label), source.read(label)), label
+
+
 def test_divisors_that_are_not_llama_3s_are_told_of(tmp_path, caplog):
     path = gguf_files.write(tmp_path / "x.gguf", "llama")
     config = open_checkpoint(path).config

@@ -26,6 +26,8 @@ ROPE_FREQS = "rope_freqs.weight"
 ROPE_LISTS = (ROPE_FREQS, "rope_factors_long.weight", "rope_factors_short.weight")
 log = logging.getLogger(__name__)
 
+_ALWAYS_F32 = ("position_embd.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".bias")
+"""Tensors of two dimensions that llama.cpp wants in F32, whatever the type of the model."""
 _YARN = {"yarn_beta_fast": ("beta_fast", 32.0), "yarn_beta_slow": ("beta_slow", 1.0)}
 """GGUF's key → Hugging Face's, and the value with which llama.cpp computes, whatever the file says."""
 
@@ -128,7 +130,7 @@ def _shared(keys: GGUFKeys, header: Header) -> dict[str, Any]:
         raise CheckpointError(f"{keys.where}: block_count is {claimed}, but there are tensors of {len(layers)} layers")
     end_ids = end_token_ids(keys.values)
     pad_id = keys.values.get("tokenizer.ggml.padding_token_id")
-    types = {info.type for info in header.tensors.values() if len(info.shape) > 1}
+    types = {i.type for name, i in header.tensors.items() if len(i.shape) > 1 and not name.endswith(_ALWAYS_F32)}
     return {
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in keys.tensors,
@@ -136,6 +138,6 @@ def _shared(keys: GGUFKeys, header: Header) -> dict[str, Any]:
         # transformers has one of its own for some families where this is not said, which may lie outside.
         "pad_token_id": pad_id if isinstance(pad_id, int) and pad_id < vocab_size else None,
         "eos_token_id": end_ids if len(end_ids) > 1 else next(iter(end_ids), None),
-        # The floating type that all matrices have; mixed and quantised files count as bfloat16.
+        # The floating type that all other matrices have; mixed and quantised files count as bfloat16.
         "torch_dtype": FLOATS.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16",
     }
