@@ -53,19 +53,19 @@ def copies_folder() -> Path:
 
 def copy_name(model: Path, config: EngineConfig) -> str:
     """The file name of a model's copy for these settings; CheckpointError where the model cannot be read."""
-    digests = sorted(fingerprint(model, config.fingerprint).items())
-    with file_errors(model, "read"):
-        files = [file.stat() for files in files_of(model).values() for file in files]
-    sizes = [(file.st_size, file.st_mtime_ns) for file in files]  # digests of samples miss what is edited in place
-    what = repr((__version__, digests, sizes, config.program, config.dtype, config.scheme, _tokenizer(config)))
+    found, other = _state_of(model, config), None
+    if config.tokenizer is not None:  # of another model, which lies in the copy
+        other = _state_of(locate(config.tokenizer), config)
+    what = repr((__version__, *found, config.program, config.dtype, config.scheme, other))
     return f"{model.name.removesuffix('.gguf')}-{sha256(what.encode()).hexdigest()[:16]}{SUFFIX}"
 
 
-def _tokenizer(config: EngineConfig) -> list[tuple[str, str]] | None:
-    """Digests of the model whose tokenizer is taken, which lies in the copy; None for the model's own."""
-    if config.tokenizer is None:
-        return None
-    return sorted(fingerprint(locate(config.tokenizer), config.fingerprint).items())
+def _state_of(model: Path, config: EngineConfig) -> tuple[list[tuple[str, str]], list[tuple[int, int]]]:
+    """Digests of a model's files, and their sizes and times: digests of samples miss what is edited in place."""
+    digests = sorted(fingerprint(model, config.fingerprint).items())
+    with file_errors(model, "read"):
+        files = [file.stat() for files in files_of(model).values() for file in files]
+    return digests, [(file.st_size, file.st_mtime_ns) for file in files]
 
 
 def start_reading(model: Path, config: EngineConfig) -> PackedReader | None:

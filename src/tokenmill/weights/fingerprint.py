@@ -22,6 +22,7 @@ FILES = {
         "vocab.json",
         "merges.txt",
         "special_tokens_map.json",
+        "added_tokens.json",
         "chat_template.jinja",
         "tekken.json",
     ),
@@ -54,11 +55,20 @@ def files_of(path: Path) -> dict[str, list[Path]]:
         folder = path / FOLDER
         templates = [entry for entry in folder.iterdir() if not entry.is_dir()] if folder.is_dir() else []
     found = {part: sorted(f for f in entries if any(map(f.match, names))) for part, names in FILES.items()}
+    names = {entry.name for entry in entries}
+    if "params.json" in names and not names & {"config.json", "tekken.json"}:
+        found["tokenizer"] += [file for file in meta_tokenizers(path) if file.name not in names]
     found["tokenizer"] += sorted(file for file in templates if file.suffix == ".jinja")
     for file in (file for files in found.values() for file in files):
         if file.is_symlink() and not file.exists():
             raise CheckpointError(f"{file} is a link to {file.readlink()}, which does not exist")
     return found
+
+
+def meta_tokenizers(path: Path) -> list[Path]:
+    """The files of a tokenizer of a directory in Meta's own layout; older downloads have it beside the directory."""
+    own = sorted(path.glob("tokenizer.model*"))
+    return own or sorted(path.resolve().parent.glob("tokenizer.model"))
 
 
 def is_full(digests: dict[str, str]) -> bool:

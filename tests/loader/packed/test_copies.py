@@ -71,6 +71,30 @@ def test_the_name_of_a_copy(model, monkeypatch):
         copy_name(model, CONFIG)
 
 
+def test_the_name_of_a_copy_with_the_tokenizer_of_another_model(model, tmp_path):
+    """A digest of samples misses what is edited in place in a large tokenizer.json; its time tells it."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "tokenizer.json").write_text("{}")
+    config = EngineConfig(program="native", tokenizer=str(other))
+    names = {copy_name(model, CONFIG), copy_name(model, config)}
+    os.utime(other / "tokenizer.json", ns=(1, 1))
+    assert len(names | {copy_name(model, config)}) == 3
+
+
+def test_the_name_of_a_copy_of_metas_layout(model, tmp_path):
+    """Its tokenizer may lie beside the directory."""
+    (model / "config.json").rename(model / "params.json")
+    names = {copy_name(model, CONFIG)}
+    for text in ("one", "two"):
+        (tmp_path / "tokenizer.model").write_text(text)
+        names.add(copy_name(model, CONFIG))
+    (model / "tokenizer.model").write_text("three")
+    names.add(copy_name(model, CONFIG))
+    (tmp_path / "tokenizer.model").write_text("which is not read any more")
+    assert len(names | {copy_name(model, CONFIG)}) == 4
+
+
 def test_what_is_listed(three):
     others = {
         "mine.packed": None,

@@ -18,6 +18,7 @@ from tokenmill.text.byte_ranks import begin_with, llama3_specials, read_tekken, 
 from tokenmill.text.sentencepiece_file import holds_ranks, read_sentencepiece
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.value_reader import brief
+from tokenmill.weights.fingerprint import meta_tokenizers
 from tokenmill.weights.meta.params import read_params
 from tokenmill.weights.plain import Checkpoint
 from tokenmill.weights.tensor_file import TensorFile, open_tensor_file
@@ -103,10 +104,9 @@ class MetaCheckpoint(Checkpoint):
         """That of tekken.json or tokenizer.model, which Meta's older downloads have beside the directory."""
         if (tekken := self.path / "tekken.json").is_file():
             return read_tekken(tekken)
-        names = sorted(self.path.glob("tokenizer.model*")) or sorted(self.path.resolve().parent.glob("tokenizer.model"))
-        if not names:
+        if not (files := meta_tokenizers(self.path)):
             return None
-        file = names[-1]
+        file = files[-1]
         if holds_ranks(file):
             return read_tiktoken(file, llama3_specials(bool(self._params.get("use_scaled_rope"))))
         try:
