@@ -55,9 +55,9 @@ def files_of(path: Path) -> dict[str, list[Path]]:
         folder = path / FOLDER
         templates = [entry for entry in folder.iterdir() if not entry.is_dir()] if folder.is_dir() else []
     found = {part: sorted(f for f in entries if any(map(f.match, names))) for part, names in FILES.items()}
-    names = {entry.name for entry in entries}
-    if "params.json" in names and not names & {"config.json", "tekken.json"}:
-        found["tokenizer"] += [file for file in meta_tokenizers(path) if file.name not in names]
+    present = {entry.name for entry in entries}
+    if "params.json" in present and not present & {"config.json", "tekken.json"}:
+        found["tokenizer"] += [file for file in meta_tokenizers(path) if file.name not in present]
     found["tokenizer"] += sorted(file for file in templates if file.suffix == ".jinja")
     for file in (file for files in found.values() for file in files):
         if file.is_symlink() and not file.exists():

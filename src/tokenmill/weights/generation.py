@@ -73,6 +73,11 @@ def gguf_of_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{IN_GGUF}{key}": found[name] for key, name in GGUF.items() if name in found}
 
 
+def directory_of_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the keys of a generation_config.json that defaults_of_directory reads these from."""
+    return {**found, **({"do_sample": True} if "temperature" in found else {})}
+
+
 def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
     """Take the settings of a Checkpoint where they are wanted; else none, and a warning that they are not used.
 

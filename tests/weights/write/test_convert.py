@@ -329,3 +329,14 @@ def test_a_gguf_file_without_a_tokenizer_has_none_afterwards(tmp_path):
     source = open_checkpoint(gguf_files.write(tmp_path / "x.gguf", "llama", tokenizer=False))
     out = convert(source, tmp_path / "out", "float32", Silent())
     assert sorted(file.name for file in out.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_what_a_gguf_file_recommends_stands_in_the_directory(tmp_path, tokenizer):
+    told = {"general.sampling.temp": 0.5, "general.sampling.top_k": 7, "general.sampling.penalty_repeat": 1.25}
+    source = open_checkpoint(gguf_files.write(tmp_path / "x.gguf", "llama", metadata=told, tokenizer=tokenizer))
+    again = open_checkpoint(convert(source, tmp_path / "out", "auto", Silent()))
+    assert again.generation_defaults() == source.generation_defaults() == {
+        "temperature": 0.5, "top_k": 7, "repetition_penalty": 1.25
+    }  # fmt: skip
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["do_sample"] is True

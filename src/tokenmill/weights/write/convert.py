@@ -28,6 +28,7 @@ from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.text.templates import FOLDER
 from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.generation import directory_of_defaults, usable
 from tokenmill.weights.meta.checkpoint import is_meta
 from tokenmill.weights.names import is_ignored
 from tokenmill.weights.relaid import in_hugging_face_layout
@@ -206,8 +207,10 @@ def _write_tokenizer(checkpoint: Checkpoint, path: Path) -> None:
                 (path / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(checkpoint.path / name, path / name)
         return
-    tokenizer = checkpoint.tokenizer()
+    recommends, tokenizer = directory_of_defaults(usable(checkpoint)), checkpoint.tokenizer()
     if tokenizer is None:
+        if recommends:
+            _write_json(path / "generation_config.json", recommends)
         return
     if tokenizer.rules is not None:
         raise CheckpointError("the tokenizer changes characters or spaces of a text, which no tokenizer.json says")
@@ -223,7 +226,8 @@ def _write_tokenizer(checkpoint: Checkpoint, path: Path) -> None:
     _write_json(path / "tokenizer_config.json", settings)
     stops = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": list(tokenizer.eos_token_ids) or None}
     stops["suppress_tokens"] = list(tokenizer.suppressed_ids) or None
-    _write_json(path / "generation_config.json", {key: value for key, value in stops.items() if value is not None})
+    kept = {key: value for key, value in stops.items() if value is not None}
+    _write_json(path / "generation_config.json", {**kept, **recommends})
 
 
 def _write_json(file: Path, value: Any) -> None:
