@@ -88,7 +88,7 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
 
 def _first_part(path: Path) -> Path:
     """The first part of a model in several GGUF files, if it is there; any other file is itself."""
-    first = path.with_name(shards_of(path.name)[0]) if path.suffix == ".gguf" else path
+    first = path.with_name(shards_of(path.name)[0]) if path.suffix.lower() == ".gguf" else path
     return first if first.is_file() else path
 
 

@@ -45,8 +45,8 @@ def files_of(path: Path) -> dict[str, list[Path]]:
 
     CheckpointError for one that is a link to nothing, as in a cache whose files were deleted.
     """
-    if path.is_file():  # a GGUF file may be one of several parts
-        names = shards_of(path.name) if path.suffix == ".gguf" else [path.name]
+    if path.is_file():  # a GGUF file may be one of several parts, whatever its suffix
+        names = shards_of(path.name)
         return {"weights": [file for file in map(path.with_name, names) if file == path or file.is_file()]}
     if not path.exists():  # a shape with random weights has no files
         return {part: [] for part in FILES}

@@ -86,6 +86,20 @@ def test_the_digest_is_of_all_parts_whichever_is_named(parts):
     assert tuple(fingerprint(paths[0]).items()) not in digests
 
 
+@pytest.mark.parametrize("suffix", [".GGUF", ".bin"])
+def test_parts_of_another_suffix_are_parts(parts, suffix):
+    """The file's first bytes tell its kind. The digest was of the named part alone: a copy outlived another part."""
+    for name in NAMES:
+        (parts / name).rename((parts / name).with_suffix(suffix))
+    first, last = ((parts / name).with_suffix(suffix) for name in (NAMES[0], NAMES[2]))
+    assert len(read_parts(first)[1]) == 3
+    before = fingerprint(first)
+    data = bytearray(last.read_bytes())
+    data[-1] ^= 1
+    last.write_bytes(data)
+    assert fingerprint(first) != before
+
+
 def test_a_part_is_located_as_the_first(parts):
     assert locate(str(parts / NAMES[2])) == parts / NAMES[0]
     name = copy_name(parts / NAMES[0], EngineConfig())
