@@ -3,6 +3,7 @@ as its conversion (convert_llama_weights_to_hf.py) turns them.
 """
 
 import json
+import os
 import shutil
 
 import pytest
@@ -218,4 +219,25 @@ def test_files_that_are_refused(tmp_path):
     shutil.rmtree(path)
     written(path, PARAMS, {name: each for name, each in tensors.items() if "tok" not in name})
     with pytest.raises(CheckpointError, match=r"holds no tok_embeddings\.weight"):
+        open_checkpoint(path)
+
+
+def test_codes_without_their_scales_are_refused(tmp_path):
+    """Meta's Llama 3.1 405B has fp8 there, and the scales in fp8_scales_*.pt, which nothing here reads."""
+    tensors = original(PARAMS)
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        coded = {"layers.1.feed_forward.w1.weight": tensors["layers.1.feed_forward.w1.weight"].to(dtype)}
+        path = written(tmp_path / str(dtype), PARAMS, tensors | coded)
+        with pytest.raises(CheckpointError, match=r"holds codes, whose scales are not read: .*layers\.1\.mlp\.gate_pr"):
+            open_checkpoint(path)
+
+
+def test_only_files_are_opened(tmp_path):
+    """A pipe of that name would be waited for, and a folder is no file."""
+    path = written(tmp_path / "m", PARAMS, original(PARAMS))
+    os.mkfifo(path / "consolidated.01.pth")
+    (path / "consolidated.02.pth").mkdir()
+    assert open_checkpoint(path).shapes["model.norm.weight"] == (DIM,)
+    (path / "consolidated.00.pth").unlink()
+    with pytest.raises(CheckpointError, match=r"but no consolidated\.\* beside it"):
         open_checkpoint(path)

@@ -19,7 +19,7 @@ from tokenmill.text.sentencepiece_file import holds_ranks, read_sentencepiece
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.value_reader import brief
 from tokenmill.weights.fingerprint import meta_tokenizers
-from tokenmill.weights.meta.params import read_params
+from tokenmill.weights.meta.params import OTHERWISE, read_params
 from tokenmill.weights.plain import Checkpoint
 from tokenmill.weights.tensor_file import TensorFile, open_tensor_file
 
@@ -76,6 +76,8 @@ class MetaCheckpoint(Checkpoint):
         self.path, files = path, [open_tensor_file(file) for file in _weight_files(path)]
         self.num_bytes = sum(file.path.stat().st_size for file in files)
         self._slices = dict(_find_slices(path, files, self._params.get("dim")))
+        if coded := sorted(name for name, each in self._slices.items() if _is_coded(each)):
+            raise CheckpointError(f"{path} holds codes, whose scales are not read: {brief(coded)}: {OTHERWISE}")
         self.shapes = {name: _whole_shape(path, each) for name, each in self._slices.items()}
         table = self.shapes.get("model.embed_tokens.weight")
         if table is None or len(table) != 2:
@@ -127,7 +129,7 @@ class MetaCheckpoint(Checkpoint):
 
 def _weight_files(path: Path) -> list[Path]:
     """The consolidated files, in order: .pth, or else safetensors."""
-    entries = sorted(path.iterdir())
+    entries = sorted(entry for entry in path.iterdir() if entry.is_file())
     found = ([entry for entry in entries if re.fullmatch(pattern, entry.name)] for pattern in _FILES)
     return next((files for files in found if files), [])
 
@@ -157,10 +159,15 @@ def _find_slices(path: Path, files: list[TensorFile], width: object) -> Iterable
             yield hf_name, Slices(name, tuple(those), dim, name.endswith(("wq.weight", "wk.weight")))
     if wrong:
         raise CheckpointError(
-            f"{path} holds tensors that no Llama, Mistral or Mixtral in its own layout has: give the same model in "
-            "Hugging Face layout",
+            f"{path} holds tensors that no Llama, Mistral or Mixtral in its own layout has: {OTHERWISE}",
             unexpected=wrong,
         )
+
+
+def _is_coded(slices: Slices) -> bool:
+    """Whether it is stored in 8 bits, as Meta's largest Llama 3.1, whose scales lie in other files."""
+    kinds = (file.dtypes[slices.name] for file in slices.files)
+    return any(kind.startswith(("int", "uint", "float8")) for kind in kinds)
 
 
 def _translate(name: str) -> tuple[str, int | None] | None:

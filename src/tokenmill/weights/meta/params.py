@@ -13,7 +13,7 @@ from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 # Limits of the programs that came with the models, and words that tell nothing more.
 _HARMLESS = ("max_batch_size", "max_seq_len", "model_parallel_size", "lora_args", "quantization_args", "causal")
 _LLAMA_31 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_OTHERWISE = "give the same model in Hugging Face layout"
+OTHERWISE = "give the same model in Hugging Face layout"
 _SMALL = 3072  # the width up to which a Llama with scaled rope is 3.2, whose factor is 32
 
 
@@ -57,7 +57,7 @@ def read_params(values: Mapping[str, Any], where: str, vocab_size: int, has_head
         usual = 32768
     config["max_position_embeddings"] = reader.count("max_position_embeddings", usual, maximum=MAX_POSITIONS)
     if left := sorted(values.keys() - reader.read - set(_HARMLESS)):
-        raise CheckpointError(f"{where} has keys that tokenmill does not know: {brief(left)}: {_OTHERWISE}")
+        raise CheckpointError(f"{where} has keys that tokenmill does not know: {brief(left)}: {OTHERWISE}")
     return config
 
 
