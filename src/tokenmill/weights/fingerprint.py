@@ -51,7 +51,8 @@ def files_of(path: Path) -> dict[str, list[Path]]:
     if not path.exists():  # a shape with random weights has no files
         return {part: [] for part in FILES}
     with file_errors(path, "read"):
-        entries = [entry for entry in path.iterdir() if not entry.is_dir()]  # Path.glob finds no link to nothing
+        # A link to nothing, which Path.glob does not find, is refused below; a pipe would be waited for.
+        entries = [entry for entry in path.iterdir() if entry.is_file() or not entry.exists()]
         folder = path / FOLDER
         templates = [entry for entry in folder.iterdir() if not entry.is_dir()] if folder.is_dir() else []
     found = {part: sorted(f for f in entries if any(map(f.match, names))) for part, names in FILES.items()}

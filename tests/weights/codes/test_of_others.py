@@ -110,7 +110,7 @@ def test_codes_are_kept_where_they_can_be(kind, tmp_path, caplog):
 
 @pytest.mark.parametrize("kind", SOME)
 def test_every_part_is_missed_that_is_needed(kind, tmp_path):
-    optional = {"weight_g_idx", "weight_format"} | ({"qzeros"} if kind.startswith("AWQ") else set())
+    optional = {"weight_g_idx", "weight_format"}
     for name in KINDS[kind]["tensors"]:
         if name.rpartition(".")[2] in optional:
             continue
@@ -120,6 +120,12 @@ def test_every_part_is_missed_that_is_needed(kind, tmp_path):
             assert name in str(error) or "no scale is beside the codes of" in str(error)
         else:
             assert f"{NAME}.weight" not in shapes, "which a load reports"
+
+
+def test_awq_without_zeros_is_symmetric_where_its_config_says_so(tmp_path):
+    settings = KINDS["AWQ gemm by 32"]["quantization_config"] | {"zero_point": False}
+    path = directory(tmp_path, "AWQ gemm by 32", without=f"{NAME}.qzeros", quantization_config=settings)
+    assert opened(path).read(f"{NAME}.weight").shape == (32, 64)
 
 
 @pytest.mark.parametrize("kind", ["compressed int8 by rows", "nf4", "MLX affine 4 by 64", "AWQ gemm by 32"])

@@ -19,9 +19,10 @@ VERSIONS = ("gemm", "gemv", "gemv_fast", "llm-awq")
 
 @dataclass(frozen=True)
 class AWQ(Layout):
-    """See Layout."""
+    """See Layout. has_zeros: whether codes have zeros of their own, so that none may be missing."""
 
     version: str = "gemm"
+    has_zeros: bool = True
 
     method = "awq"
     parts = ("qweight", "qzeros", "scales", "scaled_zeros")
@@ -39,7 +40,8 @@ class AWQ(Layout):
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> "AWQ":
         version = found["version"] if found["version"] != "gemm" else found["format"]
-        return cls(found["bits"], found["group_size"], version="gemv_fast" if version == "llm-awq" else version)
+        version = "gemv_fast" if version == "llm-awq" else version
+        return cls(found["bits"], found["group_size"], version=version, has_zeros=found["zero_point"])
 
     @property
     def is_fast(self) -> bool:
@@ -49,6 +51,9 @@ class AWQ(Layout):
         num_rows, num_inputs = self.shape_of(parts.shapes)
         if self.is_fast and (num_rows % 4 or num_inputs % 64):
             raise CheckpointError(f"{parts.matrix} is {num_rows} x {num_inputs}: gemv_fast packs 4 rows and 64 inputs")
+        if self.has_zeros and not parts.shapes.keys() & {"qzeros", "scaled_zeros"}:
+            name = self.name_of(parts.matrix, "qzeros")
+            raise CheckpointError(f"{name} is missing, while the config says zero_point: fetch the files anew")
         return replace(self, as_values=odd_group(self.group, num_inputs))
 
     def types_of(self, part: str) -> tuple[str, ...]:
