@@ -1,5 +1,6 @@
 """Directories of plain tensors: names without wrappers, tensors that are there twice, what reads the others."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -107,3 +108,12 @@ def test_a_checkpoint_of_no_kind_reads_nothing():
         with pytest.raises(NotImplementedError):
             method("a")
     assert checkpoint.read_codes("a") is None and checkpoint.stored_bytes("a") is None
+
+
+def test_another_name_is_not_that_of_another_tensor(tmp_path):
+    """A stack of experts, and one of them by itself: the one that came last was read."""
+    one = {"a": numbers(2, 3), "b": numbers(3), "a[1]": numbers(3)}
+    with pytest.raises(CheckpointError, match=r"holds tensors twice: b in x.safetensors \(b\) and in x.* \(a\); remov"):
+        opened(tmp_path, x__safetensors=one).rename("a", "b")
+    with pytest.raises(CheckpointError, match=r"holds tensors twice: a\[1\] in x.safetensors \(a\[1\]\) and in x.saf"):
+        opened(tmp_path, x__safetensors=one).unstack(re.compile("a"), "")

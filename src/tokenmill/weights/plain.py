@@ -170,8 +170,7 @@ class PlainCheckpoint(Checkpoint):
         for name in [name for name in found if len(self.shapes[name]) > 1]:
             (count, *shape), stored = self.shapes.pop(name), self._stored.pop(name)
             for number in range(count):
-                self.shapes[f"{name}[{number}]"] = tuple(shape)
-                self._stored[f"{name}[{number}]"] = replace(stored, expert=number)
+                self._show(f"{name}[{number}]", tuple(shape), replace(stored, expert=number))
 
     def keep_text(self, text: TextPart, prefix: str) -> None:
         """Show the tensors of the text part alone, as a model of text has them."""
@@ -191,4 +190,10 @@ class PlainCheckpoint(Checkpoint):
 
     def rename(self, name: str, to: str) -> None:
         """Show a tensor under another name."""
-        self.shapes[to], self._stored[to] = self.shapes.pop(name), self._stored.pop(name)
+        self._show(to, self.shapes.pop(name), self._stored.pop(name))
+
+    def _show(self, name: str, shape: tuple[int, ...], stored: _Stored) -> None:
+        if name in self._stored:
+            both = f"{name} in {self._stored[name]} and in {stored}"
+            raise CheckpointError(f"{self.path} holds tensors twice: {both}; remove the one that is not the model's")
+        self.shapes[name], self._stored[name] = shape, stored
