@@ -21,6 +21,7 @@ from tokenmill.model.parameters import join, matrices_of, parameter_shapes
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.stored import Stored
+from tokenmill.weights.cast import check_range
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.coverage import match_tensors
 from tokenmill.weights.names import Target, rows_of
@@ -171,6 +172,7 @@ class WeightSource:
         transform = TRANSFORMS[target.transform]
         read, places_R = self._stretch(name, transform, rows) if change is None else (None, None)
         values = self._read(name, dtype, read)
+        check_range(f"{self._checkpoint.path}: {name}", values, dtype)
         if places_R is not None:
             return values[places_R]
         if change is not None:

@@ -27,6 +27,7 @@ from tokenmill.model.families import Family, read_config
 from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.text.templates import FOLDER
+from tokenmill.weights.cast import cast
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import directory_of_defaults, usable
 from tokenmill.weights.meta.checkpoint import is_meta
@@ -103,7 +104,7 @@ def plain_unit(name: str, shape: Shape, dtype: str, family: Family | None = None
     numbers = {} if family is None else family.constants.get(part, {})
     constants = {f"{base}.{key}": torch.tensor(value) for key, value in numbers.items()}
     specs = {name: (kind, shape), **{key: (value.dtype, ()) for key, value in constants.items()}}
-    return Unit(name, specs, lambda tensor: {name: tensor.to(kind), **constants}, experts)
+    return Unit(name, specs, lambda tensor: {name: cast(name, tensor, kind), **constants}, experts)
 
 
 def check_new(out_dir: Path) -> None:

@@ -27,6 +27,7 @@ from tokenmill.model.families.in_gguf import NEEDS
 from tokenmill.quant.schemes import GROUP
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
 from tokenmill.value_reader import brief
+from tokenmill.weights.cast import cast
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import gguf_of_defaults, usable
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint, is_number
@@ -204,7 +205,7 @@ def _parts(plan: Plan, source: _Source, rounded: Rounded) -> Iterator[Tensor]:
         if name in plan.bits:
             yield encode(rounded(name, numbers), source.info.type)
         else:
-            yield numbers.to(getattr(torch, FLOATS[source.info.type]))
+            yield cast(name, numbers, getattr(torch, FLOATS[source.info.type]))
 
 
 def _general(plan: Plan, path: Path) -> dict[str, Any]:
