@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf
 import pytest
 import torch
 from safetensors import safe_open
@@ -340,3 +341,15 @@ def test_what_a_gguf_file_recommends_stands_in_the_directory(tmp_path, tokenizer
         "temperature": 0.5, "top_k": 7, "repetition_penalty": 1.25
     }  # fmt: skip
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["do_sample"] is True
+
+
+def test_the_values_of_codes_are_not_rounded_without_a_word(tmp_path, caplog):
+    kind = gguf.GGMLQuantizationType.Q8_0
+    source = open_checkpoint(gguf_files.write(tmp_path / "x.gguf", "llama", kind))
+    convert(source, tmp_path / "out", "auto", Silent())
+    assert "x.gguf holds codes, whose values are rounded to bfloat16; dtype float32 (--dtype) keeps" in caplog.text
+    caplog.clear()
+    again = open_checkpoint(convert(source, tmp_path / "whole", "float32", Silent()))
+    assert not caplog.text
+    shown = in_hugging_face_layout(source)
+    assert all(torch.equal(again.read(name), shown.read(name)) for name in again.shapes)

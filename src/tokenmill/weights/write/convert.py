@@ -6,6 +6,7 @@ the data, so types and shapes must be known before the first tensor is made.
 """
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -34,6 +35,8 @@ from tokenmill.weights.meta.checkpoint import is_meta
 from tokenmill.weights.names import is_ignored
 from tokenmill.weights.relaid import in_hugging_face_layout
 from tokenmill.weights.write.config_json import config_json
+
+log = logging.getLogger(__name__)
 
 SHARD_BYTES = 5_000_000_000  # as transformers splits them
 Shape = tuple[int, ...]
@@ -71,7 +74,11 @@ def convert(checkpoint: Checkpoint, out_dir: Path, dtype: str, progress: Progres
     dtype: a name in DTYPES, or "auto" for the checkpoint's own.
     """
     check_choice("dtype", dtype, ("auto", *DTYPES))
-    dtype = read_config(checkpoint.config).dtype if dtype == "auto" else dtype
+    if dtype == "auto":
+        dtype = read_config(checkpoint.config).dtype
+        if dtype != "float32" and (checkpoint.config.get("stored_as_codes") or checkpoint.dequantized):
+            message = "%s holds codes, whose values are rounded to %s; dtype float32 (--dtype) keeps them"
+            log.warning(message, checkpoint.path, dtype)
     checkpoint = in_hugging_face_layout(checkpoint)
     units = plain_units(weights_of(checkpoint), checkpoint.family, dtype)
     write_directory(checkpoint, out_dir, units, {"torch_dtype": dtype}, progress, "writing weights")
