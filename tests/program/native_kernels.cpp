@@ -66,7 +66,7 @@ static std::vector<uint8_t> weights(int scheme, int k) {
 
 // The weight of one row and input of a tile, as products/products.h describes the layouts.
 static double weight(const uint8_t* tile, int scheme, int row, int input) {
-  static const int bits_of[] = {0, 0, 8, 4, 4, 4, 4, 8, 5, 6, 5};
+  static const int bits_of[] = {0, 0, 0, 8, 4, 4, 4, 4, 8, 5, 6, 5};
   const int bits = bits_of[scheme], group = input % PAD / GROUP, i = input % GROUP;
   const int64_t size = tile_bytes(scheme, PAD), header_size = size - 128 * bits;
   const uint8_t *header = tile + input / PAD * size, *codes = header + header_size + 64 * bits * group + 4 * row + i % 4;
