@@ -94,3 +94,21 @@ def test_what_is_no_model_has_no_outline(tmp_path):
     assert read_outline(tmp_path) is None
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     assert read_outline(tmp_path / "x.gguf") is None
+
+
+def test_all_parts_of_a_gguf_file_are_told_of(tmp_path):
+    """Where one is missing, that part alone."""
+    writer = gguf.GGUFWriter(None, "mamba", split_max_tensors=1)
+    writer.add_uint32("mamba.block_count", 2)
+    for name in ("token_embd.weight", "output.weight"):
+        writer.add_tensor(name, np.zeros((3, 32), np.float32))
+    writer.write_header_to_file(tmp_path / "x.gguf")
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    first, second = sorted(tmp_path.iterdir())
+    for path in (first, second):
+        assert [tensor.name for tensor in read_outline(path).tensors] == ["token_embd.weight", "output.weight"]
+    assert read_outline(second).family == "mamba"
+    second.unlink()
+    assert [tensor.name for tensor in read_outline(first).tensors] == ["token_embd.weight"]

@@ -15,6 +15,7 @@ from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.weights.files import weight_files
 from tokenmill.weights.gguf.header import Header, read_header
+from tokenmill.weights.gguf.parts import read_parts
 from tokenmill.weights.plain import PlainCheckpoint
 from tokenmill.weights.tensor_file import dtype_bytes
 
@@ -72,7 +73,7 @@ class Outline:
 def read_outline(path: Path) -> Outline | None:
     """The outline of a GGUF file, or of a directory with a config.json; None of anything else."""
     try:
-        return _of_directory(path) if path.is_dir() else _of_gguf(read_header(path))
+        return _of_directory(path) if path.is_dir() else _of_gguf(_header(path))
     except CheckpointError:
         return None
 
@@ -103,6 +104,14 @@ def _of_directory(path: Path) -> Outline | None:
         tuple(_tensors(path)),
         _tokenizer(lambda: Tokenizer.from_directory(path)),
     )
+
+
+def _header(path: Path) -> Header:
+    """The header of a GGUF file, with the tensors of all its parts if they are there."""
+    try:
+        return read_parts(path)[0]
+    except CheckpointError:
+        return read_header(path)
 
 
 def _of_gguf(header: Header) -> Outline | None:
