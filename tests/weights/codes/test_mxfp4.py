@@ -12,8 +12,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from tests.tiny_models import TINY, prompt
 from tokenmill import load
 from tokenmill.errors import CheckpointError
+from tokenmill.hub.progress import Silent
 from tokenmill.model.families import read_config
 from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.write.convert import convert
 
 EXPERTS, HIDDEN, WIDTH = 5, 64, 96
 UP, DOWN = "model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"
@@ -107,3 +109,12 @@ def test_a_missing_part_is_named(path, tmp_path):
         open_checkpoint(tmp_path)
     assert raised.value.missing == [f"{UP}_scales[{expert}]" for expert in range(EXPERTS)]
     assert raised.value.misshapen[0] == f"{DOWN}_scales[0] [5, 3] where [64, 3] goes"
+
+
+def test_a_converted_directory_is_read_by_transformers(path, model, tmp_path):
+    """Its experts are stacks again; they were written one by one, and transformers took random numbers for them."""
+    out = convert(open_checkpoint(path), tmp_path / "out", "float32", Silent())
+    again, told = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not any(told.values()), told
+    for name, parameter in model.named_parameters():
+        assert torch.equal(again.get_parameter(name), parameter), name
