@@ -86,10 +86,19 @@ def test_damaged_files_are_refused_by_name(tmp_path, name, content):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("declared", [[1], {"x": {"content": "q"}}])
+@pytest.mark.parametrize("declared", [[1], {"x": {"content": "q"}}, {"9" * 5000: {"content": "q"}}])
 def test_declared_tokens_must_be_a_map_of_ids(tmp_path, declared):
     write(tmp_path, trained(), added_tokens_decoder=declared)
     with pytest.raises(CheckpointError, match="added_tokens_decoder"):
+        Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("given", [True, "2", [1, "x"], 1.5, {}])
+def test_what_is_no_id_does_not_end_a_text(tmp_path, given):
+    """True counted as id 1, and a list lost what was no number in it."""
+    write(tmp_path, trained())
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
+    with pytest.raises(CheckpointError, match=r"generation_config.json: eos_token_id = .* a token id, or several"):
         Tokenizer.from_directory(tmp_path)
 
 

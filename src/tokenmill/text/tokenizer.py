@@ -87,9 +87,12 @@ class Tokenizer:
         texts = {key: text for key, text in named.items() if isinstance(text, str) and text}
         file = path / "generation_config.json"
         generation = ValueReader(read_json(file), str(file), CheckpointError)
-        ends = generation.take("eos_token_id", [])
+        ends = generation.take("eos_token_id", None)
+        ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if any(type(number) is not int for number in ends):
+            raise generation.refuse("eos_token_id", ends, "a token id, or several")
         eos = [backend.token_to_id(texts["eos_token"])] if "eos_token" in texts else []
-        eos += ends if isinstance(ends, list) else [ends]
+        eos += ends
         templates = templates_from_directory(path, config)
         return cls(
             backend,
@@ -211,7 +214,7 @@ def _read_backend(path: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokeni
 def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
     """tokenizer_config.json may declare special tokens that tokenizer.json does not hold as such."""
     declared = config.get("added_tokens_decoder") or {}
-    if not isinstance(declared, dict) or not all(number.isdecimal() for number in declared):
+    if not isinstance(declared, dict) or not all(re.fullmatch(r"[0-9]{1,9}", number) for number in declared):
         raise CheckpointError("added_tokens_decoder in tokenizer_config.json must map token ids to tokens")
     known = backend.get_added_tokens_decoder()
     missing = []
