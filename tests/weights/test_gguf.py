@@ -283,3 +283,11 @@ def test_layers_that_differ_are_refused_by_name(name, value):
     model = replace(model, **{name: value})
     with pytest.raises(ConfigError, match=re.escape(f"it has no key for {name} = {value}, read as ()")):
         check_read_back(Path("x.gguf"), model, metadata_of(model), infos)
+
+
+def test_divisors_of_the_rope_are_few(tmp_path):
+    """A file with a hole claims as many as it likes: they would be read as a list before anything is compared."""
+    numbers = np.zeros((1 << 16) + 1, np.float32)
+    path = gguf_files.write(tmp_path / "x.gguf", "llama", stored={"rope_freqs.weight": (numbers, gguf_files.F32)})
+    with pytest.raises(CheckpointError, match=r"rope_freqs.weight has 65537 numbers, more than a head can have"):
+        open_checkpoint(path)

@@ -24,6 +24,7 @@ from tokenmill.weights.gguf.parts import read_parts
 from tokenmill.weights.names import is_further, is_ignored, known
 from tokenmill.weights.plain import Checkpoint
 
+MAX_HEAD = 1 << 16  # entries of a head, far above any
 IN_METADATA = "[{i}]"  # ends the names of weights that are a list in the metadata, of one number for each layer
 ONE_ROW = (".ffn_gate_inp_shexp.weight", ".exp_probs_b.bias")  # written as vectors, and as matrices of one row
 
@@ -44,6 +45,10 @@ class GGUFCheckpoint(Checkpoint):
         self.path, self.metadata = path, header.metadata
         self.num_bytes = sum(info.num_bytes for info in header.tensors.values())
         found = {name: header.tensors[name] for name in ROPE_LISTS if name in header.tensors}
+        if wide := [name for name, info in found.items() if prod(info.shape) > MAX_HEAD]:
+            raise CheckpointError(
+                f"{path}: {wide[0]} has {prod(found[wide[0]].shape)} numbers, more than a head can have"
+            )
         lists = {name: gguf.dequantize(self.raw(info), info.type).flatten().tolist() for name, info in found.items()}
         self.config = read_gguf_config(path, header, lists)
         self.rounded = _describe_rounding(header.tensors.values())
