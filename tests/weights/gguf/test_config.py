@@ -249,6 +249,14 @@ def test_experts(pairs, changes):
     assert config_of("llama", EXPERTS | pairs) == MIXTRAL | changes
 
 
+def test_the_shared_experts_of_ernie_are_as_wide_as_the_others():
+    widths = {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64, "expert_shared_count": 2}
+    assert config_of("ernie4_5-moe", EXPERTS | widths)["moe_num_shared_experts"] == 2
+    widths["expert_shared_feed_forward_length"] = 65
+    said = "ernie4_5-moe.expert_shared_feed_forward_length = 65 is not implemented: only 64"
+    assert said in refused("ernie4_5-moe", EXPERTS | widths)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -59,6 +59,7 @@ def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
     config, width = _read_gguf(keys), keys.expert_width()
     keys.softmax_routing(True)
     shared = keys.count("expert_shared_feed_forward_length", 0, minimum=0)
+    keys.expect("expert_shared_feed_forward_length", shared // width * width)
     keys.expect("expert_shared_count", shared // width, 0)
     return config | {
         "moe_num_experts": keys.count("expert_count"),
