@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import transformers
 from typer.testing import CliRunner
 
 from tests import gguf_files
@@ -255,3 +256,24 @@ def test_recommendations_are_used_or_said(caplog):
     caplog.clear()
     assert recommended(wrong, False) == usable(wrong) == {}
     assert caplog.messages == ["x: top_p = 2 is not allowed; it is not used"] * 2
+
+
+CHANGES_TOKENS = {
+    "top_h": 0.3, "min_length": 5, "min_new_tokens": 5, "sequence_bias": [[[5], -1.0]], "guidance_scale": 2.0,
+    "exponential_decay_length_penalty": [1, 2.0], "stop_strings": ["x"], "forced_bos_token_id": 5,
+    "forced_eos_token_id": 5, "dola_layers": "high",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", CHANGES_TOKENS)
+def test_what_changes_tokens_elsewhere_is_told_of(key, tmp_path, caplog):
+    assert key in vars(transformers.GenerationConfig()), "a name that transformers has"
+    (tmp_path / "generation_config.json").write_text(json.dumps({key: CHANGES_TOKENS[key]}))
+    assert defaults_of_directory(tmp_path) == {}
+    assert f"asks for what tokenmill does not have: {key} = " in caplog.text
+
+
+def test_what_transformers_writes_by_itself_is_not_told_of(tmp_path, caplog):
+    transformers.GenerationConfig(do_sample=True, min_length=0, guidance_scale=1.0).save_pretrained(tmp_path)
+    defaults_of_directory(tmp_path)
+    assert not caplog.text

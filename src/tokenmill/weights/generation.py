@@ -19,10 +19,21 @@ from tokenmill.value_reader import ValueReader
 log = logging.getLogger(__name__)
 
 RECOMMENDED = {name: told for name, told in settings_of(SamplingParams).items() if told.model_files}
-# Key of generation_config.json → its value where it has no effect. The first entries of transformers' GenerationConfig
-# that change which token is chosen.
-ABSENT = {
+# Key of generation_config.json → its value where it has no effect, None where any value has one. The entries of
+# transformers' GenerationConfig that change which token is chosen, or whether the text ends.
+ABSENT: dict[str, Any] = {
     "typical_p": 1.0,
+    "top_h": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "sequence_bias": [],
+    "exponential_decay_length_penalty": None,
+    "guidance_scale": 1.0,
+    "stop_strings": [],
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "watermarking_config": None,
+    "dola_layers": None,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
     "no_repeat_ngram_size": 0,
