@@ -184,15 +184,33 @@ JobScratch divide_scratch(const AttentionJob& job) {
 
 int64_t slot_of(const AttentionJob& job, int64_t position) { return job.base >= 0 ? job.base + position : job.slots[position]; }
 
-// Finds where the cached rows of the job begin. Behind the last position the last row is repeated, up to a multiple of 16.
+// Sets the positions that at least one query of the job attends to.
+void find_seen(AttentionJob& job) {
+  int64_t begin = job.end, end = job.begin;
+  for (int r = 0; r < job.num_rows; r++) {
+    begin = job.visible_begin[r] < begin ? job.visible_begin[r] : begin;
+    end = job.visible_end[r] > end ? job.visible_end[r] : end;
+  }
+  begin = begin > job.begin ? begin : job.begin, end = end < job.end ? end : job.end;
+  const bool some = begin < end;
+  job.seen_begin = some ? begin : job.begin, job.seen_end = some ? end : job.end;
+}
+
+// Finds where the cached rows of the job begin. A row that no query attends to may hold anything, and 0 times NaN is not 0: the
+// nearest one that is attended to stands in its place. Behind the last position the last row is repeated, up to a multiple of 16.
 template <int FORMAT>
 int locate_rows(const AttentionJob& job, const void* cache, const uint8_t** rows) {
-  const int64_t head = format_bytes(FORMAT) * (int64_t)job.head_dim, count = job.end - job.begin;
+  const int64_t head = format_bytes(FORMAT) * (int64_t)job.head_dim, stride = job.num_kv_heads * head;
+  const int count = (int)(job.end - job.begin), first = (int)(job.seen_begin - job.begin), end = (int)(job.seen_end - job.begin);
   const uint8_t* base = (const uint8_t*)cache + job.head * head;
-  int p = 0;
-  for (; p < count; p++) rows[p] = base + slot_of(job, job.begin + p) * job.num_kv_heads * head;
-  for (; p % 16; p++) rows[p] = rows[p - 1];
-  return (int)count;
+  int p = first;
+  if (job.base >= 0)
+    for (base += (job.base + job.begin) * stride; p < end; p++) rows[p] = base + p * stride;
+  else
+    for (const int64_t* slots = job.slots + job.begin; p < end; p++) rows[p] = base + slots[p] * stride;
+  for (; p < count || p % 16; p++) rows[p] = rows[p - 1];
+  for (p = 0; p < first; p++) rows[p] = rows[first];
+  return count;
 }
 
 // A key as words: int8 is converted to bfloat16, float16 to floats unless that is done later; a key that is no multiple of 16
@@ -275,7 +293,9 @@ void add_block_values(const AttentionJob& job, const JobScratch& scratch, int he
   float* out = job.value_sum + (int64_t)first_row * width;
   if (FORMAT == AS_INT8)
     for (int i = 0; i < count; i++) {
-      const float scale = job.v_scales[slot_of(job, job.begin + from + i) * job.num_kv_heads + job.head + head];
+      int64_t position = job.begin + from + i;  // or the one whose row stands in its place
+      position = position < job.seen_begin ? job.seen_begin : position < job.seen_end ? position : job.seen_end - 1;
+      const float scale = job.v_scales[slot_of(job, position) * job.num_kv_heads + job.head + head];
       for (int r = 0; r < job.num_rows; r++) weights[(int64_t)r * SPLIT + i] *= scale;
     }
   int r = 0;
@@ -331,7 +351,7 @@ void attend_by_rows(const AttentionJob& job) {
 
 namespace {
 
-void attend(const AttentionJob& job) {
+void attend_together(const AttentionJob& job) {
 #if defined(TM_AMX)
   if (job.cache_format == AS_BFLOAT16 && job.head_dim % 32 == 0) return attend_amx(job);
 #endif
@@ -340,6 +360,34 @@ void attend(const AttentionJob& job) {
     case AS_BFLOAT16: return attend_by_rows<AS_BFLOAT16>(job);
     case AS_FLOAT16: return attend_by_rows<AS_FLOAT16>(job);
     default: return attend_by_rows<AS_INT8>(job);
+  }
+}
+
+bool all_finite(const float* x, int n) {  // n is a multiple of 16
+  F zeros = set1(0);
+  for (int i = 0; i < n; i += 16) zeros = fma(load(x + i), set1(0), zeros);
+  return reduce_sum(zeros) == 0;
+}
+
+// A query that attends to fewer positions than others of the job is computed alone where its values are not finite: one of the
+// others' rows may have made them so.
+void attend(const AttentionJob& given) {
+  AttentionJob job = given;
+  find_seen(job);
+  attend_together(job);
+  const int width = (job.head_dim + 15) / 16 * 16;
+  for (int r = 0; r < job.num_rows; r++) {
+    if (job.visible_begin[r] <= job.seen_begin && job.visible_end[r] >= job.seen_end) continue;
+    for (int head = 0; head < job.num_heads; head++) {
+      const int at = head * job.num_rows + r;
+      if (all_finite(job.value_sum + (int64_t)at * width, width)) continue;
+      AttentionJob one = job;
+      one.head = job.head + head, one.num_heads = one.num_rows = 1, one.q = job.q + at;
+      one.visible_begin = job.visible_begin + r, one.visible_end = job.visible_end + r;
+      one.max_score = job.max_score + at, one.exp_sum = job.exp_sum + at, one.value_sum = job.value_sum + (int64_t)at * width;
+      find_seen(one);
+      attend_together(one);
+    }
   }
 }
 

@@ -83,6 +83,7 @@ struct AttentionJob {
   float* exp_sum;
   float* value_sum;
   uint8_t* scratch;  // attention_scratch_bytes
+  int64_t seen_begin, seen_end;  // the positions that at least one query attends to, or all; the kernel finds them
 };
 
 struct Kernels {

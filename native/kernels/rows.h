@@ -150,12 +150,15 @@ void store_kv(const float* x, int n, int format, void* row, float* scale) {  // 
     memcpy(row, x, sizeof(float) * (size_t)n);
     return;
   }
-  F max_lanes = set1(0);
+  float largest = 0;
   if (format == AS_INT8) {
-    for (int i = 0; i < n; i += 16) max_lanes = max(max_lanes, abs(load(x + i)));
-    *scale = reduce_max(max_lanes) / 127.0f;
+    for (int i = 0; i < n; i += 16) {
+      const float part = reduce_max_abs(load(x + i), set1(0));  // NaN if there is one
+      largest = largest >= part || largest != largest ? largest : part;
+    }
+    *scale = largest / 127.0f;
   }
-  const float inverse = format == AS_INT8 && *scale > 0 ? 127.0f / reduce_max(max_lanes) : 0.0f;
+  const float inverse = format == AS_INT8 && *scale > 0 ? 127.0f / largest : 0.0f;
   for (int i = 0; i < n; i += 16) {
     alignas(64) uint8_t part[32];
     const int size = format_bytes(format);

@@ -179,6 +179,19 @@ static void halves(const Kernels& kernels) {
     if ((half & 0x7fff) <= 0x7c00) expect(half_bits(half_value((uint16_t)half)) == half, "half again", (int)half, 0, 0);
 }
 
+// Codes of a row with NaN, or with infinity, have a scale that says so.
+static void not_finite(const Kernels& kernels) {
+  for (const float bad : {NAN, -NAN, INFINITY, -INFINITY})
+    for (int at : {0, 7, 18, 31}) {
+      alignas(64) float x[32], scale;
+      int8_t codes[32];
+      for (float& value : x) value = normal();
+      x[at] = bad;
+      kernels.store_kv(x, 32, AS_INT8, codes, &scale);
+      expect(std::isnan(bad) ? std::isnan(scale) : std::isinf(scale), "scale", at, (int)std::isnan(bad), 0);
+    }
+}
+
 struct Cache {
   std::vector<uint8_t> k, v;
   std::vector<float> k_scales, v_scales;
@@ -256,6 +269,26 @@ static void attention(const Kernels& kernels, int format, int head_dim, int head
   for (int r = 0; r < num_rows; r++)
     expect(all_total[last_head + r] == total[r] && !memcmp(&all_values[(last_head + r) * width], &values[r * width], width * 4),
            "all heads", format, head_dim, r);
+  if (length < 2) return;
+  // Rows of NaN at the last position, and at the first: no matter where a query does not attend to them.
+  const std::vector<float> before = all_values;
+  const uint16_t nan16 = format == AS_FLOAT16 ? 0x7e00 : 0x7fc0;
+  for (int position : {length - 1, 0}) {
+    const size_t from = (size_t)(slots[(size_t)position] * heads), entries = (size_t)(heads * head_dim), begin = from * (size_t)head_dim;
+    for (auto* rows : {&cache.k, &cache.v})
+      for (size_t i = 0; i < entries && format != AS_INT8; i++)
+        if (format == AS_FLOAT32) ((float*)rows->data())[begin + i] = NAN;
+        else ((uint16_t*)rows->data())[begin + i] = nan16;
+    for (auto* scales : {&cache.k_scales, &cache.v_scales})
+      for (size_t h = 0; h < (size_t)heads; h++) (*scales)[from + h] = NAN;
+    kernels.attend(job);
+    for (int i = 0; i < heads * num_rows; i++) {
+      const int r = i % num_rows;
+      const bool sees = last[(size_t)r] == length || (!position && !first[(size_t)r]);
+      if (sees) expect(std::isnan(all_values[(size_t)(i * width)]), "NaN that is attended to", format, head_dim, r);
+      else expect(!memcmp(&all_values[(size_t)(i * width)], &before[(size_t)(i * width)], (size_t)width * 4), "NaN elsewhere", format, head_dim, r);
+    }
+  }
 }
 
 int main(int argc, char** argv) {
@@ -266,6 +299,7 @@ int main(int argc, char** argv) {
     tiles(*kernels);
     quantized(*kernels);
     halves(*kernels);
+    not_finite(*kernels);
     for (int format = 0; format < NUM_FORMATS; format++)
       for (int head_dim : {1, 7, 16, 20, 64, 80, 96})
         for (int length : {1, 15, 17, 128})

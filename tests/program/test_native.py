@@ -8,6 +8,7 @@ import hatch_build
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import tokenmill
 from tests.marks import crossed
@@ -238,6 +239,24 @@ def test_a_fork_has_threads_of_its_own(models):
     os.waitpid(child, 0)
     assert os.read(reading, 1000).decode() == repr(expected)
     assert engine.generate(LONG, max_new_tokens=4).tokens == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "float16"}, {"dtype": "float16", "cache_format": "int8"}],
+)
+def test_a_row_that_is_not_finite_changes_no_earlier_one(settings, tmp_path):
+    """All tokens from it on are NaN, as in eager, in any chunk, and those before it have the bits they always had."""
+    path, token, at = save("llama", tmp_path), 7, 40
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.embed_tokens.weight"][token] = float("nan")
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    before = [one for one in LONG if one != token][:at]
+    tokens = [*before, token, *LONG[:9]]
+    wanted = native(path, max_length=100, packed_cache=False, **settings).logits(before)
+    for chunk in (1, 7, 30, 512):
+        found = native(path, max_length=100, packed_cache=False, max_step_tokens=chunk, **settings).logits(tokens)
+        assert torch.equal(found[:at], wanted) and found[at:].isnan().all(), chunk
 
 
 def test_two_engines_at_the_same_time(models):
