@@ -1,7 +1,8 @@
 """native/ compiled with the address and undefined behaviour sanitizers, and the tests that run against it.
 
-Two C++ programs test the kernels and whole steps on arrays of exactly their size. The Python tests of the native
-program then run against a sanitized library, which they find by an environment variable. Any report ends a process.
+Two C++ programs test the kernels and whole steps on arrays of exactly their size. The second runs once more under the
+thread sanitizer, since threads hand work and rows to each other in every step. The Python tests of the native program
+then run against a sanitized library, which they find by an environment variable. Any report ends a process.
 
     python tests/program/sanitized.py [pytest arguments]      # what `make test-sanitized` does
 """
@@ -9,6 +10,7 @@ program then run against a sanitized library, which they find by an environment 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import hatch_build
@@ -20,6 +22,7 @@ __all__ = ["build", "environment"]
 HERE = Path(__file__).parent
 FOLDER = hatch_build.ROOT / "build" / "sanitized"
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1", "-w")
+RACES = ("-fsanitize=thread", "-fno-omit-frame-pointer", "-O1", "-g1", "-w")
 PROGRAMS = ("native_kernels", "native_steps")
 TESTS = (
     "tests/program/test_native.py",
@@ -32,19 +35,31 @@ TESTS = (
 
 
 def build(folder: Path) -> tuple[Path, list[Path]]:
-    """The library and the programs, with all builds of the kernels that this processor runs."""
+    """The library and the programs, with all builds of the kernels that this processor runs; the last, which looks for
+    races, with the best of them.
+    """
+    names = native_library.BUILDS[native_library.BUILDS.index(native_library.best_build()) :]
+    base, objects = _compile(folder, FLAGS, names)
+    library, races = folder / "libtokenmill.so", folder / "races"
+    subprocess.run([*base, "-shared", *objects, "-o", str(library)], check=True)
+    programs = [_link(base, objects, name, folder) for name in PROGRAMS]
+    return library, [*programs, _link(*_compile(races, RACES, names[:1]), PROGRAMS[1], races)]
+
+
+def _compile(folder: Path, flags: tuple[str, ...], tested: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The compiler's command so far, and the object files; every library has the portable kernels."""
     command = hatch_build.compiler()
     assert command is not None, "no C++ compiler"
     folder.mkdir(parents=True, exist_ok=True)
-    names = native_library.BUILDS[native_library.BUILDS.index(native_library.best_build()) :]
-    builds = {name: flags for name, flags in hatch_build.builds().items() if name in names}
-    objects = hatch_build.compile_all(command, folder, builds, FLAGS)
-    base = [command, *hatch_build.FLAGS, *FLAGS, f"-DTM_TESTED={','.join(f'&kernels_{name}' for name in builds)}"]
-    library, programs = folder / "libtokenmill.so", [folder / name for name in PROGRAMS]
-    subprocess.run([*base, "-shared", *objects, "-o", str(library)], check=True)
-    for program in programs:
-        subprocess.run([*base, str(HERE / f"{program.name}.cpp"), *objects, "-o", str(program)], check=True)
-    return library, programs
+    builds = {name: how for name, how in hatch_build.builds().items() if name in (*tested, "portable")}
+    objects = hatch_build.compile_all(command, folder, builds, flags)
+    kernels = ",".join(f"&kernels_{name}" for name in tested)
+    return [command, *hatch_build.FLAGS, *flags, f"-DTM_TESTED={kernels}"], objects
+
+
+def _link(base: list[str], objects: list[str], name: str, folder: Path) -> Path:
+    subprocess.run([*base, str(HERE / f"{name}.cpp"), *objects, "-o", str(folder / name)], check=True)
+    return folder / name
 
 
 def environment(library: Path) -> dict[str, str]:
