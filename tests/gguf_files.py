@@ -8,6 +8,7 @@ vocabulary is GPT-2's bytes and some merges.
 
 import json
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,19 @@ TINY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "starcoder": ("starcoder", "gpt_bigcode", _GPT | {"multi_query": True}),
 }
 
+_WIDE = LLAMA | {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
+WIDE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama-wide": ("llama", "llama", _WIDE),
+    "llama-wide-tied": ("llama", "llama", _WIDE | {"tie_word_embeddings": True}),
+    "mixtral-wide": ("llama", "mixtral", _WIDE | {"num_local_experts": EXPERTS, "num_experts_per_tok": 2}),
+}
+"""Models all of whose rows are multiples of 256: see write_codes."""
+
 
 @cache
 def tiny(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A tiny model as save_pretrained writes it: its config.json, and its tensors by the names they have on disk."""
-    _, kind, numbers = TINY[name]
+    _, kind, numbers = (TINY | WIDE)[name]
     config = transformers.AutoConfig.for_model(kind, **numbers)
     with torch.random.fork_rng(), tempfile.TemporaryDirectory() as directory:
         torch.manual_seed(30)
@@ -91,7 +100,7 @@ def write(
     tensors, as the bytes of a type; None leaves a key or a tensor out. split: tensors of each part, if there are to be
     several, x-00001-of-00003.gguf and so on for x.gguf.
     """
-    arch, _, _ = TINY[name]
+    arch, _, _ = (TINY | WIDE)[name]
     config, tensors = tiny(name)
     arrays = converted(arch, config, tensors)
     kinds = {label: kind if array.ndim > 1 else F32 for label, array in arrays.items()}
@@ -112,6 +121,25 @@ def write(
     return path
 
 
+def write_codes(path: Path, name: str, kinds: Sequence[gguf.GGMLQuantizationType]) -> Path:
+    """Write a model of WIDE whose matrices have the types in turn: random codes, or its numbers in floating point."""
+    arrays, stored = converted("llama", *tiny(name)), {}
+    for number, (label, array) in enumerate(arrays.items()):
+        kind = kinds[number % len(kinds)]
+        if array.ndim > 1 and kind not in HALVES:
+            stored[label] = gguf.quantize(array, kind), kind
+        elif array.ndim > 1 and "gate_inp" not in label:  # a router is small, and stays as it is
+            stored[label] = _random_matrix(kind, array.shape, number), kind
+    return write(path, name, stored=stored)
+
+
+def _random_matrix(kind: gguf.GGMLQuantizationType, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Random codes of numbers of about 1 / sqrt(inputs)."""
+    spread = gguf.dequantize(random_rows(kind, 64, shape[-1]), kind).std() * np.sqrt(shape[-1])
+    rows = random_rows(kind, int(np.prod(shape[:-1])), shape[-1], size=2.0 ** -np.round(np.log2(spread)), seed=seed)
+    return rows.reshape(*shape[:-1], -1)
+
+
 HALVES = {  # the bytes of a block at which a half float begins: a scale, a minimum
     **{kind: [0] for kind in (KIND.Q4_0, KIND.Q5_0, KIND.Q8_0, KIND.IQ4_NL, KIND.IQ4_XS)},
     **{kind: [0, 2] for kind in (KIND.Q4_1, KIND.Q5_1, KIND.Q4_K, KIND.Q5_K)},
@@ -124,9 +152,11 @@ HALVES = {  # the bytes of a block at which a half float begins: a scale, a mini
 }
 
 
-def random_rows(kind: gguf.GGMLQuantizationType, num_rows: int, num_inputs: int, size: float = 1.0) -> np.ndarray:
+def random_rows(
+    kind: gguf.GGMLQuantizationType, num_rows: int, num_inputs: int, size: float = 1.0, seed: int = 0
+) -> np.ndarray:
     """[num_rows, bytes] of random codes with finite scales of about `size`; those of MXFP4 are near 1 / 8 of it."""
-    generator = np.random.default_rng(int(kind))
+    generator = np.random.default_rng(int(kind) + 100 * seed)
     block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = generator.integers(0, 256, (num_rows, num_inputs // block, num_bytes), np.uint8)
     for at in HALVES[kind]:

@@ -15,9 +15,10 @@ import time
 import pytest
 import torch
 
+from tests import gguf_files
 from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
-from tests.tiny_models import VOCABULARY, prompt, save
+from tests.tiny_models import VOCABULARY, prompt, reference, save
 from tests.unequal_model import save_unequal
 from tokenmill import CapacityError, RequestError, SamplingParams, load
 from tokenmill.sample.sampler import choose
@@ -44,7 +45,7 @@ class Quiet:
 
     def __init__(self, path, **settings):
         settings = {**settings, "speculate": "off", "async_scheduling": "off", "draft_model": None}
-        self.engine = load(path, prefix_cache=False, max_length=96, dtype="float32", threads=1, **settings)
+        self.engine = load(path, prefix_cache=False, max_length=96, threads=1, **settings)
         self.lock, self.texts, self.scores = threading.Lock(), {}, {}
 
     def text(self, tokens, sampling):
@@ -266,12 +267,31 @@ def test_every_text_of_a_model_with_matrices_of_4_and_of_8_bits(llama, tmp_path)
     everything_at_once(tmp_path / "mixed", PROGRAMS["native, adaptive"], tmp_path)
 
 
-def everything_at_once(model, settings, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [name for name in PROGRAMS if "native" in name])
+@pytest.mark.parametrize("family", ("llama", "mixtral", "gpt_oss"))
+def test_every_text_of_a_model_in_float16(family, program, tmp_path):
+    """Foreign rows are those of float32, which the program computes in, too."""
+    halves = {name: tensor.half() for name, tensor in reference(family).state_dict().items()}
+    path = save(family, tmp_path, state_dict=halves)
+    everything_at_once(path, PROGRAMS[program] | {"dtype": "float16"}, tmp_path, foreign="float32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", (("Q6_K", "Q5_K", "IQ4_XS"), ("F16", "Q3_K", "Q5_0", "MXFP4", "Q8_0", "IQ4_NL")))
+@pytest.mark.parametrize("name", gguf_files.WIDE)
+def test_every_text_of_a_file_with_codes_of_several_kinds(name, kinds, tmp_path):
+    """Within one model, and within the matrix that is made of those of q, k and v."""
+    path = gguf_files.write_codes(tmp_path / "x.gguf", name, [gguf_files.KIND[kind] for kind in kinds])
+    everything_at_once(path, PROGRAMS["native, adaptive"], tmp_path)
+
+
+def everything_at_once(model, settings, tmp_path, foreign="bfloat16"):
+    settings = {"dtype": "float32", **settings}
     quiet = Quiet(model, **settings)
-    foreign = load(model, dtype="bfloat16", max_length=96, program=settings["program"]).session([*BEGINNINGS[2], 7])
+    foreign = load(model, dtype=foreign, max_length=96, program=settings["program"]).session([*BEGINNINGS[2], 7])
     foreign.save(tmp_path / "foreign.kv")
     how = {
-        "dtype": "float32",
         "max_length": 96,
         "threads": 1,
         "prefix_dir": str(tmp_path / "blocks"),

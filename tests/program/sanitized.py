@@ -27,6 +27,7 @@ PROGRAMS = ("native_kernels", "native_steps")
 TESTS = (
     "tests/program/test_native.py",
     "tests/program/test_native_float16.py",
+    "tests/program/test_native_codes.py",
     "tests/program/test_native_unequal.py",
     "tests/speculate/test_multi_step.py",
     "tests/quant/test_grid.py",

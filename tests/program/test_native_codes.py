@@ -1,0 +1,60 @@
+"""GGUF files of every type in the native program: the same bits however they are computed."""
+
+import pytest
+import torch
+
+from tests import gguf_files
+from tests.gguf_files import KIND, WIDE, write_codes
+from tokenmill.engine.load import load
+from tokenmill.kernels import native_library
+from tokenmill.loader.pack import save_packed_model
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.checkpoint import open_checkpoint
+
+TYPES = [*gguf_files.HALVES, KIND.F32, KIND.F16, KIND.BF16]
+TOKENS = torch.randint(0, gguf_files.VOCABULARY, (97,), generator=torch.Generator().manual_seed(5)).tolist()
+HOWS = ({"max_step_tokens": 1}, {"max_step_tokens": 7, "block_size": 3, "threads": 2}, {"threads": 4})
+
+pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+
+
+def logits(path, **settings):
+    settings = {"threads": 1, "dtype": "float32", "program": "native", "packed_cache": False, **settings}
+    return load(path, **settings).logits(TOKENS)
+
+
+def check(path, **settings):
+    """Finite, and alike. The other program rounds no activations: 0.02 of the logits' size were measured at most."""
+    whole = logits(path, **settings)
+    eager = logits(path, **settings | {"program": "eager"}).float()
+    assert (whole - eager).norm() <= 0.05 * eager.norm()
+    for how in HOWS:
+        assert torch.equal(logits(path, **settings, **how), whole), how
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "llama-wide" else pytest.param(name, marks=pytest.mark.slow) for name in WIDE]
+)
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(3, len(TYPES), 3))]
+)
+def test_types_beside_each_other(name, first, tmp_path):
+    """Also within one matrix, which is made of those of q, k and v, or of gate and up."""
+    path = write_codes(tmp_path / "x.gguf", name, TYPES[first:] + TYPES[:first])
+    turn = first // 3
+    check(path, dtype=("float32", "bfloat16", "float16")[turn % 3], cache_format=("dense", "int8")[turn % 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", WIDE)
+def test_each_type(name, kind, tmp_path):
+    check(write_codes(tmp_path / "x.gguf", name, [kind]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_a_packed_copy_has_the_bits_of_its_file(dtype, tmp_path):
+    path, target = write_codes(tmp_path / "x.gguf", "mixtral-wide", TYPES), tmp_path / "x.packed"
+    config = EngineConfig(program="native", dtype=dtype)
+    save_packed_model(open_checkpoint(path), config, target, lambda *_: None)
+    assert torch.equal(load(target).logits(TOKENS), logits(path, dtype=dtype))
