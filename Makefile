@@ -3,7 +3,7 @@
 # make test   run the tests, two at a time, and name the ten slowest
 # make test-slow   those that take seconds and are no law
 # make test-compiler   those that wait for a C++ compiler
-# make test-sanitized   native/ under the address and undefined behaviour sanitizers
+# make test-sanitized   native/ under the address, thread and undefined behaviour sanitizers
 # make test-browser   the server's page in headless Chromium, which root installs on Debian and Ubuntu
 # make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer, two
 #                  hours of a server under load, the benchmarks that the documents show, and the laws of every family

@@ -194,9 +194,13 @@ def test_wide_heads_in_whole_chunks(head_dim, tmp_path):
         torch.testing.assert_close(native(tmp_path, threads=threads).logits(tokens), eager, atol=2e-5, rtol=1e-5)
 
 
-def test_many_experts(tmp_path):
-    """Most experts have no token in a step, some have one of a few, and a few have many."""
-    experts = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 40}
+@pytest.mark.parametrize(
+    ("num", "chosen"),
+    [(64, 8), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 1), (16, 16), (160, 1)))],
+)
+def test_many_experts(num, chosen, tmp_path):
+    """Most experts have no token in a step, some have one of a few, and a few have many; or one or all have all."""
+    experts = {"num_experts": num, "num_experts_per_tok": chosen, "moe_intermediate_size": 40}
     heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}
     sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 512}
     save_sized(tmp_path, "qwen3_moe", seed=7, **sizes, **heads, **experts)
@@ -204,7 +208,7 @@ def test_many_experts(tmp_path):
     ours = native(tmp_path, max_length=150).logits(tokens)
     eager = load(tmp_path, program="eager", dtype="float32", max_length=150).logits(tokens)
     torch.testing.assert_close(ours, eager, atol=2e-5, rtol=1e-5)
-    for settings in ({"max_step_tokens": 1}, {"max_step_tokens": 20, "threads": 3}):
+    for settings in ({"max_step_tokens": 1}, {"max_step_tokens": 20, "threads": 3}, {"threads": 4}):
         assert torch.equal(native(tmp_path, max_length=150, **settings).logits(tokens), ours)
 
 
