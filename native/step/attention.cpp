@@ -115,9 +115,10 @@ void Worker::merge_splits(const TmOp& op, const Span& span, int token, float* ro
 void Worker::store_attended(const TmOp& op, int token) {
   const Span& span = plan_.spans[(size_t)plan_.span_of[(size_t)token]];
   const int64_t width = model_.attended_width(op), padded = rounded(width, PAD);
-  float* row = scratch_.row.get();  // of its own: in a small step every thread stores all tokens
+  const bool is_whole = span.partials < 0 && padded == width;
+  float* row = is_whole ? attended(token) : scratch_.row.get();  // padded in a copy: in a small step every thread stores all tokens
   if (span.partials >= 0) merge_splits(op, span, token, row);
-  else memcpy(row, attended(token), sizeof(float) * (size_t)width);
+  else if (!is_whole) memcpy(row, attended(token), sizeof(float) * (size_t)width);
   memset(row + width, 0, sizeof(float) * (size_t)(padded - width));
   input(op.to).store(kernels_, row, 0, token, 1, 0, (int)padded, (int)padded);
 }
