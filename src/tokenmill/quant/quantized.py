@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from tokenmill.quant.dense import is_one_traced_row, product, realised
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.schemes import GROUP
-from tokenmill.quant.stored import Stored
+from tokenmill.quant.stored import TENSORS, Stored
 
-TENSORS = ("numbers", "codes", "scales", "minimums", "factors")  # of Stored.unpacked
+UNPACKED = tuple(name for name in TENSORS if name != "halves")  # the tensors that Stored.unpacked may have
 
 
 class QuantizedLinear(Matrix):
@@ -25,13 +25,13 @@ class QuantizedLinear(Matrix):
         self._bits, self.weight = [part.bits for part in parts], None
         for number, part in enumerate(parts):
             stored = part.unpacked()
-            for name in TENSORS:
+            for name in UNPACKED:
                 self.register_buffer(f"{name}_{number}", getattr(stored, name))
 
     def parts(self) -> list[Stored]:
         """All rows in order."""
         return [
-            Stored(bits, **{name: getattr(self, f"{name}_{number}") for name in TENSORS})
+            Stored(bits, **{name: getattr(self, f"{name}_{number}") for name in UNPACKED})
             for number, bits in enumerate(self._bits)
         ]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import CheckpointError, file_errors
-from tokenmill.model.families import read_config
+from tokenmill.model.families import Family, in_gguf, read_config
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.value_reader import brief
@@ -56,15 +56,15 @@ class GGUFCheckpoint(Checkpoint):
             self.config["stored_as_codes"] = _code_bits(header.tensors)
         if (table := header.tensors.get("token_embd.weight")) is not None and table.type in KINDS:
             self.config["embedding_as_codes"] = BITS.get(table.type, 8.5)
-        self.shapes = {name: info.shape for name, info in header.tensors.items()}
-        self._infos = self._find_infos(header.tensors)
-        self.numbers = self._find_numbers()
+        family = in_gguf(self.config["model_type"], header.tensors)
+        self._infos = self._find_infos(family, header.tensors)
+        self.numbers = self._find_numbers(family)
         self.shapes = {name: info.shape for name, info in self._infos.items()} | dict.fromkeys(self.numbers, (1,))
 
-    def _find_numbers(self) -> dict[str, float]:
+    def _find_numbers(self, family: Family) -> dict[str, float]:
         """Find the weights that stand in the metadata, a number for each layer, by their names."""
         found: dict[str, float] = {}
-        for pattern in (name for name in self.family.names if name.endswith(IN_METADATA)):
+        for pattern in (name for name in family.names if name.endswith(IN_METADATA)):
             key = pattern.removesuffix(IN_METADATA)
             values = self.metadata.get(key, [])
             if not isinstance(values, list) or not all(isinstance(value, float) for value in values):
@@ -98,10 +98,10 @@ class GGUFCheckpoint(Checkpoint):
     def generation_defaults(self) -> dict[str, Any]:
         return defaults_of_gguf(self.path, self.metadata)
 
-    def _find_infos(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    def _find_infos(self, family: Family, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         """Find where each tensor lies, each expert of a stack by itself; CheckpointError lists what is not known."""
-        family, names = self.family, known(self.family)
-        model, infos, unexpected = read_config(self.config), dict[str, TensorInfo](), []
+        names, model = known(family), read_config(self.config)
+        infos, unexpected = dict[str, TensorInfo](), []
         for name, stored in tensors.items():
             match, is_row = names.fullmatch(name), name.endswith(ONE_ROW) and stored.shape[0] == 1
             info = replace(stored, shape=stored.shape[1:]) if is_row else stored
