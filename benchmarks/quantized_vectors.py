@@ -194,7 +194,8 @@ def awq():
         spec.loader.exec_module(found)
         return found
 
-    for name in ("awq", "awq.utils"):  # whose own modules need an older transformers
+    # AutoAWQ's packages import parts of transformers that newer versions lack: empty modules stand in for them.
+    for name in ("awq", "awq.utils"):
         stub(name)
     stub("awq.utils.module", try_import=lambda name: (None, ""))
     stub("awq.utils.utils", get_best_device=lambda: "cpu")
@@ -221,7 +222,7 @@ def awq():
         parts = {name: getattr(made, name) for name in ("qweight", "qzeros", "scales")}
         parts["scales"] = parts["scales"].half()
         values = linear.weight
-        if version == "gemv_fast":  # whose zeros are half floats that have been multiplied
+        if version == "gemv_fast":  # this layout stores -scale · zero point, in float16
             minimums = -(scale.half() * zero).half().float()
             values = (codes * scale[..., None] + minimums[..., None]).flatten(1)
         settings = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": version}
