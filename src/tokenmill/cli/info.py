@@ -239,7 +239,7 @@ def _count_types(stored: Iterable["StoredTensor"]) -> dict[str, dict[str, int]]:
 
 
 def _facts_of_outline(path: Path, outline: "Outline", why_not: str) -> dict[str, Any]:
-    """What is known of a model that cannot be opened, under the names that others have for it."""
+    """The facts of a model that cannot be opened, under the same names as the facts of other models."""
     return {
         "path": str(path),
         "family": outline.family,
@@ -304,7 +304,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is told of every model, whether it can be run or not."""
+    """The last lines, which every model has, whether it can be run or not."""
     yield "chat template", "yes, shown with --template" if facts["chat_template"] else "no"
     types = (f"{entry['count']} {kind} ({size(entry['num_bytes'])})" for kind, entry in facts["types"].items())
     yield "tensors", ", ".join(types) or "none that can be read"

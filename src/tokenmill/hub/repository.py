@@ -64,7 +64,8 @@ class Repository:
         are none.
         """
         ggufs = [name for name in names if _GGUF.fullmatch(name)]
-        firsts = list(dict.fromkeys(shards_of(name)[0] for name in ggufs))  # of several parts, or one file each
+        # Of a split model the first part stands for all; any other file is its own first part.
+        firsts = list(dict.fromkeys(shards_of(name)[0] for name in ggufs))
         if gguf is not None:
             # By its name, or by a part of it between punctuation: Q4_K_M, in any case.
             part = re.compile(rf"(?<![a-z0-9]){re.escape(gguf.lower())}(?![a-z0-9])(?!_[a-z])")

@@ -54,7 +54,7 @@ def copies_folder() -> Path:
 def copy_name(model: Path, config: EngineConfig) -> str:
     """The file name of a model's copy for these settings; CheckpointError where the model cannot be read."""
     found, other = _state_of(model, config), None
-    if config.tokenizer is not None:  # of another model, which lies in the copy
+    if config.tokenizer is not None:  # the copy contains the tokenizer of that model
         other = _state_of(locate(config.tokenizer), config)
     what = repr((__version__, *found, config.program, config.dtype, config.scheme, other))
     return f"{model.name.removesuffix('.gguf')}-{sha256(what.encode()).hexdigest()[:16]}{SUFFIX}"

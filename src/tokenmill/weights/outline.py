@@ -79,7 +79,7 @@ def read_outline(path: Path) -> Outline | None:
 
 
 def features_of_config(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the keys of a config.json tell of a model that no plain decoder has."""
+    """The features of a config.json that a plain decoder lacks, as its keys show them."""
     return _features({**_text_part(config), **config})
 
 

@@ -49,6 +49,6 @@ EXAONE4 = Family(
         read=_read_gguf,
         needs=("square",),
         metadata=lambda model: window_metadata(model.windows),
-        windows=lambda model: model.num_layers == 64,  # which is how llama.cpp knows the 32B model
+        windows=lambda model: model.num_layers == 64,  # llama.cpp recognises the 32B model by this number
     ),
 )

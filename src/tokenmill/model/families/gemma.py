@@ -105,7 +105,7 @@ def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
     config["layer_types"] = keys.layer_types(layers, _PATTERNS[keys.family]) if window else [FULL] * layers
     is_widest = layers == {"gemma2": 46, "gemma3_text": 62}[keys.family]  # of the 27B models
     width = config["hidden_size"] // config["num_attention_heads"] if is_widest else config["head_dim"]
-    width = max(width, 1)  # where there are more heads than numbers, which is refused later
+    width = max(width, 1)  # 0 if there are more heads than hidden units, which is refused later
     if not math.isclose(keys.scale("attention.scale", width**-0.5), width**-0.5, rel_tol=1e-6):
         raise keys.refuse("attention.scale", keys.take("attention.scale"), f"llama.cpp computes with {width**-0.5}")
     config |= {"sliding_window": window or None, "query_pre_attn_scalar": width}

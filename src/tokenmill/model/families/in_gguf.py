@@ -19,7 +19,7 @@ NEEDS: dict[str, Need] = {
     "square": (lambda model: model.num_heads * model.head_dim == model.hidden_size, "whose heads are as wide as it"),
     "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
 }
-"""What llama.cpp's loader may need of a model, by name: whether a model has it, and that in words."""
+"""The requirements of llama.cpp's loader, by name: a test of the model, and the requirement in words."""
 
 
 @dataclass(frozen=True)

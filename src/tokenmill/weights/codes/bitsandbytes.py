@@ -83,7 +83,7 @@ class Bitsandbytes(Layout):
         return replace(self, itemsize=_STORAGE.get(parts.dtypes.get("weight", ""), 1), **self._read_state(parts))
 
     def _read_state(self, parts: Parts) -> dict[str, Any]:
-        """What the JSON of a matrix says; CheckpointError where it is damaged."""
+        """The quant_state JSON of a matrix; CheckpointError where it is damaged."""
         where = f"{parts.matrix}.quant_state.bitsandbytes__{self.kind}"
         if prod(parts.shapes[self.mark]) > _LONGEST or parts.dtypes[self.mark] != "uint8":
             raise CheckpointError(f"{where} is no JSON in bytes")

@@ -97,7 +97,7 @@ class QuantizedCheckpoint(Checkpoint):
             log.warning("%s: codes of 8 bits with %s are read as values, %s among them", self.path, why, name)
 
     def _describe_values(self, usual: Layout) -> str:
-        """What is read as values, and what else the files ask for that is not done; empty for codes that are kept."""
+        """A sentence on dequantized matrices and on requests of the files that are not met; empty if there are none."""
         reasons = Counter(layout.as_values for layout in self._layouts.values() if layout.as_values)
         parts = [f"{count} of its {len(self._layouts)} matrices have {why}" for why, count in reasons.items()]
         hint = "; --scheme q8 rounds them to 8 bits"

@@ -15,7 +15,7 @@ from tokenmill.errors import CheckpointError
 from tokenmill.value_reader import ValueReader
 from tokenmill.weights.codes.layout import FLOATS, GROUPS, Choices, Layout, Parts, Shape, anything, odd_group
 
-_EXPERT = re.compile(r"\.experts\.\d+\.(\w+)$")  # whose settings are those of its stack
+_EXPERT = re.compile(r"\.experts\.\d+\.(\w+)$")  # an expert has the settings of its stack
 _OF_MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _BITS, _MODES = (2, 3, 4, 5, 6, 8), ("affine", "mxfp4")
 
