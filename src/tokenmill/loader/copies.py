@@ -1,11 +1,13 @@
 """Packed copies of models in the cache folder, so that only a model's first load reads and packs its own files.
 
-A copy's name is a digest of what its weights depend on: the model's files, the version of tokenmill, and the settings
-by which they were packed. Copies that were not used for longest are deleted when there is no room for a new one. A
-copy that is being read may be deleted or replaced: its readers keep the old file. A copy says inside which one it is,
-so that another under its name is not taken. What else lies in the folder is not touched. Nothing here imports torch.
+A copy's name has what its weights depend on: the program, dtype and scheme, which settings and the model's config
+resolve to, and a digest of the model's files and the version of tokenmill. Copies that were not used for longest are
+deleted when there is no room for a new one. A copy that is being read may be deleted or replaced: its readers keep the
+old file. A copy says inside which one it is, so that another under its name is not taken. What else lies in the folder
+is not touched. Nothing here imports torch.
 """
 
+import glob
 import logging
 import re
 import shutil
@@ -52,12 +54,27 @@ def copies_folder() -> Path:
 
 
 def copy_name(model: Path, config: EngineConfig) -> str:
-    """The file name of a model's copy for these settings; CheckpointError where the model cannot be read."""
+    """The file name of a model's copy for resolved settings; CheckpointError where the model cannot be read."""
+    return f"{_stem(model)}-{config.program}-{config.dtype}-{config.scheme}-{_digest(model, config)}{SUFFIX}"
+
+
+def _last_used_copy(model: Path, config: EngineConfig) -> Path | None:
+    """The copy for these settings that was used last; any value may stand in the place of "auto"."""
+    kind = "-".join("*" if value == "auto" else value for value in (config.program, config.dtype, config.scheme))
+    found = copies_folder().glob(f"{glob.escape(_stem(model))}-{kind}-{_digest(model, config)}{SUFFIX}")
+    return max(found, key=last_used, default=None)
+
+
+def _stem(model: Path) -> str:
+    return model.name.removesuffix(".gguf")
+
+
+def _digest(model: Path, config: EngineConfig) -> str:
+    """The digest of this version and of all files that a copy is made of."""
     found, other = _state_of(model, config), None
     if config.tokenizer is not None:  # the copy contains the tokenizer of that model
         other = _state_of(locate(config.tokenizer), config)
-    what = repr((__version__, *found, config.program, config.dtype, config.scheme, other))
-    return f"{model.name.removesuffix('.gguf')}-{sha256(what.encode()).hexdigest()[:16]}{SUFFIX}"
+    return sha256(repr((__version__, *found, other)).encode()).hexdigest()[:16]
 
 
 def _state_of(model: Path, config: EngineConfig) -> tuple[list[tuple[str, str]], list[tuple[int, int]]]:
@@ -69,14 +86,17 @@ def _state_of(model: Path, config: EngineConfig) -> tuple[list[tuple[str, str]],
 
 
 def start_reading(model: Path, config: EngineConfig) -> PackedReader | None:
-    """Begins to read a packed model, or the packed copy of another model, if there is one."""
+    """Begins to read a packed model, or the packed copy of another model, if there is one.
+
+    Where settings are "auto" it may be another one than they resolve to, which the model's config decides later.
+    """
     if is_packed_model(model):
         return PackedReader(model)
     if not config.packed_cache:
         return None
-    path = copies_folder() / copy_name(model, config)
+    path = _last_used_copy(model, config)
     try:
-        return PackedReader(path, is_copy=True) if path.is_file() else None
+        return None if path is None else PackedReader(path, is_copy=True)
     except CheckpointError as error:
         say_unusable(error)
         return None

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,7 +23,7 @@ from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.pack import finish_packed
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.memory.arena import Allocation, unreserved
-from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
@@ -55,19 +56,26 @@ def open_files(path: Path, config: EngineConfig, reader: PackedReader | None = N
 
 
 def resolve_opened(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Checkpoint, ResolvedModel]:
-    """Resolve a model that `open_files` has opened; its own files take the place of a copy that a load with these
-    settings would not make on this machine.
+    """Resolve a model that `open_files` has opened. The copy that these settings resolve to takes the place of another
+    one, and the model's own files where there is none.
     """
     if not isinstance(checkpoint, PackedCheckpoint) or not checkpoint.is_copy:
         return checkpoint, resolve_checkpoint(checkpoint, config)
     try:
         resolved = resolve_checkpoint(checkpoint, config)
-        wanted = {"program": resolved.program_name, "dtype": resolved.config.dtype, "scheme": resolved.config.scheme}
-        if all(checkpoint.facts[name] == value for name, value in wanted.items()):
+        wanted = _wanted(resolved)
+        if all(checkpoint.facts[name] == getattr(wanted, name) for name in ("program", "dtype", "scheme")):
             return checkpoint, resolved
     except PackedModelError as error:
         _give_up(checkpoint.file, error)
-    return _opened(checkpoint.path, config)
+        return _opened(checkpoint.path, config)
+    other = open_files(checkpoint.path, wanted)
+    return other, resolve_checkpoint(other, config)
+
+
+def _wanted(resolved: ResolvedModel) -> ResolvedConfig:
+    """The settings that name the copy of a resolved model."""
+    return replace(resolved.config, program=resolved.program_name)
 
 
 def _opened(path: Path, config: EngineConfig) -> tuple[Checkpoint, ResolvedModel]:
@@ -114,7 +122,7 @@ class _Keeper:
     """
 
     def __init__(self, checkpoint: Checkpoint, resolved: ResolvedModel) -> None:
-        self._checkpoint, self._resolved, self._config = checkpoint, resolved, resolved.given
+        self._checkpoint, self._resolved, self._config = checkpoint, resolved, _wanted(resolved)
         has_files = not isinstance(checkpoint, PackedCheckpoint) and checkpoint.path.exists()  # a shape has none
         self._name = copy_name(checkpoint.path, self._config) if has_files and self._config.packed_cache else None
         self._writer: PackedWriter | None = None

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +27,7 @@ from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.packed.reader import BEGIN, MAGIC
 
 NAMES = [f"{letter}-{number:016x}.packed" for number, letter in enumerate("abc")]
-CONFIG = EngineConfig(program="native")
+CONFIG = EngineConfig(program="native", dtype="float32", scheme="q8")
 
 
 @pytest.fixture
@@ -50,11 +51,10 @@ def three(folder):
 
 def test_the_name_of_a_copy(model, monkeypatch):
     name = copy_name(model, CONFIG)
-    assert re.fullmatch(r"model-[0-9a-f]{16}\.packed", name) and module.NAMES.fullmatch(name)
-    assert copy_name(model, CONFIG) == copy_name(model, EngineConfig(program="native", max_length=7)) == name
-    others = [{"program": "auto"}, {"program": "native", "dtype": "float32"}, {"program": "native", "scheme": "q8"}]
-    others.append({"program": "native", "fingerprint": "full"})
-    names = {copy_name(model, EngineConfig(**how)) for how in others} | {name}
+    assert re.fullmatch(r"model-native-float32-q8-[0-9a-f]{16}\.packed", name) and module.NAMES.fullmatch(name)
+    assert copy_name(model, CONFIG) == copy_name(model, replace(CONFIG, max_length=7)) == name
+    others = [{"program": "eager"}, {"dtype": "bfloat16"}, {"scheme": "q4"}, {"fingerprint": "full"}]
+    names = {copy_name(model, replace(CONFIG, **how)) for how in others} | {name}
     assert len(names) == 5
     os.utime(model / "config.json", ns=(1, 1))
     assert copy_name(model, CONFIG) not in names
@@ -76,7 +76,7 @@ def test_the_name_of_a_copy_with_the_tokenizer_of_another_model(model, tmp_path)
     other = tmp_path / "other"
     other.mkdir()
     (other / "tokenizer.json").write_text("{}")
-    config = EngineConfig(program="native", tokenizer=str(other))
+    config = replace(CONFIG, tokenizer=str(other))
     names = {copy_name(model, CONFIG), copy_name(model, config)}
     os.utime(other / "tokenizer.json", ns=(1, 1))
     assert len(names | {copy_name(model, config)}) == 3
@@ -215,7 +215,10 @@ def test_what_is_read(model, folder, caplog, monkeypatch):
     path = written(folder / name, copy=name)
     reader = start_reading(model, CONFIG)
     assert reader.path == path and bytes(reader.wait()) == WEIGHTS
-    assert start_reading(model, EngineConfig(program="native", packed_cache=False)) is None
+    for same in ({}, {"program": "auto"}, {"scheme": "auto", "dtype": "auto"}, {"program": "auto", "max_length": 7}):
+        assert start_reading(model, replace(CONFIG, **same)).path == path
+    for other in ({"scheme": "q4"}, {"program": "eager", "dtype": "auto"}, {"packed_cache": False}):
+        assert start_reading(model, replace(CONFIG, **other)) is None
     assert start_reading(path, EngineConfig(packed_cache=False)).path == path
     assert not caplog.messages
     written(path, copy="another")

@@ -65,12 +65,24 @@ def test_a_packed_model_and_a_small_one_have_no_copy(llama, folder, tmp_path, mo
         assert len(there(folder)) == count
 
 
+@pytest.mark.parametrize("settings", [{"program": "native"}, {"dtype": "float32"}, {"scheme": "q8"}])
+def test_settings_that_resolve_to_the_same_share_a_copy(llama, folder, opened, settings):
+    given = {"dtype": "float32", "scheme": "q8", "program": "auto"} if "scheme" in settings else {}
+    for each in (given, given | settings, given | {"program": "native"}, given):
+        load(llama, **each)
+    assert opened == ["model", "copy", "copy", "copy"]
+    assert len(there(folder)) == 1
+
+
 def test_settings_that_pack_otherwise_have_copies_of_their_own(llama, folder, opened):
-    for settings in ({"scheme": "q8"}, {"scheme": "q4"}, {"dtype": "float32"}):
-        want = load(llama, **settings).logits(LONG)
-        assert torch.equal(load(llama, **settings).logits(LONG), want)
-    assert opened == ["model", "copy"] * 3
-    assert len(there(folder)) == 3
+    """Also where the copy that "auto" may stand for, and that was used last, is another one."""
+    kinds = ({}, {"scheme": "q8"}, {"scheme": "q4"}, {"dtype": "bfloat16"})
+    want = [load(llama, **settings).logits(LONG) for settings in kinds]
+    for _ in range(2):
+        for settings, logits in zip(kinds, want, strict=True):
+            assert torch.equal(load(llama, **settings).logits(LONG), logits)
+    assert opened == ["model"] * 4 + ["copy"] * 8
+    assert len(there(folder)) == 4
 
 
 @pytest.mark.parametrize("settings", [{"kernel": "gather"}, {"program": "eager"}, {"packed_cache": False}])
@@ -275,8 +287,9 @@ def test_files_that_are_replaced_while_they_are_read_have_no_copy(llama, folder,
 
 
 def test_who_finds_another_writing_goes_on_without(llama, folder, opened):
-    name = copies.copy_name(llama, EngineConfig(model=str(llama)))
-    folder.mkdir(parents=True)
+    load(llama)
+    (name,) = there(folder)
+    (folder / name).unlink()
     with (folder / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         load(llama)
