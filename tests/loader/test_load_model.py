@@ -11,6 +11,7 @@ from tests.tiny_models import save
 from tokenmill.cache.spec import RowsSpec
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.kernels import native_library
+from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader import compile as compiling
 from tokenmill.loader import load_model as module
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
@@ -100,7 +101,7 @@ def test_a_name_that_is_no_path_stays_one(path, monkeypatch, tmp_path):
 def test_torch_computes_in_the_threads_of_the_settings(path):
     for threads in (1, 2):
         before = torch.get_num_threads()
-        with loaded_of(path, threads=threads).torch_threads():
+        with torch_threads(loaded_of(path, threads=threads).num_torch_threads):
             assert torch.get_num_threads() == threads
         assert torch.get_num_threads() == before
 
@@ -110,8 +111,7 @@ def test_a_program_with_threads_of_its_own_leaves_torch_one(path, monkeypatch, c
     monkeypatch.setattr(module, "usable_threads", lambda count: 1)
     loaded = loaded_of(path, program="native", threads=2)
     assert loaded.config.threads == 2 and not caplog.messages
-    with loaded.torch_threads():
-        assert torch.get_num_threads() == 1
+    assert loaded.num_torch_threads == 1
 
 
 @pytest.mark.parametrize(("given", "warned"), [(1, False), (2, True), (None, False)])

@@ -20,6 +20,7 @@ from tokenmill.engine.outputs import Completion, Piece, Tracker
 from tokenmill.engine.requests import Prompt, Request
 from tokenmill.engine.thread import EngineThread
 from tokenmill.errors import CapacityError, RequestError
+from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Sequence
@@ -37,39 +38,22 @@ class Core:
             core.step()
         print(core.take(request))
 
-    loop: it holds the model, the scheduler and the speculation. thread: its own, or for a draft model that of the
-    engine whose steps it is part of. step_begun_s: when the step began that is being made, by time.perf_counter; else
-    None.
+    loaded: the model with its program and its cache. scheduler: its methods are called in the engine's thread alone,
+    between two steps. speculation: the proposer, and the counts of its drafts. trackers: of the requests that have not
+    ended, by the id of their sequence. thread: its own, or for a draft model that of the engine whose steps it is part
+    of. step_begun_s: when the step began that is being made, by time.perf_counter; else None.
     """
 
     def __init__(
         self, loaded: LoadedModel, scheduler: Scheduler, speculation: Speculation, thread: EngineThread | None = None
     ) -> None:
+        self.loaded, self.scheduler, self.speculation = loaded, scheduler, speculation
         self.inputs, self.loop = InputProcessor(loaded), Loop(loaded, scheduler, speculation)
+        self.trackers = self.loop.trackers
         self.thread = thread or EngineThread()
         self.step_begun_s: float | None = None
         self._is_closed = False
         weakref.finalize(self, self.thread.stop).atexit = False
-
-    @property
-    def loaded(self) -> LoadedModel:
-        """The model with its program and its cache."""
-        return self.loop.loaded
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """Its methods are called in the engine's thread alone, between two steps."""
-        return self.loop.scheduler
-
-    @property
-    def speculation(self) -> Speculation:
-        """The proposer, and the counts of its drafts."""
-        return self.loop.speculation
-
-    @property
-    def trackers(self) -> dict[int, Tracker]:
-        """The requests that have not ended have these, by the id of their sequence."""
-        return self.loop.trackers
 
     # ---- the thread
 
@@ -138,7 +122,7 @@ class Core:
             tracker = Tracker(sequence, detokenizer, self.loop.clock(), index, request.deadline_s)
             self._enqueue(sequence)
             request.trackers.append(tracker)
-            self.loop.trackers[sequence.id] = tracker
+            self.trackers[sequence.id] = tracker
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue a sequence, new or parked. One without a tracker gets no text; its logits may go to its `on_logits`."""
@@ -276,7 +260,7 @@ class Core:
         try:
             self.loop.leave_out_finished()
             self.loop.fail_overdue()
-            with self.loaded.torch_threads():
+            with torch_threads(self.loaded.num_torch_threads):
                 self.loop.step()
             self.loop.leave_out_finished()
         except BaseException as error:

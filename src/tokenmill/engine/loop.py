@@ -34,6 +34,7 @@ class Loop:
         self.observers: list[Observer] = []
         self.trackers: dict[int, Tracker] = {}
         self.in_flight: InFlight | None = None
+        self._is_async = loaded.config.async_scheduling == "on"
 
     def leave_out_finished(self) -> None:
         """Sequences that have ended leave the step in flight, even if they are resumed before it is read."""
@@ -60,7 +61,7 @@ class Loop:
 
     def _begin_next(self, current: InFlight) -> None:
         """With async scheduling, begin the next step before the tokens of `current` are read, if possible."""
-        is_async = self.loaded.config.async_scheduling == "on" and not any(each.in_order for each in self.observers)
+        is_async = self._is_async and not any(each.in_order for each in self.observers)
         if not is_async or not current.next_can_be_planned:
             return
         self.scheduler.advance(current.plan, current.unread)
@@ -71,7 +72,8 @@ class Loop:
 
     def _plan(self) -> Plan:
         """Make the next plan and copy and load its blocks; sequences whose rows could not be loaded are left out."""
-        plan = self.scheduler.plan(self.speculation.drafts(self.scheduler.running))
+        is_off = self.speculation.proposer.is_off
+        plan = self.scheduler.plan(None if is_off else self.speculation.drafts(self.scheduler.running))
         failed = self.loaded.runner.prepare(plan)
         return self.scheduler.withdraw(plan, failed) if failed else plan
 
@@ -89,9 +91,11 @@ class Loop:
         accepted = verify(current.plan, [sampled.tokens[rows.start : rows.stop] for rows in current.rows_of])
         self._note(current, accepted, sampled, errors)
         stores = self.scheduler.commit(current.plan, accepted, current.next_is_planned)
-        self.loaded.runner.store(stores)
+        if stores:
+            self.loaded.runner.store(stores)
         self.deliver([t for work in current.plan.work if (t := self.trackers.get(work.sequence.id)) is not None])
-        self.speculation.learn(current.plan, accepted)
+        if not self.speculation.proposer.is_off:
+            self.speculation.learn(current.plan, accepted)
         self._phase("deliver")
 
     def _note(

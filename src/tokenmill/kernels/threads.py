@@ -20,7 +20,7 @@ Found = TypeVar("Found")
 
 def usable_threads(count: int) -> int:
     """The number of `count` threads in which torch can compute when this thread of Python calls it."""
-    return 1 if is_forked_thread() else count
+    return 1 if count > 1 and is_forked_thread() else count
 
 
 def default_threads() -> int:

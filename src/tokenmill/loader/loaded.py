@@ -1,8 +1,8 @@
 """A loaded model: its modules, its cache and the program that runs it. An engine has one; a draft model is another."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import RowsSpec
-from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.program.forward import Program
@@ -60,12 +59,13 @@ class LoadedModel:
         """Its program has these facts."""
         return self.resolved.program
 
-    def torch_threads(self) -> AbstractContextManager[None]:
-        """Inside, torch computes in as many threads as the settings say, or in one beside a program that has its own.
+    @cached_property
+    def num_torch_threads(self) -> int:
+        """Torch computes a step in as many threads as the settings say, or in one beside a program that has its own.
 
         Torch's threads spin for milliseconds after each operation, and would take the processors from the program's.
         """
-        return torch_threads(1 if self.spec.has_threads else self.config.threads)
+        return 1 if self.spec.has_threads else self.config.threads
 
     @property
     def memory(self) -> dict[str, int]:

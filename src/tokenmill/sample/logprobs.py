@@ -25,11 +25,9 @@ class TokenLogprobs:
 
 
 def logprobs_of(logits_RV: Tensor, rows: Sequence[Row], tokens: Sequence[int]) -> list[TokenLogprobs | None]:
-    """The log-probabilities of the token that each row chose, where the row asks for them."""
+    """The log-probabilities of the token that each row chose, where the row asks for them, which some row does."""
     found: list[TokenLogprobs | None] = [None] * len(rows)
     wanted = {index: row.params.logprobs for index, row in enumerate(rows) if row.params.logprobs is not None}
-    if not wanted:
-        return found
     picked = list(wanted)
     ids_P = to_device([tokens[index] for index in picked], logits_RV.device)
     entries = token_logprobs(logits_RV[picked], ids_P, max(wanted.values()))

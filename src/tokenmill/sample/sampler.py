@@ -51,6 +51,8 @@ class Choice:
         for values in checked:
             _check(values, self._rows)
         tokens = [int(token) for token in ids]
+        if all(row.choosing.params.logprobs is None for row in self._rows):
+            return Sampled(tokens, [None] * len(tokens))
         return Sampled(tokens, logprobs_of(self._logits_RV, self._rows, tokens))
 
 

@@ -44,12 +44,13 @@ class Clients:
         return min(waiting, key=lambda one: (one.priority, one.client in have, self._served[one.client], one.arrival))
 
     def gives_way(self, waiting: List[Sequence], running: List[Sequence]) -> Sequence | None:
-        """Choose, with all places taken, a sequence to preempt, so that a client with none running gets a place.
+        """Choose, with all places taken and sequences that wait, one to preempt, so that a client with none running
+        gets a place.
 
         It is one of the client with the most, if that is more than its share of the places and more than one: the only
         one would come back at the next step, and nobody would get on.
         """
-        if self._is_one or not waiting:
+        if self._is_one:
             return None
         counts = Counter(each.client for each in running)
         first = self.next_of(waiting, running)

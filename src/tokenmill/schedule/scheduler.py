@@ -155,11 +155,12 @@ class Scheduler:
                 guesses = drafts.get(sequence.id, ()) if drafts else ()
                 budget -= self._feed(sequence, max(budget - promised, 1), plan, guesses)
         budget = min(budget, self.max_prompt_tokens) if decoding else budget
-        pending = [sequence.num_pending_tokens for sequence in prompts]
-        taken = shares([*pending, *self._newcomer(unfinished)], budget)
-        for sequence, most in zip(prompts, taken, strict=False):
-            if self.num_preemptions == before or sequence in self.running:
-                budget -= self._feed(sequence, most, plan)
+        if prompts:
+            pending = [sequence.num_pending_tokens for sequence in prompts]
+            taken = shares([*pending, *self._newcomer(unfinished)], budget)
+            for sequence, most in zip(prompts, taken, strict=False):
+                if self.num_preemptions == before or sequence in self.running:
+                    budget -= self._feed(sequence, most, plan)
         self._admit(plan, budget)
         return plan
 
@@ -204,7 +205,8 @@ class Scheduler:
                 computed = min(sequence.rows.num_computed, len(sequence.tokens) - 1)
                 sequence.rows.num_computed = computed if self.cache else 0
             stores += self.prefixes.publish(sequence)
-            give_back(sequence.rows, self.window, self.allocator)
+            if self.window.size is not None:
+                give_back(sequence.rows, self.window, self.allocator)
             if sequence.score_from is not None and not sequence.num_pending_tokens:
                 reason = "scored"
             if reason:
@@ -229,9 +231,10 @@ class Scheduler:
 
         Only a sequence that decodes is fed guesses, and none for positions at or after its end.
         """
-        budget = min(budget, max_fed(sequence.rows, self.allocator))
-        if budget < 1:  # the step in flight has filled the cache, and gives blocks back at its commit
-            return 0
+        if self.window.size is not None:
+            budget = min(budget, max_fed(sequence.rows, self.allocator))
+            if budget < 1:  # the step in flight has filled the cache, and gives blocks back at its commit
+                return 0
         drafts: tuple[int, ...] = ()
         if guesses and sequence.num_pending_tokens == 1 and sequence.score_from is None:
             drafts = tuple(guesses[: max(min(budget, sequence.max_tokens - len(sequence.tokens)) - 1, 0)])
@@ -247,7 +250,7 @@ class Scheduler:
     def _make_way(self) -> None:
         """Preempt a sequence if all places are taken and a client without any is waiting for one."""
         is_full = len(self.running) == self.max_sequences
-        if is_full and (sequence := self._clients.gives_way(self.waiting, self.running)) is not None:
+        if self.waiting and is_full and (sequence := self._clients.gives_way(self.waiting, self.running)) is not None:
             self._preempt(sequence)
 
     def _newcomer(self, unfinished: List[Sequence]) -> list[int]:

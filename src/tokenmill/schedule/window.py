@@ -46,8 +46,6 @@ class Window:
 
 def give_back(rows: Rows, window: Window, allocator: BlockAllocator) -> None:
     """Release the blocks of a sequence that no later step reads. No step in flight may read them either."""
-    if window.size is None:
-        return
     first = window.first_kept(rows.num_computed)
     if (count := first - rows.first_row // window.block_size) > 0:
         given, rows.blocks = rows.blocks[:count], rows.blocks[count:]

@@ -60,7 +60,9 @@ class Facts(NamedTuple):
 
 
 class Proposer:
-    """Made with the engine's Facts."""
+    """Made with the engine's Facts. is_off: it is never asked."""
+
+    is_off = False
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """Draft at most `limit` tokens for each sequence, by its id. Sequences may be left out."""
@@ -76,12 +78,10 @@ class Proposer:
 class NoProposer(Proposer):
     """Speculation is off: plain decoding."""
 
+    is_off = True
+
     def __init__(self, _: Facts) -> None:
         pass
-
-    def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        del sequences, limit
-        return {}
 
 
 def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:

@@ -143,7 +143,7 @@ class Detokenizer:
             _, start, self.stopped = min(found)
             safe = start + (len(self.stopped) if self._include_stop else 0)
         else:
-            safe = len(self._held) if final else len(self._held) - self._could_grow()
+            safe = len(self._held) - (self._could_grow() if self.has_stops and not final else 0)
         shown, self._held = self._held[:safe], self._held[safe:]
         self._num_free = max(self._num_free - safe, 0)
         self.text += shown
