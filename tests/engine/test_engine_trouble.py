@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -82,6 +83,45 @@ def test_a_step_that_raises_ends_what_runs_and_the_engine_begins_anew(path, wher
     assert session.generate(max_new_tokens=8).tokens == expected == engine.generate(prompt(9), max_new_tokens=8).tokens
     session.close()
     check_empty(core)
+
+
+def _of_a_request(engine):
+    engine.core.submit(request := engine.core.request(prompt(9), SamplingParams(max_new_tokens=2)))
+    with pytest.raises(ZeroDivisionError):
+        engine.core.step()
+    engine.core.take(request)
+
+
+CALLS = {
+    "generate": lambda engine: engine.generate([prompt(9), prompt(5)], n=2, max_new_tokens=2),
+    "stream": lambda engine: next(engine.stream(prompt(9), max_new_tokens=2)),
+    "session": lambda engine: engine.session(prompt(9)).generate(max_new_tokens=2),
+    "score": lambda engine: engine.score(prompt(9), [[1], [2, 3]]),
+    "request": _of_a_request,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_a_failed_step_computed_is_freed_without_the_garbage_collector(path, call, monkeypatch):
+    """Python counts references; only circles wait for the garbage collector."""
+    engine, computed = tokenmill.load(path, max_sequences=4), []
+
+    def failing(step):
+        activations = torch.ones(4)
+        computed.append(weakref.ref(activations))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(engine.core.loaded.program, "run", failing)
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError) as caught:
+            CALLS[call](engine)
+        del caught
+        engine.core.call(lambda: None)
+        assert [each() for each in computed] == [None]
+    finally:
+        gc.enable()
+    check_empty(engine.core)
 
 
 def test_logits_that_fail_leave_nothing_behind(path):

@@ -171,6 +171,7 @@ class Core:
                 yield from pieces
         finally:
             self.cancel(request)
+            request.forget_errors()
 
     def finish(self, requests: List[Request]) -> list[Completion]:
         """Queue requests and wait for all completions, in order. At an error the others are cancelled."""
@@ -181,8 +182,9 @@ class Core:
             return [tracker for request in requests for tracker in request.trackers]
 
         def completions() -> list[Completion] | None:
-            for error in filter(None, (each.error for each in trackers)):
-                raise error
+            for each in trackers:
+                if each.error is not None:
+                    each.raise_error()
             found = [each.completion for each in trackers if each.completion is not None]
             return found if len(found) == len(trackers) else None
 
@@ -192,6 +194,7 @@ class Core:
         finally:
             for request in requests:
                 self.cancel(request)
+                request.forget_errors()
 
     def cancel(self, request: Request) -> None:
         """End a request before the next step; `follow` and `finish` in another thread raise RequestError."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import NoReturn
 
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
@@ -121,12 +122,12 @@ class Tracker:
     error: BaseException | None = None
     _num_shown: int = field(default=0, init=False)  # characters of the text that were taken
     _num_taken: int = field(default=0, init=False)  # tokens that were taken
-    _is_over: bool = field(default=False, init=False)  # whether the last piece was taken
+    _is_over: bool = field(default=False, init=False)  # whether the last piece was taken, or the error raised
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has a completion or an error."""
-        return self.completion is not None or self.error is not None
+        """Whether it has a completion, or has had an error."""
+        return self.completion is not None or self.error is not None or self._is_over
 
     def push(self, tokens: List[int], now_s: float) -> bool:
         """Append accepted tokens; True if a stop string has ended the text."""
@@ -142,8 +143,7 @@ class Tracker:
         if self._is_over:
             return None
         if self.error is not None:
-            self._is_over = True
-            raise self.error
+            self.raise_error()
         done = self.completion
         self._decode()
         text = self._text[self._num_shown :]
@@ -153,6 +153,21 @@ class Tracker:
         if not (text or tokens or done):
             return None
         return Piece(text, tokens, done, self._logprobs(first, len(self.tokens)), self.index)
+
+    def raise_error(self) -> NoReturn:
+        """Raise the error that has ended the sequence, and forget it."""
+        try:
+            assert self.error is not None, "it has failed"
+            raise self.error
+        finally:
+            self.forget_error()
+
+    def forget_error(self) -> None:
+        """Forget an error that was raised, if there is one. Its traceback holds whoever waits for this, and the frames
+        of the step with all that they compute, until the garbage collector finds the circle.
+        """
+        if self.error is not None:
+            self.error, self._is_over = None, True
 
     @property
     def _text(self) -> str:

@@ -22,7 +22,7 @@ class Request:
 
     sequences: one for each continuation, prompt by prompt, as Piece.index counts them. deadline_s: the reading of
     Loop.clock, in seconds, from which on it fails with DeadlinePassed if it has not ended. trackers: one for each
-    continuation, once it is queued; `error` is what ended it, `completion` its result.
+    continuation, once it is queued; `error` is what ended it, until that is raised, `completion` its result.
     """
 
     sequences: list[Sequence]
@@ -33,6 +33,11 @@ class Request:
     def is_done(self) -> bool:
         """Whether every continuation has ended, well or with an error."""
         return bool(self.trackers) and all(each.has_ended for each in self.trackers)
+
+    def forget_errors(self) -> None:
+        """Forget the errors of its continuations, once one was raised; see Tracker.forget_error."""
+        for each in self.trackers:
+            each.forget_error()
 
 
 def for_each(what: str, given: List[Any], make: Callable[[Any], Any]) -> list[Any]:
