@@ -123,6 +123,19 @@ def test_a_session_that_is_being_closed_gives_its_blocks_back(llama):
         check_empty(engine.core)
 
 
+def test_within_the_finalizer_of_a_session_nothing_of_python_can_be_interrupted(llama):
+    engine, called = engine_for(llama), []
+    session = engine.session(PROMPTS[0])
+    session.prefill()
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_qualname) if event == "call" else None)
+    try:
+        del session
+    finally:
+        sys.setprofile(None)
+    assert called == []
+    check_empty(engine.core)
+
+
 @pytest.mark.parametrize("action", ["logits", "score", "score_pairs"])
 def test_scoring_that_is_interrupted_twice_gives_its_blocks_back(action, llama, monkeypatch):
     """The second interrupt is at each line that is run after the first one, which came when a step had been made."""

@@ -205,15 +205,15 @@ class Core:
         """End a sequence for good and give its blocks back, before the next step."""
         self.thread.tidy(partial(self._release, sequence))
 
-    def release_with(self, owner: object, sequence: Sequence) -> weakref.finalize:  # type: ignore[type-arg]
-        """Have a sequence released when an object is garbage-collected."""
+    def release_with(self, owner: object, sequence: Sequence) -> None:
+        """Have a sequence released, if it is not by then, when an object is garbage-collected."""
         known = weakref.ref(self)  # else the thread that is to end with this would hold it
 
         def release() -> None:
             if (core := known()) is not None:
                 core._release(sequence)
 
-        return weakref.finalize(owner, self.thread.finalized.append, release)
+        self.thread.when_collected(owner, release)
 
     def close(self) -> None:
         """End every sequence with an error, and let go of weights and cache. In the midst of a step, at its end."""

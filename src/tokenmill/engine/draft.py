@@ -112,7 +112,7 @@ class DraftCore:
 
     def _new_follower(self, text: Sequence) -> Follower:
         core, own = self._core, self._core.inputs.kept([])
-        core.release_with(text, own).atexit = False
+        core.release_with(text, own)
         own.rows.salt = text.rows.salt
         core.scheduler.park(own)
         self._followers[text] = follower = Follower(own)

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +109,11 @@ def _guarded(do: Callable[[], object]) -> None:
 
 
 class EngineThread:
-    """One thread, begun by the first call, which ends after `stop`. After a fork the child has one of its own.
-
-    finalized: functions that are called before anything else is. Finalizers append to it, because they may wait for
-    nothing, and because an interrupt within one that is written in Python would be lost with what it had to do.
-    """
+    """One thread, begun by the first call, which ends after `stop`. After a fork the child has one of its own."""
 
     def __init__(self) -> None:
-        self.finalized: deque[Callable[[], None]] = deque()
+        self._collected: deque[ref[Any]] = deque()
+        self._when_collected: dict[int, tuple[ref[Any], Callable[[], None]]] = {}  # by the id of the reference
         self._untidy: deque[Callable[[], None]] = deque()
         self.begin_anew()
         _threads.add(self)
@@ -158,6 +155,12 @@ class EngineThread:
         """Do what `post` does, in a process that is forked before it was done as well."""
         self._untidy.append(do)
         self.post(self._tidy_up)
+
+    def when_collected(self, owner: object, do: Callable[[], None]) -> None:
+        """Have a function called, before anything else is, once an object was garbage-collected."""
+        # `append` is written in C: an interrupt within a finalizer in Python is lost, with what it had still to do.
+        known = ref(owner, self._collected.append)
+        self._when_collected[id(known)] = known, do
 
     def stop(self) -> None:
         """End the thread once nobody waits for steps. A later call begins another one."""
@@ -266,8 +269,9 @@ class EngineThread:
             _guarded(self._untidy.popleft())
 
     def _finalize(self) -> None:
-        while self.finalized:
-            _guarded(self.finalized.popleft())
+        while self._collected:
+            known = self._collected.popleft()
+            _guarded(self._when_collected.pop(id(known))[1])
 
     def _my_turn(self) -> AbstractContextManager[object]:
         """Return the turn. A lock is not fair: whoever forks gets a moment in which to take it."""
