@@ -1,13 +1,17 @@
 """A connection: heads that do not come, readers that do not read, clients that have closed their half, or all of it."""
 
 import json
+import shutil
 import socket
+import ssl
+import threading
 import time
 
 import httpx2
 import pytest
 
 from tests.serve.conftest import hold, served, wire
+from tests.serve.test_run import certificate
 from tokenmill.serve import connection
 from tokenmill.serve.connection import HttpProtocol
 
@@ -88,6 +92,10 @@ def test_a_stream_that_waits_for_its_reader_is_cancelled(chat_model, monkeypatch
         assert not server.admission.num_open and not server.server_state.connections
 
 
+def connected(server):
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=60)
+
+
 def post(body, version="1.1"):
     text = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n"
@@ -120,8 +128,59 @@ def test_what_is_not_whole_then_closes_the_connection(server, data):
     assert b"HTTP/1.1 200" not in wire(server.url, data, is_half_closed=True)
 
 
-def test_http_1_0_knows_no_status_100(server):
-    assert b"100 " not in wire(server.url, post(BODY, "1.0"), is_half_closed=True)
+def test_http_1_0_which_knows_no_status_100_is_refused_by_a_sentence(server):
+    said = wire(server.url, post(BODY, "1.0"), is_half_closed=True)
+    assert said.startswith(b"HTTP/1.1 400 Bad Request\r\n") and b"closed for sending" in said
+    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    while server.admission.num_open or server.driver.core.trackers:
+        time.sleep(0.01)
+
+
+def test_http_1_0_is_served_what_takes_no_time(server):
+    said = wire(server.url, b"GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n", is_half_closed=True)
+    assert said.startswith(b"HTTP/1.1 200") and json.loads(said.partition(b"\r\n\r\n")[2])["data"]
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_stream_that_has_begun_goes_on_for_a_client_that_then_closes_its_half(chat_model, version):
+    with served(chat_model) as server, connected(server) as taken:
+        step, may_step = server.driver.core.loop.step, threading.Semaphore(1)
+        server.driver.core.loop.step = lambda: may_step.acquire(timeout=60) and step()
+        taken.sendall(post(BODY | {"stream": True}, version))
+        received = taken.recv(65536)
+        taken.shutdown(socket.SHUT_WR)
+        may_step.release(100)
+        while more := taken.recv(65536):
+            received += more
+    assert b"data: [DONE]" in received and received.count(b"HTTP/1.") == 1
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")
+def test_a_client_that_closes_its_half_of_tls_is_refused_by_a_sentence(chat_model, tmp_path):
+    file, key = certificate(tmp_path, "mine")
+    with served(chat_model, certificate=file, key_file=key) as server, connected(server) as taken:
+        hold(server.driver)  # so that it cannot end before
+        given, taking = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = ssl.create_default_context(cafile=file).wrap_bio(given, taking, server_hostname="localhost")
+
+        def do(what):
+            while True:
+                try:
+                    return what()
+                except ssl.SSLWantReadError:
+                    taken.sendall(taking.read())
+                    given.write(taken.recv(65536))
+
+        do(tls.do_handshake)
+        tls.write(post(BODY))
+        taken.sendall(taking.read())
+        while not server.driver.core.trackers:
+            time.sleep(0.01)
+        with pytest.raises(ssl.SSLWantReadError):
+            tls.unwrap()  # which writes that nothing more comes
+        assert do(lambda: tls.read(65536)).startswith(b"HTTP/1.1 400")
+        while server.admission.num_open or server.driver.core.trackers:
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -6,11 +6,18 @@ from math import inf
 from typing import Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from tokenmill.serve.errors import ApiError, respond
 
 HEAD_S = 10.0  # for all headers of a request
 STALL_S = 30.0  # for a reader that takes nothing
 PROBE_S = 0.25  # between two looks whether a client that has closed its half is still there
+AT_ONCE = ("GET", "HEAD")  # methods of what is answered without being computed for long
+HALF_CLOSED = (
+    "the connection was closed for sending before the answer had begun; over HTTP/1.0 and TLS nothing tells that from "
+    "a client that has gone: keep it open until the answer has come, or send HTTP/1.1 without TLS"
+)
 
 
 class HttpProtocol(H11Protocol):
@@ -24,7 +31,9 @@ class HttpProtocol(H11Protocol):
     A client may close its half of the connection after a request and still wait for the response (`nc -N` does). To the
     server that looks like a client that has gone, until something is written: a client that has gone answers with a
     reset. So a status 100, which clients of HTTP/1.1 pass over, is written before the response, and from then on the
-    connection is asked whether it was reset.
+    connection is asked whether it was reset. HTTP/1.0 has no status 100: there a stream, whose events are written, goes
+    on, and so does what is computed at once. Everything else is refused, and over TLS all, because asyncio closes a TLS
+    connection whatever is answered here.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -61,12 +70,29 @@ class HttpProtocol(H11Protocol):
         """See asyncio.Protocol. True keeps the connection open, which TLS cannot."""
         cycle = self.cycle
         is_waiting = cycle is not None and not cycle.response_complete and not cycle.more_body
-        self._is_half_closed = is_waiting and self.scheme == "http" and self.conn.their_http_version == b"1.1"
+        knows_status_100 = self.conn.their_http_version == b"1.1"
+        goes_on = is_waiting and (knows_status_100 or cycle.response_started or cycle.scope["method"] in AT_ONCE)
+        self._is_half_closed = goes_on and self.scheme == "http"
         if self._is_half_closed:
-            if not cycle.response_started:
-                self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+            if knows_status_100 and not cycle.response_started:
+                self._write(h11.InformationalResponse(status_code=100, headers=[]))
             self._look_for_reset()
+        elif is_waiting and not cycle.response_started:
+            self._refuse(cycle)
         return self._is_half_closed
+
+    def _refuse(self, cycle: RequestResponseCycle) -> None:
+        """Answer in the place of the application, for which the client has gone."""
+        cycle.disconnected = True
+        cycle.message_event.set()
+        told = respond(ApiError(400, HALF_CLOSED))
+        headers = [*told.raw_headers, (b"connection", b"close")]
+        self._write(h11.Response(status_code=told.status_code, headers=headers, reason=b"Bad Request"))
+        self._write(h11.Data(data=bytes(told.body)))
+        self._write(h11.EndOfMessage())
+
+    def _write(self, event: h11.Event) -> None:
+        self.transport.write(self.conn.send(event) or b"")
 
     def on_response_complete(self) -> None:
         """See H11Protocol. A client that has closed its half sends no more of a request."""
