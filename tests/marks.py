@@ -1,4 +1,5 @@
-"""Which cases of a large product the default run tries. `make test-slow` tries the others, and CI runs both."""
+"""Marks of tests: which cases of a large product the default run tries (`make test-slow` tries the others, and CI runs
+both), and which tests need the library of program native."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.tiny_models import KINDS
+from tokenmill.kernels.native_library import why_not
 
-__all__ = ["QUICK_FAMILIES", "crossed", "each"]
+needs_native = pytest.mark.skipif(why_not() is not None, reason=f"the library {why_not()}")
 
 QUICK_FAMILIES = ("llama", "mixtral")
 """Families for which everything is tried: a plain one, and one whose rows are computed by experts."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import tokenmill
-from tests.speculate.test_multi_step import needs_native
+from tests.marks import needs_native
 from tests.tiny_models import VOCABULARY
 from tokenmill.bench.figures import figures_of, is_noisy
 from tokenmill.bench.points import Point, parse_counts, parse_tests, sweep

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from tests.marks import needs_native
 from tests.tiny_models import CONTEXT, prompt, save
 from tokenmill.cache.formats.layer import find_layer
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec, RowsSpec
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
-from tokenmill.kernels import native_library, native_structs
+from tokenmill.kernels import native_structs
 from tokenmill.program.native.layouts import KV_FIELDS, kv_number
 from tokenmill.registry import FORMATS, Entry
 from tokenmill.settings.engine_config import DTYPES
@@ -89,7 +90,7 @@ def test_a_new_format_is_its_facts_and_its_layers(how, range8, tmp_path):
         assert begun + session.generate(max_new_tokens=7, ignore_eos=True).tokens == wanted
 
 
-@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+@needs_native
 def test_the_native_program_refuses_a_format_that_it_cannot_read(range8, tmp_path):
     path = save("llama", tmp_path)
     with pytest.raises(ConfigError, match="native: cannot read cache format range8"):

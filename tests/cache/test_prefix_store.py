@@ -25,11 +25,6 @@ from tokenmill.memory import file_lock
 START = prompt(40, seed=2)
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
-
-
 def engine_for(path, folder, **how):
     settings = {"dtype": "float32", "max_length": 96, "block_size": 8, "threads": 1, "prefix_dir": str(folder)}
     settings["speculate"] = "off"  # what is fed is counted

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.marks import needs_native
 from tests.tiny_models import KINDS, save
 from tests.word_model import save_word_model
-from tokenmill.kernels import native_library
 
 TRACING = "torch._meta_registrations torch._refs torch._prims torch._decomp torch._dynamo torch._inductor".split()
 """Modules of torch that the native program has no use for, whether the model is packed or not."""
@@ -142,7 +142,7 @@ def test_without_the_native_program_another_one_generates(generate):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+@needs_native
 def test_every_family_loads_without_what_was_left_out(tmp_path):
     """No module of theirs computes a shape, packed or not."""
     paths = [str(save(family, tmp_path)) for family in KINDS]

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from tests import gguf_files
+from tests.marks import needs_native
 from tests.tiny_models import save
 from tokenmill.cli.main import main
-from tokenmill.kernels.native_library import why_not
 
 PROGRAM = """
 import json, sys
@@ -33,7 +33,7 @@ MEMORY = ("available_bytes", "longest_that_fits", "most_sequences_that_fit", "la
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=f"eager is asked for oneDNN then: the library {why_not()}"),
+    needs_native,
 ]
 
 

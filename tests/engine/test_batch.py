@@ -8,7 +8,7 @@ import torch
 import tokenmill
 from tests.empty import check_empty
 from tests.engine.test_engine import count_fed
-from tests.tiny_models import CONTEXT, VOCABULARY, prompt, save
+from tests.tiny_models import CONTEXT, VOCABULARY, prompt
 from tokenmill import RequestError, load
 from tokenmill.engine.batch import generate_each, score_each
 from tokenmill.engine.scoring import prompt_logprobs
@@ -17,14 +17,9 @@ from tokenmill.sample.probabilities import log_probability, log_probability_of
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def reference(path):
+def reference(llama):
     """Logits by teacher forcing, one text at a time."""
-    return tokenmill.load(path, threads=1, program="eager")
+    return tokenmill.load(llama, threads=1, program="eager")
 
 
 def forced(reference, context, tail):
@@ -62,9 +57,9 @@ def pairs_of_all_kinds(reference):
     ],
     ids=str,
 )
-def test_scores_of_pairs_are_teacher_forcing(path, reference, settings):
+def test_scores_of_pairs_are_teacher_forcing(llama, reference, settings):
     pairs = pairs_of_all_kinds(reference)
-    with tokenmill.load(path, threads=1, **settings) as engine:
+    with tokenmill.load(llama, threads=1, **settings) as engine:
         scores = engine.score_pairs(pairs)
         check_empty(engine.core)
     assert any(score.is_greedy for score in scores) and not all(score.is_greedy for score in scores)
@@ -78,8 +73,8 @@ def test_scores_of_pairs_are_teacher_forcing(path, reference, settings):
         assert score.is_greedy == is_greedy
 
 
-def test_shared_contexts_and_beginnings_are_computed_once(path):
-    with tokenmill.load(path, threads=1, max_sequences=4) as engine:
+def test_shared_contexts_and_beginnings_are_computed_once(llama):
+    with tokenmill.load(llama, threads=1, max_sequences=4) as engine:
         fed = count_fed(engine)
         start = prompt(40)
         engine.score_pairs([(start, [token]) for token in range(50)])
@@ -89,15 +84,15 @@ def test_shared_contexts_and_beginnings_are_computed_once(path):
         assert sum(fed) == 30 + 3 + 2
 
 
-def test_contexts_that_begin_alike_share_blocks(path):
-    with tokenmill.load(path, threads=1, max_sequences=1, block_size=8) as engine:
+def test_contexts_that_begin_alike_share_blocks(llama):
+    with tokenmill.load(llama, threads=1, max_sequences=1, block_size=8) as engine:
         fed = count_fed(engine)
         engine.score_pairs([([*prompt(64), number], [1, 2]) for number in range(3)])
         assert sum(fed) == 66 + 2 + 2
 
 
-def test_greedy_is_the_lowest_id_among_equals(path):
-    with tokenmill.load(path, threads=1) as engine:
+def test_greedy_is_the_lowest_id_among_equals(llama):
+    with tokenmill.load(llama, threads=1) as engine:
         run = engine.core.loaded.runner.run
 
         def flat(plan, *more):
@@ -110,8 +105,8 @@ def test_greedy_is_the_lowest_id_among_equals(path):
         assert other.logprob == pytest.approx(-2 * torch.tensor(float(VOCABULARY)).log().item())
 
 
-def test_what_is_no_pair_is_refused(path):
-    with tokenmill.load(path, threads=1) as engine:
+def test_what_is_no_pair_is_refused(llama):
+    with tokenmill.load(llama, threads=1) as engine:
         for wrong, message in [
             ("ab", "list of"),
             ([[1, 2]], "give the prompt|no prompt"),
@@ -127,8 +122,8 @@ def test_what_is_no_pair_is_refused(path):
         check_empty(engine.core)
 
 
-def test_an_iterator_that_is_left_gives_its_blocks_back(path):
-    with tokenmill.load(path, threads=1, max_sequences=2) as engine:
+def test_an_iterator_that_is_left_gives_its_blocks_back(llama):
+    with tokenmill.load(llama, threads=1, max_sequences=2) as engine:
         scores = score_each(engine.core, [(prompt(5, number), prompt(3)) for number in range(5)])
         next(scores)
         scores.close()
@@ -138,8 +133,8 @@ def test_an_iterator_that_is_left_gives_its_blocks_back(path):
         check_empty(engine.core)
 
 
-def test_logits_that_are_no_numbers_are_said(path):
-    with tokenmill.load(path, threads=1) as engine:
+def test_logits_that_are_no_numbers_are_said(llama):
+    with tokenmill.load(llama, threads=1) as engine:
         run = engine.core.loaded.runner.run
 
         def broken(plan, *more):
@@ -161,19 +156,19 @@ def requests(engine, count):
     return [engine.core.request(prompt(2 + number % 9, number), each) for number, each in enumerate(params)]
 
 
-def test_completions_do_not_depend_on_how_many_run(path):
+def test_completions_do_not_depend_on_how_many_run(llama):
     found = []
     for size, kind in itertools.product((1, 4, 16), ("auto", "off")):
-        with tokenmill.load(path, threads=1, max_sequences=size, speculate=kind) as engine:
+        with tokenmill.load(llama, threads=1, max_sequences=size, speculate=kind) as engine:
             found.append({number: done.tokens for number, done in generate_each(engine.core, requests(engine, 20))})
             check_empty(engine.core)
     assert len(found[0]) == 20
     assert all(each == found[0] for each in found)
 
 
-def test_a_token_has_one_log_probability(path):
+def test_a_token_has_one_log_probability(llama):
     """That of generate, of score, of score_pairs and of perplexity, to the last bit."""
-    engine = load(path, dtype="float32", max_length=64, threads=1)
+    engine = load(llama, dtype="float32", max_length=64, threads=1)
     start = [1, 2, 3, 4]
     done = engine.generate(start, max_new_tokens=6, logprobs=0, ignore_eos=True)
     told = [entry.logprob for entry in done.logprobs]
@@ -196,9 +191,9 @@ def test_a_log_probability_is_that_of_exact_sums():
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_step_tokens": 5}, {"block_size": 4}], ids=str)
-def test_log_probabilities_of_a_prompt_are_those_of_its_own_rows(settings, path):
+def test_log_probabilities_of_a_prompt_are_those_of_its_own_rows(settings, llama):
     """Each token but the first, by its position, with the likeliest tokens there."""
-    engine, tokens = load(path, dtype="float32", max_length=64, threads=1, **settings), prompt(23, seed=2)
+    engine, tokens = load(llama, dtype="float32", max_length=64, threads=1, **settings), prompt(23, seed=2)
     sequence, found = prompt_logprobs(engine.core, tokens, 3)
     engine.core.enqueue(sequence)
     engine.core.run_to_end(sequence)

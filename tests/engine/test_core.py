@@ -3,12 +3,13 @@
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from tests.empty import check_empty
-from tests.speculate.test_multi_step import needs_native
+from tests.marks import needs_native
 from tests.tiny_models import prompt
 from tokenmill import CapacityError, RequestError, SamplingParams, load
 from tokenmill.engine.observers import Observer
@@ -186,19 +187,12 @@ def test_a_core_is_driven_by_two_threads(llama):
     wanted = {
         name: [quiet.finish([quiet.request(one, PLAIN)])[0].tokens for one in own] for name, own in prompts.items()
     }
-    found = {}
 
     def work(name):
-        found[name] = [
-            sum((piece.tokens for piece in core.follow(core.request(one, PLAIN))), ()) for one in prompts[name]
-        ]
+        return [sum((piece.tokens for piece in core.follow(core.request(one, PLAIN))), ()) for one in prompts[name]]
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in prompts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == wanted
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert dict(zip(prompts, pool.map(work, prompts), strict=True)) == wanted
     check_empty(core)
 
 

@@ -3,7 +3,7 @@
 import itertools
 import json
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,14 +17,9 @@ from tokenmill.engine.outputs import hash_tokens
 from tokenmill.speculate.proposer import Facts, NoProposer
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
-def engine(path):
-    return tokenmill.load(path)
+def engine(llama):
+    return tokenmill.load(llama)
 
 
 def test_completion_says_what_happened(engine):
@@ -41,8 +36,8 @@ def test_hash_is_sha256_of_comma_separated_ids():
     assert hash_tokens([1, 22, 333]) == "89155167"
 
 
-def test_times_add_up_on_a_scripted_clock(path):
-    engine = tokenmill.load(path, speculate="off")
+def test_times_add_up_on_a_scripted_clock(llama):
+    engine = tokenmill.load(llama, speculate="off")
     ticks = itertools.count(start=10.0, step=0.5)
     engine.core.loop.clock = lambda: next(ticks)
     timing = engine.generate(prompt(5), max_new_tokens=4).timing
@@ -60,9 +55,9 @@ def test_stop_ids_end_the_output_and_are_its_last_token(engine):
     assert done.tokens == free[: free.index(stop) + 1]
 
 
-def test_the_models_own_end_and_ignore_eos(path, tmp_path):
-    free = tokenmill.load(path).generate(prompt(5), max_new_tokens=20).tokens
-    copy = shutil.copytree(path, tmp_path / "model")
+def test_the_models_own_end_and_ignore_eos(llama, tmp_path):
+    free = tokenmill.load(llama).generate(prompt(5), max_new_tokens=20).tokens
+    copy = shutil.copytree(llama, tmp_path / "model")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"eos_token_id": free[4]}))
     engine = tokenmill.load(copy)
@@ -72,8 +67,8 @@ def test_the_models_own_end_and_ignore_eos(path, tmp_path):
     assert engine.generate(prompt(5), max_new_tokens=20, ignore_eos=True).tokens == free
 
 
-def test_end_ids_beyond_the_vocabulary_are_ignored_with_a_warning(path, tmp_path, caplog):
-    copy = shutil.copytree(path, tmp_path / "model")
+def test_end_ids_beyond_the_vocabulary_are_ignored_with_a_warning(llama, tmp_path, caplog):
+    copy = shutil.copytree(llama, tmp_path / "model")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"eos_token_id": [3, VOCABULARY, 100_000]}))
     engine = tokenmill.load(copy)
@@ -88,8 +83,8 @@ def test_min_new_tokens_masks_the_end(engine):
     assert free[0] not in done.tokens[:6]
 
 
-def test_n_continuations_use_consecutive_seeds(path):
-    engine = tokenmill.load(path, max_sequences=3, block_size=4)
+def test_n_continuations_use_consecutive_seeds(llama):
+    engine = tokenmill.load(llama, max_sequences=3, block_size=4)
     settings = {"max_new_tokens": 9, "temperature": 1.0}
     three = engine.generate(prompt(5), n=3, seed=40, **settings)
     assert [done.seed for done in three.completions] == [40, 41, 42]
@@ -114,8 +109,8 @@ def test_logprobs_are_those_of_the_logits(engine):
         assert len(entry.top) == 2
 
 
-def test_score_is_teacher_forcing_and_computes_the_prompt_once(path):
-    engine = tokenmill.load(path, max_step_tokens=16)
+def test_score_is_teacher_forcing_and_computes_the_prompt_once(llama):
+    engine = tokenmill.load(llama, max_step_tokens=16)
     start, choices = prompt(40), [prompt(3, 1), prompt(7, 2), prompt(1, 3)]
     fed = count_fed(engine)
     scores = engine.score(start, choices)
@@ -128,9 +123,9 @@ def test_score_is_teacher_forcing_and_computes_the_prompt_once(path):
     check_empty(engine.core)
 
 
-def test_scores_and_logits_of_a_sequence_that_is_preempted_are_handed_over_once(path):
-    engine = tokenmill.load(path, block_size=4, cache_tokens=64, max_sequences=2, max_step_tokens=2, speculate="off")
-    expected = tokenmill.load(path).logits(prompt(40))
+def test_scores_and_logits_of_a_sequence_that_is_preempted_are_handed_over_once(llama):
+    engine = tokenmill.load(llama, block_size=4, cache_tokens=64, max_sequences=2, max_step_tokens=2, speculate="off")
+    expected = tokenmill.load(llama).logits(prompt(40))
     stream = engine.stream(prompt(12), max_new_tokens=50)
     next(stream)
     torch.testing.assert_close(engine.logits(prompt(40)), expected)
@@ -158,8 +153,8 @@ def test_a_stream_that_is_closed_early_gives_its_blocks_back(engine):
     check_empty(engine.core)
 
 
-def test_the_cache_is_allocated_once_and_as_predicted(path):
-    engine = tokenmill.load(path, block_size=16, max_sequences=2)
+def test_the_cache_is_allocated_once_and_as_predicted(llama):
+    engine = tokenmill.load(llama, block_size=16, max_sequences=2)
     pool = engine.core.loaded.pool
     places = [tensor.data_ptr() for layer in pool.layers for tensor in layer.tensors]
     engine.generate([prompt(30), prompt(3)], max_new_tokens=30)
@@ -168,31 +163,22 @@ def test_the_cache_is_allocated_once_and_as_predicted(path):
     assert engine.memory["cache_bytes"] == pool.num_bytes == predicted == 2 * 2 * 2 * 8 * 4 * 2 * CONTEXT
 
 
-def test_weights_bytes_are_those_of_the_file(path):
+def test_weights_bytes_are_those_of_the_file(llama):
     parameters = sum(parameter.numel() for parameter in reference("llama").parameters())
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
-        assert tokenmill.load(path, dtype=dtype, program="eager").memory["weights_bytes"] == size * parameters
+        assert tokenmill.load(llama, dtype=dtype, program="eager").memory["weights_bytes"] == size * parameters
 
 
-def test_several_threads_may_use_one_engine(path):
-    engine = tokenmill.load(path, max_sequences=4, block_size=16)
+def test_several_threads_may_use_one_engine(llama):
+    engine = tokenmill.load(llama, max_sequences=4, block_size=16)
     prompts = [prompt(length, 9) for length in (3, 9, 14, 20)]
     expected = [engine.generate(p, max_new_tokens=12).tokens for p in prompts]
-    results: dict[int, tuple[int, ...]] = {}
-
-    def work(index: int) -> None:
-        results[index] = engine.generate(prompts[index], max_new_tokens=12).tokens
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [results[index] for index in range(4)] == expected
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda one: engine.generate(one, max_new_tokens=12).tokens, prompts)) == expected
 
 
-def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
-    engine = tokenmill.load(path, max_sequences=2, block_size=16)
+def test_a_sequence_whose_logits_are_not_finite_fails_alone(llama):
+    engine = tokenmill.load(llama, max_sequences=2, block_size=16)
     expected = engine.generate(prompt(6), max_new_tokens=8).tokens
     good = engine.stream(prompt(6), max_new_tokens=8)
     tokens = next(good).tokens
@@ -242,12 +228,12 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
         ({"scheme": "packed", "dtype": "float16"}, ConfigError, "packed cannot multiply float16"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_when_the_engine_is_built(path, settings, error, message):
+def test_settings_that_cannot_be_are_refused_when_the_engine_is_built(llama, settings, error, message):
     if settings.get("dtype") == "float16" and torch.ops.mkldnn._is_mkldnn_fp16_supported():
         settings = {"scheme": "pack", "dtype": "float16"}  # this processor can: any refusal of a scheme will do
         message = "scheme = 'pack'"
     with pytest.raises(error, match=message) as caught:
-        tokenmill.load(path, **settings)
+        tokenmill.load(llama, **settings)
     assert "\n" not in str(caught.value)
 
 
@@ -294,8 +280,8 @@ def test_prompts_and_sampling_values_that_cannot_be_are_refused(engine, tokens, 
     assert len(engine.generate(prompt(3), max_new_tokens=2).tokens) == 2  # and the engine goes on
 
 
-def test_a_sequence_larger_than_the_pool_is_refused_and_its_batch_with_it(path):
-    engine = tokenmill.load(path, block_size=4, cache_tokens=32, max_sequences=2)
+def test_a_sequence_larger_than_the_pool_is_refused_and_its_batch_with_it(llama):
+    engine = tokenmill.load(llama, block_size=4, cache_tokens=32, max_sequences=2)
     with pytest.raises(CapacityError, match="cache_tokens"):
         engine.generate([prompt(4), prompt(20)], max_new_tokens=20)
     check_empty(engine.core)

@@ -20,23 +20,18 @@ from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.tokenizer import Tokenizer
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
-
-
-def test_scored_sequences_get_no_drafts(path):
+def test_scored_sequences_get_no_drafts(llama):
     tokens = [1, 2, 3, 4] * 5 + [1]
-    engine = tokenmill.load(path, speculate="suffix", max_step_tokens=20)
-    plain = tokenmill.load(path)
+    engine = tokenmill.load(llama, speculate="suffix", max_step_tokens=20)
+    plain = tokenmill.load(llama)
     torch.testing.assert_close(engine.logits(tokens), plain.logits(tokens))
     choices = [[2, 3, 4, 1, 2], [2], [3, 4]]
     assert engine.score(tokens, choices) == pytest.approx(plain.score(tokens, choices), abs=1e-4)
     check_empty(engine.core)
 
 
-def test_scores_do_not_suffer_from_other_threads(path):
-    engine = tokenmill.load(path, block_size=8, max_sequences=3)
+def test_scores_do_not_suffer_from_other_threads(llama):
+    engine = tokenmill.load(llama, block_size=8, max_sequences=3)
     expected = engine.score(prompt(9), [prompt(3), prompt(2)])
     stop = threading.Event()
 
@@ -57,8 +52,8 @@ def test_scores_do_not_suffer_from_other_threads(path):
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["plan", "run", "commit", "learn"])
-def test_a_step_that_raises_ends_what_runs_and_the_engine_begins_anew(path, where, error):
-    engine = tokenmill.load(path, block_size=4, max_sequences=2)
+def test_a_step_that_raises_ends_what_runs_and_the_engine_begins_anew(llama, where, error):
+    engine = tokenmill.load(llama, block_size=4, max_sequences=2)
     expected = engine.generate(prompt(9), max_new_tokens=8).tokens
     session = engine.session(prompt(9))
     session.prefill()
@@ -102,9 +97,9 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_a_failed_step_computed_is_freed_without_the_garbage_collector(path, call, monkeypatch):
+def test_what_a_failed_step_computed_is_freed_without_the_garbage_collector(llama, call, monkeypatch):
     """Python counts references; only circles wait for the garbage collector."""
-    engine, computed = tokenmill.load(path, max_sequences=4), []
+    engine, computed = tokenmill.load(llama, max_sequences=4), []
 
     def failing(step):
         activations = torch.ones(4)
@@ -124,8 +119,8 @@ def test_what_a_failed_step_computed_is_freed_without_the_garbage_collector(path
     check_empty(engine.core)
 
 
-def test_logits_that_fail_leave_nothing_behind(path):
-    engine = tokenmill.load(path, max_step_tokens=4)
+def test_logits_that_fail_leave_nothing_behind(llama):
+    engine = tokenmill.load(llama, max_step_tokens=4)
     run = engine.core.loaded.runner.run
     engine.core.loaded.runner.run = lambda plan, *fed: (_ for _ in ()).throw(MemoryError)
     with pytest.raises(MemoryError):
@@ -134,16 +129,16 @@ def test_logits_that_fail_leave_nothing_behind(path):
     check_empty(engine.core)
 
 
-def test_a_stream_that_never_starts_takes_no_place(path):
-    engine = tokenmill.load(path)
+def test_a_stream_that_never_starts_takes_no_place(llama):
+    engine = tokenmill.load(llama)
     stream = engine.stream(prompt(5), max_new_tokens=50)
     stream.close()
     del stream
     check_empty(engine.core)
 
 
-def test_a_stream_that_is_collected_in_the_middle_of_a_plan_waits_for_the_next(path):
-    engine = tokenmill.load(path, block_size=4, max_sequences=2)
+def test_a_stream_that_is_collected_in_the_middle_of_a_plan_waits_for_the_next(llama):
+    engine = tokenmill.load(llama, block_size=4, max_sequences=2)
     expected = engine.generate(prompt(7), max_new_tokens=8).tokens
     doomed = [engine.stream(prompt(9), max_new_tokens=50)]
     next(doomed[0])
@@ -160,8 +155,8 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_plan_waits_for_the_next(p
     check_empty(engine.core)
 
 
-def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
-    engine = tokenmill.load(path, num_draft_tokens=3, speculate="suffix")
+def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(llama):
+    engine = tokenmill.load(llama, num_draft_tokens=3, speculate="suffix")
     expected = engine.generate(prompt(6), max_new_tokens=8).tokens
 
     class Wrong(Proposer):
@@ -182,8 +177,8 @@ def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
 
 
 @pytest.mark.parametrize("where", ["tracker", "detokenizer"])
-def test_a_text_that_cannot_be_decoded_fails_alone(where, path):
-    engine = tokenmill.load(path, max_sequences=2, block_size=16)
+def test_a_text_that_cannot_be_decoded_fails_alone(where, llama):
+    engine = tokenmill.load(llama, max_sequences=2, block_size=16)
     expected = engine.generate(prompt(6), max_new_tokens=8).tokens
     good = engine.stream(prompt(6), max_new_tokens=8)
     tokens = next(good).tokens
@@ -218,22 +213,22 @@ def test_a_stop_text_that_shows_only_at_the_end_is_the_reason(reason):
     assert len(done.timing.itl_s) == len(done.tokens) - 1
 
 
-def test_the_default_pool_holds_every_sequence_at_its_longest(path):
-    engine = tokenmill.load(path, block_size=100, max_sequences=4)
+def test_the_default_pool_holds_every_sequence_at_its_longest(llama):
+    engine = tokenmill.load(llama, block_size=100, max_sequences=4)
     assert engine.core.scheduler.allocator.num_blocks == 8
     with pytest.raises(ConfigError, match=r"block_size = 5000 .*max_length, which is 128"):
-        tokenmill.load(path, block_size=5000)
+        tokenmill.load(llama, block_size=5000)
     with pytest.raises(
         CapacityError,
         match=r"memory for a cache of 10000000000032 tokens, which the system refuses .*: .* TB needed, .*cache_tokens",
     ) as caught:
-        tokenmill.load(path, cache_tokens=10**13 + 1)
+        tokenmill.load(llama, cache_tokens=10**13 + 1)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor, tuple, list])
-def test_ids_may_come_in_any_container(path, make):
-    engine = tokenmill.load(path, max_sequences=2)
+def test_ids_may_come_in_any_container(llama, make):
+    engine = tokenmill.load(llama, max_sequences=2)
     one, two = prompt(5), prompt(5, 1)
     expected = [engine.generate(p, max_new_tokens=3).tokens for p in (one, two)]
     assert engine.generate(make(one), max_new_tokens=3).tokens == expected[0]
@@ -256,16 +251,16 @@ def test_ids_may_come_in_any_container(path, make):
         ([1], {"min_new_tokens": 130}, RequestError, r"prompt of 1 tokens \+ max_new_tokens of 130 is over"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(path, tokens, settings, error, message):
-    engine = tokenmill.load(path)
+def test_what_cannot_be_meant_is_refused(llama, tokens, settings, error, message):
+    engine = tokenmill.load(llama)
     with pytest.raises(error, match=message):
         engine.generate(tokens, **settings)
     check_empty(engine.core)
 
 
-def test_settings_without_effect_are_named(path):
+def test_settings_without_effect_are_named(llama):
     with pytest.warns(UserWarning, match="num_draft_tokens = 9 is ignored: speculate is 'off'"):
-        tokenmill.load(path, num_draft_tokens=9, program="eager")
+        tokenmill.load(llama, num_draft_tokens=9, program="eager")
 
 
 def test_the_same_number_said_twice_is_no_error_but_two_numbers_are(tmp_path):

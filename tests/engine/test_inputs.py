@@ -9,19 +9,14 @@ import pytest
 import torch
 
 import tokenmill
-from tests.tiny_models import prompt, save
+from tests.tiny_models import prompt
 from tokenmill import ConfigError, EngineConfig, RequestError, SamplingParams, TokenmillError
 from tokenmill.engine.observers import Observer
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def engine(path):
-    return tokenmill.load(path, max_sequences=2)
+def engine(llama):
+    return tokenmill.load(llama, max_sequences=2)
 
 
 # ---- prompts
@@ -195,8 +190,8 @@ def test_settings_in_a_wrong_place_are_told_the_right_one(engine):
         tokenmill.Engine("smollm2-135m")
 
 
-def test_an_engine_may_be_loaded_from_its_settings(path):
-    config = EngineConfig(model=path, max_length=64, threads=1)
+def test_an_engine_may_be_loaded_from_its_settings(llama):
+    config = EngineConfig(model=llama, max_length=64, threads=1)
     assert tokenmill.load(config).config.max_length == 64
     engine = tokenmill.load(config, max_length=32)
     assert engine.config.max_length == 32
@@ -221,10 +216,10 @@ def test_what_no_setting_can_be_is_one_line_that_names_it(engine, name):
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in fields(EngineConfig)])
-def test_what_no_setting_of_an_engine_can_be_is_one_line_too(path, name):
+def test_what_no_setting_of_an_engine_can_be_is_one_line_too(llama, name):
     for value in (*ODD[:-2], [[]], ""):
         with pytest.raises(TokenmillError, match=name) as caught:
-            tokenmill.load(**{"model": path, name: value})
+            tokenmill.load(**{"model": llama, name: value})
         assert "\n" not in str(caught.value)
 
 
@@ -237,52 +232,52 @@ def test_numbers_of_numpy_are_kept_as_numbers_of_python():
         SamplingParams(logit_bias={"9" * 5000: 1})
 
 
-def test_unknown_settings_name_the_nearest(engine, path):
+def test_unknown_settings_name_the_nearest(engine, llama):
     with pytest.raises(ConfigError, match="did you mean 'temperature'"):
         engine.generate(prompt(5), temprature=1)
     with pytest.raises(ConfigError, match="did you mean 'max_length'"):
-        tokenmill.load(path, maxlength=64)
+        tokenmill.load(llama, maxlength=64)
 
 
 # ---- settings of the engine
 
 
-def test_dtypes_of_torch_are_names_too(path):
-    assert tokenmill.load(path, dtype=torch.float32).config.dtype == "float32"
+def test_dtypes_of_torch_are_names_too(llama):
+    assert tokenmill.load(llama, dtype=torch.float32).config.dtype == "float32"
     with pytest.raises(ConfigError, match="dtype"):
-        tokenmill.load(path, dtype=torch.int32)
+        tokenmill.load(llama, dtype=torch.int32)
 
 
-def test_paths_are_texts_too(path, tmp_path):
-    assert tokenmill.load(path, prefix_dir=tmp_path).config.prefix_dir == str(tmp_path)
+def test_paths_are_texts_too(llama, tmp_path):
+    assert tokenmill.load(llama, prefix_dir=tmp_path).config.prefix_dir == str(tmp_path)
     for wrong in ("x\0y", "x" * 5000, "\ud800"):
         with pytest.raises(TokenmillError, match="cannot be used"):
-            tokenmill.load(path, prefix_dir=wrong)
+            tokenmill.load(llama, prefix_dir=wrong)
         with pytest.raises(TokenmillError, match="no model"):
             tokenmill.load(wrong)
 
 
-def test_progress_is_a_function(path):
+def test_progress_is_a_function(llama):
     with pytest.raises(ConfigError, match="progress = True"):
-        tokenmill.load(path, progress=True)
+        tokenmill.load(llama, progress=True)
 
 
-def test_devices_of_torch_are_names_too(path):
-    assert tokenmill.load(path, device=torch.device("cpu")).config.device == "cpu"
+def test_devices_of_torch_are_names_too(llama):
+    assert tokenmill.load(llama, device=torch.device("cpu")).config.device == "cpu"
 
 
 @pytest.mark.parametrize("threads", [512, 100_000])
-def test_more_threads_than_a_machine_can_have_are_refused(path, threads, monkeypatch):
+def test_more_threads_than_a_machine_can_have_are_refused(llama, threads, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     with pytest.raises(ConfigError, match="threads"):
-        tokenmill.load(path, threads=threads)
+        tokenmill.load(llama, threads=threads)
 
 
-def test_the_setting_that_was_given_is_blamed(path):
+def test_the_setting_that_was_given_is_blamed(llama):
     with pytest.raises(ConfigError, match=r"^max_sequences = 100000"):
-        tokenmill.load(path, max_sequences=100_000)
+        tokenmill.load(llama, max_sequences=100_000)
     with pytest.raises(ConfigError, match=r"^max_step_tokens = 4"):
-        tokenmill.load(path, max_sequences=8, max_step_tokens=4)
+        tokenmill.load(llama, max_sequences=8, max_step_tokens=4)
 
 
 class Fed(Observer):
@@ -296,11 +291,11 @@ class Fed(Observer):
             self.counts.append(sum(work.count for work in plan.work))
 
 
-def test_a_prefix_directory_implies_small_blocks(path, tmp_path):
+def test_a_prefix_directory_implies_small_blocks(llama, tmp_path):
     ids = prompt(100)
     watch = Fed()
     for _ in range(2):  # the second engine stands for a later process
-        engine = tokenmill.load(path, prefix_dir=str(tmp_path), speculate="off")
+        engine = tokenmill.load(llama, prefix_dir=str(tmp_path), speculate="off")
         assert engine.config.block_size < engine.config.max_length
         with engine.core.observed_by(watch):
             engine.generate(ids, max_new_tokens=1)

@@ -11,10 +11,10 @@ import pytest
 
 from tests.empty import check_empty
 from tests.interrupts import Lines, lines
+from tests.marks import needs_native
 from tests.tiny_models import prompt
 from tokenmill import RequestError, load
 from tokenmill.engine.observers import Observer
-from tokenmill.kernels import native_library
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,6 @@ SHAPES = {
 }
 PROMPTS = [prompt(9), prompt(14, seed=1), [*prompt(9), 7, 7]]
 NEW = 8
-NATIVE = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
 PROGRAMS = {"eager": 10, "native": 30}
 """With each program, how many of some thousand lines are interrupted, other ones in each shape. A step of the modules
 takes ten times as long, and most lines of ours are the same."""
@@ -38,7 +37,7 @@ EVERYTHING = [
         program,
         PROGRAMS[program],
         marks=[
-            *([NATIVE] if program == "native" else []),
+            *([needs_native] if program == "native" else []),
             *([] if (shape in WITH_NATIVE) == (program == "native") else [pytest.mark.long]),
         ],
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.forked import in_fork
-from tests.laws.test_law_06_programs import needs_native
+from tests.marks import needs_native
 from tests.tiny_models import prompt
 from tokenmill.engine.load import load
 from tokenmill.settings.sampling_params import SamplingParams

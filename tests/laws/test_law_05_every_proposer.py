@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from tests.speculate.test_multi_step import needs_native
+from tests.marks import needs_native
 from tests.tiny_models import VOCABULARY, prompt
 from tokenmill import load
 

@@ -6,14 +6,12 @@ Every build of the native kernels: tests/program/test_native.py.
 import pytest
 import torch
 
-from tests.marks import each
+from tests.marks import each, needs_native
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import load
-from tokenmill.kernels.native_library import why_not
 
 SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.8, "top_p": 0.95, "seed": 3}}
 PROMPTS = [prompt(length, seed=6) for length in (1, 9, 22)]
-needs_native = pytest.mark.skipif(why_not() is not None, reason=f"the library {why_not()}")
 PROGRAMS = {
     "native": pytest.param({"program": "native"}, marks=needs_native, id="native"),
     "native, one step a call": pytest.param({"program": "native", "speculate": "off"}, marks=needs_native, id="steps"),

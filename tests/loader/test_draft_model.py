@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from tests.marks import needs_native
 from tests.tiny_models import save
 from tokenmill.errors import CapacityError, ConfigError
-from tokenmill.kernels import native_library
 from tokenmill.loader import draft_model as module
 from tokenmill.loader import load_model as load_module
 from tokenmill.loader.draft_model import load_draft_model
@@ -14,8 +14,6 @@ from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
-
-needs_library = pytest.mark.skipif(native_library.why_not() is not None, reason=f"it {native_library.why_not()}")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def test_what_does_not_fit_beside_the_model(llama, monkeypatch):
         drafted(llama, "q8")
 
 
-@needs_library
+@needs_native
 def test_a_packed_model_has_no_other_weights(llama, tmp_path):
     packed = tmp_path / "x.packed"
     config = EngineConfig(program="native", dtype="float32", threads=1)
@@ -98,7 +96,7 @@ def test_a_packed_model_has_no_other_weights(llama, tmp_path):
     assert draft.config.model == str(llama)
 
 
-@needs_library
+@needs_native
 def test_copies_serve_the_draft_model_too(llama, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("tokenmill.loader.packed_copy.SMALLEST", 0)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiny_models import save
+from tests.marks import needs_native
 from tokenmill.cache.spec import RowsSpec
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
-from tokenmill.kernels import native_library
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader import compile as compiling
 from tokenmill.loader import load_model as module
@@ -21,13 +20,7 @@ from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import open_checkpoint
 
-needs_library = pytest.mark.skipif(native_library.why_not() is not None, reason=f"it {native_library.why_not()}")
 EAGER = {"program": "eager", "scheme": "dense", "dtype": "float32", "device": "cpu", "threads": 1}
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
 
 
 def resolved_of(path, **settings):
@@ -39,9 +32,9 @@ def loaded_of(path, progress=None, **settings):
     return load_model(*resolved_of(path, **settings), progress)
 
 
-def test_a_loaded_model_says_what_it_is(path):
+def test_a_loaded_model_says_what_it_is(llama):
     told = []
-    loaded = loaded_of(path, lambda done, total: told.append((done, total)), max_length=40, model=str(path))
+    loaded = loaded_of(llama, lambda done, total: told.append((done, total)), max_length=40, model=str(llama))
     numbers = 2 * 211 * 48 + 48 + 2 * (2 * 48 + 2 * 48 * 48 + 2 * 16 * 48 + 3 * 48 * 80)
     assert told[0] == (0, numbers) and told[-1] == (numbers, numbers) and told == sorted(told)
     assert loaded.memory == {
@@ -52,7 +45,7 @@ def test_a_loaded_model_says_what_it_is(path):
     assert (loaded.program_name, loaded.kernel_name, loaded.config.max_length) == ("eager", "rows", 40)
     assert loaded.model_config.num_layers == 2 and loaded.tokenizer is None and loaded.generation_defaults == {}
     assert loaded.compatibility == {
-        "model": str(path),
+        "model": str(llama),
         "fingerprint": loaded.fingerprint,
         "shape": {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8},
         "rope": loaded.model_config.rope.text,
@@ -71,8 +64,8 @@ def test_a_loaded_model_says_what_it_is(path):
     loaded.release()
 
 
-def test_rows_know_which_list_of_longrope_rotated_them(path):
-    loaded, lists = loaded_of(path, max_length=33), (("original_max_position_embeddings", 32),)
+def test_rows_know_which_list_of_longrope_rotated_them(llama):
+    loaded, lists = loaded_of(llama, max_length=33), (("original_max_position_embeddings", 32),)
     long = replace(loaded.model_config, rope=Rope(8, 1e4, "longrope", lists))
     loaded.resolved = replace(loaded.resolved, model=long)
     texts = []
@@ -82,8 +75,8 @@ def test_rows_know_which_list_of_longrope_rotated_them(path):
     assert texts[0] == long.rope.text != texts[1] == texts[2]
 
 
-def test_layers_that_differ_are_listed(path):
-    loaded = loaded_of(path)
+def test_layers_that_differ_are_listed(llama):
+    loaded = loaded_of(llama)
     for layers, wanted in (
         ((RowsSpec(2, 8), RowsSpec(4, 8)), {"num_layers": 2, "num_kv_heads": [2, 4], "head_dim": 8}),
         ((RowsSpec(2, 8),), {"num_layers": 1, "num_kv_heads": 2, "head_dim": 8}),
@@ -92,32 +85,32 @@ def test_layers_that_differ_are_listed(path):
         assert loaded.compatibility["shape"] == wanted
 
 
-def test_a_name_that_is_no_path_stays_one(path, monkeypatch, tmp_path):
-    assert loaded_of(path, model="smollm2-135m").compatibility["model"] == "smollm2-135m"
-    monkeypatch.chdir(path.parent)
-    assert loaded_of(path, model="llama").compatibility["model"] == str(path.resolve())
+def test_a_name_that_is_no_path_stays_one(llama, monkeypatch, tmp_path):
+    assert loaded_of(llama, model="smollm2-135m").compatibility["model"] == "smollm2-135m"
+    monkeypatch.chdir(llama.parent)
+    assert loaded_of(llama, model="llama").compatibility["model"] == str(llama.resolve())
 
 
-def test_torch_computes_in_the_threads_of_the_settings(path):
+def test_torch_computes_in_the_threads_of_the_settings(llama):
     for threads in (1, 2):
         before = torch.get_num_threads()
-        with torch_threads(loaded_of(path, threads=threads).num_torch_threads):
+        with torch_threads(loaded_of(llama, threads=threads).num_torch_threads):
             assert torch.get_num_threads() == threads
         assert torch.get_num_threads() == before
 
 
-@needs_library
-def test_a_program_with_threads_of_its_own_leaves_torch_one(path, monkeypatch, caplog):
+@needs_native
+def test_a_program_with_threads_of_its_own_leaves_torch_one(llama, monkeypatch, caplog):
     monkeypatch.setattr(module, "usable_threads", lambda count: 1)
-    loaded = loaded_of(path, program="native", threads=2)
+    loaded = loaded_of(llama, program="native", threads=2)
     assert loaded.config.threads == 2 and not caplog.messages
     assert loaded.num_torch_threads == 1
 
 
 @pytest.mark.parametrize(("given", "warned"), [(1, False), (2, True), (None, False)])
-def test_threads_that_a_forked_process_does_not_have_are_warned_of(path, monkeypatch, caplog, given, warned):
+def test_threads_that_a_forked_process_does_not_have_are_warned_of(llama, monkeypatch, caplog, given, warned):
     monkeypatch.setattr(module, "usable_threads", lambda count: 1)
-    assert loaded_of(path, threads=given).config.threads == 1
+    assert loaded_of(llama, threads=given).config.threads == 1
     said = "threads = 2 is ignored: program eager computes with torch, whose threads a forked process does not have"
     assert caplog.messages == ([said] if warned else [])
 
@@ -132,43 +125,43 @@ def test_threads_that_a_forked_process_does_not_have_are_warned_of(path, monkeyp
         ("none", "q8", True),
     ],
 )
-def test_only_plain_matrices_are_left_unfused(path, fuse, scheme, is_refused):
+def test_only_plain_matrices_are_left_unfused(llama, fuse, scheme, is_refused):
     if not is_refused:
-        assert loaded_of(path, fuse=fuse, scheme=scheme).config.fuse == fuse
+        assert loaded_of(llama, fuse=fuse, scheme=scheme).config.fuse == fuse
         return
     said = f"fuse = '{fuse}' is not allowed: with qkv and gate_up, because scheme is 'q8', not dense"
     with pytest.raises(ConfigError, match=said):
-        loaded_of(path, fuse=fuse, scheme=scheme)
+        loaded_of(llama, fuse=fuse, scheme=scheme)
 
 
 @pytest.mark.parametrize("how", ["sampled", "full"])
-def test_the_fingerprint_is_as_it_was_asked_for(path, how):
-    digests = loaded_of(path, fingerprint=how).fingerprint
+def test_the_fingerprint_is_as_it_was_asked_for(llama, how):
+    digests = loaded_of(llama, fingerprint=how).fingerprint
     assert all(digest.startswith("full ") == (how == "full") for digest in digests.values())
 
 
-@needs_library
-def test_only_a_packed_model_is_overwritten(path, tmp_path):
+@needs_native
+def test_only_a_packed_model_is_overwritten(llama, tmp_path):
     config, file = EngineConfig(program="native", threads=1), tmp_path / "x.packed"
     file.write_text("mine")
     with pytest.raises(CheckpointError, match=r"x.packed is there and is no packed model: it is not overwritten$"):
-        save_packed_model(open_checkpoint(path), config, file, lambda *_: None)
+        save_packed_model(open_checkpoint(llama), config, file, lambda *_: None)
     assert file.read_text() == "mine"
     file.unlink()
-    sizes = {save_packed_model(open_checkpoint(path), config, file, lambda *_: None) for _ in range(2)}
+    sizes = {save_packed_model(open_checkpoint(llama), config, file, lambda *_: None) for _ in range(2)}
     assert sizes == {file.stat().st_size}
     with pytest.raises(ConfigError, match="program = 'eager' is not allowed: native: only its weights are packed"):
-        save_packed_model(open_checkpoint(path), EngineConfig(program="eager"), tmp_path / "y", lambda *_: None)
+        save_packed_model(open_checkpoint(llama), EngineConfig(program="eager"), tmp_path / "y", lambda *_: None)
 
 
-@needs_library
-def test_a_packed_model_has_the_settings_that_it_was_made_for(path, tmp_path):
+@needs_native
+def test_a_packed_model_has_the_settings_that_it_was_made_for(llama, tmp_path):
     packed = tmp_path / "x.packed"
     config = EngineConfig(program="native", dtype="bfloat16", scheme="q8", threads=1)
-    size = save_packed_model(open_checkpoint(path), config, packed, lambda *_: None)
+    size = save_packed_model(open_checkpoint(llama), config, packed, lambda *_: None)
     assert size == packed.stat().st_size
     checkpoint = open_checkpoint(packed)
-    assert checkpoint.facts["copy"] is None and checkpoint.facts["source"] == str(path.resolve())
+    assert checkpoint.facts["copy"] is None and checkpoint.facts["source"] == str(llama.resolve())
     assert checkpoint.facts["versions"] == {"tokenmill": __version__, "torch": torch.__version__}
     assert checkpoint.facts["rounded"] == ""
     loaded = load_model(checkpoint, resolve_checkpoint(checkpoint, EngineConfig(threads=1, dtype="bf16")))
@@ -186,14 +179,14 @@ def test_a_packed_model_has_the_settings_that_it_was_made_for(path, tmp_path):
         load_model(checkpoint, resolved)
 
 
-def test_a_cache_that_the_system_refuses_is_told_with_what_would_help(path, monkeypatch):
+def test_a_cache_that_the_system_refuses_is_told_with_what_would_help(llama, monkeypatch):
     def refuse(*_):
         raise RuntimeError("cannot allocate\nand more")
 
     monkeypatch.setattr(module, "Pool", refuse)
     monkeypatch.setattr(module, "available_bytes", lambda: 1000)
     with pytest.raises(CapacityError) as raised:
-        loaded_of(path, max_length=40)
+        loaded_of(llama, max_length=40)
     what = (
         "memory for a cache of 40 tokens, which the system refuses (cannot allocate): 10.2 kB needed, 1.0 kB available"
     )
@@ -204,10 +197,10 @@ def test_a_cache_that_the_system_refuses_is_told_with_what_would_help(path, monk
     ):
         monkeypatch.setattr(module, "Pool", lambda *_, error=error: (_ for _ in ()).throw(error))
         with pytest.raises(CapacityError, match=rf"which the system refuses \({reason}\)"):
-            loaded_of(path, max_length=40)
+            loaded_of(llama, max_length=40)
 
 
-def test_a_package_that_does_not_fit_is_refused_or_left_out(path, monkeypatch, caplog, tmp_path):
+def test_a_package_that_does_not_fit_is_refused_or_left_out(llama, monkeypatch, caplog, tmp_path):
     given = {}
 
     def refuse(folder, made_for, device):
@@ -217,15 +210,15 @@ def test_a_package_that_does_not_fit_is_refused_or_left_out(path, monkeypatch, c
     monkeypatch.setattr(module, "open_package", refuse)
     settings = {"program": "auto", "aot_package": str(tmp_path)}
     with pytest.raises(PackageMismatch, match="the package is of another model"):
-        loaded_of(path, **settings)
+        loaded_of(llama, **settings)
     assert (given["folder"], given["on"]) == (Path(tmp_path), torch.device("cpu"))
-    loaded = loaded_of(path, **settings, aot_fallback=True)
+    loaded = loaded_of(llama, **settings, aot_fallback=True)
     assert (loaded.program_name, loaded.config.aot_package) == ("eager", None)
     assert caplog.messages == ["the package is of another model; the plain modules serve"]
 
 
-def test_what_was_chosen_instead_of_something_faster_is_noted(path, caplog):
-    checkpoint, resolved = resolved_of(path)
+def test_what_was_chosen_instead_of_something_faster_is_noted(llama, caplog):
+    checkpoint, resolved = resolved_of(llama)
     resolved = replace(resolved, program_refusals={"native": "has no such kernel"})
     with caplog.at_level(logging.INFO):
         load_model(checkpoint, resolved)
@@ -247,16 +240,16 @@ class Fits:
 
 
 @pytest.mark.parametrize(("num_tokens", "warned"), [(211, False), (212, True)])
-def test_a_tokenizer_with_more_tokens_than_the_model_is_warned_of(path, caplog, num_tokens, warned):
-    checkpoint, resolved = resolved_of(path)
+def test_a_tokenizer_with_more_tokens_than_the_model_is_warned_of(llama, caplog, num_tokens, warned):
+    checkpoint, resolved = resolved_of(llama)
     checkpoint.tokenizer = lambda: Fits(num_tokens)
     assert load_model(checkpoint, resolved).tokenizer.num_tokens == num_tokens
-    said = f"{path}: the tokenizer has 212 tokens and the model 211: a text with one of the others is refused"
+    said = f"{llama}: the tokenizer has 212 tokens and the model 211: a text with one of the others is refused"
     assert caplog.messages == ([said] if warned else [])
 
 
-def test_a_proposer_that_there_is_not_is_refused_before_anything_is_read(path, monkeypatch):
-    checkpoint, resolved = resolved_of(path)
+def test_a_proposer_that_there_is_not_is_refused_before_anything_is_read(llama, monkeypatch):
+    checkpoint, resolved = resolved_of(llama)
     resolved = replace(resolved, config=replace(resolved.config, speculate="off"))
     monkeypatch.setattr(module, "WeightSource", lambda *_: pytest.fail("tensors are compared"))
     monkeypatch.setattr(module, "choose_proposer", lambda config, _: replace(config, speculate="auto"))
@@ -264,7 +257,7 @@ def test_a_proposer_that_there_is_not_is_refused_before_anything_is_read(path, m
         load_model(checkpoint, resolved)
 
 
-def test_what_a_package_is_written_from(path, monkeypatch, tmp_path):
+def test_what_a_package_is_written_from(llama, monkeypatch, tmp_path):
     """Without a compiler: what the writer of packages is given."""
     given = []
     monkeypatch.setattr(compiling, "write_package", lambda *what: given.append(what) or 77)
@@ -274,9 +267,9 @@ def test_what_a_package_is_written_from(path, monkeypatch, tmp_path):
         advance = staticmethod(lambda done, total: None)
 
     told = Told()
-    assert compiling.save_aot_package(open_checkpoint(path), config, tmp_path / "out", told) == 77
+    assert compiling.save_aot_package(open_checkpoint(llama), config, tmp_path / "out", told) == 77
     ((folder, decoder, pool, padded, phases, facts, progress),) = given
     assert (folder, phases, progress) == (tmp_path / "out", "both", told)
-    assert facts["source"] == str(path.resolve()) and facts["tokenmill"] == __version__
+    assert facts["source"] == str(llama.resolve()) and facts["tokenmill"] == __version__
     assert decoder.config.num_layers == 2 and pool.spec.block_size == 128 and padded is not None
     assert pool.spec.num_blocks == 1, "for one sequence, whatever was asked for"

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.marks import needs_native
 from tokenmill.errors import ConfigError
-from tokenmill.kernels import native_library
 from tokenmill.loader import resolve as module
 from tokenmill.loader.resolve import resolve, resolve_with
 from tokenmill.model.families import read_config
@@ -21,7 +21,6 @@ LLAMA = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 96,
 }
-needs_library = pytest.mark.skipif(native_library.why_not() is not None, reason=f"it {native_library.why_not()}")
 
 
 def model_of(**changes):
@@ -105,7 +104,7 @@ def test_the_dtype_is_the_checkpoint_s_own_but_for_float16_by_torch_on_a_cpu(sto
     assert config_of(model_of(torch_dtype=stored), dtype=given).dtype == wanted
 
 
-@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+@needs_native
 @pytest.mark.parametrize(("program", "wanted"), [("auto", "float16"), ("native", "float16"), ("eager", "float32")])
 def test_float16_stays_for_a_program_that_is_fast_in_it(program, wanted):
     found = resolved(model_of(torch_dtype="float16"), program=program, scheme="auto")
@@ -174,7 +173,7 @@ def test_a_config_that_a_load_has_changed():
     assert compiled.program is not before.program and compiled.given is before.given
 
 
-@needs_library
+@needs_native
 def test_codes_of_a_file_are_kept_where_a_program_multiplies_them():
     coded = model_of(stored_as_codes=5.0)
     auto = {"program": "auto", "scheme": "auto"}
@@ -187,7 +186,7 @@ def test_codes_of_a_file_are_kept_where_a_program_multiplies_them():
     )
 
 
-@needs_library
+@needs_native
 def test_a_program_that_reads_the_cache_by_itself_has_blocks_of_32():
     auto = {"program": "native", "scheme": "auto"}
     assert config_of(**auto).block_size == 32 and config_of(**auto).cache_tokens == 96

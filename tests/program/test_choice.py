@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from tests.marks import needs_native
 from tests.tiny_models import prompt, reference, save
 from tokenmill.engine.load import load
 from tokenmill.kernels import native_library
@@ -13,9 +14,6 @@ from tokenmill.program.forward import find_program
 from tokenmill.registry import PROGRAMS
 
 PROMPT = prompt(20, seed=3)
-needs_library = pytest.mark.skipif(
-    native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +39,7 @@ def test_a_missing_library_is_said_once(tmp_path, monkeypatch, caplog):
     assert "no compiler was found" in caplog.text
 
 
-@needs_library
+@needs_native
 def test_nothing_is_said_where_the_fastest_runs_or_another_was_asked_for(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         for settings in ({}, {"program": "eager"}):
@@ -49,7 +47,7 @@ def test_nothing_is_said_where_the_fastest_runs_or_another_was_asked_for(tmp_pat
     assert caplog.text == ""
 
 
-@needs_library
+@needs_native
 def test_a_float16_checkpoint_stays_as_it_is_in_the_fast_program(half, caplog):
     """Only its rows of the cache are rounded to float16."""
     with caplog.at_level(logging.INFO):

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import hatch_build
 import pytest
@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import tokenmill
-from tests.marks import crossed
+from tests.marks import crossed, needs_native
 from tests.program import sanitized
 from tests.tiny_models import KINDS, prompt, save
 from tokenmill.engine.load import load
@@ -23,7 +23,7 @@ FAMILIES = KINDS
 BEST = native_library.best_build() if native_library.why_not() is None else None
 LONG = prompt(97, seed=5)
 
-pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+pytestmark = needs_native
 
 
 def native(path, dtype="float32", **settings):
@@ -266,17 +266,9 @@ def test_a_row_that_is_not_finite_changes_no_earlier_one(settings, tmp_path):
 def test_two_engines_at_the_same_time(models):
     engines = [native(save(name, models), threads=2) for name in ("llama", "gpt2")]
     expected = [engine.generate(LONG, max_new_tokens=20).tokens for engine in engines]
-    found: list[list] = [[], []]
-
-    def work(at):
-        found[at] = [engines[at].generate(LONG, max_new_tokens=20).tokens for _ in range(5)]
-
-    threads = [threading.Thread(target=work, args=(at,)) for at in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [[tokens] * 5 for tokens in expected]
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda engine: [engine.generate(LONG, max_new_tokens=20).tokens for _ in range(5)], engines)
+    assert list(found) == [[tokens] * 5 for tokens in expected]
 
 
 def test_the_decoders_matrices_are_given_up(models):

@@ -5,8 +5,8 @@ import torch
 
 from tests import gguf_files
 from tests.gguf_files import KIND, WIDE, write_codes
+from tests.marks import needs_native
 from tokenmill.engine.load import load
-from tokenmill.kernels import native_library
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
@@ -15,7 +15,7 @@ TYPES = [*gguf_files.HALVES, KIND.F32, KIND.F16, KIND.BF16]
 TOKENS = torch.randint(0, gguf_files.VOCABULARY, (97,), generator=torch.Generator().manual_seed(5)).tolist()
 HOWS = ({"max_step_tokens": 1}, {"max_step_tokens": 7, "block_size": 3, "threads": 2}, {"threads": 4})
 
-pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+pytestmark = needs_native
 
 
 def logits(path, **settings):

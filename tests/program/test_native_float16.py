@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.marks import needs_native
 from tests.tiny_models import KINDS, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.kernels import native_library
@@ -14,7 +15,7 @@ from tokenmill.weights.checkpoint import open_checkpoint
 
 LONG = prompt(97, seed=5)
 
-pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+pytestmark = needs_native
 
 
 @pytest.fixture(params=native_library.BUILDS)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.marks import needs_native
 from tests.tiny_models import prompt
 from tests.unequal_model import save_unequal, written_out
 from tokenmill import load
@@ -12,7 +13,7 @@ from tokenmill.program.native.program import Native
 
 START = prompt(29, seed=4)
 
-pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+pytestmark = needs_native
 
 
 @pytest.fixture

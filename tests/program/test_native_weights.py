@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.marks import needs_native
 from tests.tiny_models import prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError, PackedModelError
@@ -16,7 +17,7 @@ from tokenmill.quant.stored import Stored
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 
-pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+pytestmark = needs_native
 
 LONG = prompt(40, seed=5)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.marks import needs_native
 from tokenmill.kernels import native_library
 from tokenmill.quant import gptq as module
 from tokenmill.quant.gptq import NotInvertible, _order, _round_natively, _round_plainly, compensation, gptq
@@ -21,7 +22,7 @@ def hessian():
     return inputs_TK.t() @ inputs_TK / TOKENS
 
 
-@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+@needs_native
 @pytest.mark.parametrize("build", native_library.BUILDS)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_library_rounds_to_the_same_bits(build, bits):
@@ -122,7 +123,7 @@ def test_without_the_library_the_plain_form_rounds(monkeypatch):
     assert module._round(torch.tensor([[2.6]]), found, torch.ones(1, 1), 4)[0].tolist() == [[3]]
 
 
-@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+@needs_native
 def test_with_the_library_it_rounds(monkeypatch):
     monkeypatch.setattr(module, "_round_plainly", lambda *_: pytest.fail("the plain form was called"))
     found = Fit(torch.ones(1), torch.zeros(1))

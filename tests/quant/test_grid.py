@@ -3,13 +3,10 @@
 import pytest
 import torch
 
+from tests.marks import needs_native
 from tokenmill.kernels import native_library
 from tokenmill.quant import grid as grids
 from tokenmill.quant.grid import GRIDS, Fit, _fit, _fit_natively, _starts, divisor, fit, round_on
-
-needs_library = pytest.mark.skipif(
-    native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"
-)
 
 
 def error(grid, numbers_CR, bits, weights_C):
@@ -34,7 +31,7 @@ def cases(num_inputs, num_rows):
 
 
 @pytest.mark.slow
-@needs_library
+@needs_native
 @pytest.mark.parametrize("build", native_library.BUILDS)
 @pytest.mark.parametrize("kind", GRIDS)
 @pytest.mark.parametrize("bits", [4, 8])
@@ -48,7 +45,7 @@ def test_the_library_finds_the_same_bits(build, kind, bits):
             assert torch.equal(plain.minimums, native.minimums)
 
 
-@needs_library
+@needs_native
 def test_a_build_that_is_not_there_is_not_replaced_by_another():
     with pytest.raises(AssertionError):
         _fit_natively(torch.ones(32, 1), 4, "minimum", torch.ones(32), "none")
@@ -77,7 +74,7 @@ def test_weights_of_zero_count_as_equal_ones():
         assert torch.equal(a, b)
 
 
-@needs_library
+@needs_native
 @pytest.mark.parametrize("kind", GRIDS)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_plain_form_and_the_library_agree_on_a_few(bits, kind):

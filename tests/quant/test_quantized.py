@@ -8,6 +8,7 @@ import torch
 
 from tests import gguf_files
 from tests.gguf_files import random_rows, write
+from tests.marks import needs_native
 from tests.tiny_models import prompt, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
@@ -22,12 +23,9 @@ from tokenmill.weights.gguf.kinds import KINDS
 from tokenmill.weights.write.quantize import quantize
 
 LONG = prompt(97, seed=5)
-needs_library = pytest.mark.skipif(
-    native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"
-)
 
 
-@needs_library
+@needs_native
 @pytest.mark.parametrize("scheme", ["q8", "q4"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
 def test_native_is_eager_up_to_the_rounding_of_activations(family, scheme, models):
@@ -39,7 +37,7 @@ def test_native_is_eager_up_to_the_rounding_of_activations(family, scheme, model
     assert (ours - eager).pow(2).mean().sqrt() < 0.04 * eager.pow(2).mean().sqrt()
 
 
-@needs_library
+@needs_native
 @pytest.mark.parametrize("build", ["avx512", "avx2", "portable"])
 @pytest.mark.parametrize("scheme", ["q8", "q4"])
 def test_the_same_bits_for_any_chunk_and_thread(build, scheme, models, monkeypatch):
@@ -57,7 +55,7 @@ def test_the_same_bits_for_any_chunk_and_thread(build, scheme, models, monkeypat
             assert torch.equal(logits(threads=threads, **settings), whole)
 
 
-@needs_library
+@needs_native
 def test_weights_take_what_their_bits_say(models):
     path = save("llama", models)
     taken = {
@@ -74,7 +72,7 @@ def test_eager_multiplies_codes_too(models):
     assert 0 < (q8 - full).pow(2).mean().sqrt() < 0.04 * full.pow(2).mean().sqrt()
 
 
-@needs_library
+@needs_native
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0])
 def test_codes_of_a_file_are_kept_whichever_way_round_it_names_them(name, kind, tmp_path):
@@ -99,7 +97,7 @@ OF_GGUF = [
 ]
 
 
-@needs_library
+@needs_native
 @pytest.mark.parametrize("kind", OF_GGUF)
 def test_codes_of_every_kind_are_multiplied_and_looked_up(kind, tmp_path, monkeypatch):
     """All matrices and the embedding in that kind: as the dense values of the file, up to the rounding of activations.
@@ -126,7 +124,7 @@ def test_codes_of_every_kind_are_multiplied_and_looked_up(kind, tmp_path, monkey
     assert torch.equal(load(path, program="native", threads=2, max_step_tokens=1).logits(LONG), whole)
 
 
-@needs_library
+@needs_native
 def test_codes_that_no_scheme_holds_are_rounded_to_8_bits_and_this_is_said(tmp_path, capsys):
     stored = (random_rows(gguf.GGMLQuantizationType.Q2_K, 64, 256, size=1 / 64), gguf.GGMLQuantizationType.Q2_K)
     path = write(tmp_path / "x.gguf", "llama", gguf.GGMLQuantizationType.Q8_0, stored={"blk.0.ffn_down.weight": stored})
@@ -147,7 +145,7 @@ def test_codes_that_no_scheme_holds_are_rounded_to_8_bits_and_this_is_said(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.model
-@needs_library
+@needs_native
 def test_a_quantised_file_stays_as_it_is():
     engine = load("smollm2-135m", max_length=64)
     assert (engine.config.scheme, engine.program_name) == ("file", "native")
@@ -160,7 +158,7 @@ def test_a_quantised_file_stays_as_it_is():
     assert divergence < 0.02  # nats; 0.004 was measured on such a text
 
 
-@pytest.mark.parametrize("program", ["eager", pytest.param("native", marks=needs_library)])
+@pytest.mark.parametrize("program", ["eager", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("scheme", ["q4", "q8"])
 def test_a_router_stays_numbers_when_a_model_is_rounded_as_it_is_loaded(scheme, program, tmp_path):
     """`tokenmill quantize` leaves it so too: both ways to round a mixture of experts give the same logits."""

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import tokenmill
+from tests.marks import needs_native
 from tests.tiny_models import CONTEXT, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
-from tokenmill.kernels import native_library
 from tokenmill.measure.cost import cost_of
 from tokenmill.program import preferred_schemes
 from tokenmill.program.native.layouts import LAYOUTS, matrix_layout
@@ -147,7 +147,7 @@ def test_a_refusal_says_why(no_bfloat16):
         )
 
 
-@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+@needs_native
 def test_the_native_program_refuses_a_scheme_without_a_layout(half, tmp_path):
     path = save("llama", tmp_path)
     for scheme in ("half", "packed"):

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.speculate.test_multi_step import engine_for, needs_native
+from tests.marks import needs_native
+from tests.speculate.test_multi_step import engine_for
 from tests.text.test_tokenizer import trained
 from tests.word_model import save_word_model
 from tokenmill import load

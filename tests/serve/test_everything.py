@@ -14,8 +14,8 @@ import httpx2
 import pytest
 
 from tests.empty import check_empty
+from tests.marks import needs_native
 from tests.serve.conftest import served
-from tests.speculate.test_multi_step import needs_native
 from tests.word_model import save_chat_model
 from tokenmill import load
 

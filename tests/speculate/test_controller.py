@@ -3,7 +3,7 @@
 import pytest
 
 from tests.empty import check_empty
-from tests.speculate.test_multi_step import needs_native
+from tests.marks import needs_native
 from tests.tiny_models import prompt
 from tokenmill import load
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Rows, Sequence, Work

@@ -5,16 +5,14 @@ import torch
 
 from tests.empty import check_empty
 from tests.engine.test_inflight import PROMPTS
+from tests.marks import needs_native
 from tests.tiny_models import KINDS, prompt, save
 from tokenmill import load
 from tokenmill.errors import ConfigError
-from tokenmill.kernels.native_library import why_not
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import UNKNOWN, Rows, Sequence
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.speculate.multi_step import MultiStep
-
-needs_native = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 def engine_for(path, **settings):

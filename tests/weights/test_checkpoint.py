@@ -8,18 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_models import prompt, save
+from tests.tiny_models import prompt
 from tokenmill import CheckpointError, load
 
 
-@pytest.fixture(scope="module")
-def good(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
-def model(good, tmp_path):
-    return shutil.copytree(good, tmp_path / "model")
+def model(llama, tmp_path):
+    return shutil.copytree(llama, tmp_path / "model")
 
 
 def refused(path, message: str) -> CheckpointError:
@@ -102,9 +97,9 @@ def test_configs_that_are_not_understood_are_refused_before_anything_is_loaded(m
     refused(model, message)
 
 
-def test_the_older_words_for_rope_mean_the_same(good, model):
+def test_the_older_words_for_rope_mean_the_same(llama, model):
     edit_config(model, rope_parameters=..., rope_theta=10000.0, rope_scaling={"type": "linear", "factor": 1.0})
-    torch.testing.assert_close(load(model).logits(prompt(9)), load(good).logits(prompt(9)))
+    torch.testing.assert_close(load(model).logits(prompt(9)), load(llama).logits(prompt(9)))
 
 
 class Explosive:

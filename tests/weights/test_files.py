@@ -8,26 +8,21 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_models import prompt, save
+from tests.tiny_models import prompt
 from tokenmill import CheckpointError, load
 from tokenmill.hub.weight_files import find_weights, missing_shards
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def tensors(good):
-    return load_file(good / "model.safetensors")
+def tensors(llama):
+    return load_file(llama / "model.safetensors")
 
 
 @pytest.fixture
-def bare(good, tmp_path):
+def bare(llama, tmp_path):
     """A directory with a config alone."""
     (tmp_path / "model").mkdir()
-    shutil.copy(good / "config.json", tmp_path / "model")
+    shutil.copy(llama / "config.json", tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -112,21 +107,21 @@ def test_a_missing_shard_is_named_once_without_an_index_too(bare, tensors):
     refused(bare, "is incomplete: model-00002-of-00002.safetensors is missing$")
 
 
-def test_names_of_wrappers_are_left_out(bare, tensors, good):
+def test_names_of_wrappers_are_left_out(bare, tensors, llama):
     wrapped = {f"_orig_mod.{name}".replace("layers.1.", "layers.1._orig_mod."): t for name, t in tensors.items()}
     save_file(wrapped, bare / "model.safetensors")
-    assert torch.equal(load(bare).logits(prompt(9)), load(good).logits(prompt(9)))
+    assert torch.equal(load(bare).logits(prompt(9)), load(llama).logits(prompt(9)))
     save_file({f"module.{name}": t for name, t in tensors.items()}, bare / "model.safetensors")
-    assert torch.equal(load(bare).logits(prompt(9)), load(good).logits(prompt(9)))
+    assert torch.equal(load(bare).logits(prompt(9)), load(llama).logits(prompt(9)))
     save_file(wrapped | {"model.norm.weight": tensors["model.norm.weight"].clone()}, bare / "model.safetensors")
     refused(
         bare, r"model.norm.weight in model.safetensors \(_orig_mod.model.norm.weight\) and in model.safetensors \(mod"
     )
 
 
-def test_a_bin_file_of_old_torch_is_read(bare, tensors, good):
+def test_a_bin_file_of_old_torch_is_read(bare, tensors, llama):
     torch.save(tensors, bare / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    assert torch.equal(load(bare).logits(prompt(9)), load(good).logits(prompt(9)))
+    assert torch.equal(load(bare).logits(prompt(9)), load(llama).logits(prompt(9)))
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

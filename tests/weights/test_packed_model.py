@@ -8,12 +8,12 @@ import shutil
 import pytest
 import torch
 
+from tests.marks import needs_native
 from tests.text.test_sentencepiece_file import directory, trained_file
 from tests.tiny_models import KINDS, prompt, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
-from tokenmill.kernels import native_library
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.memory import atomic_file as whole
 from tokenmill.settings.engine_config import EngineConfig
@@ -22,7 +22,7 @@ from tokenmill.weights.packed.reader import BEGIN, begin_file, read_header
 
 LONG = prompt(60, seed=5)
 
-pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+pytestmark = needs_native
 
 
 def make(source, target, **settings):
@@ -39,11 +39,6 @@ def rewritten(packed, target, **facts):
     at = BEGIN + old["payload_bytes"]
     target.write_bytes(begin_file(at, len(text)) + data[len(begin_file(0, 0)) : at] + text + data[end:])
     return target
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.marks import needs_native
 from tests.tiny_models import KINDS, prompt, reference, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
@@ -30,7 +31,7 @@ GROUPS = [32, 64, 128, 256]
 ROUNDED = [family for family in KINDS if family not in ("gpt2", "gpt_oss")]  # which store [in, out]
 NATIVE = pytest.param(
     "native",
-    marks=pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"),
+    marks=needs_native,
 )
 
 
@@ -192,7 +193,7 @@ def test_a_quantised_directory_keeps_its_codes_without_being_told(llama, tmp_pat
         assert load(tmp_path / "out", threads=1).config.scheme == "file"
 
 
-@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+@needs_native
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_dtype_alone_leaves_the_codes_as_they_are(llama, tmp_path, dtype):
     """It is that of what is no code: the same as with scheme "file", and much smaller than what was dequantised."""

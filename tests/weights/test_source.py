@@ -28,11 +28,6 @@ from tokenmill.weights.write.quantize import quantize
 KIND = gguf.GGMLQuantizationType
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
 def source_of(checkpoint, scheme=None, dtype=torch.float32, **more):
     scheme = find_scheme(scheme) if isinstance(scheme, str) else scheme or Scheme()
     return WeightSource(checkpoint, read_config(checkpoint.config), scheme, dtype, **more)

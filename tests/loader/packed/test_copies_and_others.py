@@ -11,8 +11,9 @@ from contextlib import closing
 import pytest
 import torch
 
+from tests.marks import needs_native
 from tests.tiny_models import save
-from tests.weights.packed.conftest import LONG, needs_library, there
+from tests.weights.packed.conftest import LONG, there
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
 from tokenmill.errors import CapacityError
@@ -24,7 +25,7 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, MAGIC
 from tokenmill.weights.packed.writer import PackedWriter
 
-pytestmark = needs_library
+pytestmark = needs_native
 
 
 def halves(folder):

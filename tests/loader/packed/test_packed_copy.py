@@ -7,14 +7,15 @@ import random
 import shutil
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.marks import needs_native
 from tests.tiny_models import save
-from tests.weights.packed.conftest import LONG, needs_library, there
+from tests.weights.packed.conftest import LONG, there
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.loader import copies, packed_copy
@@ -26,7 +27,7 @@ from tokenmill.weights.packed import reader, writer
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, begin_file, read_header
 
-pytestmark = needs_library
+pytestmark = needs_native
 
 FIELDS = ("is no packed model", "its header", "of its weights do not match", "its tokenizer does not match", "sizes (")
 
@@ -297,13 +298,9 @@ def test_who_finds_another_writing_goes_on_without(llama, folder, opened):
 
 
 def test_two_at_once(llama, folder):
-    want, found = load(llama, packed_cache=False).logits(LONG), []
-    threads = [threading.Thread(target=lambda: found.append(load(llama).logits(LONG))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4 and all(torch.equal(each, want) for each in found)
+    want = load(llama, packed_cache=False).logits(LONG)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(torch.equal(engine.logits(LONG), want) for engine in pool.map(load, [llama] * 4))
     assert len(there(folder)) == 1
 
 

@@ -3,14 +3,10 @@
 import pytest
 
 from tests.tiny_models import prompt, save
-from tokenmill.kernels import native_library
 from tokenmill.loader import packed_copy
 from tokenmill.weights.packed import verified
 
 LONG = prompt(60, seed=5)
-needs_library = pytest.mark.skipif(
-    native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"
-)
 
 
 @pytest.fixture(autouse=True)

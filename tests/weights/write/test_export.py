@@ -24,11 +24,6 @@ from tokenmill.weights.write.quantize import Kind, kind_of, plan_quantization, q
 FileType = gguf.LlamaFileType
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
 def planned(models, name, tmp_path, **how) -> dict[str, int]:
     """The bits of every matrix of the first layer, and of others, by the ends of their names."""
     out = tmp_path / ("out.gguf" if how.get("export") == "gguf" else "out")
