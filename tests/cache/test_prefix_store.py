@@ -205,6 +205,14 @@ def test_what_is_no_file_costs_one_block(make, llama, tmp_path):
     assert fed(engine_for(llama, tmp_path), START)[1] == wanted
 
 
+def two_processes_say_the_same(code, *arguments):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert said[0] == said[1] != ""
+
+
 @pytest.mark.slow
 def test_two_processes_share_a_directory(llama, tmp_path):
     code = (
@@ -213,11 +221,7 @@ def test_two_processes_share_a_directory(llama, tmp_path):
         "ps = [[(7 * i + j) % 90 + 1 for j in range(40)] for i in range(12)];"
         "print([e.generate(p, max_new_tokens=3, ignore_eos=True).tokens for p in ps + ps])"
     )
-    command = [sys.executable, "-c", code, str(llama), str(tmp_path)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate()[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0]
-    assert said[0] == said[1] != ""
+    two_processes_say_the_same(code, llama, tmp_path)
     assert not list(tmp_path.glob("*/.*"))  # nothing half is left
 
 
@@ -379,11 +383,7 @@ def test_processes_share_the_limit(llama, tmp_path):
         "    print(e.generate(p, max_new_tokens=3, ignore_eos=True).tokens)\n"
         "    assert num_bytes(folder) <= limit\n"
     )
-    command = [sys.executable, "-c", code, str(llama), str(tmp_path), str(limit)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate()[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0]
-    assert said[0] == said[1] != ""
+    two_processes_say_the_same(code, llama, tmp_path, limit)
     assert limit / 2 < num_bytes(tmp_path) <= limit
 
 

@@ -5,17 +5,15 @@ text is that of a quiet engine.
 TOKENMILL_LAW_14_SECONDS says how long, for each program; `make test-long` takes ten minutes.
 """
 
-import faulthandler
 import os
 import random
-import sys
 import threading
-import time
 
 import pytest
 import torch
 
 from tests import gguf_files
+from tests.at_once import run_at_once
 from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
 from tests.tiny_models import VOCABULARY, prompt, reference, save
@@ -302,26 +300,7 @@ def everything_at_once(model, settings, tmp_path, foreign="bfloat16"):
         how |= {"suffix_dir": str(tmp_path / "texts"), "suffix_limit": 1}
     engine = load(model, **how)
     workers = [Worker(number, engine, quiet, tmp_path, tmp_path / "foreign.kv") for number in range(THREADS)]
-    ends, failures = time.monotonic() + SECONDS, []
-
-    def run(worker):
-        try:
-            worker.work(lambda: failures or time.monotonic() > ends)
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(ends + 120 - time.monotonic(), 0))
-    if any(thread.is_alive() for thread in threads):
-        faulthandler.dump_traceback(sys.__stderr__)
-        raise AssertionError("a thread waits for ever; stderr shows where")
-    if failures:
-        raise failures[0]
-    assert all(worker.counts for worker in workers)
+    run_at_once(workers, SECONDS)
     for worker in workers:
         for session in worker.sessions:
             session.close()

@@ -7,12 +7,12 @@ TOKENMILL_LAW_14_SECONDS says how long.
 import json
 import os
 import random
-import threading
 import time
 
 import httpx2
 import pytest
 
+from tests.at_once import run_at_once
 from tests.empty import check_empty
 from tests.marks import needs_native
 from tests.serve.conftest import served
@@ -108,24 +108,7 @@ def test_every_text_is_that_of_a_quiet_engine(tiny, tmp_path):
     settings = {**SCARCE, **on_disk, "draft_model": "q8"}
     with served(chat_model, settings, keys=KEYS, session_dir=tmp_path / "sessions") as server:
         clients = [Client(number, server.url, quiet) for number in range(6)]
-        ends, failures = time.monotonic() + SECONDS, []
-
-        def run(client):
-            try:
-                client.work(lambda: failures or time.monotonic() > ends)
-            except BaseException as error:
-                failures.append(error)
-                raise
-
-        threads = [threading.Thread(target=run, args=(client,), daemon=True) for client in clients]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(max(ends + 120 - time.monotonic(), 0))
-        assert not any(thread.is_alive() for thread in threads), "a client waits for ever"
-        if failures:
-            raise failures[0]
-        assert all(client.counts for client in clients)
+        run_at_once(clients, SECONDS)
         for key in KEYS:
             for name in "ab":
                 httpx2.post(
