@@ -13,6 +13,7 @@ from tests.empty import check_empty
 from tests.text.test_tokenizer import trained
 from tests.tiny_models import prompt, save
 from tokenmill import CapacityError, CheckpointError, ConfigError, RequestError, SamplingParams
+from tokenmill.engine.batch import generate_each
 from tokenmill.engine.outputs import Tracker
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.speculate.proposer import Proposer
@@ -91,6 +92,7 @@ CALLS = {
     "generate": lambda engine: engine.generate([prompt(9), prompt(5)], n=2, max_new_tokens=2),
     "stream": lambda engine: next(engine.stream(prompt(9), max_new_tokens=2)),
     "session": lambda engine: engine.session(prompt(9)).generate(max_new_tokens=2),
+    "batch": lambda engine: list(generate_each(engine.core, [engine.core.request(prompt(9), SamplingParams())])),
     "score": lambda engine: engine.score(prompt(9), [[1], [2, 3]]),
     "request": _of_a_request,
 }

@@ -96,6 +96,7 @@ def generate_each(core: Core, requests: Iterable[Request]) -> Iterator[tuple[int
     finally:
         for request in running.values():
             core.cancel(request)
+            request.forget_errors()
 
 
 def in_order(results: Iterable[tuple[int, Result]], count: int) -> list[Result]:
