@@ -8,6 +8,7 @@ import torch
 import tokenmill
 from tests.empty import check_empty
 from tests.engine.test_engine import count_fed
+from tests.poison import poison
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt
 from tokenmill import RequestError, load
 from tokenmill.engine.batch import generate_each, score_each
@@ -135,13 +136,7 @@ def test_an_iterator_that_is_left_gives_its_blocks_back(llama):
 
 def test_logits_that_are_no_numbers_are_said(llama):
     with tokenmill.load(llama, threads=1) as engine:
-        run = engine.core.loaded.runner.run
-
-        def broken(plan, *more):
-            plan, logits_RV = run(plan, *more)
-            return plan, torch.full_like(logits_RV, torch.nan)
-
-        engine.core.loaded.runner.run = broken
+        poison(engine, lambda *_: True)
         with pytest.raises(RequestError, match="dtype float32"):
             engine.score_pairs([([1], [2])])
         check_empty(engine.core)

@@ -10,6 +10,7 @@ import torch
 
 import tokenmill
 from tests.empty import check_empty
+from tests.poison import poison
 from tests.text.test_tokenizer import trained, write
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt, reference, save
 from tokenmill import CapacityError, ConfigError, NoKernel, RequestError
@@ -183,19 +184,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(llama):
     good = engine.stream(prompt(6), max_new_tokens=8)
     tokens = next(good).tokens
     bad = engine.stream(prompt(9), max_new_tokens=8)
-    run = engine.core.loaded.runner.run
-
-    def poisoned(plan, *fed):
-        plan, logits = run(plan, *fed)
-        logits = logits.clone()
-        first = 0
-        for work in plan.work:
-            if work.sequence.num_prompt_tokens == 9:
-                logits[first : first + work.num_logits] = float("nan")
-            first += work.num_logits
-        return plan, logits
-
-    engine.core.loaded.runner.run = poisoned
+    poison(engine, lambda work, _: work.sequence.num_prompt_tokens == 9)
     with pytest.raises(RequestError, match="not finite at position 9"):
         list(bad)
     tokens += sum((piece.tokens for piece in good), ())

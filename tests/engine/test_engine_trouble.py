@@ -10,6 +10,7 @@ import torch
 
 import tokenmill
 from tests.empty import check_empty
+from tests.poison import poison
 from tests.text.test_tokenizer import trained
 from tests.tiny_models import prompt, save
 from tokenmill import CapacityError, CheckpointError, ConfigError, RequestError, SamplingParams
@@ -166,15 +167,8 @@ def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(llama):
             nexts = {s.id: expected[len(s.tokens) - 6 : len(s.tokens) - 5] for s in sequences}
             return {number: [(token[0] + 1) % 211, 5] for number, token in nexts.items() if token}
 
-    run = engine.core.loaded.runner.run
-
-    def poisoned(plan, *fed):
-        ran, logits_RV = run(plan, *fed)
-        if plan.work[0].num_logits > 1:
-            logits_RV[1:] = float("nan")
-        return ran, logits_RV
-
-    engine.core.speculation.proposer, engine.core.loaded.runner.run = Wrong(), poisoned
+    engine.core.speculation.proposer = Wrong()
+    poison(engine, lambda _, row: row > 0)
     assert engine.generate(prompt(6), max_new_tokens=8).tokens == expected
 
 

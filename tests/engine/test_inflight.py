@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.empty import check_empty
+from tests.poison import poison
 from tests.program.test_compiled import plain_calls
 from tests.tiny_models import prompt, save
 from tokenmill import ConfigError, RequestError, load
@@ -200,30 +201,14 @@ def test_what_is_beyond_the_end_fails_nobody(llama):
     settings = {"max_new_tokens": 12, "stop_token_ids": (stop,)}
     wanted = reference.generate(PROMPTS, **settings)
     last = {len(one): len(one) + len(each.tokens) for one, each in zip(PROMPTS, wanted, strict=True)}
-    run = engine.core.loaded.runner.run
-
-    def poisoned(plan, fed_R=None):
-        plan, logits_RV = run(plan, fed_R)
-        logits_RV = logits_RV.clone()
-        for row, work in enumerate(plan.work):
-            if work.start + work.count >= last[work.sequence.num_prompt_tokens]:
-                logits_RV[row] = float("nan")
-        return plan, logits_RV
-
-    engine.core.loaded.runner.run = poisoned
+    poison(engine, lambda work, _: work.start + work.count >= last[work.sequence.num_prompt_tokens])
     done = engine.generate(PROMPTS, **settings)
     assert tokens(done) == tokens(wanted)
 
 
 def test_blocks_of_what_cannot_be_sampled_are_not_shared(llama):
     engine = engine_for(llama)
-    run = engine.core.loaded.runner.run
-
-    def poisoned(plan, fed_R=None):
-        plan, logits_RV = run(plan, fed_R)
-        return plan, torch.full_like(logits_RV, torch.nan)
-
-    engine.core.loaded.runner.run = poisoned
+    poison(engine, lambda *_: True)
     session = engine.session()
     with pytest.raises(RequestError, match="not finite"):
         session.generate(PROMPTS[2], max_new_tokens=4)
@@ -238,19 +223,10 @@ def test_blocks_of_what_cannot_be_sampled_are_not_shared(llama):
 def test_a_row_that_cannot_be_sampled_fails_alone(llama):
     engine = engine_for(llama)
     wanted = plain(llama).generate(PROMPTS[0], max_new_tokens=10, ignore_eos=True).tokens
-    run = engine.core.loaded.runner.run
-
-    def poisoned(plan, fed_R=None):
-        plan, logits_RV = run(plan, fed_R)
-        logits_RV = logits_RV.clone()
-        for row, work in enumerate(plan.work):
-            if work.sequence.num_prompt_tokens == len(PROMPTS[2]) and work.start > len(PROMPTS[2]) + 2:
-                logits_RV[row] = float("nan")
-        return plan, logits_RV
-
+    length = len(PROMPTS[2])
     good = engine.stream(PROMPTS[0], max_new_tokens=10, ignore_eos=True)
     first = next(good).tokens
-    engine.core.loaded.runner.run = poisoned
+    poison(engine, lambda work, _: work.sequence.num_prompt_tokens == length and work.start > length + 2)
     for sampling in ({}, {"temperature": 0.7, "seed": 1}):
         with pytest.raises(RequestError, match="not finite"):
             engine.generate(PROMPTS[2], max_new_tokens=10, ignore_eos=True, **sampling)

@@ -18,7 +18,7 @@ from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
 from tests.tiny_models import VOCABULARY, prompt, reference, save
 from tests.unequal_model import save_unequal
-from tokenmill import CapacityError, RequestError, SamplingParams, load
+from tokenmill import RequestError, SamplingParams, load
 from tokenmill.sample.sampler import choose
 from tokenmill.sample.state import Row
 from tokenmill.schedule.choosing import Choosing
@@ -309,13 +309,3 @@ def everything_at_once(model, settings, tmp_path, foreign="bfloat16"):
     for tokens in BEGINNINGS:
         sampling = {"max_new_tokens": 6, "ignore_eos": True}
         assert quiet.says([*tokens, 9], sampling, again.generate([*tokens, 9], **sampling).tokens)
-
-
-def test_a_full_queue_refuses_whole_requests(llama):
-    engine = load(llama, max_sequences=1, max_waiting=2, max_length=64)
-    stream = engine.stream(prompt(3), max_new_tokens=9, ignore_eos=True)
-    next(stream)
-    with pytest.raises(CapacityError, match="max_waiting"):
-        engine.generate(prompt(4), n=3, max_new_tokens=2)
-    assert len(engine.generate(prompt(4), n=2, max_new_tokens=2).completions) == 2
-    assert len(sum((piece.tokens for piece in stream), ())) == 8

@@ -6,6 +6,7 @@ import torch
 from tests.empty import check_empty
 from tests.engine.test_inflight import PROMPTS
 from tests.marks import needs_native
+from tests.poison import poison
 from tests.tiny_models import KINDS, prompt, save
 from tokenmill import load
 from tokenmill.errors import ConfigError
@@ -153,17 +154,7 @@ def test_numbers_that_are_none_end_their_own_text(llama):
     """Behind such a row something is computed as well, and nobody sees it."""
     several = engine_for(llama)
     wanted = several.generate(PROMPTS[1], max_new_tokens=9, ignore_eos=True).tokens
-    run = several.core.loaded.runner.run
-
-    def poisoned(plan, fed_R=None):
-        (plan, logits_RV), first = run(plan, fed_R), 0
-        for work in plan.work:
-            if work.sequence.tokens[: len(PROMPTS[0])] == PROMPTS[0] and work.drafts:
-                logits_RV[first + 1] = torch.nan
-            first += work.num_logits
-        return plan, logits_RV
-
-    several.core.loaded.runner.run = poisoned
+    poison(several, lambda work, row: work.sequence.tokens[: len(PROMPTS[0])] == PROMPTS[0] and row == 1)
     good = several.stream(PROMPTS[1], max_new_tokens=9, ignore_eos=True)
     tokens = next(good).tokens
     with pytest.raises(Exception, match="not finite"):

@@ -1,0 +1,17 @@
+"""Logits that are no numbers, in the place of those that an engine computes."""
+
+import torch
+
+
+def poison(engine, is_bad):
+    """Have the logits be NaN of every row for which `is_bad(work, row)` is true; a work item's rows count from 0."""
+    run = engine.core.loaded.runner.run
+
+    def poisoned(plan, *fed):
+        plan, logits_RV = run(plan, *fed)
+        rows = [(work, row) for work in plan.work for row in range(work.num_logits)]
+        logits_RV = logits_RV.clone()
+        logits_RV[[number for number, (work, row) in enumerate(rows) if is_bad(work, row)]] = torch.nan
+        return plan, logits_RV
+
+    engine.core.loaded.runner.run = poisoned
