@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.cache.test_pool import pool
+from tests.steps import num_fed, plans_of
 from tests.tiny_models import prompt, save
 from tokenmill.cache import prefix_store
 from tokenmill.cache.header import shared_fields
@@ -33,20 +34,12 @@ def engine_for(path, folder, **how):
 
 def fed(engine, tokens):
     """Tokens that are fed for a prompt and three more, and the three."""
-    count = 0
-    run = engine.core.loaded.runner.run
-
-    def counted(plan, *fed):
-        nonlocal count
-        count += sum(work.count for work in plan.work)
-        return run(plan, *fed)
-
-    engine.core.loaded.runner.run = counted
+    plans = plans_of(engine.core)
     try:
         done = engine.generate(tokens, max_new_tokens=3, ignore_eos=True)
     finally:
         del engine.core.loaded.runner.run
-    return count, done.tokens
+    return sum(map(num_fed, plans)), done.tokens
 
 
 def folders(directory):

@@ -7,8 +7,7 @@ import torch
 
 import tokenmill
 from tests.empty import check_empty
-from tests.engine.test_engine import count_fed
-from tests.poison import poison
+from tests.steps import num_fed, plans_of, poison
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt
 from tokenmill import RequestError, load
 from tokenmill.engine.batch import generate_each, score_each
@@ -76,20 +75,20 @@ def test_scores_of_pairs_are_teacher_forcing(llama, reference, settings):
 
 def test_shared_contexts_and_beginnings_are_computed_once(llama):
     with tokenmill.load(llama, threads=1, max_sequences=4) as engine:
-        fed = count_fed(engine)
+        plans = plans_of(engine.core)
         start = prompt(40)
         engine.score_pairs([(start, [token]) for token in range(50)])
-        assert sum(fed) == 40
-        fed.clear()
+        assert sum(map(num_fed, plans)) == 40
+        plans.clear()
         engine.score_pairs([(prompt(30), [1, 2, 3, 4]), (prompt(30), [1, 2, 3, 5]), (prompt(30), [1, 2, 9, 8, 7])])
-        assert sum(fed) == 30 + 3 + 2
+        assert sum(map(num_fed, plans)) == 30 + 3 + 2
 
 
 def test_contexts_that_begin_alike_share_blocks(llama):
     with tokenmill.load(llama, threads=1, max_sequences=1, block_size=8) as engine:
-        fed = count_fed(engine)
+        plans = plans_of(engine.core)
         engine.score_pairs([([*prompt(64), number], [1, 2]) for number in range(3)])
-        assert sum(fed) == 66 + 2 + 2
+        assert sum(map(num_fed, plans)) == 66 + 2 + 2
 
 
 def test_greedy_is_the_lowest_id_among_equals(llama):

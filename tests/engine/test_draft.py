@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.empty import check_empty
+from tests.steps import num_fed, plans_of
 from tests.tiny_models import prompt, save
 from tokenmill import load
 from tokenmill.engine.draft import check_vocabulary
@@ -110,11 +111,9 @@ def test_sessions_that_are_rewound_edited_and_forked(draft, llama, plain):
 
 def test_rows_that_are_known_are_not_computed_again(llama):
     engine = load(llama, dtype="float32", **PROPOSER, draft_model="q4", num_draft_tokens=3)
-    fed = []
-    core = followers(engine)
-    run = core.loaded.runner.run
-    core.loaded.runner.run = lambda plan, *more: fed.append(sum(w.count for w in plan.work)) or run(plan, *more)
+    plans = plans_of(followers(engine))
     engine.generate(PROMPTS[2], max_new_tokens=12, ignore_eos=True)
+    fed = list(map(num_fed, plans))
     assert fed[0] == len(PROMPTS[2]) + 1  # the prompt and the first token
     assert max(fed[1:]) <= 2 + 3  # what was not known of the last pass, and drafts found in the same call
 
@@ -170,11 +169,9 @@ def test_a_draft_model_that_fails_is_left_and_that_is_said_once(speculate, llama
     weights["lm_head.weight"][:] = float("nan")
     save_file(weights, broken / "model.safetensors", {"format": "pt"})
     engine = load(llama, dtype="float32", speculate=speculate, draft_model=str(broken), max_sequences=3)
-    core, fed = followers(engine) if speculate == "draft_model" else engine.core.speculation.draft._core, []
-    run = core.loaded.runner.run
-    core.loaded.runner.run = lambda plan, *more: fed.append(len(plan.work)) or run(plan, *more)
+    plans = plans_of(followers(engine) if speculate == "draft_model" else engine.core.speculation.draft._core)
     assert texts(engine.generate(PROMPTS, max_new_tokens=30)) == texts(plain.generate(PROMPTS, max_new_tokens=30))
-    assert sum(fed) <= 3  # each text once
+    assert sum(len(plan.work) for plan in plans) <= 3  # each text once
     assert caplog.text.count("logits that are no numbers") == 1
 
 

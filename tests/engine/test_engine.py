@@ -10,12 +10,11 @@ import torch
 
 import tokenmill
 from tests.empty import check_empty
-from tests.poison import poison
+from tests.steps import num_fed, plans_of, poison
 from tests.text.test_tokenizer import trained, write
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt, reference, save
 from tokenmill import CapacityError, ConfigError, NoKernel, RequestError
 from tokenmill.engine.outputs import hash_tokens
-from tokenmill.speculate.proposer import Facts, NoProposer
 
 
 @pytest.fixture
@@ -113,9 +112,10 @@ def test_logprobs_are_those_of_the_logits(engine):
 def test_score_is_teacher_forcing_and_computes_the_prompt_once(llama):
     engine = tokenmill.load(llama, max_step_tokens=16)
     start, choices = prompt(40), [prompt(3, 1), prompt(7, 2), prompt(1, 3)]
-    fed = count_fed(engine)
+    plans = plans_of(engine.core)
     scores = engine.score(start, choices)
-    assert sum(fed) == 40 + 2 + 6  # no last token is fed, and the row of the prompt's end tells all first tokens
+    # No last token is fed, and the row of the prompt's end tells all first tokens.
+    assert sum(map(num_fed, plans)) == 40 + 2 + 6
     for choice, score in zip(choices, scores, strict=True):
         with torch.no_grad():
             logits = reference("llama")(torch.tensor([start + choice])).logits[0]
@@ -132,19 +132,6 @@ def test_scores_and_logits_of_a_sequence_that_is_preempted_are_handed_over_once(
     torch.testing.assert_close(engine.logits(prompt(40)), expected)
     assert engine.core.scheduler.num_preemptions > 0
     stream.close()
-
-
-def count_fed(engine) -> list[int]:
-    engine.core.speculation.proposer = NoProposer(Facts(False))
-    fed: list[int] = []
-    run = engine.core.loaded.runner.run
-
-    def counted(plan, *more):
-        fed.append(sum(work.count for work in plan.work))
-        return run(plan, *more)
-
-    engine.core.loaded.runner.run = counted
-    return fed
 
 
 def test_a_stream_that_is_closed_early_gives_its_blocks_back(engine):

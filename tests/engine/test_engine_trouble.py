@@ -10,7 +10,7 @@ import torch
 
 import tokenmill
 from tests.empty import check_empty
-from tests.poison import poison
+from tests.steps import poison
 from tests.text.test_tokenizer import trained
 from tests.tiny_models import prompt, save
 from tokenmill import CapacityError, CheckpointError, ConfigError, RequestError, SamplingParams

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.empty import check_empty
-from tests.poison import poison
 from tests.program.test_compiled import plain_calls
+from tests.steps import poison
 from tests.tiny_models import prompt, save
 from tokenmill import ConfigError, RequestError, load
 from tokenmill.engine.observers import Observer

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.empty import check_empty
+from tests.steps import num_fed, plans_of
 from tests.tiny_models import prompt, reference, save
 from tokenmill.cache.header import read_facts
 from tokenmill.cache.snapshot import read_snapshot
@@ -162,11 +163,9 @@ def test_a_saved_session_has_the_rows_of_its_window_and_goes_on(path, tmp_path, 
         ours, theirs = (read_snapshot(tmp_path / name) for name in ("x.kv", "y.kv"))
         assert theirs.facts["first_row"] == 251 and theirs.rows.keys() == ours.rows.keys()
         assert all(torch.equal(theirs.rows[name], rows) for name, rows in ours.rows.items())
-        fed = other.core.loaded.runner.run
-        plans = []
-        other.core.loaded.runner.run = lambda plan, *rest: (plans.append(plan), fed(plan, *rest))[1]
+        plans = plans_of(other.core)
         assert session.generate(max_new_tokens=30, ignore_eos=True).tokens == wanted
-        assert sum(work.count for plan in plans for work in plan.work) == 30
+        assert sum(map(num_fed, plans)) == 30
     for place in (260, 259, 258, 200):
         with other.open_session(tmp_path / "y.kv") as session:
             session.rewind(place)
@@ -184,11 +183,7 @@ def test_a_prompt_is_found_by_the_blocks_of_its_window_also_on_disk(path, tmp_pa
     engine = engine_for(path, **settings)
     wanted = engine.generate(START, max_new_tokens=12, ignore_eos=True).tokens
     for each in (engine, engine_for(path, **settings)):
-        plans = []
-        run = each.core.loaded.runner.run
-        each.core.loaded.runner.run = lambda plan, *rest, run=run, plans=plans: (plans.append(plan), run(plan, *rest))[
-            1
-        ]
+        plans = plans_of(each.core)
         assert each.generate(START, max_new_tokens=12, ignore_eos=True).tokens == wanted
         assert plans[0].work[0].start == 196  # 49 whole blocks
         assert sum(len(load.blocks) for load in plans[0].loads) <= 2  # a query at 196 reads from 189 on

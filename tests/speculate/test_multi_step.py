@@ -6,7 +6,7 @@ import torch
 from tests.empty import check_empty
 from tests.engine.test_inflight import PROMPTS
 from tests.marks import needs_native
-from tests.poison import poison
+from tests.steps import poison
 from tests.tiny_models import KINDS, prompt, save
 from tokenmill import load
 from tokenmill.errors import ConfigError
