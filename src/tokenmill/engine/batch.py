@@ -159,9 +159,7 @@ class _Continuations:
     def _collect(self, work: Work, logits_RV: Tensor) -> None:
         """Note the next token of every continuation that goes on as the sequence does, row by row."""
         end = work.start + work.count
-        first = (
-            end - work.num_logits - len(self._context) + 1
-        )  # the token of a continuation that the first row foretells
+        first = end - work.num_logits - len(self._context) + 1  # token of a continuation, which the first row foretells
         fed = work.sequence.tokens[len(self._context) : end]
         ends = {number: min(len(tail), _num_alike(fed, tail) + 1) for number, tail in self._tails.items()}
         for start in range(0, work.num_logits, ROWS):
