@@ -48,6 +48,9 @@ class MockProgram:
         self.table_RV[torch.arange(64), torch.arange(64) + 1000] = 1.0
         self.turn = 0
 
+    def close(self) -> None:
+        """See Program."""
+
     def run(self, step: Step) -> Output:
         self.turn = (self.turn + 1) % 32
         return Output(self.table_RV[self.turn : self.turn + step.num_rows])

@@ -9,9 +9,10 @@ from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError, PackedModelError
 from tokenmill.kernels import native_library
 from tokenmill.loader.pack import save_packed_model
+from tokenmill.parallel.division import Rank
 from tokenmill.program.native.layouts import LAYOUTS, WIDE
 from tokenmill.program.native.pack import layout_of, pack
-from tokenmill.program.native.weights import LAYOUT, Linear, Packed, Packing, Run, _are_ints, _pieces
+from tokenmill.program.native.weights import LAYOUT, Linear, Packed, Packing, Part, Place, Run, _are_ints, _pieces
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.settings.engine_config import EngineConfig
@@ -153,14 +154,14 @@ def test_a_tile_has_its_rows_as_they_are_described(bits, how, halves, num_inputs
 
 
 def linear(**how):
-    given = {"op": None, "matrices": [(0, "x")], "count": 16, "firsts": [], "gates": [], "whole": False}
+    given = {"op": None, "matrices": [(0, "x")], "parts": [48], "count": 16, "firsts": [], "gates": [], "whole": False}
     return Linear(**{**given, **how})
 
 
 def test_a_unit_that_is_not_full_ends_with_its_part():
     """Units of 20 rows in two tiles each; the last one of a part of 50 rows has 10."""
     part = Stored.plain(torch.zeros(50, 4))
-    (piece,) = _pieces(linear(count=20), [part], [0, 20, 40])
+    (piece,) = _pieces(linear(count=20), [Part(0, part)], [0, 20, 40])
     rows = piece.rows.view(3, 32)
     assert rows[0].tolist() == [*range(20), *[-1] * 12] and rows[1, :20].tolist() == list(range(20, 40))
     assert rows[2].tolist() == [*range(40, 50), *[-1] * 22]
@@ -169,19 +170,30 @@ def test_a_unit_that_is_not_full_ends_with_its_part():
 
 def test_units_of_several_parts():
     parts = [
-        Stored.plain(torch.zeros(32, 4)),
-        Stored.plain(torch.zeros(16, 4).bfloat16()),
-        Stored.plain(torch.zeros(8, 4)),
+        Part(0, Stored.plain(torch.zeros(32, 4))),
+        Part(32, Stored.plain(torch.zeros(16, 4).bfloat16())),
+        Part(48, Stored.plain(torch.zeros(8, 4))),
     ]
     pieces = list(_pieces(linear(count=16), parts[:2], [0, 16, 32]))
     assert [(piece.layout, piece.firsts) for piece in pieces] == [(0, [0, 16]), (1, [32])]
     assert pieces[1].rows.tolist() == list(range(16))
     (only,) = _pieces(linear(count=8), parts, [48])
     assert only.rows.tolist() == [*range(8), *[-1] * 8]
-    whole = list(_pieces(linear(count=16, whole=True), [parts[2]], [0]))
+    whole = list(_pieces(linear(count=16, whole=True), [Part(0, parts[2].stored)], [0]))
     assert whole[0].rows.tolist() == list(range(16))
     with pytest.raises(AssertionError, match="within one part"):
         list(_pieces(linear(), parts, [0, 56]))
+
+
+def test_a_rank_has_the_rows_of_its_units():
+    """q of 32 rows and k of 16 in units of 16, and an MLP whose gates are the first 40 of 80 rows."""
+    qkv = linear(parts=[32, 16], firsts=[0, 16, 32], whole=True)
+    assert [qkv.own_rows(Rank(number, 2)) for number in (0, 1)] == [[range(16)], [range(16, 48)]]
+    mlp = linear(parts=[40, 40], count=32, firsts=[40, 72], gates=[0, 32])
+    assert mlp.own_rows(Rank(0, 2)) == [range(32), range(40, 72)]
+    assert mlp.own_rows(Rank(1, 2)) == [range(32, 40), range(72, 80)]
+    experts = linear(matrices=[(0, "a"), (0, "b")], firsts=[0, 16, 32])
+    assert [experts.own_units(Rank(number, 2)) for number in (0, 1)] == [[0, 3], [1, 2, 4, 5]]
 
 
 def test_whole_numbers_in_lists():
@@ -255,7 +267,9 @@ def test_runs_that_do_not_fit_are_refused(runs):
     assert units.unit_bytes(0) == 4096 and units.unit_bytes(-1) == 0
     base = PAYLOAD.data_ptr()
     good = Packed(PAYLOAD, described(placed=[FULL])).place([units])
-    assert good == [[Run(base, 1, 0), Run(base + 4096, 2, 0)]]
+    assert good == [{unit: Place(base + 4096 * unit, 0, 0, -1) for unit in range(3)}]
+    second = Packed(PAYLOAD, described(placed=[FULL]), Rank(1, 2)).place([units])
+    assert second == [{unit: good[0][unit] for unit in (1, 2)}]
     with pytest.raises(PackedModelError, match="matrices are not those of its config: make it again"):
         Packed(PAYLOAD, described(placed=[runs])).place([units])
     with pytest.raises(PackedModelError, match="matrices are not those"):
@@ -265,7 +279,8 @@ def test_runs_that_do_not_fit_are_refused(runs):
 def test_a_gate_lies_behind_its_unit():
     units = linear(op=Op, firsts=[16], gates=[0])
     assert units.stride(Run(0, 1, 0, 2)) == 4096 + native_library.library().tm_tile_bytes(2, 64)
-    Packed(PAYLOAD, described(placed=[[[0, 1, 0, 0]]])).place([units])
+    (places,) = Packed(PAYLOAD, described(placed=[[[0, 1, 0, 0]]])).place([units])
+    assert places == {0: Place(PAYLOAD.data_ptr(), 0, PAYLOAD.data_ptr() + 4096, 0)}
     with pytest.raises(PackedModelError):
         Packed(PAYLOAD, described(placed=[[[0, 1, 0, -1]]])).place([units])
     with pytest.raises(PackedModelError):
