@@ -36,6 +36,7 @@ ROOMS: list[dict[str, str]] = [
     {"calibrate": "matrices quantised for their inputs"},
     {"measure": "what a run costs and took"},
     {"bench": "comparing runs (extra: `[bench]`)"},
+    {"batches": "rows of files in, rows with answers out"},
     {"serve": "the OpenAI server (extra: `[serve]`)"},
     {"cli": "one file per verb"},
     {"__main__": ""},

@@ -193,6 +193,7 @@ VERBS: Names = {
     "generate": "tokenmill.cli.generate",
     "chat": "tokenmill.cli.chat.verb",
     "serve": "tokenmill.cli.serve",
+    "batch": "tokenmill.cli.batch",
     "prefill": "tokenmill.cli.prefill",
     "decode": "tokenmill.cli.decode",
     "pull": "tokenmill.cli.pull",

@@ -4,16 +4,19 @@ A Format says how one endpoint writes a continuation, whole or as chunks of a st
 text of the same request without streaming.
 """
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import replace
+from hashlib import sha256
 from statistics import fmean
 from typing import Any
 
 from tokenmill.engine.outputs import Completion, Piece
+from tokenmill.loader.loaded import LoadedModel
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
@@ -23,6 +26,14 @@ from tokenmill.text.tokenizer import Tokenizer
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 Json = dict[str, Any]
+
+
+def system_fingerprint(loaded: LoadedModel) -> str:
+    """`system_fingerprint` of OpenAI's API. It is another one where a text may be another one: with another model,
+    program, format or version.
+    """
+    facts = {name: value for name, value in loaded.compatibility.items() if name != "model"}  # which may be moved
+    return f"fp_{sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
 class Format(ABC):

@@ -139,7 +139,7 @@ def about(field: str) -> Iterator[None]:
         raise ApiError(400, message, field) from None
 
 
-def _body_of(error: ApiError) -> dict[str, Any]:
+def body_of(error: ApiError) -> dict[str, Any]:
     """The object that a response, or an event of a stream, carries."""
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     message, param = error.message, error.param and error.param[:MAX_MESSAGE]
@@ -149,7 +149,7 @@ def _body_of(error: ApiError) -> dict[str, Any]:
 
 def event_of(error: Exception) -> bytes:
     """The last event of a stream that has failed: after its first byte there is no status to say it with."""
-    return b"data: " + pydantic_core.to_json(_body_of(api_error_of(error))) + b"\n\n"
+    return b"data: " + pydantic_core.to_json(body_of(api_error_of(error))) + b"\n\n"
 
 
 def respond(error: Exception) -> JSONResponse:
@@ -158,4 +158,4 @@ def respond(error: Exception) -> JSONResponse:
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}  # Allow, with 405
     headers |= {"Retry-After": str(told.retry_after_s)} if told.status in (429, 503) else {}
     headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read
-    return JSONResponse(_body_of(told), told.status, headers)
+    return JSONResponse(body_of(told), told.status, headers)

@@ -119,6 +119,12 @@ class Body(Nullable):
                 raise ApiError(400, f"there is no field {name!r}: {meant!r} is meant?", name, "unknown_parameter")
 
 
+def check_model(name: str | None, served: str) -> None:
+    """ApiError 404 for another model than the one that is served."""
+    if name is not None and name != served:
+        raise ApiError(404, f"the model {name!r} is not served here; there is {served!r}", "model", "model_not_found")
+
+
 def _names(name: str, field: FieldInfo) -> list[str]:
     choices = field.validation_alias
     return [str(each) for each in choices.choices] if isinstance(choices, AliasChoices) else [name]

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from typing import Any, TypeVar
 
 import pydantic_core
@@ -16,10 +15,11 @@ from starlette.responses import Response
 
 from tokenmill.engine.engine import Engine
 from tokenmill.serve.admission import Admission
+from tokenmill.serve.answers import system_fingerprint
 from tokenmill.serve.driver import Driver
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.options import Options
-from tokenmill.serve.schema import Body
+from tokenmill.serve.schema import Body, check_model
 from tokenmill.serve.sessions import Sessions
 
 THREADS_OF_ONE = 3  # of the six or more that asyncio has for all
@@ -30,8 +30,7 @@ T = TypeVar("T")
 class Service:
     """One engine, served. sessions: None if none are kept. is_draining: new requests are refused.
 
-    fingerprint: `system_fingerprint` of OpenAI's API. It is another one where a text may be another one: with another
-    model, program, format or version.
+    fingerprint: see answers.system_fingerprint.
     """
 
     engine: Engine
@@ -45,9 +44,7 @@ class Service:
     )
 
     def __post_init__(self) -> None:
-        facts = {name: value for name, value in self.engine.core.loaded.compatibility.items() if name != "model"}
-        digest = sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()  # a model may be moved
-        self.fingerprint = f"fp_{digest[:12]}"
+        self.fingerprint = system_fingerprint(self.engine.core.loaded)
 
     async def in_thread(self, request: Request, do: Callable[..., T], *given: Any) -> T:
         """Call a function in a thread. One key has few at once, so that nobody waits for a hundred of another's."""
@@ -63,9 +60,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """ApiError 404 for another model than the one that is served."""
-        if name is not None and name != self.options.name:
-            message = f"the model {name!r} is not served here; there is {self.options.name!r}"
-            raise ApiError(404, message, "model", "model_not_found")
+        check_model(name, self.options.name)
 
     def check(self, body: Body) -> None:
         """ApiError for a body that asks for what is not served."""

@@ -1,0 +1,209 @@
+"""A batch: an input, an output and its journal, from the first reading to the file that is written whole.
+
+    with opened(source, target, task) as batch:      # reads the input once, and takes the lock; no model is needed yet
+        summary = batch.run(core, window=512)
+
+The output and every answer are a function of the input, the model and the settings: how often a run was broken off,
+what was computed with what, and how rows are divided among shards changes no byte.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from tokenmill.batches.formats import format_of
+from tokenmill.batches.identity import facts_of, run_of
+from tokenmill.batches.journal import Journal, journal_path
+from tokenmill.batches.output import WAY_OUT, rows_of, run_of_output, write
+from tokenmill.batches.row import Json, Row
+from tokenmill.batches.runner import Counts, Runner
+from tokenmill.batches.scan import Index, scan
+from tokenmill.batches.shard import Shard
+from tokenmill.batches.task import Key, Task
+from tokenmill.engine.core import Core
+from tokenmill.errors import RequestError
+from tokenmill.memory.atomic_file import make_folder
+from tokenmill.memory.file_lock import NO_LOCKS, locked_file
+
+WINDOW = 1024
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. num_rows: of the shard; num_done: with those that were in the journal; counts: of this run."""
+
+    num_rows: int
+    num_done: int
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came of a run. num_known: rows whose answers were there before, or are those of equal rows. num_errors:
+    answers that are errors. was_there: the output had been written before.
+    """
+
+    num_rows: int
+    num_computed: int = 0
+    num_errors: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    elapsed_s: float = 0.0
+    was_there: bool = False
+    is_whole: bool = True
+
+    @property
+    def num_known(self) -> int:
+        """Rows that were not computed in this run."""
+        return self.num_rows - self.num_computed
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens over the time of the run."""
+        return self.tokens / self.elapsed_s if self.elapsed_s else 0.0
+
+
+@contextmanager
+def opened(source: Path, target: Path, task: Task, shard: Shard = Shard()) -> Iterator["Batch"]:  # noqa: B008
+    """A batch whose output belongs to this process inside the context. RequestError for an input or an output that
+    cannot be used, and where another process writes the same output.
+    """
+    format_of(source, "input")
+    format_of(target, "output")
+    try:
+        index = scan(source, task.id_field)
+        make_folder(target.parent)
+    except OSError as error:
+        raise RequestError(f"{error.filename or source} cannot be used: {error.strerror or error}") from None
+    task.check(index.columns)
+    target = shard.path(target)
+    if source.exists() and target.exists() and source.samefile(target):
+        raise RequestError(f"{target} is the input: {WAY_OUT}")
+    journal = journal_path(target)
+    with ExitStack() as held:
+        try:
+            file = held.enter_context(locked_file(journal))
+        except OSError as error:
+            why = "its file system has no locks" if error.errno in NO_LOCKS else error.strerror
+            raise RequestError(f"{journal} cannot be used: {why}") from None
+        if file is None:
+            raise RequestError(f"another process writes {target}: wait for its end, or give another output")
+        try:
+            yield Batch(index, target, task, shard, journal, file, run_of_output(target, index, shard, task))
+        finally:
+            if journal.exists() and not journal.stat().st_size:  # the lock has made it, and nothing was begun
+                journal.unlink()
+
+
+@dataclass(eq=False)
+class Batch:
+    """Made by `opened`. written: the digits of the run that wrote the output, if there is one already."""
+
+    index: Index
+    target: Path
+    task: Task
+    shard: Shard
+    journal_path: Path
+    file: IO[bytes]
+    written: str | None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the shard."""
+        return len(range(self.shard.number - 1, self.index.num_rows, self.shard.count))
+
+    def run(
+        self,
+        core: Core,
+        window: int = WINDOW,
+        stop: threading.Event | None = None,
+        may_queue: Callable[[], bool] = lambda: True,
+        told: Callable[[Progress], None] = lambda _: None,
+    ) -> Summary:
+        """Compute what is not there yet, and write the output. See Runner for the arguments; with `stop` set it ends
+        early, and the summary is not whole."""
+        self.task.begin(core)
+        facts = facts_of(core, self.task)
+        run = run_of(facts)
+        if self.written is not None:
+            return self._was_there(run, facts)
+        journal = Journal(self.journal_path, self.file, self.index, facts)
+        try:
+            return self._run(core, run, journal, window, stop or threading.Event(), may_queue, told)
+        finally:
+            try:
+                journal.sync()
+            finally:
+                journal.close()
+
+    def _run(
+        self,
+        core: Core,
+        run: str,
+        journal: Journal,
+        window: int,
+        stop: threading.Event,
+        may_queue: Callable[[], bool],
+        told: Callable[[Progress], None],
+    ) -> Summary:
+        begun_s, places = time.monotonic(), self.index.places
+        mine = places[self.shard.number - 1 :: self.shard.count]
+        num_known = int((journal.offsets[mine] >= 0).sum())
+
+        def keep(row: Row, key: Key, answer: Any) -> None:
+            journal.append(int(places[row.number]), key.digest, answer)
+
+        def tell(counts: Counts) -> None:
+            told(Progress(self.num_rows, min(num_known + counts.rows, self.num_rows), counts))
+
+        runner = Runner(core, self.task, keep, window, stop, may_queue, tell)
+        tell(runner.counts)
+        runner.run(self._left(journal, run))
+        counts = runner.counts
+        is_whole = bool((journal.offsets[mine] >= 0).all())
+        summary = Summary(self.num_rows, counts.rows, 0, counts.tokens, counts.prompt_tokens, is_whole=is_whole)
+        if is_whole:
+            num_errors = self._write(journal, run)
+            journal.remove()
+        elapsed_s = time.monotonic() - begun_s
+        return Summary(**{**vars(summary), "elapsed_s": elapsed_s, "num_errors": num_errors if is_whole else 0})
+
+    def _left(self, journal: Journal, run: str) -> Iterator[tuple[Row, Key]]:
+        """The rows that have no answer; of equal ones the first."""
+        places = self.index.places
+        is_taken = np.zeros(len(journal.offsets), np.bool_)
+        for row in rows_of(self.index, self.shard):
+            place = int(places[row.number])
+            if journal.offsets[place] < 0 and not is_taken[place]:
+                is_taken[place] = True
+                yield row, Key(row.digest, run)
+
+    def _write(self, journal: Journal, run: str) -> int:
+        """Write the output; the number of answers in it that are errors."""
+        num_errors = 0
+
+        def rows() -> Iterator[Json]:
+            nonlocal num_errors
+            for row in rows_of(self.index, self.shard):
+                answer = journal.read(int(self.index.places[row.number]))
+                num_errors += self.task.has_failed(answer)
+                yield self.task.output(row, Key(row.digest, run), answer)
+
+        write(self.target, self.task.columns(self.index.columns), rows())
+        return num_errors
+
+    def _was_there(self, run: str, facts: Json) -> Summary:
+        """Nothing is left to do for an output of the same run; a journal of it that was not removed yet is."""
+        if self.written != run:
+            raise RequestError(f"{self.target} exists, and comes from another model or other settings: {WAY_OUT}")
+        with suppress(RequestError):  # one of other settings is not ours to delete
+            journal = Journal(self.journal_path, self.file, self.index, facts)
+            journal.close()
+            journal.remove()
+        return Summary(self.num_rows, was_there=True)

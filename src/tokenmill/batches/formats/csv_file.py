@@ -1,0 +1,86 @@
+"""CSV in UTF-8 with a line of names: every value is a text. An empty cell is an empty text."""
+
+import csv
+import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from tokenmill.batches.formats.table_format import TableFormat, Write, cell
+from tokenmill.batches.row import Columns, Row
+from tokenmill.errors import RequestError
+
+LONGEST_CELL = 64_000_000  # characters
+_limit = threading.Lock()
+
+
+class Reader(Protocol):
+    """What csv.reader returns."""
+
+    line_num: int
+
+    def __next__(self) -> list[str]: ...
+    def __iter__(self) -> Iterator[list[str]]: ...
+
+
+class CSVFile(TableFormat):
+    """See the module."""
+
+    def rows(self, path: Path) -> Iterator[Row]:
+        """See TableFormat."""
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            names = _header(path, reader)
+            number = 0
+            while (cells := _next(path, reader)) is not None:
+                if cells:
+                    yield _row(number, reader.line_num, names, cells)
+                    number += 1
+
+    def columns(self, path: Path) -> Columns | None:
+        """See TableFormat."""
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return dict.fromkeys(_header(path, csv.reader(file, strict=True)), "text")
+
+    @contextmanager
+    def writer(self, out: BinaryIO, columns: Columns) -> Iterator[Write]:
+        """See TableFormat."""
+        text = io.TextIOWrapper(out, encoding="utf-8", newline="", write_through=False)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        try:
+            yield lambda values: writer.writerow([cell(values.get(name)) for name in columns])
+            text.flush()
+        finally:
+            text.detach()
+
+
+def _header(path: Path, reader: Reader) -> list[str]:
+    names = _next(path, reader)
+    if not names:
+        raise RequestError(f"{path} is empty: a line with the names of columns comes first")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise RequestError(f"{path} has two columns named {twice[0]!r}: give each a name of its own")
+    return names
+
+
+def _next(path: Path, reader: Reader) -> list[str] | None:
+    """The cells of the next line; None at the end. Long cells are read too, and the process's own limit stays."""
+    with _limit:
+        before = csv.field_size_limit(LONGEST_CELL)
+        try:
+            return next(reader, None)
+        except csv.Error as error:
+            raise RequestError(f"{path}, line {reader.line_num} cannot be read as CSV: {error}") from None
+        except UnicodeDecodeError:
+            raise RequestError(f"{path} is not UTF-8, after line {reader.line_num}") from None
+        finally:
+            csv.field_size_limit(before)
+
+
+def _row(number: int, line: int, names: list[str], cells: list[str]) -> Row:
+    if len(cells) != len(names):
+        return Row(number, line, None, f"line {line} has {len(cells)} cells, and there are {len(names)} columns")
+    return Row(number, line, dict(zip(names, cells, strict=True)))

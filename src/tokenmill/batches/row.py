@@ -1,0 +1,51 @@
+"""Row: one row of an input file, and the digest that stands for it; the columns of a file."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+Json = dict[str, Any]
+Columns = dict[str, Any]
+"""The columns of a file in their order, and what each holds: one of KINDS, or a data type of pyarrow."""
+KINDS = ("int", "float", "bool", "text", "json")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row. number: from 0 on. line: of the file, from 1 on. values: by column; None for a line that is no row.
+
+    problem: what is wrong with a line that is no row, with its number.
+    """
+
+    number: int
+    line: int
+    values: Json | None
+    problem: str = ""
+
+    @cached_property
+    def digest(self) -> int:
+        """64 bits that depend on the values alone, so not on the row's place; those of a broken line on its number."""
+        content = self.problem if self.values is None else self.values
+        return int.from_bytes(blake2b(dumps(content, default=repr).encode(), digest_size=8).digest())
+
+
+def dumps(value: Any, **how: Any) -> str:
+    """A value as JSON in one line, as the server writes its answers."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), **how)
+
+
+def kind_of(value: Any) -> str:
+    """The kind of column that a value of JSON wants; empty for null, which goes into any."""
+    if value is None:
+        return ""
+    kinds = {bool: "bool", int: "int", float: "float", str: "text"}
+    return kinds.get(type(value), "json")
+
+
+def joint(one: str, other: str) -> str:
+    """The kind of a column that holds values of two kinds."""
+    if one == other or not one or not other:
+        return one or other
+    return "float" if {one, other} == {"int", "float"} else "json"

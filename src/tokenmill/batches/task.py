@@ -1,0 +1,96 @@
+"""Task: what is done with a row, and Work: a row as a request of the core."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.batches.row import Columns, Json, Row
+from tokenmill.engine.core import Core
+from tokenmill.engine.outputs import Completion
+from tokenmill.engine.requests import Request
+from tokenmill.schedule.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Key:
+    """Stands for a row under the settings of a run. digest: of the row. run: 8 hexadecimal digits for the settings."""
+
+    digest: int
+    run: str
+
+    @property
+    def text(self) -> str:
+        """24 hexadecimal digits."""
+        return f"{self.digest:016x}{self.run}"
+
+    @property
+    def seed(self) -> int:
+        """The seed of a row that names none: 32 bits that depend on the row alone."""
+        return self.digest >> 32
+
+
+def digest_in(text: object) -> int | None:
+    """The digest of the row whose key this is; None for what is no key."""
+    try:
+        return int(text[:16], 16) if isinstance(text, str) and len(text) == 24 else None
+    except ValueError:
+        return None
+
+
+@dataclass(eq=False)
+class Work:
+    """A row that can be computed. tokens: of its prompt, by which rows are sorted. scored: what runs before the
+    request, of which nothing is sampled. answer: what is kept of the completions, as JSON.
+    """
+
+    request: Request
+    tokens: List[int]
+    answer: Callable[[List[Completion]], Any]
+    scored: list[Sequence] = field(default_factory=list)
+
+
+class Task(ABC):
+    """What a batch does with its rows. Nothing of it depends on other rows or on how they are computed.
+
+    id_field: a column whose values must differ. key_field: the column of the output that holds a row's key.
+    """
+
+    id_field: str | None = None
+    key_field: str
+
+    @abstractmethod
+    def check(self, columns: Columns) -> None:
+        """RequestError for an input without the columns that are needed; before a model is loaded."""
+
+    def begin(self, core: Core) -> None:  # noqa: B027  (not every task has something to do then)
+        """The model is loaded: called before everything below."""
+
+    @abstractmethod
+    def facts(self, core: Core) -> Json:
+        """What the answers depend on beside rows and model."""
+
+    @abstractmethod
+    def columns(self, columns: Columns) -> Columns:
+        """The columns of the output."""
+
+    @abstractmethod
+    def prepare(self, core: Core, row: Row, key: Key) -> Work:
+        """A row that is to be computed. An exception is the row's own error, which `refusal` makes an answer of."""
+
+    @abstractmethod
+    def refusal(self, row: Row, key: Key, error: Exception) -> Any:
+        """The answer of a row that is refused, or has failed. An error that is not the row's own is raised again."""
+
+    @abstractmethod
+    def output(self, row: Row, key: Key, answer: Any) -> Json:
+        """The row of the output."""
+
+    @abstractmethod
+    def key_of(self, written: Json) -> object:
+        """The key that a row of the output holds, if it is of this task."""
+
+    @abstractmethod
+    def has_failed(self, answer: Any) -> bool:
+        """Whether an answer is an error."""

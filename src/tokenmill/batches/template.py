@@ -1,0 +1,173 @@
+"""Tables: a prompt is made of the columns of each row, and the answer stands in new columns beside them."""
+
+import string
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tokenmill.batches.row import Columns, Json, Row, dumps
+from tokenmill.batches.task import Key, Task, Work
+from tokenmill.engine.core import Core
+from tokenmill.engine.outputs import Completion
+from tokenmill.errors import ConfigError, RequestError, TokenmillError
+from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.value_reader import brief
+
+TEXT = "generated_text"
+OF_EACH = {TEXT: "text", "finish_reason": "text", "completion_tokens": "int"}  # of each of n continuations
+KEY, ERROR = "row_key", "error"
+OF_ROW = {"prompt_tokens": "int", "seed": "int", KEY: "text", ERROR: "text"}
+
+
+class Template:
+    """Text with the names of columns in braces: 'Translate: {text}'. Braces that are meant are doubled."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            self._parts = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise ConfigError(
+                "prompt", text, f"names of columns in braces, and other braces doubled ({error})"
+            ) from None
+        for _, name, form, conversion in self._parts:
+            if name is not None and (form or conversion or not name):
+                raise ConfigError("prompt", text, "names of columns alone in braces, as {text}")
+        self.names = list(dict.fromkeys(name for _, name, *_ in self._parts if name is not None))
+        if not self.names:
+            raise ConfigError("prompt", text, "a text with at least one column in braces, or all rows say the same")
+
+    def filled(self, values: Json) -> str:
+        """The text for a row."""
+        return "".join(part + ("" if name is None else _text(_value(values, name))) for part, name, *_ in self._parts)
+
+
+@dataclass(eq=False)
+class TableTask(Task):
+    """template or column: what a row's prompt is. as_chat: it is asked through the chat template, after `system`.
+
+    params: of every row, but for its seed. settings: makes these once the model is loaded, since its files may
+    recommend some. prefix: of the names of new columns.
+    """
+
+    settings: Callable[[Core], SamplingParams]
+    template: Template | None = None
+    column: str | None = None
+    as_chat: bool = False
+    system: str | None = None
+    prefix: str = ""
+    params: SamplingParams = field(default_factory=SamplingParams, init=False)
+
+    def __post_init__(self) -> None:
+        self.key_field = self.prefix + KEY
+
+    @property
+    def _needed(self) -> list[str]:
+        return [self.column] if self.column is not None else self.template.names if self.template else []
+
+    def check(self, columns: Columns) -> None:
+        """See Task."""
+        there = ", ".join(map(brief, columns)) or "none"
+        if missing := [name for name in self._needed if name not in columns]:
+            raise RequestError(f"the input has no column {missing[0]!r}; its columns are {there}")
+        if taken := [name for name in map(self._named, (*OF_EACH, "logprobs", *OF_ROW)) if name in columns]:
+            raise RequestError(
+                f"the input has a column {taken[0]!r}, which is one of the new ones: give these another prefix "
+                "(output_prefix), as in judge_"
+            )
+
+    def _named(self, name: str) -> str:
+        return self.prefix + name
+
+    def begin(self, core: Core) -> None:
+        """See Task."""
+        self.params = self.settings(core)
+
+    def facts(self, core: Core) -> Json:
+        """See Task."""
+        params = asdict(self.params)
+        params["logit_bias"] = {str(token): value for token, value in params["logit_bias"].items()}
+        prompt = self.template.text if self.template else None
+        asked = {"prompt": prompt, "column": self.column, "chat": self.as_chat, "system": self.system}
+        return {"kind": "table", **asked, "output_prefix": self.prefix, **params}
+
+    def columns(self, columns: Columns) -> Columns:
+        """See Task. With several continuations some columns hold lists."""
+        params = self.params
+        listed = "list of " if params.n > 1 else ""
+        new = {name: listed + kind for name, kind in OF_EACH.items()}
+        new |= {"logprobs": "json"} if params.logprobs is not None else {}
+        return columns | {self._named(name): kind for name, kind in (new | OF_ROW).items()}
+
+    def prepare(self, core: Core, row: Row, key: Key) -> Work:
+        """See Task."""
+        if row.values is None:
+            raise RequestError(row.problem)
+        params = self.params
+        seed = key.seed if params.seed is None else params.seed
+        tokens = self._tokens(core, row.values)
+        request = core.request(tokens, replace(params, seed=seed))
+        return Work(request, tokens, lambda completions: self._answer(completions, params, len(tokens), seed))
+
+    def _tokens(self, core: Core, values: Json) -> list[int]:
+        prompt: Any = self.template.filled(values) if self.template else _value(values, str(self.column))
+        if isinstance(prompt, str) or not isinstance(prompt, list):
+            prompt = _text(prompt)
+            if not self.as_chat:
+                return core.inputs.encode(prompt)
+            prompt = [{"role": "user", "content": prompt}]
+        if not self.as_chat:
+            return core.inputs.encode(prompt)
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return core.inputs.chat_prompt([*first, *prompt])
+
+    def _answer(self, completions: List[Completion], params: SamplingParams, num_prompt: int, seed: int) -> Json:
+        found: Json = {
+            TEXT: [done.text for done in completions],
+            "finish_reason": [done.finish_reason for done in completions],
+            "completion_tokens": [len(done.tokens) for done in completions],
+        }
+        if params.logprobs is not None:
+            found["logprobs"] = [_entries(done) for done in completions]
+        if params.n == 1:
+            found = {name: values[0] for name, values in found.items()}
+        return found | {"prompt_tokens": num_prompt, "seed": seed}
+
+    def refusal(self, row: Row, key: Key, error: Exception) -> Any:
+        """See Task."""
+        if not isinstance(error, TokenmillError):
+            raise error
+        return {ERROR: str(error)}
+
+    def output(self, row: Row, key: Key, answer: Any) -> Json:
+        """See Task."""
+        names = self.columns({})
+        new = {self.prefix + name: value for name, value in answer.items()}
+        return {**(row.values or {}), **dict.fromkeys(names), **new, self.key_field: key.text}
+
+    def key_of(self, written: Json) -> object:
+        """See Task."""
+        return written.get(self.key_field)
+
+    def has_failed(self, answer: Any) -> bool:
+        """See Task."""
+        return ERROR in answer
+
+
+def _entries(done: Completion) -> list[Json]:
+    """For each token its id, its log-probability and rank, and the likeliest (id, log-probability) there."""
+    return [
+        {"token": token, "logprob": each.logprob, "rank": each.rank, "top": [list(pair) for pair in each.top]}
+        for token, each in zip(done.tokens, done.logprobs or ())
+    ]
+
+
+def _value(values: Json, name: str) -> Any:
+    if (value := values.get(name)) is None:
+        raise RequestError(f"the row has no value in column {name!r}")
+    return value
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else dumps(value, default=str)

@@ -1,0 +1,305 @@
+"""`tokenmill batch`: a file of rows in, a file with their answers out; broken off at any point, it goes on."""
+
+from contextlib import ExitStack, nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenmill.cli.batch_progress import batch_progress
+from tokenmill.cli.models import load_engine, read_model_config
+from tokenmill.cli.parser.command import is_given
+from tokenmill.cli.parser.options import (
+    MODEL,
+    OUTPUT,
+    PROMPT,
+    ChatTemplate,
+    Json,
+    Quiet,
+    examples,
+    option,
+    option_name,
+    with_defaults,
+    with_settings,
+)
+from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
+from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.report import program_facts, versions
+from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.memory.available import available_processors
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.units import counted
+
+if TYPE_CHECKING:  # these import torch
+    from tokenmill.batches.batch import Batch, Progress, Summary
+    from tokenmill.batches.task import Task
+    from tokenmill.engine.core import Core
+    from tokenmill.engine.engine import Engine
+
+EXAMPLES = examples(
+    "tokenmill batch requests.jsonl -o answers.jsonl",
+    "tokenmill batch reviews.csv --prompt 'Translate: {text}' --chat -o translated.csv",
+    "tokenmill batch rows.parquet --column prompt -n 64 --temperature 0.8 -o out.parquet",
+    "tokenmill batch rows.jsonl --column prompt -o out.jsonl --shard 1/4",
+    "tokenmill batch rows.jsonl --column prompt -o out.jsonl --join 4",
+)
+FEWEST_SEQUENCES = 16
+HELP = {
+    "max_sequences": "Sequences that run together. Default: 8 for each processor, at least 16, at most 64.",
+    "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length, or what fits.",
+    "seed": "The same for every row. Default: one that depends on the row alone.",
+}
+ROWS = "Rows"
+SHOWN = 5  # broken lines
+
+Input = Annotated[
+    Path,
+    typer.Argument(
+        metavar="INPUT",
+        help="A file of rows: .jsonl, .csv or .parquet. Without --prompt and --column, lines of OpenAI's batches.",
+        rich_help_panel=ROWS,
+    ),
+]
+Output = Annotated[
+    Path,
+    option(OUTPUT, "--output", "-o", metavar="FILE", help="The rows with their answers: .jsonl, .csv or .parquet."),
+]
+ModelName = Annotated[
+    str,
+    option(MODEL, "--model", "-m", metavar="MODEL", help="Directory, .gguf file, hub name, or short name."),
+]
+Prompt = Annotated[
+    str | None,
+    option(PROMPT, "--prompt", "-p", help="The prompt of each row, columns in braces: 'Translate: {text}'."),
+]
+Column = Annotated[
+    str | None,
+    option(PROMPT, "--column", help="The column that is the prompt: a text, token ids, or with --chat messages."),
+]
+AsChat = Annotated[bool, option(PROMPT, "--chat", help="Ask through the model's chat template.")]
+System = Annotated[str | None, option(PROMPT, "--system", help="System message, with --chat.")]
+Name = Annotated[
+    str | None,
+    option(PROMPT, "--served-model-name", help="What requests call the model, of OpenAI's batches. Default: MODEL."),
+]
+Strict = Annotated[bool, option(PROMPT, "--strict", help="Refuse unknown fields of requests, of OpenAI's batches.")]
+Window = Annotated[
+    int, option(ROWS, "--window", help="Rows that are sorted together, so that equal beginnings meet.", min=1)
+]
+ShardOption = Annotated[
+    str | None,
+    option(ROWS, "--shard", metavar="I/N", help="Only every Nth row, from the Ith on, into a file of its own."),
+]
+Join = Annotated[int | None, option(ROWS, "--join", metavar="N", help="Make one file of those of N shards.", min=1)]
+Prefix = Annotated[str, option(OUTPUT, "--output-prefix", help="Of the names of the new columns of a table.")]
+Recommended = Annotated[
+    bool | None,
+    option(
+        PROMPT,
+        "--generation-config/--no-generation-config",
+        help="Sample as the model's files recommend, where nothing else is said. Default: with OpenAI's batches.",
+    ),
+]
+
+
+@with_settings(without=("max_waiting", "generation_config"), words=HELP, sampling=SamplingParams, engine=EngineConfig)
+def command(
+    context: typer.Context,
+    sampling: SamplingParams,
+    engine: EngineConfig,
+    input: Input,
+    output: Output,
+    model: ModelName = DEFAULT_MODEL,
+    prompt: Prompt = None,
+    column: Column = None,
+    chat: AsChat = False,
+    system: System = None,
+    chat_template: ChatTemplate = None,
+    generation_config: Recommended = None,
+    served_model_name: Name = None,
+    strict: Strict = False,
+    window: Window = 1024,
+    shard: ShardOption = None,
+    join: Join = None,
+    output_prefix: Prefix = "",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Answer every row of a file, in its order.
+
+    Each answer goes into a journal beside the output as soon as it is there. Broken off at any point, even by kill -9,
+    the same command goes on and computes nothing twice. The output is written when all answers are there; nothing in it
+    depends on how often the run was broken off or how it was divided.
+    """
+    is_table = prompt is not None or column is not None
+    recommended = generation_config if generation_config is not None else not is_table
+    engine = replace(engine, model=model, generation_config=recommended)
+    if is_table:
+        _refuse_given(context, ("served_model_name", "strict"), "only without --prompt and --column, for requests")
+        task = _table(context, sampling, recommended, prompt, column, chat, system, output_prefix)
+    else:
+        own = [field.name for field in fields(SamplingParams) if field.name != "seed"]
+        why = "only with --prompt or --column: a request of a batch has settings of its own"
+        _refuse_given(context, (*own, "chat", "system", "output_prefix"), why)
+        task = _requests(served_model_name or model, sampling.seed, strict, output)
+    if join is not None:
+        _refuse_given(context, ("shard",), "without --join, which needs the files of all shards")
+        _join(task, input, output, join, json, quiet)
+        return
+    num_sequences = engine.max_sequences if is_given(context, "max_sequences") else None
+    _compute(task, input, output, shard, window, engine, num_sequences, chat_template, json, quiet)
+
+
+def _refuse_given(context: typer.Context, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if is_given(context, name):
+            raise ConfigError(option_name(name), context.params.get(name), why)
+
+
+def _table(
+    context: typer.Context,
+    sampling: SamplingParams,
+    recommended: bool,
+    prompt: str | None,
+    column: str | None,
+    chat: bool,
+    system: str | None,
+    prefix: str,
+) -> "Task":
+    with uninterrupted():
+        from tokenmill.batches.template import TableTask, Template
+    if prompt is not None and column is not None:
+        raise ConfigError("--column", column, "only without --prompt, which names its columns in braces")
+    if system is not None and not chat:
+        raise ConfigError("--system", system, "only together with --chat, since it is part of a conversation")
+
+    def settings(core: "Core") -> SamplingParams:
+        return with_defaults(context, sampling, core.inputs.defaults) if recommended else sampling
+
+    template = None if prompt is None else Template(prompt)
+    return TableTask(settings, template, column, chat, system, prefix)
+
+
+def _requests(name: str, seed: int | None, strict: bool, output: Path) -> "Task":
+    if output.suffix != ".jsonl":
+        allowed = "a name that ends with .jsonl, since the answer to a request has many fields; of a table, --prompt or"
+        raise ConfigError("output", str(output), f"{allowed} --column says what the prompt of a row is")
+    with uninterrupted():
+        try:
+            from tokenmill.serve.batch_lines import BatchLines
+        except ModuleNotFoundError as error:
+            raise TokenmillError(f"requests need {error.name}: pip install 'tokenmill[batch]'") from None
+    return BatchLines(name, seed, strict)
+
+
+def _join(task: "Task", source: Path, target: Path, count: int, json: bool, quiet: bool) -> None:
+    from tokenmill.batches.output import join
+    from tokenmill.batches.scan import scan
+
+    with progress_on_stderr(quiet) as progress:
+        progress.stage(f"reading {source.name}")
+        index = scan(source, task.id_field)
+        progress.stage(f"joining {counted(count, 'file')}")
+        join(index, target, count, task, lambda done: progress.advance(done, index.num_rows))
+    if json:
+        print_json({"output": str(target), "rows": index.num_rows, "shards": count})
+    if not quiet:
+        remark(f"{target}: {counted(index.num_rows, 'row')} of {counted(count, 'shard')}")
+
+
+def _compute(
+    task: "Task",
+    source: Path,
+    target: Path,
+    shard: str | None,
+    window: int,
+    config: EngineConfig,
+    num_sequences: int | None,
+    chat_template: Path | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    with uninterrupted():
+        from tokenmill.batches.batch import opened
+        from tokenmill.batches.shard import Shard, parse_shard
+    chosen = Shard() if shard is None else parse_shard(shard)
+    with ExitStack() as held:
+        with progress_on_stderr(quiet) as progress:
+            progress.stage(f"reading {source.name}")
+            batch = held.enter_context(opened(source, target, task, chosen))
+            if not quiet:
+                _tell_broken(batch)
+            engine = _load(config, num_sequences, chat_template, progress)
+        summary = _run(batch, engine, window, quiet)
+    if json:
+        print_json(_document(engine, batch, summary))
+    if not quiet:
+        remark(_told(batch, summary))
+
+
+def _load(config: EngineConfig, num_sequences: int | None, chat_template: Path | None, progress: Any) -> "Engine":
+    """The engine, with a cache that fits."""
+    from tokenmill.loader.fit import MOST_SEQUENCES, SEQUENCES_PER_CORE, fit_for_many
+
+    default = min(max(FEWEST_SEQUENCES, SEQUENCES_PER_CORE * available_processors()), MOST_SEQUENCES)
+    num_sequences = num_sequences or min(default, config.max_step_tokens)
+    fitted = fit_for_many(config, read_model_config(config.model, progress), num_sequences)
+    return load_engine(fitted, progress, chat_template)
+
+
+def _run(batch: "Batch", engine: "Engine", window: int, quiet: bool) -> "Summary":
+    last: list[Progress] = []
+    try:
+        with nullcontext(last.append) if quiet else batch_progress(last.append) as told:
+            return batch.run(engine.core, window, told=told)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and last:
+            done = f"{last[-1].num_done:,} of {counted(last[-1].num_rows, 'row')} are done"
+            remark(f"{done} and kept in {batch.journal_path}: the same command goes on")
+        raise
+
+
+def _tell_broken(batch: "Batch") -> None:
+    """Name the lines that are no rows; each has an error in the output."""
+    index = batch.index
+    for problem in index.broken[:SHOWN]:
+        remark(f"warning: {problem}")
+    if index.num_broken > SHOWN:
+        remark(f"warning: {counted(index.num_broken - SHOWN, 'more line')} cannot be read")
+
+
+def _told(batch: "Batch", summary: "Summary") -> str:
+    """One line for people."""
+    rows = f"{batch.target}: {counted(summary.num_rows, 'row')}"
+    if summary.was_there:
+        return f"{rows}, written before by the same command: nothing is left to do"
+    return " · ".join(
+        [
+            rows,
+            *([f"{summary.num_known:,} known before"] if summary.num_known else []),
+            *([f"{summary.num_errors:,} with an error in it"] if summary.num_errors else []),
+            f"{summary.prompt_tokens:,} prompt + {counted(summary.tokens, 'new token')}",
+            f"{summary.elapsed_s:.1f} s",
+            f"{summary.tokens_per_s:.1f} tokens/s",
+        ]
+    )
+
+
+def _document(engine: "Engine", batch: "Batch", summary: "Summary") -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "output": str(batch.target),
+        "rows": summary.num_rows,
+        "computed": summary.num_computed,
+        "known": summary.num_known,
+        "errors": summary.num_errors,
+        "was_there": summary.was_there,
+        "prompt_tokens": summary.prompt_tokens,
+        "completion_tokens": summary.tokens,
+        "elapsed_s": summary.elapsed_s,
+        "tokens_per_s": summary.tokens_per_s,
+        "program": program_facts(engine),
+        "versions": versions(),
+    }
