@@ -36,7 +36,8 @@ ANSWERS = [
 @pytest.fixture(scope="module")
 def locked(chat_model, tmp_path_factory):
     directory = tmp_path_factory.mktemp("sessions")
-    with served(chat_model, keys=("one-key",), session_dir=directory) as server:
+    folders = {"session_dir": directory, "batch_dir": directory / "batches"}
+    with served(chat_model, keys=("one-key",), **folders) as server:
         headers = {"Authorization": "Bearer one-key"}
         with httpx2.Client(base_url=server.url, headers=headers, timeout=120, trust_env=False) as http:
             yield http

@@ -1,17 +1,18 @@
 """A batch: an input, an output and its journal, from the first reading to the file that is written whole.
 
     with opened(source, target, task) as batch:      # reads the input once, and takes the lock; no model is needed yet
-        summary = batch.run(core, window=512)
+        summary = batch.run(core)
 
 The output and every answer are a function of the input, the model and the settings: how often a run was broken off,
 what was computed with what, and how rows are divided among shards changes no byte.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +45,21 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class How:
+    """How a run goes on, none of which changes an answer. window, stop, may_queue, most: see Runner. told: is given
+    Progress after each answer. keeps_part: asked when a run was stopped: True writes the output with the rows that are
+    done, and the others are left out.
+    """
+
+    window: int = WINDOW
+    stop: threading.Event = field(default_factory=threading.Event)
+    may_queue: Callable[[], bool] = lambda: True
+    told: Callable[[Progress], None] = lambda _: None
+    most: int | None = None
+    keeps_part: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
 class Summary:
     """What came of a run. num_known: rows whose answers were there before, or are those of equal rows. num_errors:
     answers that are errors. was_there: the output had been written before.
@@ -67,6 +83,10 @@ class Summary:
     def tokens_per_s(self) -> float:
         """New tokens over the time of the run."""
         return self.tokens / self.elapsed_s if self.elapsed_s else 0.0
+
+
+class OutputTaken(RequestError):
+    """Another process, or another batch of this one, writes the same output."""
 
 
 @contextmanager
@@ -93,7 +113,7 @@ def opened(source: Path, target: Path, task: Task, shard: Shard = Shard()) -> It
             why = "its file system has no locks" if error.errno in NO_LOCKS else error.strerror
             raise RequestError(f"{journal} cannot be used: {why}") from None
         if file is None:
-            raise RequestError(f"another process writes {target}: wait for its end, or give another output")
+            raise OutputTaken(f"another process writes {target}: wait for its end, or give another output")
         try:
             yield Batch(index, target, task, shard, journal, file, run_of_output(target, index, shard, task))
         finally:
@@ -118,16 +138,14 @@ class Batch:
         """Rows of the shard."""
         return len(range(self.shard.number - 1, self.index.num_rows, self.shard.count))
 
-    def run(
-        self,
-        core: Core,
-        window: int = WINDOW,
-        stop: threading.Event | None = None,
-        may_queue: Callable[[], bool] = lambda: True,
-        told: Callable[[Progress], None] = lambda _: None,
-    ) -> Summary:
-        """Compute what is not there yet, and write the output. See Runner for the arguments; with `stop` set it ends
-        early, and the summary is not whole."""
+    def forget(self) -> None:
+        """Begin anew: what the journal holds is deleted."""
+        os.ftruncate(self.file.fileno(), 0)
+
+    def run(self, core: Core, how: How = How()) -> Summary:
+        """Compute what is not there yet, and write the output. With `how.stop` set it ends early, and the summary is
+        not whole.
+        """
         self.task.begin(core)
         facts = facts_of(core, self.task)
         run = run_of(facts)
@@ -135,23 +153,14 @@ class Batch:
             return self._was_there(run, facts)
         journal = Journal(self.journal_path, self.file, self.index, facts)
         try:
-            return self._run(core, run, journal, window, stop or threading.Event(), may_queue, told)
+            return self._run(core, run, journal, how)
         finally:
             try:
                 journal.sync()
             finally:
                 journal.close()
 
-    def _run(
-        self,
-        core: Core,
-        run: str,
-        journal: Journal,
-        window: int,
-        stop: threading.Event,
-        may_queue: Callable[[], bool],
-        told: Callable[[Progress], None],
-    ) -> Summary:
+    def _run(self, core: Core, run: str, journal: Journal, how: How) -> Summary:
         begun_s, places = time.monotonic(), self.index.places
         mine = places[self.shard.number - 1 :: self.shard.count]
         num_known = int((journal.offsets[mine] >= 0).sum())
@@ -160,19 +169,19 @@ class Batch:
             journal.append(int(places[row.number]), key.digest, answer)
 
         def tell(counts: Counts) -> None:
-            told(Progress(self.num_rows, min(num_known + counts.rows, self.num_rows), counts))
+            how.told(Progress(self.num_rows, min(num_known + counts.rows, self.num_rows), counts))
 
-        runner = Runner(core, self.task, keep, window, stop, may_queue, tell)
+        runner = Runner(core, self.task, keep, how.window, how.stop, how.may_queue, tell, how.most)
         tell(runner.counts)
         runner.run(self._left(journal, run))
-        counts = runner.counts
+        counts, num_errors = runner.counts, 0
         is_whole = bool((journal.offsets[mine] >= 0).all())
-        summary = Summary(self.num_rows, counts.rows, 0, counts.tokens, counts.prompt_tokens, is_whole=is_whole)
-        if is_whole:
+        if is_whole or how.keeps_part():
             num_errors = self._write(journal, run)
             journal.remove()
         elapsed_s = time.monotonic() - begun_s
-        return Summary(**{**vars(summary), "elapsed_s": elapsed_s, "num_errors": num_errors if is_whole else 0})
+        tokens = counts.tokens, counts.prompt_tokens
+        return Summary(self.num_rows, counts.rows, num_errors, *tokens, elapsed_s, is_whole=is_whole)
 
     def _left(self, journal: Journal, run: str) -> Iterator[tuple[Row, Key]]:
         """The rows that have no answer; of equal ones the first."""
@@ -191,7 +200,9 @@ class Batch:
         def rows() -> Iterator[Json]:
             nonlocal num_errors
             for row in rows_of(self.index, self.shard):
-                answer = journal.read(int(self.index.places[row.number]))
+                if journal.offsets[place := int(self.index.places[row.number])] < 0:
+                    continue  # of a run that was stopped for good
+                answer = journal.read(place)
                 num_errors += self.task.has_failed(answer)
                 yield self.task.output(row, Key(row.digest, run), answer)
 

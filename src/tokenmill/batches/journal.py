@@ -11,7 +11,8 @@ import os
 import time
 import zlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,10 @@ KIND, FORMAT = "journal of tokenmill batch", 1
 SYNC_S = 1.0  # of answers that may be lost with the machine; those of a process that is killed are in the kernel
 HEADER_BYTES = 1 << 20
 DIGEST = slice(9, 25)  # of a record, after the checksum and a space
+
+
+class OtherRun(RequestError):
+    """A journal is of a run with other settings."""
 
 
 def journal_path(target: Path) -> Path:
@@ -123,7 +128,7 @@ class Journal:
         wanted = json.loads(json.dumps(dict(facts)))
         if other := [name for name in wanted if found.get(name) != wanted[name]]:
             told = "; ".join(_difference(name, found.get(name), wanted[name]) for name in other)
-            raise RequestError(f"{self.path} is of a run with other settings ({told}): give those, or {advice}")
+            raise OtherRun(f"{self.path} is of a run with other settings ({told}): give those, or {advice}")
 
     def _read_records(self, index: Index) -> int:
         """Find the records, and the end of the last that is whole."""
@@ -162,23 +167,22 @@ class Journal:
             raise
 
 
-class _space_errors:  # noqa: N801  (a context)
-    """Raises what the system says as the error of a run whose journal can go on."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, OSError):
-            raise not_written(self._path, error) from None
+@contextmanager
+def _space_errors(path: Path) -> Iterator[None]:
+    """Raise what the system says as the error of a run whose journal can go on."""
+    try:
+        yield
+    except OSError as error:
+        raise not_written(path, error) from None
 
 
-def not_written(path: Path, error: OSError) -> TokenmillError:
-    """The error for a file that cannot be written, by a run that can go on."""
-    return TokenmillError(
+class NotWritten(TokenmillError):
+    """A file cannot be written, for a reason that may go away: the run can go on then."""
+
+
+def not_written(path: Path, error: OSError) -> NotWritten:
+    """What the system says against a file."""
+    return NotWritten(
         f"{path} cannot be written: {error.strerror or error}; what is done is kept in the journal, so make room and "
         "give the same command again"
     )

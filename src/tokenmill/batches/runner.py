@@ -33,9 +33,10 @@ class _Running:
 
 @dataclass
 class Counts:
-    """rows: answers of this run. tokens: new ones in them. prompt_tokens: of their prompts."""
+    """rows: answers of this run. errors: those that are one. tokens: new ones in answers. prompt_tokens: of prompts."""
 
     rows: int = 0
+    errors: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
 
@@ -43,7 +44,8 @@ class Counts:
 @dataclass(eq=False)
 class Runner:
     """keep: takes the answer of a row. window: rows that are sorted together. may_queue: asked in the engine's thread
-    before a row is queued. stop: set, to end early, by any thread. told: called after each answer.
+    before a row is queued. stop: set, to end early, by any thread. told: called after each answer. most: sequences that
+    run or wait together; by default twice the places, so that one is taken in the step in which it becomes free.
     """
 
     core: Core
@@ -53,6 +55,7 @@ class Runner:
     stop: threading.Event
     may_queue: Callable[[], bool] = lambda: True
     told: Callable[[Counts], None] = lambda _: None
+    most: int | None = None
     counts: Counts = field(default_factory=Counts)
     _ready: list[_Running] = field(default_factory=list)  # the next one last
     _running: list[_Running] = field(default_factory=list)
@@ -76,8 +79,8 @@ class Runner:
             self._running.clear()
 
     def _queue(self, rows: Iterator[tuple[Row, Key]]) -> None:
-        """Queue as many rows as may wait and run: twice the places, so that one is taken when it becomes free."""
-        most = 2 * self.core.loaded.config.max_sequences
+        """Queue as many rows as may wait and run."""
+        most = self.most or 2 * self.core.loaded.config.max_sequences
         while (taken := sum(each.num_sequences for each in self._running)) < most and not self.stop.is_set():
             if not (self._ready or self._fill(rows)):
                 return
@@ -120,6 +123,7 @@ class Runner:
     def _note(self, row: Row, key: Key, answer: Any) -> None:
         self.keep(row, key, answer)
         self.counts.rows += 1
+        self.counts.errors += self.task.has_failed(answer)
         self.told(self.counts)
 
     # ---- in the engine's thread

@@ -68,11 +68,11 @@ Output = Annotated[
 ]
 ModelName = Annotated[
     str,
-    option(MODEL, "--model", "-m", metavar="MODEL", help="Directory, .gguf file, hub name, or short name."),
+    option(MODEL, "--model", metavar="MODEL", help="Directory, .gguf file, hub name, or short name."),
 ]
 Prompt = Annotated[
     str | None,
-    option(PROMPT, "--prompt", "-p", help="The prompt of each row, columns in braces: 'Translate: {text}'."),
+    option(PROMPT, "--prompt", help="The prompt of each row, columns in braces: 'Translate: {text}'."),
 ]
 Column = Annotated[
     str | None,
@@ -250,10 +250,12 @@ def _load(config: EngineConfig, num_sequences: int | None, chat_template: Path |
 
 
 def _run(batch: "Batch", engine: "Engine", window: int, quiet: bool) -> "Summary":
+    from tokenmill.batches.batch import How
+
     last: list[Progress] = []
     try:
         with nullcontext(last.append) if quiet else batch_progress(last.append) as told:
-            return batch.run(engine.core, window, told=told)
+            return batch.run(engine.core, How(window, told=told))
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and last:
             done = f"{last[-1].num_done:,} of {counted(last[-1].num_rows, 'row')} are done"

@@ -30,6 +30,7 @@ EXAMPLES = examples(
 )
 
 SERVER = "Server"
+MB = 1_000_000
 KEY = "TOKENMILL_API_KEY"
 HELP = {
     "max_sequences": "Sequences that run together; others wait. Default: 8 for each processor, at most 64.",
@@ -77,6 +78,12 @@ SessionDir = Annotated[
     Path | None,
     _option("--session-dir", "Where clients keep texts by name. Default: in the data folder of tokenmill."),
 ]
+BatchDir = Annotated[
+    Path | None,
+    _option("--batch-dir", "Where files and batches of clients are kept. Default: in the data folder of tokenmill."),
+]
+MaxFile = Annotated[int, _option("--max-file-size", "Longest file that a client may send, in MB.", min=1)]
+MaxStored = Annotated[int, _option("--max-stored", "Size of all files of clients, in MB; more are refused.", min=1)]
 Seed = Annotated[
     int | None,
     _option("--seed", "Of requests that name none, which are then repeatable. Default: a new one each time.", min=0),
@@ -115,6 +122,9 @@ def command(
     ssl_certfile: Certificate = None,
     ssl_keyfile: CertificateKey = None,
     session_dir: SessionDir = None,
+    batch_dir: BatchDir = None,
+    max_file_size: MaxFile = 200,
+    max_stored: MaxStored = 10_000,
     chat_template: ChatTemplate = None,
     seed: Seed = None,
     strict: Strict = False,
@@ -135,6 +145,7 @@ def command(
         except ModuleNotFoundError as error:
             raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
     sessions = _session_folder() if session_dir is None else session_dir
+    batches = _batch_folder() if batch_dir is None else batch_dir
     options = Options(
         name=name or model,
         keys=read_keys(api_key or os.environ.get(KEY), api_key_file),
@@ -148,6 +159,9 @@ def command(
         certificate=ssl_certfile,
         key_file=ssl_keyfile,
         session_dir=sessions,
+        batch_dir=batches,
+        max_file=max_file_size * MB,
+        max_stored=max_stored * MB,
         seed=seed,
     )
     engine = replace(engine, model=model, generation_config=generation_config)
@@ -180,16 +194,32 @@ def _serve(
     return Server(loaded, taken, options, None if quiet else remark).serve_to_end()
 
 
+def _data_folder(name: str) -> Path:
+    """A folder for what clients give. OSError or RuntimeError (there is no home folder) where it cannot be made."""
+    folder = data_folder() / name
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
 def _session_folder() -> Path:
     """The folder in which sessions are kept."""
     try:
-        folder = data_folder() / "sessions"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        return _data_folder("sessions")
+    except (OSError, RuntimeError) as error:
         why = getattr(error, "strerror", None) or error
         folder = cache_folder() / "sessions"
         remark(f"warning: sessions are kept in {folder}, a cache ({why}): set TOKENMILL_DATA or --session-dir")
     return folder
+
+
+def _batch_folder() -> Path | None:
+    """The folder in which files and batches are kept, if there may be one."""
+    try:
+        return _data_folder("batches")
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or error
+        remark(f"warning: this server takes no files and batches ({why}): set TOKENMILL_DATA or --batch-dir")
+    return None
 
 
 def _with_prefixes(engine: EngineConfig) -> EngineConfig:

@@ -248,9 +248,16 @@ class Scheduler:
         return count
 
     def _make_way(self) -> None:
-        """Preempt a sequence if all places are taken and a client without any is waiting for one."""
+        """Preempt a sequence for one of a better priority that finds no place or no blocks; or, if all places are
+        taken, for a client without any.
+        """
+        if not (self.waiting and self.running):
+            return
+        first, last = self.waiting[0], self.running[-1]
         is_full = len(self.running) == self.max_sequences
-        if self.waiting and is_full and (sequence := self._clients.gives_way(self.waiting, self.running)) is not None:
+        if first.priority < last.priority and (is_full or self._max_blocks(first) > self.allocator.num_free):
+            self._preempt(last)
+        elif is_full and (sequence := self._clients.gives_way(self.waiting, self.running)) is not None:
             self._preempt(sequence)
 
     def _newcomer(self, unfinished: List[Sequence]) -> list[int]:

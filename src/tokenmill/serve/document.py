@@ -23,9 +23,9 @@ REFUSALS: dict[int, tuple[str, Json]] = {
     400: ("Something in the request is wrong; `param` names the field", {}),
     401: ("No key of this server", {}),
     403: ("A foreign Host, at a server that has no key and answers under the names of its machine only", {}),
-    404: ("There is no such model, or no such session", {}),
+    404: ("There is no such model, session, file or batch", {}),
     408: ("The body did not come in time", {}),
-    409: ("The file of the session cannot be used", {}),
+    409: ("The file of the session cannot be used; a batch has ended, or reads the file", {}),
     413: ("The body is too large", {}),
     415: ("The body is compressed, or does not say that it is JSON", {}),
     429: ("The queue is full", RETRY_AFTER),
@@ -33,7 +33,7 @@ REFUSALS: dict[int, tuple[str, Json]] = {
     500: ("A fault of the server", {}),
     503: ("The server is shutting down, or the engine has failed", RETRY_AFTER),
     504: ("The request did not end within its `timeout`", {}),
-    507: ("The session cannot be written", {}),
+    507: ("There is no room to write it", {}),
 }
 ALWAYS = (401, 403, 413, 415, 431, 500)
 """The statuses of refusals that any request may meet, most of them before it reaches a route."""
@@ -80,7 +80,15 @@ def _describe_bodies(schemas: Json, model: str) -> None:
             properties[name] = {"enum": [*values, None], "description": "not supported: no other value"}
         for name in properties.keys() & bounds.keys():
             _set_bounds(properties[name], bounds[name])
-    for name in ("CompletionBody", "ChatBody", "TokenizeBody", "DetokenizeBody", "SessionBody", "StreamOptions"):
+    for name in (
+        "CompletionBody",
+        "ChatBody",
+        "TokenizeBody",
+        "DetokenizeBody",
+        "SessionBody",
+        "BatchBody",
+        "StreamOptions",
+    ):
         required = schemas[name].get("required", ())
         for field, schema in schemas[name]["properties"].items():
             if field not in required:

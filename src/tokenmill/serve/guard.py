@@ -18,6 +18,7 @@ OPEN_PATHS = ("/health", "/ping", "/ready", "/")
 OPEN_FOLDER = "/page/"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 BODY_S = 30.0  # for its whole body
+FILES, FILE_S, FORM_BYTES = "/v1/files", 900.0, 65536  # a file, which is larger, in its form
 MAX_HEAD, MAX_HEADERS = 65536, 200
 LINGER_S = 1.0  # for the rest of a body that nobody wants
 
@@ -32,9 +33,11 @@ class Guard:
         """See ASGI."""
         if scope["type"] != "http":
             return
-        body = _Body(receive, self._options.max_body)
+        is_file = scope["path"] == FILES
+        max_bytes = self._options.max_file + FORM_BYTES if is_file else self._options.max_body
+        body = _Body(receive, max_bytes, FILE_S if is_file else BODY_S)
         send = _after_the_body(body, send)
-        if (refusal := self._refusal(scope)) is not None:
+        if (refusal := self._refusal(scope, max_bytes)) is not None:
             response = respond(refusal)
             response.headers["Connection"] = "close"  # since the body is not read
             await response(scope, receive, send)
@@ -43,7 +46,7 @@ class Guard:
             scope = {**scope, "method": "GET"}  # uvicorn, which has the scope as it was, leaves the body out
         await self._app(scope, body.receive, send)
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
+    def _refusal(self, scope: Scope, max_bytes: int) -> ApiError | None:
         headers = Headers(scope=scope)
         if self._options.keys:
             if not _is_open(scope["path"]) and not self._admits(scope, headers.get("authorization", "")):
@@ -53,8 +56,8 @@ class Guard:
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:
             return ApiError(431, f"the headers are over {MAX_HEAD:,} bytes, or more than {MAX_HEADERS}")
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._options.max_body:
-            return _too_large(self._options.max_body)
+        if length.isdecimal() and int(length) > max_bytes:
+            return _too_large(max_bytes)
         if headers.get("content-encoding", "identity") != "identity":
             return ApiError(415, "send bodies as they are, without content-encoding")
         return None
@@ -72,9 +75,10 @@ class Guard:
 class _Body:
     """A body that may not be too large, nor take too long."""
 
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, within_s: float) -> None:
         self._receive, self._max_bytes, self._size, self.is_whole = receive, max_bytes, 0, False
-        self._ends_s = asyncio.get_running_loop().time() + BODY_S
+        self._within_s = within_s
+        self._ends_s = asyncio.get_running_loop().time() + within_s
 
     async def receive(self) -> Message:
         """See ASGI."""
@@ -84,7 +88,7 @@ class _Body:
             async with asyncio.timeout_at(self._ends_s):
                 message = await self._receive()
         except TimeoutError:
-            raise ApiError(408, f"the body did not come within {BODY_S:g} s") from None
+            raise ApiError(408, f"the body did not come within {self._within_s:g} s") from None
         self._size += len(message.get("body", b""))
         self.is_whole = not message.get("more_body", False)
         if self._size > self._max_bytes:

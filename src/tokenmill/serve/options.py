@@ -21,6 +21,8 @@ class Options:
     session_dir: where texts are kept by name.
     stall_s: the longest wait of a stream while prompts are computed.
     seed: of requests that name none; None takes a fresh one for each.
+    batch_dir: where files and batches are kept; none are without it. max_file: bytes of one file that a client sends.
+    max_stored: bytes of all files of all clients, beyond which none is taken.
     """
 
     name: str
@@ -37,6 +39,9 @@ class Options:
     session_dir: Path | None = None
     stall_s: float = 0.25
     seed: int | None = None
+    batch_dir: Path | None = None
+    max_file: int = 200_000_000
+    max_stored: int = 10_000_000_000
 
     def __post_init__(self) -> None:
         SamplingParams(seed=self.seed)  # refuses one out of range

@@ -18,6 +18,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.serve.access import AccessLog
 from tokenmill.serve.admission import Admission
 from tokenmill.serve.app import make_app
+from tokenmill.serve.batch_worker import BatchWorker
 from tokenmill.serve.connection import HttpProtocol
 from tokenmill.serve.driver import Driver
 from tokenmill.serve.endings import Endings
@@ -79,7 +80,8 @@ class Server(uvicorn.Server):
         self.driver = Driver(engine.core, metrics, self._end)
         self.admission = Admission(metrics, engine.config.max_sequences + options.max_queued, len(options.keys))
         kept = Sessions(engine, options.session_dir) if options.session_dir is not None else None
-        self._service = Service(engine, self.driver, self.admission, options, kept)
+        self._batches = BatchWorker(engine, options, options.batch_dir) if options.batch_dir is not None else None
+        self._service = Service(engine, self.driver, self.admission, options, kept, self._batches)
         self._app = make_app(self._service)
         self._endings = Endings(Guard(self._app, options, is_loopback(taken)))
         self._ends_s: float | None = None  # by time.monotonic, which is the event loop's clock too
@@ -90,9 +92,13 @@ class Server(uvicorn.Server):
         use_engine(self._engine)  # before anything measures steps or counts tokens
         with self._engine.core.observed_by(self._pace):
             self.driver.start()
+            if self._batches is not None:
+                self._batches.start()
             try:
                 self.run(sockets=[self._taken])
             finally:
+                if self._batches is not None:
+                    self._batches.stop()
                 if has_stopped := self.driver.stop(GRACE_S):
                     self._engine.close()  # which waits for the end of a step, and one that hangs has none
         return has_stopped and not self.driver.has_failed

@@ -11,7 +11,7 @@ from tokenmill.settings.engine_config import EngineConfig
 
 # A text that need not be given is a path, or the name of a model, which may be one.
 SETTINGS = [field.name for field in fields(EngineConfig) if field.name != "model" and field.type != str | None]
-OPTIONS = ("max_queued", "max_body", "keep_alive_s", "stall_s", "drain_s", "is_strict")
+OPTIONS = ("max_queued", "max_body", "keep_alive_s", "stall_s", "drain_s", "is_strict", "max_file", "max_stored")
 
 
 def engine_facts(loaded: LoadedModel) -> dict[str, Any]:
@@ -26,10 +26,11 @@ def engine_facts(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def server_facts(service: Service) -> dict[str, Any]:
-    """Limits of the server, by the names of `Options`; whether clients need a key; whether it keeps sessions."""
+    """Limits of the server, by the names of `Options`; whether clients need a key; what it keeps."""
     return {
         **{name: getattr(service.options, name) for name in OPTIONS},
         "max_open": service.admission.max_open,
         "wants_key": bool(service.options.keys),
         "keeps_sessions": service.sessions is not None,
+        "keeps_batches": service.batches is not None,
     }

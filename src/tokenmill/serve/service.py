@@ -16,6 +16,7 @@ from starlette.responses import Response
 from tokenmill.engine.engine import Engine
 from tokenmill.serve.admission import Admission
 from tokenmill.serve.answers import system_fingerprint
+from tokenmill.serve.batch_worker import BatchWorker
 from tokenmill.serve.driver import Driver
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.options import Options
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass
 class Service:
-    """One engine, served. sessions: None if none are kept. is_draining: new requests are refused.
+    """One engine, served. sessions, batches: None if none are kept. is_draining: new requests are refused.
 
     fingerprint: see answers.system_fingerprint.
     """
@@ -38,6 +39,7 @@ class Service:
     admission: Admission
     options: Options
     sessions: Sessions | None = None
+    batches: BatchWorker | None = None
     is_draining: bool = False
     _turns: defaultdict[bytes, asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(partial(asyncio.Semaphore, THREADS_OF_ONE))
