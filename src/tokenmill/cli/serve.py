@@ -1,6 +1,7 @@
 """`tokenmill serve`: the model as a service that speaks OpenAI's protocol."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -144,31 +145,33 @@ def command(
             from tokenmill.serve.run import Address
         except ModuleNotFoundError as error:
             raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
-    sessions = _session_folder() if session_dir is None else session_dir
-    batches = _batch_folder() if batch_dir is None else batch_dir
-    options = Options(
-        name=name or model,
-        keys=read_keys(api_key or os.environ.get(KEY), api_key_file),
-        max_queued=max_queued,
-        stall_s=stall,
-        drain_s=drain,
-        keep_alive_s=keep_alive,
-        is_strict=strict,
-        metrics_prefix=metrics_prefix,
-        log_format=log_format,
-        certificate=ssl_certfile,
-        key_file=ssl_keyfile,
-        session_dir=sessions,
-        batch_dir=batches,
-        max_file=max_file_size * MB,
-        max_stored=max_stored * MB,
-        seed=seed,
-    )
+    options = Options(keys=read_keys(api_key or os.environ.get(KEY), api_key_file), **_chosen(context.params))
     engine = replace(engine, model=model, generation_config=generation_config)
     address = Address(host, port, "http" if ssl_certfile is None else "https")
     num_sequences = engine.max_sequences if is_given(context, "max_sequences") else None
     if not _serve(engine, num_sequences, chat_template, options, address, quiet):
         raise typer.Exit(1)
+
+
+def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the options of the verb, by their names, say of the server's own."""
+    return {
+        "name": given["name"] or given["model"],
+        "max_queued": given["max_queued"],
+        "stall_s": given["stall"],
+        "drain_s": given["drain"],
+        "keep_alive_s": given["keep_alive"],
+        "is_strict": given["strict"],
+        "metrics_prefix": given["metrics_prefix"],
+        "log_format": given["log_format"],
+        "certificate": given["ssl_certfile"],
+        "key_file": given["ssl_keyfile"],
+        "session_dir": _session_folder() if given["session_dir"] is None else given["session_dir"],
+        "batch_dir": _batch_folder() if given["batch_dir"] is None else given["batch_dir"],
+        "max_file": given["max_file_size"] * MB,
+        "max_stored": given["max_stored"] * MB,
+        "seed": given["seed"],
+    }
 
 
 def _serve(

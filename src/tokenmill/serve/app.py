@@ -12,6 +12,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.serve.batch_routes import batches
 from tokenmill.serve.document import ALWAYS, answers, set_document
 from tokenmill.serve.errors import ApiError, EngineDied, respond
+from tokenmill.serve.file_routes import files
 from tokenmill.serve.generation import generation
 from tokenmill.serve.models import models
 from tokenmill.serve.page import page
@@ -28,7 +29,7 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, openapi_url=None, responses=always)
     for kind in (ApiError, TokenmillError, RequestValidationError, HTTPException, EngineDied, Exception):
         app.add_exception_handler(kind, _refuse)
-    for routes in (generation, tokens, sessions, batches, models, status):
+    for routes in (generation, tokens, sessions, files, batches, models, status):
         app.include_router(routes(service))
     app.include_router(page(service))
     set_document(app, service.options)

@@ -75,7 +75,7 @@ def _type(arrow: Any, kind: Any) -> Any:
     if not isinstance(kind, str):
         return kind
     if kind.startswith("list of "):
-        return arrow.list_(_type(arrow, kind.removeprefix("list of ")))
+        return arrow.list_(arrow.field("element", _type(arrow, kind.removeprefix("list of "))))
     assert kind in KINDS or not kind
     return {"int": arrow.int64(), "float": arrow.float64(), "bool": arrow.bool_()}.get(kind, arrow.string())
 
