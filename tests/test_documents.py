@@ -182,7 +182,9 @@ def test_every_python_block_runs_as_written(block, folder, monkeypatch, tmp_path
     shutil.copytree(ROOT / "examples" / "tasks", folder / "examples" / "tasks")
     monkeypatch.chdir(folder)
     address = "http://127.0.0.1:8000"
-    with served(save_chat_model(tmp_path_factory.mktemp("chat"))) if address in block else nullcontext() as server:
+    keeping = {"batch_dir": tmp_path_factory.mktemp("batches")}
+    model = save_chat_model(tmp_path_factory.mktemp("chat"))
+    with served(model, **keeping) if address in block else nullcontext() as server:
         if server:
             block = block.replace(address, server.url).replace("smollm2-135m", MODEL)
         names = {}
@@ -238,6 +240,20 @@ def test_the_commands_about_speculation_run_as_written(folder):
     assert len(lines) > 3
     for line in lines:
         assert run(line, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_commands_about_batches_run_as_written(folder):
+    lines = [line for line in shell_lines(DOCUMENTS["batches.md"]) if line]
+    assert len(lines) == 8
+    for line in lines:
+        run(line, folder)
+    answer = json.loads((folder / "answers.jsonl").read_text())
+    assert answer["custom_id"] == "sea" and answer["response"]["body"]["choices"][0]["text"]
+    first, *_ = (folder / "judged.jsonl").read_text().splitlines()
+    assert json.loads(first)["judge_generated_text"]
+    assert len((folder / "all.csv").read_text().splitlines()) == 4
 
 
 @pytest.mark.model

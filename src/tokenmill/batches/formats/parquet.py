@@ -33,7 +33,7 @@ class Parquet(TableFormat):
     def writer(self, out: BinaryIO, columns: Columns) -> Iterator[Write]:
         """See TableFormat."""
         arrow, parquet = _pyarrow()
-        schema = arrow.schema([(name, _type(arrow, kind)) for name, kind in columns.items()])
+        schema = schema_of(columns)
         as_json = [name for name, kind in columns.items() if kind == "json"]
         waiting: list[Json] = []
         with parquet.ParquetWriter(out, schema) as writer:
@@ -49,6 +49,12 @@ class Parquet(TableFormat):
 
             yield write
             flush()
+
+
+def schema_of(columns: Columns) -> Any:
+    """The columns as a schema of pyarrow."""
+    arrow, _ = _pyarrow()
+    return arrow.schema([(name, _type(arrow, kind)) for name, kind in columns.items()])
 
 
 @contextmanager
