@@ -228,7 +228,7 @@ def test_an_input_that_changes_while_it_is_read(engine, source, tmp_path):
 
 
 def test_memory_does_not_grow_with_the_rows(engine, tmp_path):
-    """While rows are computed, at most a window and what runs is held, and 24 bytes for each row."""
+    """While rows are computed, at most a window and what runs is held, and two numbers for each row."""
     from tokenmill.batches.runner import Runner
 
     source = write_lines(

@@ -54,11 +54,10 @@ class Work:
 class Task(ABC):
     """What a batch does with its rows. Nothing of it depends on other rows or on how they are computed.
 
-    id_field: a column whose values must differ. key_field: the column of the output that holds a row's key.
+    id_field: a column whose values must differ.
     """
 
     id_field: str | None = None
-    key_field: str
 
     @abstractmethod
     def check(self, columns: Columns) -> None:

@@ -59,9 +59,6 @@ class TableTask(Task):
     prefix: str = ""
     params: SamplingParams = field(default_factory=SamplingParams, init=False)
 
-    def __post_init__(self) -> None:
-        self.key_field = self.prefix + KEY
-
     @property
     def _needed(self) -> list[str]:
         return [self.column] if self.column is not None else self.template.names if self.template else []
@@ -144,11 +141,11 @@ class TableTask(Task):
         """See Task."""
         names = self.columns({})
         new = {self.prefix + name: value for name, value in answer.items()}
-        return {**(row.values or {}), **dict.fromkeys(names), **new, self.key_field: key.text}
+        return {**(row.values or {}), **dict.fromkeys(names), **new, self._named(KEY): key.text}
 
     def key_of(self, written: Json) -> object:
         """See Task."""
-        return written.get(self.key_field)
+        return written.get(self._named(KEY))
 
     def has_failed(self, answer: Any) -> bool:
         """See Task."""

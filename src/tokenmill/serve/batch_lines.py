@@ -38,7 +38,6 @@ class BatchLines(Task):
     """
 
     id_field = "custom_id"
-    key_field = "id"
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ answers. A folder may be shared by several servers of one model: the lock of an 
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -33,7 +34,7 @@ PRIORITY = 2**63  # behind whatever a client may ask for
 CLIENT = b"batches"
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 RETRY_S = 10.0  # after a full disk, or where another server runs a batch
-MOST_FAULTS = 100
+MOST_FAULTS, MOST_TRIES = 100, 3
 STOP_S = 5.0
 OPEN_TENANT = "open"  # of a server without keys
 
@@ -51,17 +52,22 @@ class BatchWorker:
         self._current: str | None = None
         self._progress: Progress | None = None
         self._not_before: dict[str, float] = {}
+        self._num_faults: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._work, name="tokenmill-batches", daemon=True)
 
     def start(self) -> None:
         """Begin with what is not finished yet."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End after the step that is being made; what is done is kept."""
+    def begin_to_stop(self) -> None:
+        """Have it end after the step that is being made; what is done is kept."""
         self._is_stopping = True
         self._halt.set()
         self._wake.set()
+
+    def stop(self) -> None:
+        """End, and wait for that."""
+        self.begin_to_stop()
         if self._thread.is_alive():
             self._thread.join(STOP_S)
 
@@ -142,16 +148,22 @@ class BatchWorker:
             except TokenmillError as error:
                 if not self._is_stopping:
                     self._fail(tenant, batch, [_fault("invalid_batch", str(error))])
-            except Exception as error:
-                if self._is_stopping:
-                    return
-                log.exception("batch %s has failed", batch)
-                with suppress(ApiError):
-                    self._fail(
-                        tenant, batch, [_fault("server_error", f"a fault of the server: {type(error).__name__}")]
-                    )
+            except Exception as error:  # noqa: BLE001  (it is logged, and the other batches go on)
+                self._note_fault(tenant, batch, error)
             finally:
                 self._current = self._progress = None
+
+    def _note_fault(self, tenant: str, batch: str, error: Exception) -> None:
+        """Try a batch again after what nobody has foreseen, as a step that has failed, but not for ever.
+
+        If the whole server ends with it, the next start tries again.
+        """
+        log.error("batch %s has met a fault", batch, exc_info=error)
+        self._num_faults[batch] += 1
+        self._not_before[batch] = time.monotonic() + RETRY_S
+        if self._num_faults[batch] == MOST_TRIES:
+            with suppress(ApiError):
+                self._fail(tenant, batch, [_fault("server_error", f"a fault of the server: {type(error).__name__}")])
 
     def _next(self) -> tuple[str, str] | None:
         """The oldest batch that can be run: its client, and its id."""

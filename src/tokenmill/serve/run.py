@@ -113,6 +113,8 @@ class Server(uvicorn.Server):
         It may be called from any thread.
         """
         self._service.is_draining = True
+        if self._batches is not None:
+            self._batches.begin_to_stop()
         self._ends_s = time.monotonic() + (self._options.drain_s if timeout_s is None else timeout_s)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -41,13 +41,13 @@ class JSONLines(TableFormat):
 
 def _row(number: int, line: int, content: bytes) -> Row:
     try:
-        values = json.loads(content, parse_constant=_refuse_constant)
-        dumps(values).encode()  # no lone surrogates, which no answer could repeat
+        row = Row(number, line, json.loads(content, parse_constant=_refuse_constant))
+        if isinstance(row.values, dict):
+            _ = row.digest  # which has none with lone surrogates or infinite numbers, and no answer could repeat these
+            return row
     except (ValueError, RecursionError) as error:
         return Row(number, line, None, f"line {line} is no JSON: {_why(error)}")
-    if not isinstance(values, dict):
-        return Row(number, line, None, f"line {line} is no JSON object")
-    return Row(number, line, values)
+    return Row(number, line, None, f"line {line} is no JSON object")
 
 
 def _why(error: Exception) -> str:
