@@ -144,3 +144,24 @@ def test_any_mixture_of_clients_and_priorities_comes_to_its_end(seed):
     assert cache.scheduler.idle
     for each in sequences:
         assert each.tokens == solo(each.tokens[: each.num_prompt_tokens], each.max_tokens, each.choosing.stop_ids)
+
+
+def test_a_better_priority_takes_a_place_and_blocks():
+    """The last of the worst priority gives way, one in a step, and goes on later with the same text."""
+    for num_blocks, max_sequences in ((64, 2), (6, 4)):  # places are scarce, then blocks
+        cache = SimulatedCache(num_blocks, 16, max_sequences, 64, False)
+        worse = [text(number, 20, 40, priority=5) for number in range(2)]
+        for sequence in worse:
+            cache.scheduler.add(sequence)
+        cache.step()
+        assert running(cache) == [0, 1]
+        cache.scheduler.add(better := text(9, 40, 45, priority=1))
+        cache.scheduler.add(same := text(3, 4, 45, priority=5))
+        cache.step()
+        assert running(cache)[0] == 9 and len(running(cache)) <= 2 and cache.scheduler.num_preemptions >= 1
+        while not cache.scheduler.idle:
+            cache.step()
+            cache.scheduler.check_integrity()
+        for sequence in (*worse, better, same):
+            start = sequence.num_prompt_tokens
+            assert sequence.tokens == solo(sequence.tokens[:start], sequence.max_tokens, {})

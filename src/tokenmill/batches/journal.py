@@ -25,6 +25,7 @@ from tokenmill.memory.atomic_file import seal, unseal
 
 KIND, FORMAT = "journal of tokenmill batch", 1
 SYNC_S = 1.0  # of answers that may be lost with the machine; those of a process that is killed are in the kernel
+SHARE = 0.01  # of the time that may go into syncing: a slow disk is synced less often
 HEADER_BYTES = 1 << 20
 DIGEST = slice(9, 25)  # of a record, after the checksum and a space
 
@@ -50,7 +51,7 @@ class Journal:
         self.num_damaged = 0
         self.offsets: Places = np.full(int(index.places.max()) + 1, -1, np.int64)
         self._reader = path.open("rb")
-        self._synced_s = time.monotonic()
+        self._sync_at_s = time.monotonic() + SYNC_S
         self._is_synced = True
         try:
             if not self._begin(facts):
@@ -74,7 +75,7 @@ class Journal:
         self.offsets[place] = self._end
         self._end += len(record)
         self._is_synced = False
-        if time.monotonic() - self._synced_s >= SYNC_S:
+        if time.monotonic() >= self._sync_at_s:
             self.sync()
 
     def read(self, place: int) -> Any:
@@ -87,11 +88,13 @@ class Journal:
 
     def sync(self) -> None:
         """Have everything on the disk."""
+        begun_s = time.monotonic()
         if not self._is_synced:
             with _space_errors(self.path):
                 os.fsync(self._file.fileno())
             self._is_synced = True
-        self._synced_s = time.monotonic()
+        now_s = time.monotonic()
+        self._sync_at_s = now_s + max(SYNC_S, (now_s - begun_s) / SHARE)
 
     def close(self) -> None:
         """Close it; the lock is its owner's."""

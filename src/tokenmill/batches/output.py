@@ -60,7 +60,7 @@ def run_of_output(target: Path, index: Index, shard: Shard, task: Task) -> str |
         raise RequestError(f"{target} cannot be read: {error.strerror}") from None
     if len(runs) > 1:
         raise RequestError(f"{target} holds rows of several runs with different settings: {WAY_OUT}")
-    return runs.pop()
+    return runs.pop() if runs else None  # a shard without rows
 
 
 def join(index: Index, target: Path, num_shards: int, task: Task, told: Callable[[int], None]) -> None:
