@@ -85,7 +85,7 @@ def test_killed_between_the_output_and_the_end_of_its_journal(engine, source, wh
     assert not journal_path(target).exists()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 31])
+@pytest.mark.parametrize("count", [1, 2, 3, pytest.param(31, marks=pytest.mark.slow)])
 def test_shards_joined_are_the_undivided_run(engine, source, whole, tmp_path, count):
     target = tmp_path / "out.jsonl"
     for number in range(1, count + 1):

@@ -103,6 +103,7 @@ class Journal:
     def remove(self) -> None:
         """Delete it: it was opened, so its header was ours."""
         self.path.unlink()
+        self._is_synced = True  # nobody reads it any more
 
     def _begin(self, facts: Mapping[str, Any]) -> bool:
         """Write the header of an empty journal, or of one whose header was cut."""
