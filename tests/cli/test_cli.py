@@ -80,9 +80,9 @@ OPTIONS = {
     "generate": f"""--chat --chat-template --generation-config --json --prompt -p --prompt-file --quiet -q --stream
         --system --tokens --show-draft --trace --verbose -v --verify
         {ENGINE} {SAMPLING}""",
-    "serve": f"""--api-key --api-key-file --chat-template --config --generation-config --host --log-format
-        --max-queued-requests --max-stall --metrics-prefix --offline --port --quiet -q --seed --served-model-name
-        --session-dir --shutdown-timeout --ssl-certfile --ssl-keyfile --strict --timeout-keep-alive
+    "serve": f"""--api-key --api-key-file --batch-dir --chat-template --config --generation-config --host
+        --log-format --max-file-size --max-queued-requests --max-stall --max-stored --metrics-prefix --offline --port
+        --quiet -q --seed --served-model-name --session-dir --shutdown-timeout --ssl-certfile --ssl-keyfile --strict --timeout-keep-alive
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",
@@ -108,6 +108,9 @@ OPTIONS = {
     "eval tasks": f"""--apply-chat-template --chat-template --include-path --json --limit --log-samples --num-fewshot
         --output -o --quiet -q --seed --system-instruction
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
+    "batch": f"""--chat --chat-template --column --generation-config --join --json --model --output --output-prefix -o
+        --prompt --quiet -q --served-model-name --shard --strict --system --window
+        {" ".join(sorted({*ENGINE.split(), *SAMPLING.split()} - {"--max-waiting"}))}""",
     "profile": f"""--force --generation-config --json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
         {SAMPLING.replace("--ignore-eos", "")}""",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",

@@ -11,6 +11,7 @@ import pytest
 from tests.serve.conftest import MODEL, served
 from tests.serve.test_sessions import post
 from tokenmill.batches.runner import Runner
+from tokenmill.memory.atomic_file import seal, unseal
 
 BODIES = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": f"w{number} w2"}], "max_tokens": 5, "seed": 3})
@@ -195,6 +196,33 @@ def test_a_restart_goes_on(keeping, held, tmp_path):
         other = started(client, lines)
         assert content(client, ended(client, other).output_file_id) == found
     assert not list(tmp_path.rglob("*.journal")) and not list(tmp_path.rglob("*.output.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_restart_with_other_settings_begins_anew(keeping, held, tmp_path):
+    """All answers are of one model and one setting. A server of another model leaves the batch for later."""
+    seen, go = held
+    body = {"prompt": "w1", "max_tokens": 6, "temperature": 1.0}
+    lines = [line(number, COMPLETION, body) for number in range(8)]
+    with keeping() as server, client_of(server) as client:
+        batch = started(client, lines, COMPLETION)
+        assert seen.wait(60)
+    go.set()
+    (record,) = tmp_path.rglob("batch_*.json")
+    before = record.read_bytes()
+    record.write_bytes(seal({"record": unseal(before, 1)["record"] | {"model": "another"}}, 1).encode())
+    with keeping() as server, client_of(server) as client:
+        other = started(client, lines[:1], COMPLETION)
+        assert ended(client, other).status == "completed"  # which came later
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+    record.write_bytes(before)
+    with keeping(seed=5) as server, client_of(server) as client:
+        texts = [
+            each["response"]["body"]["choices"][0]["text"]
+            for each in content(client, ended(client, batch).output_file_id)
+        ]
+        wanted = client.completions.create(model=MODEL, seed=5, **body).choices[0].text
+    assert texts == [wanted] * 8
 
 
 @pytest.mark.slow
