@@ -37,6 +37,7 @@ ROOMS: list[dict[str, str]] = [
     {"measure": "what a run costs and took"},
     {"bench": "comparing runs (extra: `[bench]`)"},
     {"batches": "rows of files in, rows with answers out"},
+    {"prove": "the promise, checked from outside (extra: `[bench]`)"},
     {"serve": "the OpenAI server (extra: `[serve]`)"},
     {"cli": "one file per verb"},
     {"__main__": ""},

@@ -188,6 +188,20 @@ PICTURES: Names = {
     "load": "tokenmill.bench.plot.load:draw",
 }
 
+# The cases of `tokenmill prove`, in the order of its table: each compares texts of one request.
+PROOFS: Names = {
+    "again": Entry("the same request alone, several times", "tokenmill.prove.cases.again:Again"),
+    "crowd": Entry("alone, and in a crowd", "tokenmill.prove.cases.crowd:Crowd"),
+    "warm": Entry("from a cold and a warm prefix cache", "tokenmill.prove.cases.warm:Warm"),
+    "streamed": Entry("whole, and streamed", "tokenmill.prove.cases.streamed:Streamed"),
+    "copies": Entry("several texts at once, and one by one", "tokenmill.prove.cases.copies:Copies"),
+    "neighbours": Entry("with a seed, beside requests without one", "tokenmill.prove.cases.neighbours:Neighbours"),
+    "lengths": Entry("short prompts beside long ones", "tokenmill.prove.cases.lengths:Lengths"),
+    "cancelled": Entry("beside streams whose clients leave", "tokenmill.prove.cases.cancelled:Cancelled"),
+    "continued": Entry("in one piece, and continued from ids", "tokenmill.prove.cases.continued:Continued"),
+    "restart": Entry("before and after a restart", "tokenmill.prove.cases.restarted:Restarted"),
+}
+
 # The verbs of the command line, as they are typed, in the order of --help; "bench" and others are groups.
 VERBS: Names = {
     "generate": "tokenmill.cli.generate",
@@ -206,6 +220,7 @@ VERBS: Names = {
     "cache": "tokenmill.cli.cache.group",
     "cache list": "tokenmill.cli.cache.list",
     "cache clear": "tokenmill.cli.cache.clear",
+    "prove": "tokenmill.cli.prove",
     "bench": "tokenmill.cli.bench.group",
     "bench run": "tokenmill.cli.bench.run",
     "bench sweep": "tokenmill.cli.bench.sweep",

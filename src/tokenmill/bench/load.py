@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 
+from tokenmill.bench.address import check_address, check_key, endpoint, headers_of
 from tokenmill.bench.load_report import GOODPUT, Failure, Outcome, Record, Stream, message_of
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.progress import Progress, Silent
@@ -65,7 +65,7 @@ class Load:
     goodput: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_url(self.url)
+        check_address("--url", self.url, "--api-key")
         for option in ("rate", "burstiness"):
             _check(f"--{option}", getattr(self, option), getattr(self, option) > 0, "a number above 0, or inf")
         _check("--time-limit", self.time_limit, 0 < self.time_limit < math.inf, "seconds above 0")
@@ -80,18 +80,16 @@ class Load:
         for name, bound_ms in self.goodput.items():
             allowed = f"one of {', '.join(GOODPUT)} and milliseconds, as ttft:500"
             _check("--goodput", f"{name}:{bound_ms:g}", name in GOODPUT and 0 <= bound_ms < math.inf, allowed)
-        if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise ConfigError("--api-key", "…", "printable ASCII, since it travels in a header")
+        check_key("--api-key", self.api_key)
 
     def at(self, path: str) -> str:
-        """The address of an endpoint; `url` may end in /v1, as other clients want it."""
-        return f"{self.url.rstrip('/').removesuffix('/v1')}/v1/{path}"
+        """The address of an endpoint."""
+        return endpoint(self.url, path)
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request. A compressed stream would be held back until there is enough to compress."""
-        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close", **key}
+        """The headers of every request."""
+        return headers_of(self.api_key)
 
 
 @dataclass(frozen=True)
@@ -327,14 +325,3 @@ def _allow_sockets(in_flight: int) -> None:
 def _check(option: str, value: object, fine: bool, allowed: str) -> None:
     if not fine:
         raise ConfigError(option, value, allowed)
-
-
-def _check_url(url: str) -> None:
-    # First, since the address is written into results and into the error below.
-    _check("--url", "…@…", "@" not in url, "an address without user and password; a key goes into --api-key")
-    try:
-        parts = urlsplit(url)
-        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        fine = False
-    _check("--url", url, fine, "an address as http://127.0.0.1:8000")

@@ -1,0 +1,144 @@
+"""The texts of an answer, whole or joined from the events of a stream, by either route. No network.
+
+What a server leaves out is None, never an empty value: what is not there cannot be compared.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CHAT, PLAIN = "chat/completions", "completions"
+
+
+class Unreadable(Exception):
+    """The answer is not what OpenAI's API says; the message says what it is."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text. ids, tokens, logprobs: for each token, where the server gives them."""
+
+    text: str
+    reason: str | None
+    ids: tuple[int, ...] | None = None
+    tokens: tuple[str, ...] | None = None
+    logprobs: tuple[float | None, ...] | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens where the server tells them, else characters."""
+        return len(next((units for units in (self.ids, self.tokens) if units is not None), self.text))
+
+
+Answer = list[Text]
+
+
+@dataclass
+class _Parts:
+    """What has come of one text. A list that nothing came for stays None."""
+
+    text: list[str] = field(default_factory=list)
+    reason: str | None = None
+    ids: list[int] | None = None
+    tokens: list[str] | None = None
+    logprobs: list[float | None] | None = None
+
+    def add(self, choice: Mapping[str, Any]) -> None:
+        message = choice.get("message") or choice.get("delta") or choice
+        if not isinstance(message, dict):
+            raise Unreadable("a choice whose message is no object")
+        # Thoughts are a part of the text; servers call them by one of two names.
+        for name in ("reasoning_content", "reasoning", "content", "text"):
+            if isinstance(part := message.get(name), str):
+                self.text.append(part)
+        self.reason = choice.get("finish_reason") or self.reason
+        if isinstance(ids := choice.get("token_ids"), list):
+            self.ids = [*(self.ids or ()), *ids]
+        if isinstance(logprobs := choice.get("logprobs"), dict):
+            self._add_logprobs(logprobs)
+
+    def _add_logprobs(self, found: Mapping[str, Any]) -> None:
+        if isinstance(content := found.get("content"), list):  # of a conversation
+            tokens, values = [each.get("token") for each in content], [each.get("logprob") for each in content]
+        else:
+            tokens, values = found.get("tokens") or [], found.get("token_logprobs") or []
+        self.tokens = [*(self.tokens or ()), *map(str, tokens)]
+        self.logprobs = [*(self.logprobs or ()), *values]
+
+    def joined(self) -> Text:
+        lists = [None if each is None else tuple(each) for each in (self.ids, self.tokens, self.logprobs)]
+        return Text("".join(self.text), self.reason, *lists)  # type: ignore[arg-type]
+
+
+class Reader:
+    """Gathers the texts of one answer from JSON documents: the whole one, or the events of a stream."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, _Parts] = {}
+        self.model: str | None = None
+        self.fingerprint: str | None = None
+
+    def add(self, document: Any) -> None:
+        """One document. Unreadable if it holds no choices, and no usage either."""
+        if not isinstance(document, dict):
+            raise Unreadable("JSON that is no object")
+        choices = document.get("choices")
+        if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
+            raise Unreadable(f"JSON without choices ({', '.join(map(str, list(document)[:5])) or 'empty'})")
+        self.fingerprint = document.get("system_fingerprint") or self.fingerprint
+        for place, choice in enumerate(choices):
+            index = choice.get("index", place)
+            self._parts.setdefault(index if type(index) is int else place, _Parts()).add(choice)
+
+    @property
+    def texts(self) -> Answer:
+        """The texts, in the order of their index."""
+        return [self._parts[index].joined() for index in sorted(self._parts)]
+
+
+class Events:
+    """Server-sent events as bytes come in. Lines end at "\\n" alone: U+2028 may stand inside a JSON string."""
+
+    def __init__(self) -> None:
+        self.reader, self.num_events, self.done = Reader(), 0, False
+        self._tail, self._data = b"", list[bytes]()
+
+    def feed(self, block: bytes) -> None:
+        """More bytes of the stream."""
+        *lines, self._tail = (self._tail + block).split(b"\n")
+        for line in lines:
+            content = line.removesuffix(b"\r")
+            if content.startswith(b"data:"):
+                self._data.append(content[5:].strip())
+            elif not content and self._data:
+                data, self._data = b"\n".join(self._data), []
+                self._event(data)
+
+    def _event(self, data: bytes) -> None:
+        if self.done or data == b"[DONE]":
+            self.done = True
+            return
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError):
+            raise Unreadable(f"an event that is no JSON: {data[:60].decode(errors='replace')}") from None
+        if isinstance(event, dict) and event.get("error"):
+            raise Unreadable(f"an event that tells of an error: {message_in(event)}")
+        self.num_events += 1
+        self.reader.add(event)
+
+    def texts(self) -> Answer:
+        """The texts, once the stream has ended. Unreadable if it was cut."""
+        found = self.reader.texts
+        if not self.done and not (found and all(each.reason for each in found)):
+            raise Unreadable("a stream that ends without finish_reason or [DONE]")
+        return found
+
+
+def message_in(document: Any) -> str:
+    """The message of an error, in one line of at most 200 characters, however the server writes it."""
+    error = document.get("error", document) if isinstance(document, dict) else document
+    message = error.get("message", error) if isinstance(error, dict) else error
+    words = " ".join(str(message).split())
+    return "".join(letter if letter.isprintable() else "�" for letter in words)[:200]

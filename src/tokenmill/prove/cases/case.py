@@ -1,0 +1,21 @@
+"""The interface of a case."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from tokenmill.prove.trial import Trial
+
+
+class Case(ABC):
+    """needs: features that a route must offer, beside those of its temperature. temperatures: greedy, seeded, or both.
+    is_once: one round is enough, and it goes through all routes and temperatures by itself.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    greedy: ClassVar[bool] = True
+    seeded: ClassVar[bool] = True
+    is_once: ClassVar[bool] = False
+
+    @abstractmethod
+    async def round(self, trial: Trial) -> None:
+        """A bounded number of requests, and their comparisons."""

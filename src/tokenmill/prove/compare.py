@@ -1,0 +1,57 @@
+"""Two texts of the same request: where they first differ, and by how much their log-probabilities do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.prove.answer import Text
+
+TOKEN, CHARACTER, END = "token", "character", "end"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where two texts differ: the number of a token or of a character, from 0. END: they are alike but
+    for the reason why they ended.
+    """
+
+    unit: str
+    index: int
+
+
+def first_difference(one: Text, other: Text) -> Difference | None:
+    """None where the texts are the same: by token ids where both have them, else by tokens, and by characters."""
+    for ours, theirs in ((one.ids, other.ids), (one.tokens, other.tokens)):
+        if ours is not None and theirs is not None and ours != theirs:
+            return Difference(TOKEN, _first(ours, theirs))
+    if one.text != other.text:
+        return Difference(CHARACTER, _first(one.text, other.text))
+    if one.reason != other.reason:
+        return Difference(END, one.length)
+    return None
+
+
+def _first(one: Sequence[Any], other: Sequence[Any]) -> int:
+    pairs = enumerate(zip(one, other))
+    return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+
+
+def logprob_distance(one: Text, other: Text) -> float | None:
+    """The largest difference of the log-probabilities before the first token that differs; None where there are none.
+
+    inf: one of the two has none for a token, where the other has one.
+    """
+    if one.logprobs is None or other.logprobs is None:
+        return None
+    found = first_difference(one, other)
+    end = found.index if found is not None and found.unit == TOKEN else max(len(one.logprobs), len(other.logprobs))
+    ours, theirs = one.logprobs[:end], other.logprobs[:end]
+    if len(ours) != len(theirs):
+        return float("inf")
+    return max((_distance(a, b) for a, b in zip(ours, theirs)), default=0.0)
+
+
+def _distance(one: float | None, other: float | None) -> float:
+    if one is None or other is None:
+        return 0.0 if one is other else float("inf")
+    return abs(one - other) if one != other else 0.0

@@ -1,0 +1,185 @@
+"""A check from its first request to its last: cases take turns, each a round at a time, until a bound is reached."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from tokenmill.errors import TokenmillError
+from tokenmill.hub.progress import Progress, Silent
+from tokenmill.prove.cases.case import Case
+from tokenmill.prove.client import AlwaysFull, Client, Spent
+from tokenmill.prove.offer import Offer, RouteOffer, find_offer, wait_until_it_answers
+from tokenmill.prove.settings import Settings
+from tokenmill.prove.tally import Tally
+from tokenmill.prove.trial import Numbers, Restart, Trial, Variant
+from tokenmill.registry import PROOFS, help_of, lookup
+
+
+@dataclass
+class Outcome:
+    """What was found. ended_by: the bound that was reached, or what ended the check before one was."""
+
+    settings: Settings
+    offer: Offer
+    tallies: list[Tally]
+    duration_s: float = 0.0
+    num_requests: int = 0
+    num_waits: int = 0
+    ended_by: str = ""
+    error: TokenmillError | None = None
+    interrupted: bool = False
+
+    @property
+    def num_comparisons(self) -> int:
+        """Texts that were compared with another one of the same request."""
+        return sum(each.total.comparisons for each in self.tallies)
+
+    @property
+    def num_differences(self) -> int:
+        """Those of them that differ, and log-probabilities that do."""
+        return sum(each.total.differ + each.logprobs.differ for each in self.tallies)
+
+    @property
+    def num_failed(self) -> int:
+        """Requests that were not answered."""
+        return sum(each.num_failed for each in self.tallies)
+
+
+def prove(settings: Settings, restart: Restart | None = None, progress: Progress | None = None) -> Outcome:
+    """Check a server. Ctrl-C ends it early, and what was found so far is the outcome; so does a server that is full.
+
+    restart: in the place of `settings.restart`, what restarts the server, and returns when the old one has ended.
+    """
+    return asyncio.run(_Run(settings, restart, progress or Silent()).all())
+
+
+@dataclass
+class _Planned:
+    """A case that the server can be asked, and what it has found so far."""
+
+    case: Case
+    tally: Tally
+    variants: Sequence[Variant]
+
+
+@dataclass
+class _Run:
+    settings: Settings
+    restart: Restart | None
+    progress: Progress
+    numbers: Numbers = field(default_factory=Numbers)
+    shown_s: float = 0.0
+
+    async def all(self) -> Outcome:
+        settings, start_s = self.settings, time.monotonic()
+        self.client = Client(settings)
+        try:
+            try:
+                offer = await find_offer(self.client, self.progress.stage)
+            except Spent:
+                raise TokenmillError(
+                    f"--requests {settings.requests} is too few to learn what the server offers"
+                ) from None
+            plans = [self._plan(name, offer) for name in settings.names]
+            self.outcome = Outcome(settings, offer, [plan.tally for plan in plans])
+            await self._rounds([plan for plan in plans if plan.variants])
+        finally:
+            await self.client.close()
+        self.outcome.duration_s = time.monotonic() - start_s
+        self.outcome.num_requests, self.outcome.num_waits = self.client.num_sent, self.client.num_waits
+        return self.outcome
+
+    def _plan(self, name: str, offer: Offer) -> _Planned:
+        case: Case = lookup(PROOFS, name, "--case")()
+        tally = Tally(name, help_of(PROOFS[name]))
+        variants = []
+        for route in offer.routes:
+            missing = [f"{need}: {route.why_not(need)}" for need in case.needs if route.why_not(need) is not None]
+            if not missing:
+                variants += list(_variants(case, route, missing))
+            tally.not_offered += [f"/v1/{route.route}: {reason}" for reason in missing]
+        tally.not_offered += [f"/v1/{route}: {reason}" for route, reason in offer.missing.items()]
+        if case.is_once and self.restart is None and self.settings.restart is None:
+            return _Planned(case, Tally(name, tally.help, not_offered=["give --restart COMMAND"]), [])
+        return _Planned(case, tally, variants)
+
+    async def _rounds(self, plans: Sequence[_Planned]) -> None:
+        outcome = self.outcome
+        try:
+            async with asyncio.timeout(self.settings.time_s):
+                await self._take_turns(plans)
+        except TimeoutError:
+            outcome.ended_by = f"--time {self.settings.time_s:g}"
+        except Spent:
+            outcome.ended_by = f"--requests {self.settings.requests}"
+        except AlwaysFull as error:
+            outcome.ended_by, outcome.error = str(error), error
+        except asyncio.CancelledError:  # how asyncio.run tells of Ctrl-C
+            outcome.interrupted, outcome.ended_by = True, "Ctrl-C"
+
+    async def _take_turns(self, plans: Sequence[_Planned]) -> None:
+        self.progress.stage(f"{', '.join(plan.tally.name for plan in plans)} at {self.settings.url}")
+        live = list(plans)
+        for turn in count():
+            for plan in list(live):
+                await self._round(plan, turn)
+                if plan.case.is_once:
+                    live.remove(plan)
+                if self._has_enough():
+                    self.outcome.ended_by = f"--comparisons {self.settings.comparisons}"
+                    return
+            if not live:
+                self.outcome.ended_by = "the end of the cases"
+                return
+
+    async def _round(self, plan: _Planned, turn: int) -> None:
+        variant = plan.variants[turn % len(plan.variants)]
+        trial = Trial(
+            self.client, plan.tally, variant, plan.variants, self.numbers, self.restart or self._command, self._show
+        )
+        await plan.case.round(trial)
+
+    def _has_enough(self) -> bool:
+        wanted = self.settings.comparisons
+        return wanted is not None and self.outcome.num_comparisons >= wanted
+
+    def _show(self) -> None:
+        wanted = self.settings.comparisons
+        if wanted is not None:
+            self.progress.advance(min(self.outcome.num_comparisons, wanted), wanted)
+        else:
+            self.progress.advance(self.client.num_sent, self.settings.requests)
+
+    async def _command(self) -> None:
+        """Run --restart, which must have ended the old server when it returns, and wait for the new one."""
+        command, limit_s = self.settings.restart or "", self.settings.request_limit_s
+        process = await asyncio.create_subprocess_shell(
+            command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            async with asyncio.timeout(limit_s):
+                code = await process.wait()
+        except TimeoutError:
+            process.kill()
+            raise TokenmillError(
+                f"--restart {command!r} did not return within {limit_s:g} s: it should start the server in the "
+                "background, or --request-timeout be longer"
+            ) from None
+        if code != 0:
+            raise TokenmillError(f"--restart {command!r} failed with exit code {code}")
+        if not await wait_until_it_answers(self.client, limit_s):
+            raise TokenmillError(
+                f"{self.settings.url} did not answer within {limit_s:g} s after --restart: is it the command that "
+                "starts it, or should --request-timeout be longer?"
+            )
+
+
+def _variants(case: Case, route: RouteOffer, missing: list[str]) -> Iterator[Variant]:
+    if case.greedy:
+        yield Variant(route, is_seeded=False)
+    if case.seeded and (reason := route.why_not("seed")) is None:
+        yield Variant(route, is_seeded=True)
+    elif case.seeded:
+        missing.append(f"seed: {reason}")
