@@ -4,6 +4,7 @@ from tokenmill.prove.cases.case import Case
 from tokenmill.prove.trial import Trial
 
 HOW = ("alone", "beside streams that were closed")
+TIMES = 3
 
 
 class Cancelled(Case):
@@ -15,7 +16,7 @@ class Cancelled(Case):
         """See Case."""
         asks = trial.asks(max(1, trial.crowd // 2))
         usual = await trial.all_settled(asks)
-        for _ in range(2):
+        for _ in range(TIMES):
             leaving = trial.asks(max(1, trial.crowd - len(asks)))
             beside = [trial.leave(ask, 1 + 2 * number) for number, ask in enumerate(leaving)]
             trial.compare_all(asks, usual, await trial.together(asks, beside=beside), HOW)

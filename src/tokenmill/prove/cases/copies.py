@@ -25,9 +25,10 @@ class Copies(Case):
         if trial.offers("stream"):
             streamed = await trial.alone(ask, stream=True)
             trial.compare(ask, at_once, streamed, ("n at once, whole", "n at once, streamed"))
-        others = trial.asks(max(1, trial.crowd - COPIES))
-        crowded = (await trial.together([ask, *others]))[0]
-        trial.compare(ask, at_once, crowded, ("n at once, alone", "n at once, in a crowd"))
+        others = trial.asks(max(1, trial.crowd // COPIES))
+        first, *_, last = await trial.together([ask, *others, ask])
+        for crowded in (first, last):
+            trial.compare(ask, at_once, crowded, ("n at once, alone", "n at once, in a crowd"))
         if not trial.is_seeded or trial.offers("seed + index"):
             await self._one_by_one(trial, ask)
 

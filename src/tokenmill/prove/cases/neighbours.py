@@ -4,6 +4,7 @@ from tokenmill.prove.cases.case import Case
 from tokenmill.prove.trial import Trial
 
 HOW = ("alone", "beside requests without a seed")
+TIMES = 3
 
 
 class Neighbours(Case):
@@ -15,7 +16,7 @@ class Neighbours(Case):
         """See Case."""
         asks = trial.asks(max(1, trial.crowd // 2))
         usual = await trial.all_settled(asks)
-        for _ in range(2):
+        for _ in range(TIMES):
             others = [ask.having(seed=None, temperature=1.0) for ask in trial.asks(trial.crowd - len(asks))]
             beside = [trial.alone(other) for other in others]
             trial.compare_all(asks, usual, await trial.together(asks, beside=beside), HOW)
