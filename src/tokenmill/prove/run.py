@@ -16,6 +16,8 @@ from tokenmill.prove.tally import Tally
 from tokenmill.prove.trial import Numbers, Restart, Trial, Variant
 from tokenmill.registry import PROOFS, help_of, lookup
 
+_LINE_S = 20.0  # between two lines that say how far it is
+
 
 @dataclass
 class Outcome:
@@ -70,26 +72,32 @@ class _Run:
     restart: Restart | None
     progress: Progress
     numbers: Numbers = field(default_factory=Numbers)
-    shown_s: float = 0.0
+    next_line_s: float = 0.0
 
     async def all(self) -> Outcome:
         settings, start_s = self.settings, time.monotonic()
         self.client = Client(settings)
         try:
-            try:
-                offer = await find_offer(self.client, self.progress.stage)
-            except Spent:
-                raise TokenmillError(
-                    f"--requests {settings.requests} is too few to learn what the server offers"
-                ) from None
+            offer = await self._find_offer()
             plans = [self._plan(name, offer) for name in settings.names]
             self.outcome = Outcome(settings, offer, [plan.tally for plan in plans])
-            await self._rounds([plan for plan in plans if plan.variants])
+            await self._rounds([plan for plan in plans if plan.variants], start_s + settings.time_s - time.monotonic())
         finally:
             await self.client.close()
         self.outcome.duration_s = time.monotonic() - start_s
         self.outcome.num_requests, self.outcome.num_waits = self.client.num_sent, self.client.num_waits
         return self.outcome
+
+    async def _find_offer(self) -> Offer:
+        bound = f"--time {self.settings.time_s:g}"
+        try:
+            async with asyncio.timeout(self.settings.time_s):
+                return await find_offer(self.client, self.progress.stage)
+        except Spent:
+            bound = f"--requests {self.settings.requests}"
+        except TimeoutError:
+            pass
+        raise TokenmillError(f"{bound} is too little to learn what {self.settings.url} offers: give more")
 
     def _plan(self, name: str, offer: Offer) -> _Planned:
         case: Case = lookup(PROOFS, name, "--case")()
@@ -105,10 +113,10 @@ class _Run:
             return _Planned(case, Tally(name, tally.help, not_offered=["give --restart COMMAND"]), [])
         return _Planned(case, tally, variants)
 
-    async def _rounds(self, plans: Sequence[_Planned]) -> None:
+    async def _rounds(self, plans: Sequence[_Planned], left_s: float) -> None:
         outcome = self.outcome
         try:
-            async with asyncio.timeout(self.settings.time_s):
+            async with asyncio.timeout(left_s):
                 await self._take_turns(plans)
         except TimeoutError:
             outcome.ended_by = f"--time {self.settings.time_s:g}"
@@ -120,7 +128,6 @@ class _Run:
             outcome.interrupted, outcome.ended_by = True, "Ctrl-C"
 
     async def _take_turns(self, plans: Sequence[_Planned]) -> None:
-        self.progress.stage(f"{', '.join(plan.tally.name for plan in plans)} at {self.settings.url}")
         live = list(plans)
         for turn in count():
             for plan in list(live):
@@ -136,6 +143,11 @@ class _Run:
 
     async def _round(self, plan: _Planned, turn: int) -> None:
         variant = plan.variants[turn % len(plan.variants)]
+        if time.monotonic() >= self.next_line_s:
+            self.next_line_s = time.monotonic() + _LINE_S
+            found = self.outcome.num_differences
+            self.progress.stage(f"{self.outcome.num_comparisons:,} compared, {found:,} differ; {plan.tally.name}")
+            self._show()
         trial = Trial(
             self.client, plan.tally, variant, plan.variants, self.numbers, self.restart or self._command, self._show
         )

@@ -73,8 +73,12 @@ class Tally:
     failures: Counter[str] = field(default_factory=Counter)
     not_offered: list[str] = field(default_factory=list)
 
-    def compare(self, ask: Ask, pair: tuple[Text, Text], index: int, how: tuple[str, str], tolerance: float) -> None:
-        """One comparison of the text under `index`: the usual one first. how: the circumstances of each."""
+    def compare(
+        self, ask: Ask, pair: tuple[Text, Text], index: int, how: tuple[str, str], tolerance: float | None
+    ) -> None:
+        """One comparison of the text under `index`: the usual one first. how: the circumstances of each. tolerance: how
+        far log-probabilities may differ; with None they are not compared.
+        """
         one, two = pair
         found = first_difference(one, two)
         key = (ask.route, float(ask.fields.get("temperature", 1.0)))
@@ -83,8 +87,8 @@ class Tally:
         self.lengths.append(one.length)
         self.empty += not (one.text and two.text)
         self.seen.add(hash(one.text))
-        distance = logprob_distance(one, two)
-        is_far = distance is not None and distance > tolerance
+        distance = None if tolerance is None else logprob_distance(one, two)
+        is_far = distance is not None and tolerance is not None and distance > tolerance
         if distance is not None:
             self.logprobs.add(is_far)
             self.max_logprob_distance = max(self.max_logprob_distance, distance)

@@ -129,8 +129,10 @@ class Trial:
     def compare(self, ask: Ask, usual: Answer | None, other: Answer | None, how: tuple[str, str]) -> None:
         """Compare each text with the one of the same index; nothing where an answer did not come."""
         if usual is not None and other is not None:
+            settings = self.client.settings
+            tolerance = settings.tolerance if settings.logprobs else None
             for index, pair in enumerate(zip(usual, other)):
-                self.tally.compare(ask, pair, index, how, self.client.settings.tolerance)
+                self.tally.compare(ask, pair, index, how, tolerance)
             self.listen()
 
     def compare_all(

@@ -7,7 +7,7 @@ HOW = ("alone", "in a crowd")
 
 
 class Crowd(Case):
-    """As many requests together as --concurrency says: in their order and in the opposite one, and the same ones twice."""
+    """As many requests together as --concurrency says: in their order, in the opposite one, and half of them twice."""
 
     async def round(self, trial: Trial) -> None:
         """See Case."""
