@@ -94,7 +94,10 @@ def contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
     found = [] if options.no_ours else [ours(options, folder)]
     if options.llama_cpp:
         numbers = ["{port}", str(SLOTS), str(options.threads), str(MAX_LENGTH)]
-        found.append(Contender("llama.cpp", [options.llama_cpp, "-c", PEER, str(options.gguf), *numbers], PORT + 1))
+        peer = [options.llama_cpp, "-c", PEER, str(options.gguf), *numbers]
+        found.append(Contender("llama.cpp", peer, PORT + 1))
+        peer = [word.replace("server =", "p.cache_prompt = False; server =") for word in peer]
+        found.append(Contender("llama.cpp, cache_prompt off", peer, PORT + 3))
     if options.vllm:
         threads = {"OMP_NUM_THREADS": str(options.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         cache = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -109,7 +112,7 @@ def contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
         found.append(Contender("vLLM", command, PORT + 2, threads | cache))
     for place, each in enumerate(options.other):
         name, _, command = each.partition("=")
-        found.append(Contender(name, shlex.split(command), PORT + 3 + place))
+        found.append(Contender(name, shlex.split(command), PORT + 4 + place))
     return found
 
 

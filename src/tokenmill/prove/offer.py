@@ -44,6 +44,12 @@ class RouteOffer:
         """The reason why this route has not this feature; None if it has."""
         return self.missing.get(feature)
 
+    def lacks(self, needs: tuple[str, ...]) -> Iterator[str]:
+        """The features among these that it has not, each with the reason."""
+        for feature in needs:
+            if (reason := self.missing.get(feature)) is not None:
+                yield f"{feature}: {reason}"
+
 
 @dataclass
 class Offer:
@@ -182,7 +188,12 @@ class _Probe:
         await self._try("logprobs", wanted, lambda texts: texts[0].logprobs is not None, keep=needed)
 
     async def _find_features(self) -> None:
-        await self._try("n", {"n": 2}, lambda texts: len(texts) == 2)
+        # vLLM refuses several greedy texts, which would all be alike.
+        await self._try("greedy n", {"n": 2}, lambda texts: len(texts) == 2)
+        if (reason := self.found.missing.get("greedy n")) is not None:
+            await self._try("n", {"n": 2, "temperature": TEMPERATURE}, lambda texts: len(texts) == 2)
+            if "n" in self.found.missing:
+                self.found.missing["n"] = reason
         try:
             await self.client.send(self._ask(), stream=True)
         except Lost as error:
@@ -266,10 +277,3 @@ async def _pauses() -> Any:
     while True:
         yield
         await asyncio.sleep(0.2)
-
-
-def features(offer: RouteOffer, needs: tuple[str, ...]) -> Iterator[str]:
-    """Why this route cannot be asked for all of these features."""
-    for feature in needs:
-        if (reason := offer.why_not(feature)) is not None:
-            yield f"{feature}: {reason}"

@@ -104,7 +104,7 @@ class _Run:
         tally = Tally(name, help_of(PROOFS[name]))
         variants = []
         for route in offer.routes:
-            missing = [f"{need}: {route.why_not(need)}" for need in case.needs if route.why_not(need) is not None]
+            missing = list(route.lacks(case.needs))
             if not missing:
                 variants += list(_variants(case, route, missing))
             tally.not_offered += [f"/v1/{route.route}: {reason}" for reason in missing]
@@ -130,8 +130,8 @@ class _Run:
     async def _take_turns(self, plans: Sequence[_Planned]) -> None:
         live = list(plans)
         for turn in count():
-            for plan in list(live):
-                await self._round(plan, turn)
+            for place, plan in enumerate(list(live)):
+                await self._round(plan, turn + place)  # each begins with another route or temperature
                 if plan.case.is_once:
                     live.remove(plan)
                 if self._has_enough():
@@ -189,9 +189,9 @@ class _Run:
 
 
 def _variants(case: Case, route: RouteOffer, missing: list[str]) -> Iterator[Variant]:
-    if case.greedy:
-        yield Variant(route, is_seeded=False)
-    if case.seeded and (reason := route.why_not("seed")) is None:
-        yield Variant(route, is_seeded=True)
-    elif case.seeded:
-        missing.append(f"seed: {reason}")
+    """The temperatures that a case can be asked at; why not at the others goes into `missing`."""
+    for is_seeded, wanted, needs in ((False, case.greedy, case.greedy_needs), (True, case.seeded, ("seed",))):
+        if wanted and not (reasons := list(route.lacks(needs))):
+            yield Variant(route, is_seeded)
+        elif wanted:
+            missing += reasons

@@ -7,11 +7,12 @@ from tokenmill.prove.trial import Trial
 
 
 class Case(ABC):
-    """needs: features that a route must offer, beside those of its temperature. temperatures: greedy, seeded, or both.
-    is_once: one round is enough, and it goes through all routes and temperatures by itself.
+    """needs: features that a route must offer; greedy_needs: those for greedy texts. greedy, seeded: which of the two it
+    asks for. is_once: one round is enough, and it goes through all routes and temperatures by itself.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
+    greedy_needs: ClassVar[tuple[str, ...]] = ()
     greedy: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
     is_once: ClassVar[bool] = False

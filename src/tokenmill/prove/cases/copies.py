@@ -16,6 +16,7 @@ class Copies(Case):
     """n texts at once: repeated, streamed, beside others, and against single ones."""
 
     needs = ("n",)
+    greedy_needs = ("greedy n",)
 
     async def round(self, trial: Trial) -> None:
         """See Case."""
