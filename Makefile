@@ -9,6 +9,7 @@
 #                  hours of a server under load, the benchmarks that the documents show, and the laws of every family
 # make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, proxies; and
 #                     what llama.cpp and vLLM test of their servers
+# make prove  100,000 texts of our server, compared with the same ones computed otherwise
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make map    the tables of docs/map.md, from the docstrings of the modules
@@ -23,7 +24,7 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-long check bench map clean
+.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-long prove check bench map clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -69,6 +70,10 @@ check: .venv/.ready-dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/laws/test_law_13_structure.py
 	$(BIN)/python benchmarks/tables.py --check
+
+prove: .venv/.ready-dev
+	$(BIN)/python benchmarks/prove.py --tiny --logprobs --comparisons 100000 --concurrency 24 --max-tokens 10 \
+		--time 36000 $(ARGS)
 
 bench: .venv/.ready-dev
 	$(BIN)/python benchmarks/host_cost.py

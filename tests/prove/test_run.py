@@ -7,6 +7,7 @@ import pytest
 
 from tests.prove.fake import Fake, running
 from tokenmill.errors import TokenmillError
+from tokenmill.hub.progress import Progress
 from tokenmill.prove.report import document, notes
 from tokenmill.prove.run import prove
 from tokenmill.prove.settings import Settings
@@ -164,5 +165,24 @@ def test_a_restart_by_a_command(tmp_path):
         ask = f"import urllib.request as u; u.urlopen(u.Request('{url}/restart', data=b''))"
         outcome = prove(Settings(url, **SETTINGS, cases=("restart",), restart=f'{sys.executable} -c "{ask}"'))
         assert fake.restarts == 1 and outcome.num_differences
-        with pytest.raises(TokenmillError, match=r"--restart 'exit 3' failed with exit code 3"):
-            prove(Settings(url, **SETTINGS, cases=("restart",), restart="exit 3"))
+        failed = prove(Settings(url, **SETTINGS, cases=("restart",), restart="exit 3"))
+    assert str(failed.error) == "--restart 'exit 3' failed with exit code 3" and not failed.num_comparisons
+
+
+def test_a_server_that_becomes_full_ends_the_check_and_loses_nothing():
+    fake = Fake()
+    with running(fake.app) as url:
+        progress = Full(fake)
+        outcome = prove(Settings(url, **SETTINGS, cases=("again",), patience_s=0.1), progress=progress)
+    assert outcome.num_comparisons and "answered 429 all the time" in str(outcome.error)
+    assert any(each.startswith("ended by an error (http") for each in notes(outcome))
+
+
+class Full(Progress):
+    """Makes a fake full as soon as something was compared."""
+
+    def __init__(self, fake):
+        self.fake = fake
+
+    def advance(self, done, total):
+        self.fake.full_for = 10**9 * (done > 60)

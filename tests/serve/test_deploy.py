@@ -5,10 +5,12 @@ import re
 import shlex
 from pathlib import Path
 
+import httpx2
 import pytest
 import typer
 import yaml
 
+from tests.serve.conftest import served
 from tokenmill.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -68,17 +70,85 @@ def test_the_container_installs_what_there_is():
     assert "/health'" in health
 
 
+def resources():
+    """The objects of kubernetes.yaml, by their kinds; of several, the last."""
+    return {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())}
+
+
+def pod():
+    """What kubernetes.yaml says of a pod, and of its container."""
+    spec = resources()["StatefulSet"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    return spec, container
+
+
 def commands():
-    """The commands that the unit and the container start, without the program."""
+    """The commands that the unit, the container and the pod start, without the program."""
     given = dict(instructions())
     (start,) = re.findall(r"^ExecStart=(.*)", (DEPLOY / "tokenmill.service").read_text(), re.MULTILINE)
-    return [shlex.split(start), json.loads(given["ENTRYPOINT"]) + json.loads(given["CMD"])]
+    entry = json.loads(given["ENTRYPOINT"])
+    return [shlex.split(start), entry + json.loads(given["CMD"]), entry + pod()[1]["args"]]
 
 
-@pytest.mark.parametrize("command", commands(), ids=["unit", "container"])
-def test_what_is_started_has_options_that_there_are(command):
+def options_of(command):
+    """The options that a command gives to `tokenmill serve`, as that reads them."""
     program, verb, *arguments = command
     assert (program, verb) == ("/opt/tokenmill/bin/tokenmill", "serve")
     group = typer.main.get_command(app)
     _, made, _ = group.resolve_command(typer.Context(group), [verb])
-    assert made.make_context(verb, arguments).params["model"] == "smollm2-135m"
+    return made.make_context(verb, arguments).params
+
+
+@pytest.mark.parametrize("command", commands(), ids=["unit", "container", "pod"])
+def test_what_is_started_has_options_that_there_are(command):
+    assert options_of(command)["model"] == "smollm2-135m"
+
+
+def test_a_pod_ends_when_its_requests_have():
+    spec, container = pod()
+    program, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert program == "sleep"
+    drain_s = options_of(commands()[2])["drain"]
+    assert spec["terminationGracePeriodSeconds"] > int(seconds) + drain_s
+    readiness = container["readinessProbe"]
+    noticed_s = readiness["periodSeconds"] * readiness["failureThreshold"] + readiness["timeoutSeconds"]
+    assert int(seconds) > noticed_s
+
+
+def test_the_probes_ask_what_the_server_answers_without_a_key(chat_model):
+    _, container = pod()
+    paths = {kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
+    assert paths == {"startup": "/ready", "liveness": "/health", "readiness": "/ready"}
+    with served(chat_model, keys=("one-key",)) as server:
+        for path in paths.values():
+            answer = httpx2.get(f"{server.url}{path}", headers={"Host": "10.1.2.3:8000"}, timeout=60)
+            assert answer.status_code == 200, path
+
+
+def test_the_pod_fits_the_container_and_its_volumes():
+    spec, container = pod()
+    given = dict(instructions())
+    assert f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}" == given["USER"]
+    assert container["ports"][0]["containerPort"] == int(given["EXPOSE"])
+    mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    assert set(given["VOLUME"].split()) <= mounted.keys()
+    claims = {each["metadata"]["name"] for each in resources()["StatefulSet"]["spec"]["volumeClaimTemplates"]}
+    assert set(mounted.values()) == claims | {each["name"] for each in spec["volumes"]}
+    keys = Path(options_of(commands()[2])["api_key_file"])
+    assert mounted[str(keys.parent)] == "keys"
+    labels = resources()["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    for each in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()):
+        selector = each["spec"]["selector"]
+        assert selector.get("matchLabels", selector).items() <= labels.items()
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own schemas
+def test_ray_serve_reads_its_file():
+    from ray.serve.schema import ServeDeploySchema
+
+    replicas = pytest.importorskip("tokenmill.scale.replicas")
+    read = ServeDeploySchema.model_validate(yaml.safe_load((DEPLOY / "ray-serve.yaml").read_text()))
+    (application,) = read.applications
+    assert application.import_path == f"{replicas.__name__}:{replicas.app.__name__}"
+    assert replicas.Arguments(**application.args).model == "smollm2-135m"

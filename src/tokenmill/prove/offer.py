@@ -23,6 +23,7 @@ GREEDY = {"temperature": 0}
 TEMPERATURE = 0.8
 _GREETING_S = 20.0
 _LONG_WORDS, _SHORT_WORDS = (600, 300, 150, 80, 40), (24, 12, 6, 3)
+_MARGIN = 2  # a prompt of so many times the words must be taken: in another script a word has more tokens
 _PROBE_TOKENS, _SEED = 8, 7
 _SEED_TRIES = 4
 
@@ -161,7 +162,7 @@ class _Probe:
         for words in _SHORT_WORDS[:-1]:
             self.found.words = words
             try:
-                await self.client.send(self._ask(words))
+                await self.client.send(self._ask(_MARGIN * words))
             except Refused as error:
                 if error.status != 400:
                     raise
@@ -174,7 +175,7 @@ class _Probe:
         """The longest prompt that is taken, of these many words."""
         for words in lengths:
             try:
-                await self.client.send(self._ask(words))
+                await self.client.send(self._ask(_MARGIN * words))
             except Lost:
                 continue
             return words

@@ -70,7 +70,8 @@ def notes(outcome: Outcome) -> Iterator[str]:
     if outcome.num_waits:
         yield f"the server was full {outcome.num_waits:,} times; those requests were sent again when it asked for it"
     if outcome.interrupted or outcome.error:
-        yield f"ended by {outcome.ended_by}: what is here was found before"
+        said = f" ({outcome.error})" if outcome.error else ""
+        yield f"ended by {outcome.ended_by}{said}: what is here was found before"
 
 
 def _of_tally(tally: Tally) -> Iterator[str]:

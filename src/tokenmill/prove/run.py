@@ -9,7 +9,7 @@ from itertools import count
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.prove.cases.case import Case
-from tokenmill.prove.client import AlwaysFull, Client, Spent
+from tokenmill.prove.client import Client, Spent
 from tokenmill.prove.offer import Offer, RouteOffer, find_offer, wait_until_it_answers
 from tokenmill.prove.settings import Settings
 from tokenmill.prove.tally import Tally
@@ -122,8 +122,8 @@ class _Run:
             outcome.ended_by = f"--time {self.settings.time_s:g}"
         except Spent:
             outcome.ended_by = f"--requests {self.settings.requests}"
-        except AlwaysFull as error:
-            outcome.ended_by, outcome.error = str(error), error
+        except TokenmillError as error:
+            outcome.ended_by, outcome.error = "an error", error
         except asyncio.CancelledError:  # how asyncio.run tells of Ctrl-C
             outcome.interrupted, outcome.ended_by = True, "Ctrl-C"
 

@@ -109,10 +109,11 @@ class Trial:
         mine = [asyncio.ensure_future(self.alone(ask, stream)) for ask in asks]
         try:
             return await asyncio.gather(*mine)
-        finally:
+        except asyncio.CancelledError:
             for task in (*tasks, *mine):
-                if asyncio.current_task() and asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                    task.cancel()
+                task.cancel()
+            raise
+        finally:
             await asyncio.gather(*tasks, *mine, return_exceptions=True)
 
     async def leave(self, ask: Ask, num_events: int) -> None:

@@ -4,12 +4,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
+import yaml
 
 from tests.empty import check_empty
 from tests.serve.conftest import hold, served
@@ -38,6 +40,21 @@ def test_the_unit(tmp_path):
     unit = tmp_path / "tokenmill.service"
     unit.write_text(text.replace("/opt/tokenmill/bin/tokenmill", shutil.which("true")))
     check(program("systemd-analyze"), "verify", "--man=no", unit)
+
+
+def test_the_container():
+    """hadolint, but for two of its rules: Debian's versions go away once they are fixed, and TOKENMILL is no token."""
+    hadolint = program(str(Path(sys.executable).parent / "hadolint"))
+    check(hadolint, "--ignore", "DL3008", "--ignore", "DL3064", DEPLOY / "Containerfile")
+
+
+def test_kubernetes():
+    """Every object of the manifest, against the schemas of the newest version that is known, and of an older one."""
+    import kubernetes_validate
+
+    for each in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()):
+        for version in (kubernetes_validate.latest_version(), "1.29"):
+            kubernetes_validate.validate(each, version, strict=True)
 
 
 def test_prometheus(tmp_path):

@@ -7,8 +7,8 @@ from tokenmill.prove.trial import Trial
 
 
 class Case(ABC):
-    """needs: features that a route must offer; greedy_needs: those for greedy texts. greedy, seeded: which of the two it
-    asks for. is_once: one round is enough, and it goes through all routes and temperatures by itself.
+    """needs: features that a route must offer; greedy_needs: those for greedy texts. greedy, seeded: which of the two
+    are asked for. is_once: one round is enough, and it goes through all routes and temperatures by itself.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()

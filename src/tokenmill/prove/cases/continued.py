@@ -31,7 +31,7 @@ class Continued(Case):
             return
         for cut in range(1, len(made), max(1, len(made) // CUTS)):
             rest = replace(ask, prompt=(*ids, *made[:cut])).having(max_tokens=ask.fields["max_tokens"] - cut)
-            found = await trial.alone(rest)
+            found = await trial.settled(rest)
             usual = [_of_ids(made[cut:], whole[0])]
             other = None if found is None else [_of_ids(found[0].ids or (), found[0])]
             trial.compare(rest, usual, other, ("in one piece", f"continued after {cut} tokens"))
