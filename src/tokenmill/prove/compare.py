@@ -20,10 +20,17 @@ class Difference:
 
 
 def first_difference(one: Text, other: Text) -> Difference | None:
-    """None where the texts are the same: by token ids where both have them, else by tokens, and by characters."""
+    """None where the texts are the same: by token ids where both have them, else by tokens, and by characters.
+
+    A server may list the token that ended a text in one answer, and leave it out in another: where the texts are alike
+    and end for the same reason, that is no difference.
+    """
+    are_alike = one.text == other.text and one.reason == other.reason
     for ours, theirs in ((one.ids, other.ids), (one.tokens, other.tokens)):
         if ours is not None and theirs is not None and ours != theirs:
-            return Difference(TOKEN, _first(ours, theirs))
+            place = _first(ours, theirs)
+            if not (are_alike and abs(len(ours) - len(theirs)) == 1 and place == min(len(ours), len(theirs))):
+                return Difference(TOKEN, place)
     if one.text != other.text:
         return Difference(CHARACTER, _first(one.text, other.text))
     if one.reason != other.reason:
@@ -43,8 +50,10 @@ def logprob_distance(one: Text, other: Text) -> float | None:
     """
     if one.logprobs is None or other.logprobs is None:
         return None
-    found = first_difference(one, other)
-    end = found.index if found is not None and found.unit == TOKEN else max(len(one.logprobs), len(other.logprobs))
+    found, lengths = first_difference(one, other), (len(one.logprobs), len(other.logprobs))
+    end = max(lengths) if found is not None else min(lengths)
+    if found is not None and found.unit == TOKEN:
+        end = found.index
     ours, theirs = one.logprobs[:end], other.logprobs[:end]
     if len(ours) != len(theirs):
         return float("inf")

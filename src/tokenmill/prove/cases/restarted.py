@@ -4,20 +4,23 @@ from tokenmill.prove.cases.case import Case
 from tokenmill.prove.trial import Trial
 
 EACH = 6
-HOW = ("before the restart", "after the restart")
+COLD, WARM = "the first time", "the second time"
 
 
 class Restarted(Case):
-    """For every route and temperature, alone and together."""
+    """For every route and temperature: the first answers to a prompt, the second ones, and those in a crowd."""
 
     is_once = True
 
     async def round(self, trial: Trial) -> None:
         """See Case."""
         asks = [ask for variant in trial.variants for ask in trial.asks(EACH, variant=variant)]
-        usual = await trial.all_settled(asks)
+        before = [(await trial.alone(ask), await trial.alone(ask)) for ask in asks]
         await trial.restart_server()
-        trial.compare_all(asks, usual, [await trial.alone(ask) for ask in asks], HOW)
+        for ask, (cold, warm) in zip(asks, before, strict=True):
+            trial.compare(ask, cold, await trial.alone(ask), (f"{COLD}, before", f"{COLD}, after the restart"))
+            trial.compare(ask, warm, await trial.alone(ask), (f"{WARM}, before", f"{WARM}, after the restart"))
+        usual = [warm for _, warm in before]
         for first in range(0, len(asks), trial.crowd):
             some = slice(first, first + trial.crowd)
             again = await trial.together(asks[some])
