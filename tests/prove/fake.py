@@ -157,16 +157,17 @@ class Texts:
 
 
 @contextmanager
-def running(app):
-    """The address of an app, in a thread."""
+def running(app, **options):
+    """The address of an app, in a thread. options: of uvicorn."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", **options))
         thread = threading.Thread(target=server.run, args=([taken],), daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.001)
         try:
-            yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+            scheme = "https" if "ssl_certfile" in options else "http"
+            yield f"{scheme}://127.0.0.1:{taken.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(30)

@@ -1,6 +1,8 @@
 """Servers that cannot be checked: each error is one line that says what to do."""
 
+import shutil
 import socket
+import subprocess
 import threading
 from contextlib import contextmanager
 
@@ -92,6 +94,20 @@ def test_keys():
     with pytest.raises(ConfigError) as caught:
         Settings(url, key="schlüssel")
     assert "schl" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")
+def test_certificates(tmp_path):
+    key, file = tmp_path / "mine.key", tmp_path / "mine.pem"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {key} -out {file}"
+    command += " -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    with running(Fake().app, ssl_certfile=str(file), ssl_keyfile=str(key)) as url:
+        said = refused(url)
+        assert "has a certificate that is not trusted here (" in said and "give its authority by --ca-file" in said
+        assert "a server with TLS has an address with https://" in refused(url.replace("https:", "http:"))
+        assert prove(Settings(url, ca_file=file, cases=("again",), comparisons=4, max_tokens=2)).num_comparisons == 4
 
 
 def test_a_file_of_certificates_that_is_none(tmp_path):

@@ -16,6 +16,11 @@ from tokenmill.registry import PROOFS
 SETTINGS = {"requests": 1000, "max_tokens": 6, "seed": 3, "concurrency": 4}
 
 
+def slow(*values):
+    """Parameters of a test that takes a second."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def check(fake, **settings):
     """The outcome of a check of a fake; it may restart it."""
     with running(fake.app) as url:
@@ -47,9 +52,7 @@ def test_a_right_server_passes():
 QUICK = ("crowd", "streamed")
 
 
-@pytest.mark.parametrize(
-    "fault", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in PROOFS]
-)
+@pytest.mark.parametrize("fault", [each if each in QUICK else slow(each) for each in PROOFS])
 def test_a_fault_is_found(fault):
     outcome = check(Fake(fault), cases=(fault,), comparisons=30, restart="unused")
     assert found_by(outcome) == {fault}
@@ -82,9 +85,9 @@ def test_log_probabilities_that_differ_are_found_if_they_are_compared():
     ("without", "case", "reason"),
     [
         ("n", "copies", "n: n has no effect"),
-        ("seed", "neighbours", "seed: 4 requests with one seed gave 4 texts: it has no effect"),
-        ("stream", "streamed", "stream: "),
-        ("return_token_ids", "continued", "ids as a prompt: no token ids to continue"),
+        slow("seed", "neighbours", "seed: 4 requests with one seed gave 4 texts: it has no effect"),
+        slow("stream", "streamed", "stream: "),
+        slow("return_token_ids", "continued", "ids as a prompt: no token ids to continue"),
     ],
 )
 def test_what_a_server_does_not_do_is_no_pass(without, case, reason):
@@ -107,6 +110,7 @@ def test_a_field_that_is_refused_is_not_sent_again():
     assert outcome.offer.routes[0].missing["token ids"] == "HTTP 400: return_token_ids is not known"
 
 
+@pytest.mark.slow
 def test_texts_without_tokens_are_compared_by_characters():
     fake = Fake("crowd", without=["return_token_ids", "logprobs"])
     outcome = check(fake, cases=("crowd",), comparisons=20)
@@ -114,6 +118,7 @@ def test_texts_without_tokens_are_compared_by_characters():
     assert outcome.tallies[0].first()[0] == "character"
 
 
+@pytest.mark.slow
 def test_a_route_that_is_not_there():
     outcome = check(Fake(without=["completions"]), cases=("again",), comparisons=8)
     assert {route for route, _ in outcome.tallies[0].by} == {"chat/completions"}
@@ -169,6 +174,7 @@ def test_a_restart_by_a_command(tmp_path):
     assert str(failed.error) == "--restart 'exit 3' failed with exit code 3" and not failed.num_comparisons
 
 
+@pytest.mark.slow
 def test_a_server_that_becomes_full_ends_the_check_and_loses_nothing():
     fake = Fake()
     with running(fake.app) as url:
