@@ -114,6 +114,8 @@ OPTIONS = {
         {" ".join(sorted({*ENGINE.split(), *SAMPLING.split()} - {"--max-waiting"}))}""",
     "profile": f"""--force --generation-config --json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
         {SAMPLING.replace("--ignore-eos", "")}""",
+    "prove": """--ca-file --case --comparisons --concurrency --json --key --logprobs --max-tokens --model --quiet -q
+        --request-timeout --requests --restart --seed --time --tolerance""",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",
     "compile": "--cache-format --compile-phases --device --dtype --json --output -o --quiet -q --scheme",
     "info": "--check --json --quiet -q --template --tensors",
