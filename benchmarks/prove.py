@@ -1,18 +1,18 @@
 """`tokenmill prove` against our server, and in the same run against others: one after the other, with restarts.
 
-    python benchmarks/prove.py [--comparisons 100000 --tiny] [--json FILE]
-    python benchmarks/prove.py --llama-cpp PYTHON --gguf FILE --vllm FOLDER/bin/vllm --directory MODEL [--json FILE]
+    python benchmarks/prove.py [--comparisons 100000 --tiny] [--output FILE]
+    python benchmarks/prove.py --llama-cpp PYTHON --gguf FILE --vllm FOLDER/bin/vllm --directory MODEL [--output FILE]
     python benchmarks/prove.py --other 'NAME=COMMAND with {port}'
 
 Every server has --threads threads, and its own defaults otherwise. It is asked for as many comparisons as --comparisons
 says, in at most --requests requests and --time seconds. PYTHON is an interpreter that can import xllamacpp, whose
 server is llama.cpp's. --tiny makes a model of random weights that reads bytes: many comparisons in little time.
-Prints a table in Markdown: of how many texts how many differ. Exit code 1 if a text of ours does.
+Prints a table in Markdown: of how many texts how many differ. Exit code 1 if a text of ours does. FILE gets a row for
+each server, of which benchmarks/tables.py makes the tables of docs/promise.md.
 """
 
 import argparse
 import asyncio
-import json
 import os
 import shlex
 import subprocess
@@ -25,7 +25,7 @@ from urllib.request import urlopen
 
 from server import MAX_LENGTH, MODEL, PEER
 
-from tokenmill.bench.rows import provenance
+from tokenmill.bench.rows import VERSION, append_row, provenance
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.prove.report import document, examples, notes, rows
 from tokenmill.prove.run import Outcome, prove
@@ -44,6 +44,7 @@ class Contender:
     command: list[str]
     port: int
     environment: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -89,15 +90,23 @@ def ours(options: argparse.Namespace, folder: Path) -> Contender:
     return Contender("tokenmill", command, PORT)
 
 
+def version_of(package: str, python: Path) -> dict[str, str]:
+    """The version of a package in another environment."""
+    asked = f"import importlib.metadata as m; print(m.version({package!r}))"
+    done = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True)
+    return {package: done.stdout.strip()}
+
+
 def contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
     """Ours, and those that are asked for."""
     found = [] if options.no_ours else [ours(options, folder)]
     if options.llama_cpp:
         numbers = ["{port}", str(SLOTS), str(options.threads), str(MAX_LENGTH)]
         peer = [options.llama_cpp, "-c", PEER, str(options.gguf), *numbers]
-        found.append(Contender("llama.cpp", peer, PORT + 1))
+        version = version_of("xllamacpp", Path(options.llama_cpp))
+        found.append(Contender("llama.cpp", peer, PORT + 1, versions=version))
         peer = [word.replace("server =", "p.cache_prompt = False; server =") for word in peer]
-        found.append(Contender("llama.cpp, cache_prompt off", peer, PORT + 3))
+        found.append(Contender("llama.cpp, cache_prompt off", peer, PORT + 3, versions=version))
     if options.vllm:
         threads = {"OMP_NUM_THREADS": str(options.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         cache = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -109,7 +118,8 @@ def contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
             str(SLOTS),
             *shlex.split(options.vllm_options),
         ]
-        found.append(Contender("vLLM", command, PORT + 2, threads | cache))
+        version = version_of(options.vllm_package, Path(options.vllm).parent / "python")
+        found.append(Contender("vLLM", command, PORT + 2, threads | cache, version))
     for place, each in enumerate(options.other):
         name, _, command = each.partition("=")
         found.append(Contender(name, shlex.split(command), PORT + 4 + place))
@@ -166,6 +176,25 @@ def table(outcomes: dict[str, Outcome]) -> str:
     return "\n".join(lines)
 
 
+def row_of(contender: Contender, found: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """The row of one server, without what only this machine knows, and with the first example of each case."""
+    cases = [{**each, "examples": each["examples"][:1]} for each in found["cases"]]
+    model = "random weights" if options.tiny else Path(options.model).name
+    if contender.name == "vLLM":
+        model = f"{MODEL}, bfloat16"
+    head = {"version": VERSION, "kind": "prove", "label": contender.name, "model": model, "threads": options.threads}
+    left_out = {"url", "date", "tokenmill", "notes", "model"}
+    return (
+        head
+        | {key: value for key, value in found.items() if key not in left_out}
+        | {
+            "cases": cases,
+            "versions": contender.versions,
+            **provenance(),
+        }
+    )
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=MODEL)
@@ -175,6 +204,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--gguf", type=Path)
     parser.add_argument("--vllm", metavar="PROGRAM")
     parser.add_argument("--vllm-options", default="")
+    parser.add_argument("--vllm-package", default="vllm-cpu", help="the name under which it was installed")
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--other", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--threads", type=int, default=2)
@@ -186,7 +216,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=39)
     parser.add_argument("--logprobs", action="store_true")
     parser.add_argument("--case", action="append", default=[])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
 
@@ -202,13 +232,11 @@ def main() -> None:
                 *(f"note: {each}" for each in notes(outcome)),
             ):
                 remark(line)
+            if options.output:
+                append_row(options.output, row_of(contender, document(outcome), options))
             if outcome.interrupted:
                 break
     print(table(outcomes))
-    if options.json:
-        found: dict[str, Any] = {name: document(outcome) for name, outcome in outcomes.items()}
-        about = {"settings": {k: str(v) for k, v in vars(options).items()}, **provenance()}
-        options.json.write_text(json.dumps({**about, "servers": found}, indent=1))
     if (own := outcomes.get("tokenmill")) is not None and (own.num_differences or own.num_failed):
         raise SystemExit(1)
 

@@ -1,4 +1,4 @@
-"""Make the tables of README.md and docs/benchmarks.md from the rows in benchmarks/results/.
+"""Make the tables of README.md, docs/benchmarks.md and docs/promise.md from the rows in benchmarks/results/.
 
     python benchmarks/tables.py            # write them
     python benchmarks/tables.py --check    # exit code 1 when a table is not what its rows say
@@ -17,7 +17,7 @@ from tokenmill.bench.rows import read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "promise.md"]
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 
 Row = dict[str, Any]
@@ -275,6 +275,60 @@ def transformers() -> str:
     return markdown(header, lines) + f"\n\n*{versions}.*" + origin(rows, "in turn")
 
 
+def promise() -> str:
+    """Of how many texts of each server how many differ, case by case."""
+    rows = [row for row in rows_of("prove") if row["model"] != RANDOM]
+    lines = [[row["help"], *(_differing(other, row["case"]) for other in rows)] for row in rows[0]["cases"]]
+    lines.append(["all", *(_of(row, "differ", "comparisons") for row in rows)])
+    said = dict.fromkeys(", ".join(" ".join(pair) for pair in row["versions"].items()) for row in rows)
+    settings = f"up to {rows[0]['max_tokens']} tokens, crowds of {rows[0]['concurrency']}, --seed {rows[0]['seed']}"
+    header = ["", *(f"{row['label']} ({row['model']})" for row in rows)]
+    return markdown(header, lines) + f"\n\n*{settings}; {', '.join(filter(None, said))}.*" + _checked_on(rows)
+
+
+def promise_of_ours() -> str:
+    """How many texts of ours were compared, and how many differ."""
+    rows = [row for row in rows_of("prove") if row["label"].startswith("tokenmill")]
+    lines = [
+        [
+            row["model"],
+            f"{row['requests']:,}",
+            f"{row['comparisons']:,}",
+            f"{sum(case['differ'] for case in row['cases']):,}",
+            f"{sum(case['logprobs_compared'] for case in row['cases']):,}",
+            f"{sum(case['logprobs_differ'] for case in row['cases']):,}",
+            f"{sum(case['distinct_texts'] for case in row['cases']):,}",
+            f"{row['failed']:,}",
+        ]
+        for row in rows
+    ]
+    header = ["model", "requests", "texts compared", "differ", "log-probabilities of texts, as bits", "differ"]
+    return markdown([*header, "distinct texts", "requests failed"], lines) + _checked_on(rows)
+
+
+RANDOM = "random weights"
+
+
+def _differing(row: Row, name: str) -> str:
+    (case,) = [each for each in row["cases"] if each["case"] == name]
+    if not case["comparisons"]:
+        return "not offered" if case["not_offered"] else "not reached"
+    return f"{case['differ']:,} of {case['comparisons']:,}"
+
+
+def _of(row: Row, count: str, among: str) -> str:
+    return f"{sum(each[count] for each in row['cases']):,} of {sum(each[among] for each in row['cases']):,}"
+
+
+def _checked_on(rows: list[Row]) -> str:
+    row = rows[-1]
+    threads = ", ".join(sorted({str(each["threads"]) for each in rows}))
+    return (
+        f"\n\n*{row['processor']} ({row['instructions']}), {row['cores']} cores, {threads} threads; "
+        f"commit {row['commit']}, Python {row['python']}; {row['when'][:10]}.*"
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cache": cache,
     "long prompt": long_prompt,
@@ -285,6 +339,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "files": files,
     "matrix unit": matrix_unit,
     "transformers": transformers,
+    "promise": promise,
+    "promise of ours": promise_of_ours,
 }
 
 
