@@ -4,24 +4,19 @@ Each field is tried by a request of its own, since strict servers refuse what ot
 reason, which the table shows: it is never counted as a pass.
 """
 
-import asyncio
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx2
-
 from tokenmill.errors import TokenmillError
 from tokenmill.prove.answer import CHAT, PLAIN, Answer
 from tokenmill.prove.ask import Ask
-from tokenmill.prove.client import Client, Lost, Refused, reason_of
+from tokenmill.prove.client import Client, Lost, Refused
+from tokenmill.prove.greeting import find_model, wants_key
 from tokenmill.prove.prompts import prompt
-from tokenmill.prove.settings import Settings
 
 GREEDY = {"temperature": 0}
 TEMPERATURE = 0.8
-_GREETING_S = 20.0
 _LONG_WORDS, _SHORT_WORDS = (600, 300, 150, 80, 40), (24, 12, 6, 3)
 _MARGIN = 2  # a prompt of so many times the words must be taken: in another script a word has more tokens
 _PROBE_TOKENS, _SEED = 8, 7
@@ -70,48 +65,6 @@ class Offer:
         return "characters" if any("logprobs" in each for each in missing) else "tokens"
 
 
-async def find_model(client: Client) -> str | None:
-    """The model to ask for: the one that was named, or the first that the server lists. Also the first proof that a
-    server answers there.
-    """
-    settings = client.settings
-    address = settings.at("models")
-    try:
-        status, document = await client.get("models", min(settings.time_s, _GREETING_S))
-    except TimeoutError:
-        raise TokenmillError(f"no server answers at {settings.url} within {_GREETING_S:g} s") from None
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise TokenmillError(_unreachable(settings, error)) from None
-    if status in (401, 403):
-        raise TokenmillError(_wants_key(settings, address, status))
-    if settings.model is not None:
-        return settings.model
-    try:
-        return str(document["data"][0]["id"])
-    except (LookupError, TypeError):
-        what = "no list of models" if document is not None else "no JSON"
-        raise TokenmillError(
-            f"{address} answers {what} (HTTP {status}): give the address before /v1 of an OpenAI-compatible server, "
-            "or say with --model which name to ask for"
-        ) from None
-
-
-def _unreachable(settings: Settings, error: Exception) -> str:
-    reason, cause = reason_of(error), error.__cause__ or error.__context__ or error
-    if isinstance(cause, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in reason:
-        return f"{settings.url} has a certificate that is not trusted here ({reason}): give its authority by --ca-file"
-    if isinstance(cause, ssl.SSLError) or "SSL" in reason:
-        return f"{settings.url} does not speak TLS ({reason}): give the address with http://, if that is what it speaks"
-    if settings.url.startswith("http:") and isinstance(error, httpx2.RemoteProtocolError):
-        return f"{settings.url} does not answer in HTTP ({reason}): a server with TLS has an address with https://"
-    return f"no server answers at {settings.url} ({reason}): start one, or check the address"
-
-
-def _wants_key(settings: Settings, address: str, status: int) -> str:
-    wanted = "another key" if settings.key else "a key"
-    return f"{address} wants {wanted} (HTTP {status}): give it with --key, or in OPENAI_API_KEY"
-
-
 async def find_offer(client: Client, listen: Callable[[str], None]) -> Offer:
     """What the server offers; TokenmillError, with the way out, where nothing can be asked of it."""
     client.model = await find_model(client)
@@ -122,7 +75,7 @@ async def find_offer(client: Client, listen: Callable[[str], None]) -> Offer:
             found = await _Probe(client, RouteOffer(route)).run(offer)
         except Lost as error:
             if isinstance(error, Refused) and error.status in (401, 403):
-                raise TokenmillError(_wants_key(client.settings, client.settings.at(route), error.status)) from None
+                raise TokenmillError(wants_key(client.settings, client.settings.at(route), error.status)) from None
             offer.missing[route] = str(error)
         else:
             offer.routes.append(found)
@@ -253,28 +206,3 @@ class _Probe:
             self.found.missing[feature] = f"{next(iter(fields))} has no effect"
         elif keep:
             self.found.fields.update(fields)
-
-
-async def wait_until_it_answers(client: Client, limit_s: float) -> bool:
-    """Whether the server answers again before the limit."""
-    with_limit = asyncio.timeout(limit_s)
-    try:
-        async with with_limit:
-            async for _ in _pauses():
-                try:
-                    status, _ = await client.get("models", _GREETING_S)
-                except (httpx2.HTTPError, TimeoutError):
-                    if with_limit.expired():
-                        raise
-                    continue
-                if status < 500:
-                    return True
-    except TimeoutError:
-        pass
-    return False
-
-
-async def _pauses() -> Any:
-    while True:
-        yield
-        await asyncio.sleep(0.2)

@@ -10,7 +10,8 @@ from tokenmill.errors import TokenmillError
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.prove.cases.case import Case
 from tokenmill.prove.client import Client, Spent
-from tokenmill.prove.offer import Offer, RouteOffer, find_offer, wait_until_it_answers
+from tokenmill.prove.offer import Offer, RouteOffer, find_offer
+from tokenmill.prove.restart import restart_by
 from tokenmill.prove.settings import Settings
 from tokenmill.prove.tally import Tally
 from tokenmill.prove.trial import Numbers, Restart, Trial, Variant
@@ -148,10 +149,14 @@ class _Run:
             found = self.outcome.num_differences
             self.progress.stage(f"{self.outcome.num_comparisons:,} compared, {found:,} differ; {plan.tally.name}")
             self._show()
-        trial = Trial(
-            self.client, plan.tally, variant, plan.variants, self.numbers, self.restart or self._command, self._show
-        )
+        trial = Trial(self.client, plan.tally, variant, plan.variants, self.numbers, self._restart, self._show)
         await plan.case.round(trial)
+
+    async def _restart(self) -> None:
+        if self.restart is not None:
+            await self.restart()
+        else:
+            await restart_by(self.settings.restart or "", self.client)
 
     def _has_enough(self) -> bool:
         wanted = self.settings.comparisons
@@ -163,29 +168,6 @@ class _Run:
             self.progress.advance(min(self.outcome.num_comparisons, wanted), wanted)
         else:
             self.progress.advance(self.client.num_sent, self.settings.requests)
-
-    async def _command(self) -> None:
-        """Run --restart, which must have ended the old server when it returns, and wait for the new one."""
-        command, limit_s = self.settings.restart or "", self.settings.request_limit_s
-        process = await asyncio.create_subprocess_shell(
-            command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
-        )
-        try:
-            async with asyncio.timeout(limit_s):
-                code = await process.wait()
-        except TimeoutError:
-            process.kill()
-            raise TokenmillError(
-                f"--restart {command!r} did not return within {limit_s:g} s: it should start the server in the "
-                "background, or --request-timeout be longer"
-            ) from None
-        if code != 0:
-            raise TokenmillError(f"--restart {command!r} failed with exit code {code}")
-        if not await wait_until_it_answers(self.client, limit_s):
-            raise TokenmillError(
-                f"{self.settings.url} did not answer within {limit_s:g} s after --restart: is it the command that "
-                "starts it, or should --request-timeout be longer?"
-            )
 
 
 def _variants(case: Case, route: RouteOffer, missing: list[str]) -> Iterator[Variant]:

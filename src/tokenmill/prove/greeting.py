@@ -1,0 +1,54 @@
+"""The first words with a server: whether one answers at an address, and which model it has."""
+
+import ssl
+
+import httpx2
+
+from tokenmill.errors import TokenmillError
+from tokenmill.prove.client import Client, reason_of
+from tokenmill.prove.settings import Settings
+
+GREETING_S = 20.0
+
+
+async def find_model(client: Client) -> str | None:
+    """The model to ask for: the one that was named, or the first that the server lists. Also the first proof that a
+    server answers there.
+    """
+    settings = client.settings
+    address = settings.at("models")
+    try:
+        status, document = await client.get("models", min(settings.time_s, GREETING_S))
+    except TimeoutError:
+        raise TokenmillError(f"no server answers at {settings.url} within {GREETING_S:g} s") from None
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise TokenmillError(_unreachable(settings, error)) from None
+    if status in (401, 403):
+        raise TokenmillError(wants_key(settings, address, status))
+    if settings.model is not None:
+        return settings.model
+    try:
+        return str(document["data"][0]["id"])
+    except (LookupError, TypeError):
+        what = "no list of models" if document is not None else "no JSON"
+        raise TokenmillError(
+            f"{address} answers {what} (HTTP {status}): give the address before /v1 of an OpenAI-compatible server, "
+            "or say with --model which name to ask for"
+        ) from None
+
+
+def _unreachable(settings: Settings, error: Exception) -> str:
+    reason, cause = reason_of(error), error.__cause__ or error.__context__ or error
+    if isinstance(cause, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in reason:
+        return f"{settings.url} has a certificate that is not trusted here ({reason}): give its authority by --ca-file"
+    if isinstance(cause, ssl.SSLError) or "SSL" in reason:
+        return f"{settings.url} does not speak TLS ({reason}): give the address with http://, if that is what it speaks"
+    if settings.url.startswith("http:") and isinstance(error, httpx2.RemoteProtocolError):
+        return f"{settings.url} does not answer in HTTP ({reason}): a server with TLS has an address with https://"
+    return f"no server answers at {settings.url} ({reason}): start one, or check the address"
+
+
+def wants_key(settings: Settings, address: str, status: int) -> str:
+    """The message for a server that refuses a request for want of a key."""
+    wanted = "another key" if settings.key else "a key"
+    return f"{address} wants {wanted} (HTTP {status}): give it with --key, or in OPENAI_API_KEY"
