@@ -85,6 +85,13 @@ def test_what_is_no_openai_server():
         )
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_what_is_full_from_the_beginning(status):
+    with running(app(JSONResponse({"error": {"message": "too many"}}, status))) as url:
+        said = refused(url, patience_s=0.1)
+        assert f"answered {status} all the time, for 0 s (too many): wait until it is less busy" in said
+
+
 def test_keys():
     with running(Fake(key="right").app) as url:
         assert "wants a key (HTTP 401): give it with --key" in refused(url)

@@ -114,7 +114,7 @@ class Client:
                     message = message_in(_json_of(await answer.aread()) or "")
                     status, asked_s = answer.status_code, _retry_after_s(answer)
                 if waited_s >= self.settings.patience_s:
-                    raise AlwaysFull(_always(self.settings, status, waited_s, message))
+                    raise always_full(self.settings, status, waited_s, message)
                 pause_s = min(wait_s if asked_s is None else max(asked_s, 0.05), _LONGEST_WAIT_S)
                 pause_s = min(pause_s, max(self.settings.patience_s - waited_s, 0.05))
                 self.num_waits += 1
@@ -181,9 +181,10 @@ def _retry_after_s(answer: httpx2.Response) -> float | None:
         return None
 
 
-def _always(settings: Settings, status: int, waited_s: float, message: str) -> str:
+def always_full(settings: Settings, status: int, waited_s: float, message: str) -> AlwaysFull:
+    """The error for a server that has answered 429 or 503 for so long."""
     said = f" ({message})" if message else ""
-    return (
+    return AlwaysFull(
         f"{settings.url} answered {status} all the time, for {waited_s:.0f} s{said}: wait until it is less busy, "
         "lower --concurrency, or let its queue be longer"
     )

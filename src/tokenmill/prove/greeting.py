@@ -1,11 +1,14 @@
 """The first words with a server: whether one answers at an address, and which model it has."""
 
+import asyncio
 import ssl
+from typing import Any
 
 import httpx2
 
 from tokenmill.errors import TokenmillError
-from tokenmill.prove.client import Client, reason_of
+from tokenmill.prove.answer import message_in
+from tokenmill.prove.client import FULL, Client, always_full, reason_of
 from tokenmill.prove.settings import Settings
 
 GREETING_S = 20.0
@@ -18,7 +21,7 @@ async def find_model(client: Client) -> str | None:
     settings = client.settings
     address = settings.at("models")
     try:
-        status, document = await client.get("models", min(settings.time_s, GREETING_S))
+        status, document = await _models(client)
     except TimeoutError:
         raise TokenmillError(f"no server answers at {settings.url} within {GREETING_S:g} s") from None
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -35,6 +38,19 @@ async def find_model(client: Client) -> str | None:
             f"{address} answers {what} (HTTP {status}): give the address before /v1 of an OpenAI-compatible server, "
             "or say with --model which name to ask for"
         ) from None
+
+
+async def _models(client: Client) -> tuple[int, Any]:
+    """The list of models, and its status. A server that is full, or still loads, is asked again for a while."""
+    settings, waited_s, pause_s = client.settings, 0.0, 0.5
+    while True:
+        status, document = await client.get("models", min(settings.time_s, GREETING_S))
+        if status not in FULL:
+            return status, document
+        if waited_s >= settings.patience_s:
+            raise always_full(settings, status, waited_s, message_in(document or ""))
+        await asyncio.sleep(pause_s := min(2 * pause_s, settings.patience_s - waited_s))
+        waited_s += pause_s
 
 
 def _unreachable(settings: Settings, error: Exception) -> str:
