@@ -99,7 +99,7 @@ def version_of(package: str, python: Path) -> dict[str, str]:
 
 def contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
     """Ours, and those that are asked for."""
-    found = [] if options.no_ours else [ours(options, folder)]
+    found = [ours(options, folder)]
     if options.llama_cpp:
         numbers = ["{port}", str(SLOTS), str(options.threads), str(MAX_LENGTH)]
         peer = [options.llama_cpp, "-c", PEER, str(options.gguf), *numbers]
@@ -123,7 +123,7 @@ def contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
     for place, each in enumerate(options.other):
         name, _, command = each.partition("=")
         found.append(Contender(name, shlex.split(command), PORT + 4 + place))
-    return found
+    return [each for each in found if options.only is None or each.name in options.only]
 
 
 def check(contender: Contender, options: argparse.Namespace) -> Outcome:
@@ -199,7 +199,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--no-ours", action="store_true")
+    parser.add_argument("--only", action="append", metavar="NAME", help="this server alone; may be repeated")
     parser.add_argument("--llama-cpp", metavar="PYTHON")
     parser.add_argument("--gguf", type=Path)
     parser.add_argument("--vllm", metavar="PROGRAM")
