@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from tokenmill.prove.settings import Settings
 from tokenmill.registry import PROOFS, help_of
 
 PORT, SLOTS = 18090, 16
-READY_S = 300
+READY_S = 900
 
 
 @dataclass
@@ -73,7 +74,11 @@ class Contender:
     def end(self) -> None:
         if self.child is not None:
             self.child.terminate()
-            self.child.wait(60)
+            try:
+                self.child.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.child.pid, signal.SIGKILL)  # its group is its own
+                self.child.wait()
             self.child = None
 
 
