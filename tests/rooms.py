@@ -22,7 +22,7 @@ ROOMS: list[dict[str, str]] = [
     {"memory": "where bytes live"},
     {"text": "prompt → tokens → text", "schedule": "who runs next (no torch)"},
     {"cache": "where K and V live"},
-    {"kernels": "tensor functions without state"},
+    {"kernels": "tensor functions without state", "parallel": "several processes"},
     {"quant": "how matrices are stored"},
     {"model": "the arithmetic"},
     {"hub": "names → files"},

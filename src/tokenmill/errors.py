@@ -78,6 +78,10 @@ class CapacityError(TokenmillError):
         super().__init__(f"{what}: {wanted} needed, {left} available; change {setting}")
 
 
+class RankError(TokenmillError):
+    """A process of a tensor-parallel engine was lost or did not come. The engine has ended; the model can be loaded anew."""
+
+
 class NoKernel(TokenmillError):
     """No attention kernel can serve the cache as configured; `reasons` maps each candidate to why not."""
 

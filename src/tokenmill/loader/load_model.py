@@ -4,6 +4,7 @@ Settings that cannot be combined are refused here, before a weight is read.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
-from tokenmill.kernels.threads import default_threads, torch_threads, usable_threads
+from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.loader.find_tokenizer import find_tokenizer
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.ranks import Alone, facts_of, find_ranks, threads_of_rank
 from tokenmill.loader.resolve import FLOAT16_ON_CPU, ResolvedModel, resolve, resolve_with
 from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.memory.available import available_bytes
@@ -41,7 +43,7 @@ def resolve_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> Resolved
     """Resolve these settings for this checkpoint; ConfigError for what a packed model was not made for."""
     if isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy:
         config = _as_packed(config, checkpoint)
-    return resolve(config, read_config(checkpoint.config), default_threads())
+    return resolve(config, read_config(checkpoint.config), threads_of_rank(config.tensor_parallel))
 
 
 def load_model(
@@ -49,14 +51,16 @@ def load_model(
     resolved: ResolvedModel,
     progress: Progress | None = None,
     allocate: Allocate = unreserved,
+    ranks: Alone | None = None,
 ) -> LoadedModel:
     """Load a model with its program and its own cache. `allocate` gives the memory for weights that the
-    program packs.
+    program packs. ranks: the side of a rank that has met rank 0 already.
     """
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
     with torch_threads(resolved.config.threads), naming(checkpoint.path):
-        return _load(checkpoint, resolved, progress, allocate)
+        with ranks or find_ranks(checkpoint, resolved) as joined:
+            return _load(checkpoint, resolved, progress, allocate, joined)
 
 
 def _load(
@@ -64,9 +68,10 @@ def _load(
     resolved: ResolvedModel,
     progress: Progress | None,
     allocate: Allocate,
+    ranks: Alone,
 ) -> LoadedModel:
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
-    model, config, device = resolved.model, resolved.config, torch.device(resolved.config.device)
+    model, config, device = resolved.model, resolved.config, ranks.device(torch.device(resolved.config.device))
     tokenizer = find_tokenizer(checkpoint, config.tokenizer, model.vocab_size)
     shapes = describe(model).attention_shapes
     kernel_name, kernel = choose_kernel(config.kernel, resolved.cache, device, config.max_length, shapes)
@@ -86,15 +91,18 @@ def _load(
     resolved = resolve_with(resolved, config)
     _tell(resolved)
     _check_fused(config)
+    group = ranks.join(facts_of(resolved, digests), device)
     told = None if packed else progress  # weights that are packed already are not read
     source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
-    pool = _allocate(resolved.cache, device)  # before the weights, so that what does not fit is refused at once
-    parts = ModelParts(source, pool, kernel, packed, package, config, allocate)
-    program = find_program(resolved.program_name)(parts)
+    pool = _allocate(
+        ranks.pool, resolved.cache, device
+    )  # before the weights, so that what does not fit is refused at once
+    parts = ModelParts(source, pool, kernel, packed, package, config, allocate, group)
+    program = ranks.ready(find_program(resolved.program_name)(parts), parts)
     kernel_name = resolved.program_name if resolved.program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, config.generation_config)
     return_memory()  # of headers and tokenizers that were parsed
-    return LoadedModel(resolved, tokenizer, program, pool, runner, kernel_name, digests, defaults)
+    return LoadedModel(resolved, tokenizer, program, pool, runner, kernel_name, digests, defaults, ranks)
 
 
 def _tell(resolved: ResolvedModel) -> None:
@@ -149,9 +157,9 @@ def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:
     return replace(config, **fixed)
 
 
-def _allocate(spec: CacheSpec, device: torch.device) -> Pool:
+def _allocate(make: Callable[[CacheSpec, torch.device], Pool], spec: CacheSpec, device: torch.device) -> Pool:
     try:
-        return Pool(spec, device)
+        return make(spec, device)
     except (RuntimeError, MemoryError, OSError) as error:  # torch's allocators raise RuntimeError, mmap OSError
         available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         setting = "max_length, max_sequences or cache_tokens"

@@ -13,6 +13,7 @@ from tokenmill.cache.step import Step
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.memory.arena import Allocate
+from tokenmill.parallel.collectives import Group
 from tokenmill.program.aot.package import Package
 from tokenmill.registry import PROGRAMS, lookup
 from tokenmill.settings.engine_config import ResolvedConfig
@@ -42,6 +43,7 @@ class ModelParts(NamedTuple):
     package: Package | None
     config: ResolvedConfig
     allocate: Allocate
+    group: Group | None = None
 
 
 class Program(Protocol):

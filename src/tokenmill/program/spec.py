@@ -38,11 +38,28 @@ class ProgramSpec(Protocol):
         """Foresee num_weight_bytes of the program."""
 
 
+def refuse_ranks(config: EngineConfig) -> str | None:
+    """Give the reason of a program that runs in one process."""
+    return (
+        f"runs in one process, and tensor_parallel is {config.tensor_parallel}" * (config.tensor_parallel > 1) or None
+    )
+
+
 class EagerSpec(ProgramSpec):
     @staticmethod
     def runs(scheme: Scheme) -> bool:
         """Run all of them: the module of a matrix multiplies by itself."""
         return True
+
+    @staticmethod
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
+        """See ProgramSpec. Ranks divide merged matrices."""
+        ranks, heads = config.tensor_parallel, min(rows.num_kv_heads for rows in cache.layers)
+        if ranks > 1 and not {"qkv", "gate_up"} <= set(config.fused):
+            return f"divides matrices with qkv and gate_up fused, and fuse is {config.fuse!r}"
+        if ranks > heads:
+            return f"gives each rank a kv head, and there are {heads} for tensor_parallel = {ranks}"
+        return None
 
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
@@ -68,6 +85,11 @@ class _MicroBatchedSpec(EagerSpec):
     def runs(scheme: Scheme) -> bool:
         """Run those whose products a compiler can trace."""
         return scheme.is_traceable
+
+    @staticmethod
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
+        """See ProgramSpec."""
+        return refuse_ranks(config)
 
 
 class AotSpec(_MicroBatchedSpec):

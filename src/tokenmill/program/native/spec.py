@@ -8,7 +8,7 @@ from tokenmill.kernels.devices import kind_of
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, Projection, count_parameters, describe
 from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout
-from tokenmill.program.spec import ProgramSpec
+from tokenmill.program.spec import ProgramSpec, refuse_ranks
 from tokenmill.quant.schemes import GROUP, Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
@@ -42,6 +42,7 @@ class NativeSpec(ProgramSpec):
             why and f"its library {why}",
             number is None and f"cannot read cache format {cache.format}",
             _refuse(describe(model)),
+            refuse_ranks(config),
         )
         return next((reason for reason in reasons if isinstance(reason, str)), None)
 

@@ -1,0 +1,176 @@
+"""The ranks among which a model is divided, as a load sees them: it has one of three sides here.
+
+Without tensor parallelism this process is alone. Else it is rank 0, whose engine goes on, or one that follows: such a
+load never returns, but carries out what rank 0 says until that ends. The ranks join before weights are read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.kernels.threads import default_threads
+from tokenmill.loader.resolve import ResolvedModel
+from tokenmill.parallel.collectives import Group
+from tokenmill.parallel.follower import Follower
+from tokenmill.parallel.rendezvous import Meeting, meet_torchrun, start_ranks, torchrun_size
+from tokenmill.parallel.team import Team
+from tokenmill.program.forward import ModelParts, Program
+from tokenmill.program.ranked import RankedPool, RankedProgram, follow, own_spec
+from tokenmill.version import __version__
+from tokenmill.weights.checkpoint import Checkpoint
+
+MODULE = "tokenmill.loader.rank"  # what a process runs that rank 0 starts
+NOT_COMPARED = (
+    "model",
+    "tokenizer",
+    "prefix_dir",
+    "prefix_limit",
+    "suffix_dir",
+    "suffix_limit",
+    "draft_model",
+    "threads",
+)
+"""Settings that may differ between ranks: names of files, which are compared by their content, and what rank 0 alone
+uses. Threads are compared as they are in the end."""
+_met: list[int] = []  # engines that have met under torchrun
+
+
+class Alone:
+    """The side of a load without other ranks."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Nobody has to know of an error."""
+
+    def device(self, found: torch.device) -> torch.device:
+        """The device of this rank."""
+        return found
+
+    def join(self, facts: Mapping[str, Any], device: torch.device) -> Group | None:
+        """Meet the others, which must have the same facts."""
+        return None
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        """Allocate the cache of this rank. spec: of all ranks."""
+        return Pool(spec, device)
+
+    def ready(self, program: Program, parts: ModelParts) -> Program:
+        """What the engine runs, once this rank has its weights."""
+        return program
+
+    def close(self) -> None:
+        """End the other ranks."""
+
+
+class _OneOfMany(Alone):
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+
+    def device(self, found: torch.device) -> torch.device:
+        """See Alone. A machine's ranks have a GPU each."""
+        if found.type == "cuda" and found.index is None:
+            return torch.device("cuda", self._meeting.local_rank)
+        return found
+
+
+class Leading(_OneOfMany):
+    """The side of rank 0."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__(meeting)
+        self._team = Team(meeting)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """See Alone: a load that fails leaves no process behind."""
+        if error is not None:
+            self.close()
+
+    def join(self, facts: Mapping[str, Any], device: torch.device) -> Group:
+        """See Alone."""
+        return self._team.agree(facts, device)
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        """See Alone."""
+        return RankedPool(spec, device, self._team)
+
+    def ready(self, program: Program, parts: ModelParts) -> Program:
+        """See Alone. Waits for the others."""
+        self._team.collect("ready")
+        return RankedProgram(program, self._team)
+
+    def close(self) -> None:
+        """See Alone."""
+        self._team.close()
+
+
+class Following(_OneOfMany):
+    """The side of any other rank."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__(meeting)
+        self._follower = Follower(meeting)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """See Alone: rank 0 says what has happened here."""
+        if error is not None:
+            self._follower.fail(error)
+
+    def join(self, facts: Mapping[str, Any], device: torch.device) -> Group:
+        """See Alone."""
+        return self._follower.agree(dict(facts), device)
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        """See Alone."""
+        return Pool(own_spec(spec, self._meeting.rank, self._meeting.size), device)
+
+    def ready(self, program: Program, parts: ModelParts) -> Program:
+        """See Alone. Does not return."""
+        self._follower.send("ready")
+        follow(self._follower, parts, program)
+
+
+def find_ranks(checkpoint: Checkpoint, resolved: ResolvedModel) -> Alone:
+    """Meet the other ranks of a load, or start them; see Alone."""
+    size, config = resolved.config.tensor_parallel, resolved.config
+    if size == 1:
+        return Alone()
+    if torchrun_size() is not None:
+        if _met:
+            raise ConfigError(
+                "tensor_parallel", size, "1: torchrun's other ranks serve the engine that was loaded before"
+            )
+        _met.append(size)
+        meeting = meet_torchrun(size)
+        return Leading(meeting) if meeting.rank == 0 else Following(meeting)
+    if not checkpoint.path.exists():
+        raise CheckpointError(
+            f"{checkpoint.path} does not exist: the processes of tensor_parallel = {size} read it, too"
+        )
+    task = {**asdict(resolved.given), "model": str(checkpoint.path.resolve()), "threads": config.threads}
+    return Leading(start_ranks(size, MODULE, task))
+
+
+def threads_of_rank(size: int) -> int:
+    """Count the threads of a rank without a setting: those of the machine are shared, unless torchrun has decided."""
+    return default_threads() if torchrun_size() is not None else max(1, default_threads() // size)
+
+
+def facts_of(resolved: ResolvedModel, digests: Mapping[str, str]) -> dict[str, Any]:
+    """What must be the same on every rank: what decides the bits, and the order of what is exchanged."""
+    settings = {name: value for name, value in asdict(resolved.given).items() if name not in NOT_COMPARED}
+    return {
+        "tokenmill's version": __version__,
+        "torch's version": str(torch.__version__),
+        **{f"the model's {part}": digest for part, digest in digests.items()},
+        **settings,
+        "threads": resolved.config.threads,
+        "torch's instruction set": torch.backends.cpu.get_cpu_capability(),
+    }

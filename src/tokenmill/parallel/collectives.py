@@ -1,0 +1,61 @@
+"""The exchange of tensors between ranks: a process group of torch.distributed, gloo on a CPU and NCCL on CUDA.
+
+The group is made of its parts, and not torch's default group: a library leaves the process as it found it, and one
+process may have several engines. Values travel as bytes, so that every dtype arrives as it is. What is for NCCL has
+never run on a GPU.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+PATIENCE = timedelta(minutes=5)
+"""For a rank that is alive and late, as in the first long prompt on a slow machine. One that has died is noticed by its
+connections, at once."""
+
+
+class Group:
+    """The ranks of one engine, numbered from 0, of which this process is `rank`."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device, address: str) -> None:
+        self.rank, self.size = rank, size
+        self._backend: Any = _backend(store, rank, size, device, address)
+
+    def gather(self, own_TC: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Join the columns of all ranks, [T, sum of sizes], from those of each, [T, its size]."""
+        if not len(own_TC):
+            return own_TC.new_empty((0, sum(sizes)))
+        padded = F.pad(own_TC, (0, max(sizes) - own_TC.shape[1])).contiguous()
+        own = padded.view(-1).view(torch.uint8)
+        all_ = own.new_empty(self.size * len(own))
+        self._backend._allgather_base(all_, own).wait()
+        parts = all_.view(own_TC.dtype).view(self.size, *padded.shape)
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=-1)
+
+    def merge(self, own: Tensor) -> Tensor:
+        """Join tensors of one shape, where of all ranks only one has anything but zeros at each place."""
+        if own.numel():
+            self._backend.allreduce([own.view(-1).view(torch.uint8)]).wait()  # sums of bytes, exact
+        return own
+
+    def abort(self) -> None:
+        """End what waits for a rank that is lost. Gloo's connections end by themselves with their other side."""
+        if not isinstance(self._backend, dist.ProcessGroupGloo):
+            self._backend.abort()
+
+
+def _backend(store: dist.Store, rank: int, size: int, device: torch.device, address: str) -> Any:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = PATIENCE
+        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._timeout = PATIENCE
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, rank, size, gloo)  # type: ignore[call-arg, arg-type]
