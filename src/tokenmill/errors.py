@@ -79,7 +79,7 @@ class CapacityError(TokenmillError):
 
 
 class RankError(TokenmillError):
-    """A process of a tensor-parallel engine was lost or did not come. The engine has ended; the model can be loaded anew."""
+    """A process of a tensor-parallel engine was lost, or did not come. That engine has ended; another can be loaded."""
 
 
 class NoKernel(TokenmillError):

@@ -58,9 +58,9 @@ def load_model(
     """
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
-    with torch_threads(resolved.config.threads), naming(checkpoint.path):
-        with ranks or find_ranks(checkpoint, resolved) as joined:
-            return _load(checkpoint, resolved, progress, allocate, joined)
+    joined = ranks or find_ranks(checkpoint, resolved)
+    with torch_threads(resolved.config.threads), naming(checkpoint.path), joined:
+        return _load(checkpoint, resolved, progress, allocate, joined)
 
 
 def _load(

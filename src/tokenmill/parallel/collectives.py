@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.nn import functional as F
 
 PATIENCE = timedelta(minutes=5)
@@ -22,7 +23,7 @@ connections, at once."""
 class Group:
     """The ranks of one engine, numbered from 0, of which this process is `rank`."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device, address: str) -> None:
+    def __init__(self, store: Store, rank: int, size: int, device: torch.device, address: str) -> None:
         self.rank, self.size = rank, size
         self._backend: Any = _backend(store, rank, size, device, address)
 
@@ -49,7 +50,7 @@ class Group:
             self._backend.abort()
 
 
-def _backend(store: dist.Store, rank: int, size: int, device: torch.device, address: str) -> Any:
+def _backend(store: Store, rank: int, size: int, device: torch.device, address: str) -> Any:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         nccl = dist.ProcessGroupNCCL.Options()
@@ -58,4 +59,4 @@ def _backend(store: dist.Store, rank: int, size: int, device: torch.device, addr
     gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._timeout = PATIENCE
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    return dist.ProcessGroupGloo(store, rank, size, gloo)  # type: ignore[call-arg, arg-type]
+    return dist.ProcessGroupGloo(store, rank, size, gloo)

@@ -5,6 +5,7 @@ process. Q, K and V follow the kv heads, which need not divide evenly; every oth
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from tokenmill.errors import ConfigError
 
@@ -15,7 +16,7 @@ TILE = 16
 def divide(count: int, ranks: int) -> list[range]:
     """Divide `count` things that follow each other; the first ranks have one more where they do not divide evenly."""
     cuts = [count // ranks * rank + min(rank, count % ranks) for rank in range(ranks + 1)]
-    return [range(first, end) for first, end in zip(cuts, cuts[1:], strict=False)]
+    return [range(first, end) for first, end in pairwise(cuts)]
 
 
 def divide_rows(count: int, ranks: int, tile: int = TILE) -> list[range] | None:

@@ -7,6 +7,7 @@ outlives the engine.
 import os
 import sys
 import threading
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
@@ -62,8 +63,6 @@ def _read(channel: Channel, commands: "SimpleQueue[Message]") -> None:
 def leave(code: int = 0) -> NoReturn:
     """End the process, from any thread. What is in the midst of a computation is not waited for."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()
-        except (OSError, ValueError, AttributeError):
-            pass
     os._exit(code)

@@ -20,7 +20,8 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from tokenmill.errors import ConfigError, RankError
 from tokenmill.parallel.channel import Channel
@@ -32,24 +33,23 @@ TOKEN_BYTES = 32
 
 @dataclass
 class Meeting:
-    """One rank's side. local_rank: its number on its machine, of which `num_local` are there. processes: those that rank 0
-    has started, and channels: to ranks 1, 2, …; of another rank, the one to rank 0.
+    """One rank's side. local_rank: its number on its machine. channels: of rank 0, to ranks 1, 2, …; of another rank,
+    the one to rank 0. processes: those that rank 0 has started. folder: of the store's file.
     """
 
     rank: int
     size: int
     local_rank: int
-    num_local: int
     address: str
     channels: list[Channel]
     store_path: str = ""
-    store: dist.Store | None = None
+    store: Store | None = None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def open_store(self) -> dist.Store:
+    def open_store(self) -> Store:
         """Open the store in which the process group meets."""
-        return self.store or dist.FileStore(self.store_path, self.size)
+        return self.store or FileStore(self.store_path, self.size)
 
 
 def torchrun_size(environment: Mapping[str, str] = os.environ) -> int | None:
@@ -64,25 +64,24 @@ def meet_torchrun(size: int, environment: Mapping[str, str] = os.environ) -> Mee
     if (found := _number(environment, "WORLD_SIZE")) != size:
         raise ConfigError("tensor_parallel", size, f"{found}, because torchrun has started so many processes")
     rank, local = _number(environment, "RANK"), _number(environment, "LOCAL_RANK", environment["RANK"])
-    num_local = _number(environment, "LOCAL_WORLD_SIZE", environment["WORLD_SIZE"])
     patience = timedelta(seconds=WAIT_S)
-    store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=patience)))
-    store = dist.PrefixStore("tokenmill", store)
+    store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=patience)))
+    store = PrefixStore("tokenmill", store)
     address = own_address(environment["MASTER_ADDR"], _number(environment, "MASTER_PORT"))
     channels = _listen(store, size, address) if rank == 0 else [_connect(store, rank)]
-    return Meeting(rank, size, local, num_local, address, channels, store=store)
+    return Meeting(rank, size, local, address, channels, store=store)
 
 
 def start_ranks(size: int, module: str, task: Any) -> Meeting:
     """Start the other ranks as processes on this machine, which run a module and are told the task."""
     folder = tempfile.TemporaryDirectory(prefix="tokenmill-ranks-")
-    meeting = Meeting(0, size, 0, size, LOOPBACK, [], str(Path(folder.name, "store")), folder=folder)
+    meeting = Meeting(0, size, 0, LOOPBACK, [], str(Path(folder.name, "store")), folder=folder)
     for rank in range(1, size):
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", module, str(theirs.fileno())]
             # A session of its own: Ctrl-C on the terminal is for rank 0 alone.
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603  (Python itself, with a module of ours)
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -100,7 +99,7 @@ def meet_starter(descriptor: int) -> tuple[Meeting, Any]:
     channel = Channel(socket.socket(fileno=descriptor))
     told = channel.receive().facts
     rank, size = told["rank"], told["size"]
-    return Meeting(rank, size, rank, size, LOOPBACK, [channel], told["store"]), told["task"]
+    return Meeting(rank, size, rank, LOOPBACK, [channel], told["store"]), told["task"]
 
 
 def own_address(host: str, port: int) -> str:
@@ -114,7 +113,7 @@ def own_address(host: str, port: int) -> str:
         raise ConfigError("MASTER_ADDR", host, f"a machine that can be reached ({error.strerror})") from None
 
 
-def _listen(store: dist.Store, size: int, address: str) -> list[Channel]:
+def _listen(store: Store, size: int, address: str) -> list[Channel]:
     """Let the other ranks connect. What does not know the token of the store is none of them."""
     token, channels = secrets.token_hex(TOKEN_BYTES // 2).encode(), dict[int, Channel]()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -138,7 +137,7 @@ def _listen(store: dist.Store, size: int, address: str) -> list[Channel]:
     return [channels[rank] for rank in range(1, size)]
 
 
-def _connect(store: dist.Store, rank: int) -> Channel:
+def _connect(store: Store, rank: int) -> Channel:
     address, port, token = json.loads(store.get("control"))
     connected = socket.create_connection((address, port), WAIT_S)
     connected.settimeout(None)

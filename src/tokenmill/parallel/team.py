@@ -6,7 +6,7 @@ rank has to report comes through its channel, on which a thread of its own waits
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from queue import SimpleQueue
@@ -74,7 +74,7 @@ class Team:
         if self._is_closed:
             raise RankError("the ranks of this engine were ended")
 
-    def tell(self, name: str, facts: Any = None, tensors: list[Mapping[str, Tensor]] | None = None) -> None:
+    def tell(self, name: str, facts: Any = None, tensors: Sequence[Mapping[str, Tensor]] | None = None) -> None:
         """Send a command to every other rank. tensors: for each of them, in their order."""
         self.check()
         for index, channel in enumerate(self._meeting.channels):

@@ -1,4 +1,4 @@
-"""The decoder of one rank: the same modules, of which each matrix has this rank's rows, and gathers those of the others.
+"""The decoder of one rank: the same modules, but of each matrix it has some rows, and gathers those of other ranks.
 
 Products are the only thing that is divided, with the attention of each head. Everything else, norms, activations,
 routers and sums, is done by every rank on whole rows, by the operations of one process on the same shapes; so that the
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokenmill.model.decoder import Decoder
+from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.description import AttentionBlock
 from tokenmill.model.layers import MLP, Attention, MoE, WideNorm
 from tokenmill.parallel.collectives import Group
@@ -145,19 +145,19 @@ class _Divider:
         decoder, blocks = self._decoder, [layer.attention for layer in self._decoder.description.layers]
         heads = divide_heads([block.num_kv_heads for block in blocks], self._group.size)
         self._embedding()
-        for number, layer in enumerate(decoder.layers):
-            self._attention(number, layer.attention, blocks[number], [of_rank[number] for of_rank in heads])
-            mlp = layer.mlp
-            if isinstance(mlp, MLP):
-                self._mlp(number, "mlp", mlp)
+        for number, (layer, block) in enumerate(zip(decoder.layers, blocks, strict=True)):
+            assert isinstance(layer, Layer)
+            self._attention(number, layer.attention, block, [of_rank[number] for of_rank in heads])
+            if isinstance(layer.mlp, MLP):
+                self._mlp(number, "mlp", layer.mlp)
             else:
-                self._mixture(number, mlp)
+                self._mixture(number, layer.mlp)
         if decoder.head is not None:
             decoder.head = self._rows(None, HEAD, decoder.head)
         else:
             assert isinstance(decoder.embedding, DividedEmbedding)
             sizes = [len(each) for each in self._table_rows()]
-            decoder.head = Gathered(TiedHead(decoder.embedding), sizes, self._group)
+            decoder.head = Gathered(TiedHead(decoder.embedding), sizes, self._group)  # type: ignore[assignment]
         return self._shares
 
     def _table_rows(self) -> list[range]:
@@ -177,6 +177,7 @@ class _Divider:
     def _mixture(self, layer: int, moe: MoE) -> None:
         moe.router = self._whole(layer, "mlp.router", moe.router)
         for number, expert in enumerate(moe.experts):
+            assert isinstance(expert, MLP)
             self._mlp(layer, f"mlp.experts.{number}", expert)
         if moe.shared is not None:
             self._mlp(layer, "mlp.shared", moe.shared)
