@@ -185,6 +185,7 @@ def test_what_an_engine_is_without_settings():
         "model": "smollm2-135m",
         "max_sequences": 1,
         "max_step_tokens": 512,
+        "tensor_parallel": 1,
         "fuse": "qkv,gate_up",
         "prefix_cache": True,
         "prefix_limit": 4096,

@@ -54,12 +54,13 @@ class EagerSpec(ProgramSpec):
     @staticmethod
     def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
         """See ProgramSpec. Ranks divide merged matrices."""
-        ranks, heads = config.tensor_parallel, min(rows.num_kv_heads for rows in cache.layers)
-        if ranks > 1 and not {"qkv", "gate_up"} <= set(config.fused):
+        if (ranks := config.tensor_parallel) == 1:
+            return None
+        if not {"qkv", "gate_up"} <= set(config.fused):
             return f"divides matrices with qkv and gate_up fused, and fuse is {config.fuse!r}"
-        if ranks > heads:
-            return f"gives each rank a kv head, and there are {heads} for tensor_parallel = {ranks}"
-        return None
+        heads = min(rows.num_kv_heads for rows in cache.layers)
+        told = f"{heads} kv head{'s' * (heads > 1)}"
+        return f"gives each rank a kv head, and this model has {told} for tensor_parallel = {ranks}" * (ranks > heads) or None
 
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:

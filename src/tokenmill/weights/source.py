@@ -122,7 +122,7 @@ class WeightSource:
             self._count(name)
             return [stored]
         if rows is not None and self._table is None:
-            part = self._values(name, target, self.dtype, rows)
+            part = self._values(name, target, self.dtype, rows).to(self.device, self.dtype)
         else:
             table, self._table = self.tensor(f"{EMBEDDING}.weight") if self._table is None else self._table, None
             part = table if rows is None else table[rows.start : rows.stop]
