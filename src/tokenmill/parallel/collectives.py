@@ -5,7 +5,7 @@ process may have several engines. Values travel as bytes, so that every dtype ar
 never run on a GPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.nn import functional as F
+
+from tokenmill.errors import RankError
 
 PATIENCE = timedelta(minutes=5)
 """For a rank that is alive and late, as in the first long prompt on a slow machine. One that has died is noticed by its
@@ -34,15 +36,22 @@ class Group:
         padded = F.pad(own_TC, (0, max(sizes) - own_TC.shape[1])).contiguous()
         own = padded.view(-1).view(torch.uint8)
         all_ = own.new_empty(self.size * len(own))
-        self._backend._allgather_base(all_, own).wait()
+        self._exchange(lambda: self._backend._allgather_base(all_, own))
         parts = all_.view(own_TC.dtype).view(self.size, *padded.shape)
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=-1)
 
     def merge(self, own: Tensor) -> Tensor:
         """Join tensors of one shape, where of all ranks only one has anything but zeros at each place."""
         if own.numel():
-            self._backend.allreduce([own.view(-1).view(torch.uint8)]).wait()  # sums of bytes, exact
+            bytes_ = own.view(-1).view(torch.uint8)
+            self._exchange(lambda: self._backend.allreduce([bytes_]))  # sums of bytes and zeros: exact
         return own
+
+    def _exchange(self, begin: Callable[[], Any]) -> None:
+        try:
+            begin().wait()
+        except RuntimeError as error:
+            raise RankError(f"what ranks exchange has not arrived: {str(error).partition('. This is')[0]}") from error
 
     def abort(self) -> None:
         """End what waits for a rank that is lost. Gloo's connections end by themselves with their other side."""

@@ -46,6 +46,12 @@ class Follower:
         except OSError:
             leave()
 
+    def wait_for_end(self) -> NoReturn:
+        """End when rank 0 ends the group, which it is told: another rank is lost, and rank 0 will know which."""
+        self.send("cut off")
+        while True:
+            self.next()
+
     def fail(self, error: BaseException) -> NoReturn:
         """Tell rank 0 why this rank ends, and end."""
         self.send("error", str(error) or repr(error))

@@ -127,6 +127,9 @@ class Team:
         """Take a message of a rank, from the thread of its channel."""
         if message.name == "error":
             self.report(index, str(message.facts))
+        elif message.name == "cut off":  # from a rank that is lost, which is noticed by itself
+            self._is_lost.wait(NOTICE_S)
+            self.report(index, "it is cut off from the others")
         else:
             self._inboxes[index].put(message)
 

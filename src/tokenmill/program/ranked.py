@@ -15,6 +15,7 @@ from torch import Tensor
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
+from tokenmill.errors import RankError
 from tokenmill.parallel.channel import Message
 from tokenmill.parallel.division import divide_heads
 from tokenmill.parallel.follower import Follower
@@ -139,6 +140,8 @@ def follow(follower: Follower, parts: ModelParts, program: Program) -> NoReturn:
                 pool.copy_blocks(facts)
             else:
                 _rows(follower, pool, Message(name, facts, tensors), device)
+        except RankError:
+            follower.wait_for_end()
         except Exception as error:  # noqa: BLE001  (whatever it is, rank 0 shows it)
             follower.fail(error)
 

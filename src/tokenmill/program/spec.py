@@ -60,7 +60,10 @@ class EagerSpec(ProgramSpec):
             return f"divides matrices with qkv and gate_up fused, and fuse is {config.fuse!r}"
         heads = min(rows.num_kv_heads for rows in cache.layers)
         told = f"{heads} kv head{'s' * (heads > 1)}"
-        return f"gives each rank a kv head, and this model has {told} for tensor_parallel = {ranks}" * (ranks > heads) or None
+        return (
+            f"gives each rank a kv head, and this model has {told} for tensor_parallel = {ranks}" * (ranks > heads)
+            or None
+        )
 
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
