@@ -1,11 +1,11 @@
 """The ranks of a divided model as threads of one process, for what does not depend on processes."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
+from tests.tiny_models import TINY, build
 from tokenmill.cache.pool import Pool
 from tokenmill.kernels.attend.kernel import choose
 from tokenmill.kernels.threads import torch_threads
@@ -79,14 +79,11 @@ class Ranks:
         return torch.cat(found)
 
 
-def with_kv_heads(numbers, count):
-    """The config of a tiny model with so many kv heads, and two query heads for each."""
-    return (
-        replace(numbers, num_kv_heads=count)
-        if not isinstance(numbers, dict)
-        else numbers
-        | {
-            "num_attention_heads": 2 * count,
-            "num_key_value_heads": count,
-        }
-    )
+def save_with_three_kv_heads(name, folder):
+    """A tiny model like the one of that name, but with three kv heads: two ranks have two and one of them."""
+    path = folder / f"{name}-three"
+    if not path.exists():
+        kind, numbers = TINY[name]
+        heads = {"num_attention_heads": 6, "num_key_value_heads": 3} if "num_key_value_heads" in numbers else {}
+        build(kind, numbers | heads).save_pretrained(path)
+    return path

@@ -119,7 +119,7 @@ class Team:
             with suppress(TimeoutExpired):
                 code = processes[index].wait(NOTICE_S / 2)
                 reason = f"it was killed by signal {-code}" if code < 0 else f"it ended with exit code {code}"
-        who = f"rank {index + 1}" + f" (process {processes[index].pid})" * bool(processes)
+        who = f"rank {index + 1} (process {processes[index].pid})" if processes else f"rank {index + 1}"
         what = reason or "its connection was closed"
         self.lose(f"{who} of tensor_parallel = {self.size} was lost: {what}; the model must be loaded again")
 
