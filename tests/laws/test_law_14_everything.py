@@ -44,7 +44,8 @@ class Quiet:
     """What an engine with room for all says, one prompt at a time, without shared rows."""
 
     def __init__(self, path, **settings):
-        settings = {**settings, "speculate": "off", "async_scheduling": "off", "draft_model": None}
+        one = {"speculate": "off", "async_scheduling": "off", "draft_model": None, "tensor_parallel": 1}
+        settings = {**settings, **one}
         self.engine = load(path, prefix_cache=False, max_length=96, threads=1, **settings)
         self.lock, self.texts, self.scores = threading.Lock(), {}, {}
 

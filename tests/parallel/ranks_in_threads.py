@@ -13,9 +13,9 @@ from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.memory.arena import unreserved
 from tokenmill.model.description import describe
 from tokenmill.parallel.collectives import Group
+from tokenmill.parallel.division import cache_of_rank
 from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts
-from tokenmill.program.ranked import own_spec
 from tokenmill.program.runner import Runner
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 from tokenmill.settings.engine_config import EngineConfig
@@ -50,7 +50,7 @@ class Ranks:
 
     def _load(self, rank, size):
         resolved = self.resolved
-        config, model, spec = resolved.config, resolved.model, own_spec(resolved.cache, rank, size)
+        config, model, spec = resolved.config, resolved.model, cache_of_rank(resolved.cache, rank, size)
         source = WeightSource(self.checkpoint, model, resolved.scheme, getattr(torch, config.dtype), CPU)
         shapes = describe(model).attention_shapes
         _, kernel = choose(config.kernel, resolved.cache, CPU, config.max_length, shapes)

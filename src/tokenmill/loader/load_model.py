@@ -59,7 +59,7 @@ def load_model(
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
     joined = ranks or find_ranks(checkpoint, resolved)
-    with torch_threads(resolved.config.threads), naming(checkpoint.path), joined:
+    with joined, torch_threads(resolved.config.threads), naming(checkpoint.path):
         return _load(checkpoint, resolved, progress, allocate, joined)
 
 
@@ -91,7 +91,7 @@ def _load(
     resolved = resolve_with(resolved, config)
     _tell(resolved)
     _check_fused(config)
-    group = ranks.join(facts_of(resolved, digests), device)
+    group = ranks.join(facts_of(resolved, digests), resolved.cache, device)
     told = None if packed else progress  # weights that are packed already are not read
     source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
     pool = _allocate(

@@ -4,8 +4,10 @@ Without tensor parallelism this process is alone. Else it is rank 0, whose engin
 load never returns, but carries out what rank 0 says until that ends. The ranks join before weights are read.
 """
 
+import signal
+import threading
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,11 +19,12 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.kernels.threads import default_threads
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.parallel.collectives import Group
+from tokenmill.parallel.division import cache_of_rank
 from tokenmill.parallel.follower import Follower
 from tokenmill.parallel.rendezvous import Meeting, meet_torchrun, start_ranks, torchrun_size
 from tokenmill.parallel.team import Team
 from tokenmill.program.forward import ModelParts, Program
-from tokenmill.program.ranked import RankedPool, RankedProgram, follow, own_spec
+from tokenmill.program.ranked import RankedPool, RankedProgram, follow
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 
@@ -54,8 +57,8 @@ class Alone:
         """The device of this rank."""
         return found
 
-    def join(self, facts: Mapping[str, Any], device: torch.device) -> Group | None:
-        """Meet the others, which must have the same facts."""
+    def join(self, facts: Mapping[str, Any], cache: CacheSpec, device: torch.device) -> Group | None:
+        """Meet the others, which must have the same facts. They have as many blocks as the cache of rank 0."""
         return None
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
@@ -68,6 +71,11 @@ class Alone:
 
     def close(self) -> None:
         """End the other ranks."""
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the ranks that this one has started."""
+        return []
 
 
 class _OneOfMany(Alone):
@@ -93,9 +101,9 @@ class Leading(_OneOfMany):
         if error is not None:
             self.close()
 
-    def join(self, facts: Mapping[str, Any], device: torch.device) -> Group:
+    def join(self, facts: Mapping[str, Any], cache: CacheSpec, device: torch.device) -> Group:
         """See Alone."""
-        return self._team.agree(facts, device)
+        return self._team.agree(facts, cache.num_blocks, device)
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
         """See Alone."""
@@ -110,26 +118,35 @@ class Leading(_OneOfMany):
         """See Alone."""
         self._team.close()
 
+    @property
+    def pids(self) -> list[int]:
+        """See Alone."""
+        return [process.pid for process in self._meeting.processes]
+
 
 class Following(_OneOfMany):
-    """The side of any other rank."""
+    """The side of any other rank. Ctrl-C is for rank 0 alone, where all of them belong to one terminal."""
 
     def __init__(self, meeting: Meeting) -> None:
         super().__init__(meeting)
-        self._follower = Follower(meeting)
+        self._follower, self._num_blocks = Follower(meeting), 0
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """See Alone: rank 0 says what has happened here."""
         if error is not None:
             self._follower.fail(error)
 
-    def join(self, facts: Mapping[str, Any], device: torch.device) -> Group:
+    def join(self, facts: Mapping[str, Any], cache: CacheSpec, device: torch.device) -> Group:
         """See Alone."""
-        return self._follower.agree(dict(facts), device)
+        self._num_blocks, group = self._follower.agree(dict(facts), device)
+        return group
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
         """See Alone."""
-        return Pool(own_spec(spec, self._meeting.rank, self._meeting.size), device)
+        whole = replace(spec, num_blocks=self._num_blocks)
+        return Pool(cache_of_rank(whole, self._meeting.rank, self._meeting.size), device)
 
     def ready(self, program: Program, parts: ModelParts) -> Program:
         """See Alone. Does not return."""

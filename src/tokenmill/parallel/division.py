@@ -5,8 +5,10 @@ process. Q, K and V follow the kv heads, which need not divide evenly; every oth
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
+from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import ConfigError
 
 TILE = 16
@@ -36,6 +38,13 @@ def divide_heads(kv_heads: Sequence[int], ranks: int) -> list[list[range]]:
         raise ConfigError("tensor_parallel", ranks, f"at most {fewest}: this model has {heads}, and a rank needs one")
     layers = [divide(count, ranks) for count in kv_heads]
     return [[layer[rank] for layer in layers] for rank in range(ranks)]
+
+
+def cache_of_rank(spec: CacheSpec, rank: int, ranks: int) -> CacheSpec:
+    """Describe the cache of one rank: as many slots, of its own heads."""
+    heads = divide_heads([rows.num_kv_heads for rows in spec.layers], ranks)[rank]
+    layers = zip(spec.layers, heads, strict=True)
+    return replace(spec, layers=tuple(rows._replace(num_kv_heads=len(own)) for rows, own in layers))
 
 
 def qkv_rows(kv_heads: range, num_heads: int, num_kv_heads: int, head_dim: int) -> list[range]:

@@ -27,13 +27,15 @@ class Follower:
         self._commands = SimpleQueue[Message]()
         threading.Thread(target=_read, args=(self._channel, self._commands), daemon=True).start()
 
-    def agree(self, facts: Any, device: torch.device) -> Group:
-        """Tell rank 0 the facts that are to be the same on every rank; make the process group if they are."""
+    def agree(self, facts: Any, device: torch.device) -> tuple[Any, Group]:
+        """Tell rank 0 the facts that are to be the same on every rank. If they are, learn what rank 0 has decided, and
+        make the process group.
+        """
         self.send("facts", facts)
         message = self.next()
         assert message.name == "join", f"{message.name} came in the place of join"
         meeting = self._meeting
-        return Group(meeting.open_store(), self.rank, meeting.size, device, meeting.address)
+        return message.facts, Group(meeting.open_store(), self.rank, meeting.size, device, meeting.address)
 
     def next(self) -> Message:
         """Wait for the next command."""

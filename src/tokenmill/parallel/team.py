@@ -41,16 +41,16 @@ class Team:
             reader.start()
         self._finalizer = weakref.finalize(self, _end, meeting)
 
-    def agree(self, facts: Mapping[str, Any], device: torch.device) -> Group:
-        """Compare the facts of all ranks with those of rank 0, then make the process group. ConfigError for the first
-        fact that differs, RankError if a rank is lost.
+    def agree(self, facts: Mapping[str, Any], decided: Any, device: torch.device) -> Group:
+        """Compare the facts of all ranks with those of rank 0, then tell them what that has decided, and make the
+        process group. ConfigError for the first fact that differs, RankError if a rank is lost.
         """
         for rank, message in enumerate(self.collect("facts"), 1):
             for name, value in facts.items():
                 if (theirs := message.facts.get(name)) != value:
                     allowed = f"the same on every rank, and it is {theirs!r} on rank {rank}"
                     raise ConfigError(name, value, f"{allowed} (tensor_parallel = {self.size})", "rank 0")
-        self.tell("join")
+        self.tell("join", decided)
         self.group = self._make_group(device)
         return self.group
 
@@ -144,7 +144,7 @@ def _read(team: "weakref.ref[Team]", index: int, channel: Channel) -> None:
     while True:
         try:
             message = channel.receive()
-        except (EOFError, OSError):
+        except Exception:  # noqa: BLE001  (a connection that is broken, or was closed here, breaks in several ways)
             if (found := team()) is not None:
                 found.report(index, "")
             return

@@ -5,7 +5,6 @@ command to the other ranks, in the same order; each carries it out on its own sh
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,17 +16,10 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.errors import RankError
 from tokenmill.parallel.channel import Message
-from tokenmill.parallel.division import divide_heads
+from tokenmill.parallel.division import cache_of_rank, divide_heads
 from tokenmill.parallel.follower import Follower
 from tokenmill.parallel.team import Team
 from tokenmill.program.forward import ModelParts, Output, Program
-
-
-def own_spec(spec: CacheSpec, rank: int, ranks: int) -> CacheSpec:
-    """The cache of one rank: so many slots as of all, of its heads."""
-    heads = divide_heads([rows.num_kv_heads for rows in spec.layers], ranks)[rank]
-    layers = zip(spec.layers, heads, strict=True)
-    return replace(spec, layers=tuple(rows._replace(num_kv_heads=len(own)) for rows, own in layers))
 
 
 class RankedProgram(Program):
@@ -77,7 +69,7 @@ class RankedPool(Pool):
     """The pool of rank 0, which has its own heads; to the outside, that of all heads. spec: of all of them."""
 
     def __init__(self, spec: CacheSpec, device: torch.device, team: Team) -> None:
-        super().__init__(own_spec(spec, 0, team.size), device)
+        super().__init__(cache_of_rank(spec, 0, team.size), device)
         self._team, self.spec = team, spec
         self._whole = Pool(spec, torch.device("meta"))  # for the shapes of all heads
         heads = divide_heads([rows.num_kv_heads for rows in spec.layers], team.size)
