@@ -7,6 +7,7 @@ from tests.parallel.ranks_in_threads import Ranks, save_with_three_kv_heads
 from tests.tiny_models import KINDS, TINY, build, prompt, save
 from tokenmill.errors import ConfigError
 from tokenmill.loader.load_model import resolve_checkpoint
+from tokenmill.program.spec import EagerSpec
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 
@@ -59,6 +60,20 @@ def test_every_kind_of_storage(settings, large):
     check(large, **settings)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"scheme": "dense"}, {"scheme": "q8", "dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gpt_oss", "cohere2", "glm4_moe", "qwen2_moe", "llama-mha-tied", "olmo2-bias"]
+)
+def test_the_bytes_of_each_rank_are_foreseen(name, settings, models):
+    ranks = Ranks(save(name, models), 2, **settings)
+    resolved = ranks.resolved
+    foreseen = EagerSpec.rank_weight_bytes(resolved.model, resolved.config.dtype, resolved.scheme, 2)
+    assert [runner.program.num_weight_bytes for runner in ranks.runners] == foreseen
+    pools = [runner.pool.num_bytes for runner in ranks.runners]
+    assert pools == EagerSpec.rank_cache_bytes(resolved.cache, 2) and sum(pools) == resolved.cache.num_bytes
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"scheme": "q8"}], ids=["float32", "bfloat16", "q8"])
 @pytest.mark.parametrize("name", [name for name in TINY if name not in ("llama-mqa", "gpt_bigcode")])
@@ -74,6 +89,8 @@ def test_a_rank_has_its_share_alone(large):
     # Twice, only the norms: a whole decoder is what ranks have together.
     norms = 5 * LARGE["hidden_size"] * 4
     assert sum(shares) == total + 2 * norms
+    foreseen = EagerSpec.rank_weight_bytes(ranks.resolved.model, "float32", ranks.resolved.scheme, 3)
+    assert shares == foreseen
     cached = [runner.pool.num_bytes for runner in ranks.runners]
     assert sum(cached) == whole.runners[0].pool.num_bytes
 

@@ -2,7 +2,7 @@
 
 Products are the only thing that is divided, with the attention of each head. Everything else, norms, activations,
 routers and sums, is done by every rank on whole rows, by the operations of one process on the same shapes; so that the
-bits are those of one process wherever a product's rows do not depend on each other (parallel/division.py). A layer
+bits are those of one process; which rows a rank has is told in shares.py. A layer
 exchanges four times: what its heads attended to, and the products out, gate with up, and down. The modules of model/
 do not know of this: here some of them are replaced.
 """
@@ -16,17 +16,15 @@ from torch import Tensor, nn
 from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.description import AttentionBlock
 from tokenmill.model.layers import MLP, Attention, MoE, WideNorm
+from tokenmill.model.parameters import join, matrices_of
 from tokenmill.parallel.collectives import Group
-from tokenmill.parallel.division import divide_heads, divide_rows, places, qkv_rows, whole_tiles
+from tokenmill.parallel.division import divide_heads, places
+from tokenmill.program.shares import matrix_rows, rows_of_heads, table_rows
 from tokenmill.quant.dense import product
 from tokenmill.quant.matrix import Matrix, make_matrix
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.load import RETURNED, empty_decoder, fill_small
 from tokenmill.weights.source import EMBEDDING, HEAD, WeightSource, return_memory
-
-SMALL = 16**3
-"""Numbers of a matrix up to which torch multiplies it otherwise in bfloat16 (use_mkldnn_bf16_matmul), so that smaller
-shares would have other bits. Packed matrices always take the same way."""
 
 
 class Gathered(nn.Module):
@@ -138,6 +136,8 @@ class _Divider:
 
     def __init__(self, decoder: Decoder, source: WeightSource, group: Group) -> None:
         self._decoder, self._source, self._group = decoder, source, group
+        self._matrices = matrices_of(decoder.description)
+        self._table = table_rows(decoder.config.vocab_size, group.size)
         self._shares: list[Share] = []
 
     def divide(self) -> list[Share]:
@@ -156,16 +156,12 @@ class _Divider:
             decoder.head = self._rows(None, HEAD, decoder.head)
         else:
             assert isinstance(decoder.embedding, DividedEmbedding)
-            sizes = [len(each) for each in self._table_rows()]
+            sizes = list(map(len, self._table))
             decoder.head = Gathered(TiedHead(decoder.embedding), sizes, self._group)  # type: ignore[assignment]
         return self._shares
 
-    def _table_rows(self) -> list[range]:
-        count = self._decoder.config.vocab_size
-        return divide_rows(count, self._group.size) or divide_rows(count, self._group.size, 1) or []
-
     def _embedding(self) -> None:
-        rows = self._table_rows()[self._group.rank]
+        rows = self._table[self._group.rank]
         parts = self._source.matrix(None, EMBEDDING, rows)
         values = torch.cat([part.values().to(self._source.dtype) for part in parts])
         self._decoder.embedding = DividedEmbedding(values, rows, self._group)  # type: ignore[assignment]
@@ -175,29 +171,23 @@ class _Divider:
         mlp.down = self._rows(layer, f"{role}.down", mlp.down)
 
     def _mixture(self, layer: int, moe: MoE) -> None:
-        moe.router = self._whole(layer, "mlp.router", moe.router)
+        moe.router = self._rows(layer, "mlp.router", moe.router)
         for number, expert in enumerate(moe.experts):
             assert isinstance(expert, MLP)
             self._mlp(layer, f"mlp.experts.{number}", expert)
         if moe.shared is not None:
             self._mlp(layer, "mlp.shared", moe.shared)
         if moe.shared_gate is not None:
-            moe.shared_gate = self._whole(layer, "mlp.shared_gate", moe.shared_gate)
+            moe.shared_gate = self._rows(layer, "mlp.shared_gate", moe.shared_gate)
 
     def _rows(self, layer: int | None, role: str, matrix: Matrix) -> Matrix:
-        """Divide the rows of a matrix; a small one stays whole on every rank."""
-        outputs = matrix.get_parameter("weight").shape[0]
-        rows = divide_rows(outputs, self._group.size)
-        if rows is None or self._is_small(min(map(len, rows)), matrix):
-            return self._whole(layer, role, matrix)
+        """Divide the rows of a matrix, unless every rank has all of them."""
+        projection = self._matrices[join(layer, role)]
+        rows = matrix_rows(projection, self._source.scheme, self._group.size)
+        if rows is None:
+            return self._part(layer, role, matrix, [range(projection.outputs)])
         own = self._part(layer, role, matrix, [rows[self._group.rank]])
         return Gathered(own, list(map(len, rows)), self._group)  # type: ignore[return-value]
-
-    def _is_small(self, num_rows: int, matrix: Matrix) -> bool:
-        return self._source.scheme.matrix != "packed" and num_rows * _inputs(matrix) <= SMALL
-
-    def _whole(self, layer: int | None, role: str, matrix: Matrix) -> Matrix:
-        return self._part(layer, role, matrix, [range(matrix.get_parameter("weight").shape[0])])
 
     def _part(self, layer: int | None, role: str, matrix: Matrix, rows: list[range]) -> Matrix:
         """A matrix of these rows, which is filled later; its bias is there at once."""
@@ -206,8 +196,7 @@ class _Divider:
             part = make_matrix(self._source.scheme, _inputs(matrix), sum(map(len, rows)), has_bias)
         part.eval().requires_grad_(False)
         if has_bias:
-            path = role if layer is None else f"layers.{layer}.{role}"
-            bias = self._source.tensor(f"{path}.bias")
+            bias = self._source.tensor(f"{join(layer, role)}.bias")
             kept = torch.cat([bias[each.start : each.stop] for each in rows])
             part.bias = nn.Parameter(kept, requires_grad=False)
         self._shares.append(Share(layer, role, part, rows))
@@ -216,10 +205,7 @@ class _Divider:
     def _attention(self, layer: int, attention: Attention, block: AttentionBlock, kv_heads: list[range]) -> None:
         """The heads of this rank; and their rows of Q, K and V, within whole tiles."""
         own, group = kv_heads[self._group.rank], block.num_heads // block.num_kv_heads
-        wanted = qkv_rows(own, block.num_heads, block.num_kv_heads, block.head_dim)
-        rows = whole_tiles(wanted, block.qkv.outputs)
-        if self._is_small(sum(map(len, rows)), attention.qkv):
-            rows = [range(block.qkv.outputs)]
+        wanted, rows = rows_of_heads(block, own, self._source.scheme)
         qkv: nn.Module = self._part(layer, "attention.qkv", attention.qkv, rows)
         if sum(map(len, rows)) > sum(map(len, wanted)):
             qkv = Picked(qkv, places(wanted, rows))

@@ -9,6 +9,8 @@ from typing import Protocol
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import count_parameters, describe
+from tokenmill.parallel.division import cache_of_rank
+from tokenmill.program.shares import rank_weight_bytes
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
@@ -36,6 +38,14 @@ class ProgramSpec(Protocol):
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
         """Foresee num_weight_bytes of the program."""
+
+    @staticmethod
+    def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
+        """Foresee num_weight_bytes of the program of each rank among which it divides a model."""
+
+    @staticmethod
+    def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
+        """Foresee the bytes of the cache that each rank holds, of those of the whole one."""
 
 
 def refuse_ranks(config: EngineConfig) -> str | None:
@@ -80,6 +90,14 @@ class EagerSpec(ProgramSpec):
         tied = decoder.head.num_weights if model.tie_embeddings else 0
         shared = tied if scheme.is_plain else 0  # a tied head that is the embedding itself
         return stored + (sum(count_parameters(model).values()) - numbers + tied - shared) * itemsize
+
+    @staticmethod
+    def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
+        return rank_weight_bytes(model, dtype, scheme, ranks)
+
+    @staticmethod
+    def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
+        return [cache_of_rank(cache, rank, ranks).num_bytes for rank in range(ranks)]
 
 
 class _MicroBatchedSpec(EagerSpec):
