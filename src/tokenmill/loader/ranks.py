@@ -6,7 +6,7 @@ load never returns, but carries out what rank 0 says until that ends. The ranks 
 
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +15,7 @@ import torch
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.errors import CheckpointError, ConfigError, RankError
 from tokenmill.kernels.threads import default_threads
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.parallel.collectives import Group
@@ -72,6 +72,9 @@ class Alone:
     def close(self) -> None:
         """End the other ranks."""
 
+    def when_lost(self, call: Callable[[RankError], None]) -> None:
+        """Have a function called, in any thread, when another rank is lost, even while no step is made."""
+
     @property
     def pids(self) -> list[int]:
         """The processes of the ranks that this one has started."""
@@ -117,6 +120,10 @@ class Leading(_OneOfMany):
     def close(self) -> None:
         """See Alone."""
         self._team.close()
+
+    def when_lost(self, call: Callable[[RankError], None]) -> None:
+        """See Alone."""
+        self._team.on_loss = call
 
     @property
     def pids(self) -> list[int]:

@@ -6,7 +6,7 @@ rank has to report comes through its channel, on which a thread of its own waits
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from queue import SimpleQueue
@@ -27,12 +27,13 @@ LOST = Message("lost")
 
 
 class Team:
-    """The other ranks, after `meet`. error: why the group has ended, if it was not closed."""
+    """The other ranks. error: why the group has ended, if it was not closed. on_loss: called with it, in any thread."""
 
     def __init__(self, meeting: Meeting) -> None:
         self.size, self._meeting = meeting.size, meeting
         self.group: Group | None = None
         self.error: RankError | None = None
+        self.on_loss: Callable[[RankError], None] | None = None
         self._lock, self._is_lost, self._is_closed = threading.Lock(), threading.Event(), False
         self._inboxes = [SimpleQueue[Message]() for _ in meeting.channels]
         for index, channel in enumerate(meeting.channels):
@@ -110,6 +111,8 @@ class Team:
         for inbox in self._inboxes:
             inbox.put(LOST)
         self._is_lost.set()
+        if self.on_loss is not None:
+            self.on_loss(self.error)
         _end(self._meeting)
 
     def report(self, index: int, reason: str) -> None:
