@@ -78,10 +78,6 @@ class CapacityError(TokenmillError):
         super().__init__(f"{what}: {wanted} needed, {left} available; change {setting}")
 
 
-class RankError(TokenmillError):
-    """A process of a tensor-parallel engine was lost, or did not come. That engine has ended; another can be loaded."""
-
-
 class NoKernel(TokenmillError):
     """No attention kernel can serve the cache as configured; `reasons` maps each candidate to why not."""
 
@@ -116,6 +112,10 @@ class DeadlinePassed(RequestError):
 def overflow_remedy(dtype: str) -> str:
     """The advice where logits of a dtype are no numbers."""
     return "try float32" if dtype != "float32" else "the model's files hold numbers that are out of range"
+
+
+class RankLost(TokenmillError):
+    """A process has ended that computes a part of every step. Only a model that is loaded again can go on."""
 
 
 class WrongText(Exception):

@@ -1,10 +1,10 @@
-"""A rank that is not like the others, run in the place of tokenmill.loader.rank. TOKENMILL_TEST_RANK says how."""
+"""A rank that is not like the others, run in the place of tokenmill.loader.eager_rank. TOKENMILL_TEST_RANK says how."""
 
 import os
 import sys
 import time
 
-from tokenmill.loader import load_model, rank, ranks
+from tokenmill.loader import eager_rank, load_model, ranks
 from tokenmill.parallel.rendezvous import meet_starter
 
 how = os.environ["TOKENMILL_TEST_RANK"]
@@ -23,4 +23,4 @@ if how == "has no weights":
     WeightSource.matrix = refuse
 facts_of = ranks.facts_of
 load_model.facts_of = lambda *given: {**facts_of(*given), **({how: "another"} if "'s " in how else {})}
-rank.main(int(sys.argv[1]))
+eager_rank.main(int(sys.argv[1]))

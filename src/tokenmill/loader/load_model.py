@@ -102,7 +102,7 @@ def _load(
     kernel_name = resolved.program_name if resolved.program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, config.generation_config)
     return_memory()  # of headers and tokenizers that were parsed
-    return LoadedModel(resolved, tokenizer, program, pool, runner, kernel_name, digests, defaults, ranks)
+    return LoadedModel(resolved, tokenizer, program, pool, runner, kernel_name, digests, defaults)
 
 
 def _tell(resolved: ResolvedModel) -> None:

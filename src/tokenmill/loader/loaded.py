@@ -11,7 +11,6 @@ import torch
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import RowsSpec
 from tokenmill.kernels.threads import torch_threads
-from tokenmill.loader.ranks import Alone
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.program.forward import Program
@@ -38,11 +37,11 @@ class LoadedModel:
     kernel_name: str
     fingerprint: Mapping[str, str]
     generation_defaults: Mapping[str, Any]
-    ranks: Alone
 
     def release(self) -> None:
-        """Let go of weights and cache, and end other ranks; the facts about them stay."""
-        self.ranks.close()
+        """Let go of weights and cache; the facts about them stay."""
+        if "program" in vars(self):
+            self.program.close()
         for name in ("program", "pool", "runner"):
             vars(self).pop(name, None)
 

@@ -6,7 +6,7 @@ load never returns, but carries out what rank 0 says until that ends. The ranks 
 
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self
@@ -15,20 +15,20 @@ import torch
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.errors import CheckpointError, ConfigError, RankError
+from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.kernels.threads import default_threads
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.parallel.collectives import Group
-from tokenmill.parallel.division import cache_of_rank
 from tokenmill.parallel.follower import Follower
 from tokenmill.parallel.rendezvous import Meeting, meet_torchrun, start_ranks, torchrun_size
+from tokenmill.parallel.rows import cache_of_rank
 from tokenmill.parallel.team import Team
 from tokenmill.program.forward import ModelParts, Program
 from tokenmill.program.ranked import RankedPool, RankedProgram, follow
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 
-MODULE = "tokenmill.loader.rank"  # what a process runs that rank 0 starts
+MODULE = "tokenmill.loader.eager_rank"  # what a process runs that rank 0 starts
 NOT_COMPARED = (
     "model",
     "tokenizer",
@@ -72,14 +72,6 @@ class Alone:
     def close(self) -> None:
         """End the other ranks."""
 
-    def when_lost(self, call: Callable[[RankError], None]) -> None:
-        """Have a function called, in any thread, when another rank is lost, even while no step is made."""
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes of the ranks that this one has started."""
-        return []
-
 
 class _OneOfMany(Alone):
     def __init__(self, meeting: Meeting) -> None:
@@ -120,15 +112,6 @@ class Leading(_OneOfMany):
     def close(self) -> None:
         """See Alone."""
         self._team.close()
-
-    def when_lost(self, call: Callable[[RankError], None]) -> None:
-        """See Alone."""
-        self._team.on_loss = call
-
-    @property
-    def pids(self) -> list[int]:
-        """See Alone."""
-        return [process.pid for process in self._meeting.processes]
 
 
 class Following(_OneOfMany):

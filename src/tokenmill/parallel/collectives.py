@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.nn import functional as F
 
-from tokenmill.errors import RankError
+from tokenmill.errors import RankLost
 
 PATIENCE = timedelta(minutes=5)
 """For a rank that is alive and late, as in the first long prompt on a slow machine. One that has died is noticed by its
@@ -51,7 +51,7 @@ class Group:
         try:
             begin().wait()
         except RuntimeError as error:
-            raise RankError(f"what ranks exchange has not arrived: {str(error).partition('. This is')[0]}") from error
+            raise RankLost(f"what ranks exchange has not arrived: {str(error).partition('. This is')[0]}") from error
 
     def abort(self) -> None:
         """End what waits for a rank that is lost. Gloo's connections end by themselves with their other side."""

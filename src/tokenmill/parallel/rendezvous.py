@@ -23,7 +23,7 @@ from typing import Any
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from tokenmill.errors import ConfigError, RankError
+from tokenmill.errors import ConfigError, RankLost
 from tokenmill.parallel.channel import Channel
 
 LOOPBACK = "127.0.0.1"
@@ -60,7 +60,7 @@ def torchrun_size(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def meet_torchrun(size: int, environment: Mapping[str, str] = os.environ) -> Meeting:
-    """Meet the other ranks that torchrun has started. RankError if one does not come."""
+    """Meet the other ranks that torchrun has started. RankLost if one does not come."""
     if (found := _number(environment, "WORLD_SIZE")) != size:
         raise ConfigError("tensor_parallel", size, f"{found}, because torchrun has started so many processes")
     rank, local = _number(environment, "RANK"), _number(environment, "LOCAL_RANK", environment["RANK"])
@@ -125,7 +125,7 @@ def _listen(store: Store, size: int, address: str) -> list[Channel]:
                 other, _ = server.accept()
             except TimeoutError:
                 missing = sorted({*range(1, size)} - channels.keys())
-                raise RankError(f"ranks {missing} did not come within {WAIT_S:.0f} s") from None
+                raise RankLost(f"ranks {missing} did not come within {WAIT_S:.0f} s") from None
             other.settimeout(WAIT_S)
             found = other.recv(TOKEN_BYTES + 8, socket.MSG_WAITALL)
             rank = int.from_bytes(found[TOKEN_BYTES:], "little")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.errors import ConfigError, RankError
+from tokenmill.errors import ConfigError, RankLost
 from tokenmill.parallel.channel import Channel, Message
 from tokenmill.parallel.collectives import Group
 from tokenmill.parallel.rendezvous import Meeting
@@ -32,8 +32,8 @@ class Team:
     def __init__(self, meeting: Meeting) -> None:
         self.size, self._meeting = meeting.size, meeting
         self.group: Group | None = None
-        self.error: RankError | None = None
-        self.on_loss: Callable[[RankError], None] | None = None
+        self.error: RankLost | None = None
+        self.on_loss: Callable[[RankLost], None] | None = None
         self._lock, self._is_lost, self._is_closed = threading.Lock(), threading.Event(), False
         self._inboxes = [SimpleQueue[Message]() for _ in meeting.channels]
         for index, channel in enumerate(meeting.channels):
@@ -44,7 +44,7 @@ class Team:
 
     def agree(self, facts: Mapping[str, Any], decided: Any, device: torch.device) -> Group:
         """Compare the facts of all ranks with those of rank 0, then tell them what that has decided, and make the
-        process group. ConfigError for the first fact that differs, RankError if a rank is lost.
+        process group. ConfigError for the first fact that differs, RankLost if a rank is lost.
         """
         for rank, message in enumerate(self.collect("facts"), 1):
             for name, value in facts.items():
@@ -68,12 +68,17 @@ class Team:
         except RuntimeError as error:
             raise self.failed(error) from error
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the ranks that this one has started."""
+        return [process.pid for process in self._meeting.processes]
+
     def check(self) -> None:
         """Raise the error by which the group has ended, if it has."""
         if self.error is not None:
-            raise RankError(str(self.error))
+            raise RankLost(str(self.error))
         if self._is_closed:
-            raise RankError("the ranks of this engine were ended")
+            raise RankLost("the ranks of this engine were ended")
 
     def tell(self, name: str, facts: Any = None, tensors: Sequence[Mapping[str, Tensor]] | None = None) -> None:
         """Send a command to every other rank. tensors: for each of them, in their order."""
@@ -94,18 +99,18 @@ class Team:
             found.append(message)
         return found
 
-    def failed(self, error: BaseException) -> RankError:
+    def failed(self, error: BaseException) -> RankLost:
         """The error to raise after something has failed on the way to other ranks: a loss, if one is noticed."""
         self._is_lost.wait(NOTICE_S)
         self.lose(f"the ranks of tensor_parallel = {self.size} cannot go on: {error}")
-        return RankError(str(self.error))
+        return RankLost(str(self.error))
 
     def lose(self, reason: str) -> None:
         """End the group, for this reason unless it has ended before. Called from any thread."""
         with self._lock:
             if self.error is not None or self._is_closed:
                 return
-            self.error = RankError(reason)
+            self.error = RankLost(reason)
         if self.group is not None:
             self.group.abort()
         for inbox in self._inboxes:

@@ -18,7 +18,7 @@ from tokenmill.model.description import AttentionBlock
 from tokenmill.model.layers import MLP, Attention, MoE, WideNorm
 from tokenmill.model.parameters import join, matrices_of
 from tokenmill.parallel.collectives import Group
-from tokenmill.parallel.division import divide_heads, places
+from tokenmill.parallel.rows import divide_heads, places
 from tokenmill.program.shares import matrix_rows, rows_of_heads, table_rows
 from tokenmill.quant.dense import product
 from tokenmill.quant.matrix import Matrix, make_matrix

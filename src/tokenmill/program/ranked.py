@@ -4,7 +4,7 @@ To the engine they are a program and a pool like any others. Every step, and eve
 command to the other ranks, in the same order; each carries it out on its own share of the matrices and the heads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
-from tokenmill.errors import RankError
+from tokenmill.errors import RankLost
 from tokenmill.parallel.channel import Message
-from tokenmill.parallel.division import cache_of_rank, divide_heads
 from tokenmill.parallel.follower import Follower
+from tokenmill.parallel.rows import cache_of_rank, divide_heads
 from tokenmill.parallel.team import Team
 from tokenmill.program.forward import ModelParts, Output, Program
 
@@ -41,6 +41,19 @@ class RankedProgram(Program):
             return self._program.run(step)
         except Exception as error:
             raise self._team.failed(error) from error
+
+    def on_loss(self, call: Callable[[RankLost], None]) -> None:
+        """See Program."""
+        self._team.on_loss = call
+
+    def close(self) -> None:
+        """See Program."""
+        self._team.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the ranks that this one has started."""
+        return self._team.pids
 
 
 def _told(step: Step) -> dict[str, Any]:
@@ -132,7 +145,7 @@ def follow(follower: Follower, parts: ModelParts, program: Program) -> NoReturn:
                 pool.copy_blocks(facts)
             else:
                 _rows(follower, pool, Message(name, facts, tensors), device)
-        except RankError:
+        except RankLost:
             follower.wait_for_end()
         except Exception as error:  # noqa: BLE001  (whatever it is, rank 0 shows it)
             follower.fail(error)

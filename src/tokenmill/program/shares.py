@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import AttentionBlock, DecoderDescription, Projection, count_parameters, describe
-from tokenmill.parallel.division import divide, divide_heads, divide_rows, qkv_rows, whole_tiles
+from tokenmill.parallel.rows import divide, divide_heads, divide_rows, qkv_rows, whole_tiles
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import DTYPES
 

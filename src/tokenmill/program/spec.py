@@ -9,7 +9,7 @@ from typing import Protocol
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import count_parameters, describe
-from tokenmill.parallel.division import cache_of_rank
+from tokenmill.parallel.rows import cache_of_rank
 from tokenmill.program.shares import rank_weight_bytes
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
@@ -49,10 +49,8 @@ class ProgramSpec(Protocol):
 
 
 def refuse_ranks(config: EngineConfig) -> str | None:
-    """Give the reason of a program that runs in one process."""
-    return (
-        f"runs in one process, and tensor_parallel is {config.tensor_parallel}" * (config.tensor_parallel > 1) or None
-    )
+    """Give the reason of a program that computes in one process."""
+    return "computes in one process, and tensor_parallel asks for more" if config.tensor_parallel > 1 else None
 
 
 class EagerSpec(ProgramSpec):

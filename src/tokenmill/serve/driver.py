@@ -69,8 +69,8 @@ class Driver:
         """Begin to serve."""
         for observer in (self.metrics, self._steps):
             self._observed.enter_context(self.core.observed_by(observer))
+        self.core.loaded.program.on_loss(lambda error: self._post(partial(self._failed, error)))
         self.core.thread.start()
-        self.core.loaded.ranks.when_lost(lambda error: self._post(partial(self._failed, error)))
 
     def stop(self, within_s: float | None = None) -> bool:
         """End what still runs, and wait for that, so long; whether it has ended. Called from any other thread."""
@@ -186,7 +186,7 @@ class Driver:
 
     def _failed(self, error: BaseException) -> None:
         if self.has_failed:
-            return  # a lost rank is told of by a step, too
+            return
         self.has_failed, self._is_watching = True, False
         log.error("the engine has failed, so the server ends: %s", "".join(traceback.format_exception(error)))
         self.error = EngineDied(f"the engine has failed: {type(error).__name__}")  # which clients see

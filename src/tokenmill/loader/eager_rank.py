@@ -1,4 +1,4 @@
-"""`python -m tokenmill.loader.rank`: another rank of an engine, which rank 0 starts and which ends with it."""
+"""`python -m tokenmill.loader.eager_rank`: another rank of an engine, which rank 0 starts and which ends with it."""
 
 import logging
 import sys

@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from tests.laws.test_law_14_everything import everything_at_once
+from tests.parallel.eager_in_threads import save_with_three_kv_heads
 from tests.parallel.processes import is_there, listening, wait_until
-from tests.parallel.ranks_in_threads import save_with_three_kv_heads
 from tests.tiny_models import prompt
 from tokenmill import ConfigError, load
-from tokenmill.errors import RankError
+from tokenmill.errors import RankLost
 from tokenmill.loader import ranks
 
 SETTINGS = {"program": "eager", "threads": 1, "max_length": 96}
@@ -86,7 +86,7 @@ def test_everything_at_once(path, tmp_path):
 
 def pids(engine):
     """Those of the ranks that were started."""
-    return engine.core.loaded.ranks.pids
+    return engine.core.loaded.program.pids
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_rank_that_is_killed_ends_the_group_with_one_error(path):
     def generate():
         try:
             engine.generate(prompt(9), **GREEDY)
-        except RankError as error:
+        except RankLost as error:
             errors.append(str(error))
 
     thread = threading.Thread(target=generate)
@@ -124,7 +124,7 @@ def test_a_rank_that_is_killed_ends_the_group_with_one_error(path):
     thread.join()
     lost = f"rank 2 (process {second}) of tensor_parallel = 3 was lost: it was killed by signal 9"
     assert errors == [f"{lost}; the model must be loaded again"]
-    with pytest.raises(RankError, match=r"rank 2 .* was lost"):
+    with pytest.raises(RankLost, match=r"rank 2 .* was lost"):
         engine.generate(prompt(9), **GREEDY)
     engine.close()
 
@@ -134,7 +134,7 @@ def test_ranks_end_when_rank_0_is_killed(path):
     program = (
         "import sys, time, tokenmill\n"
         f"engine = tokenmill.load({str(path)!r}, tensor_parallel=3, **{SETTINGS!r})\n"
-        "print(*engine.core.loaded.ranks.pids, flush=True)\n"
+        "print(*engine.core.loaded.program.pids, flush=True)\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
@@ -148,8 +148,8 @@ def test_ranks_end_when_rank_0_is_killed(path):
 @pytest.mark.parametrize(
     ("how", "kind", "said"),
     [
-        ("ends", RankError, r"rank 1 \(process \d+\) of tensor_parallel = 2 was lost: it ended with exit code 3"),
-        ("has no weights", RankError, r"rank 1 .* was lost: .*llama-three: the disk of this rank is gone; the model"),
+        ("ends", RankLost, r"rank 1 \(process \d+\) of tensor_parallel = 2 was lost: it ended with exit code 3"),
+        ("has no weights", RankLost, r"rank 1 .* was lost: .*llama-three: the disk of this rank is gone; the model"),
         ("tokenmill's version", ConfigError, r"tokenmill's version = '.*' \(set in rank 0\) is not allowed: the same "
          r"on every rank, and it is 'another' on rank 1 \(tensor_parallel = 2\)"),
         ("torch's version", ConfigError, r"torch's version = .* and it is 'another' on rank 1"),
@@ -176,7 +176,7 @@ def test_a_rank_that_is_killed_before_it_has_come(path, monkeypatch):
         return meeting
 
     monkeypatch.setattr(ranks, "start_ranks", start_and_kill)
-    with pytest.raises(RankError, match=r"rank 1 .* was lost: it was killed by signal 9"):
+    with pytest.raises(RankLost, match=r"rank 1 .* was lost: it was killed by signal 9"):
         load(path, **SETTINGS, tensor_parallel=3)
     wait_until(lambda: not any(map(is_there, started)))
 

@@ -13,7 +13,7 @@ from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.memory.arena import unreserved
 from tokenmill.model.description import describe
 from tokenmill.parallel.collectives import Group
-from tokenmill.parallel.division import cache_of_rank
+from tokenmill.parallel.rows import cache_of_rank
 from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts
 from tokenmill.program.runner import Runner

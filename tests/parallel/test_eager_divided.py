@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.parallel.ranks_in_threads import Ranks, save_with_three_kv_heads
+from tests.parallel.eager_in_threads import Ranks, save_with_three_kv_heads
 from tests.tiny_models import KINDS, TINY, build, prompt, save
 from tokenmill.errors import ConfigError
 from tokenmill.loader.load_model import resolve_checkpoint
@@ -101,7 +101,11 @@ def test_a_rank_has_its_share_alone(large):
         ("llama", {"tensor_parallel": 3}, "gives each rank a kv head, and this model has 2 kv heads"),
         ("gpt_bigcode", {"tensor_parallel": 2}, "gives each rank a kv head, and this model has 1 kv head for"),
         ("llama", {"tensor_parallel": 2, "fuse": "none"}, "divides matrices with qkv and gate_up fused"),
-        ("llama", {"tensor_parallel": 2, "program": "compiled"}, "runs in one process, and tensor_parallel is 2"),
+        (
+            "llama",
+            {"tensor_parallel": 2, "program": "compiled"},
+            "computes in one process, and tensor_parallel asks for more",
+        ),
     ],
 )
 def test_what_cannot_be_divided_is_refused(name, settings, reason, models):

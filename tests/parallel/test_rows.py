@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tokenmill.errors import ConfigError
-from tokenmill.parallel.division import TILE, divide, divide_heads, divide_rows, places, qkv_rows, whole_tiles
+from tokenmill.parallel.rows import TILE, divide, divide_heads, divide_rows, places, qkv_rows, whole_tiles
 
 
 @given(some.integers(0, 300), some.integers(1, 9))
