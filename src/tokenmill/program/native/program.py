@@ -59,6 +59,7 @@ class Native(Program):
             build=self.build.encode(),
             num_positions=config.max_length,
             num_slots=pool.spec.num_slots,
+            num_ranks=1,
         )
         self._start()
 
