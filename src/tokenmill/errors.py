@@ -114,5 +114,9 @@ def overflow_remedy(dtype: str) -> str:
     return "try float32" if dtype != "float32" else "the model's files hold numbers that are out of range"
 
 
+class RankLost(TokenmillError):
+    """A process has ended that computes a part of every step. Nothing can be computed any more: load the model again."""
+
+
 class WrongText(Exception):
     """The engine does not say what a trusted reference says. Nothing that the user could put right: exit code 1."""

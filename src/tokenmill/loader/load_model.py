@@ -4,8 +4,9 @@ Settings that cannot be combined are refused here, before a weight is read.
 """
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
+from tokenmill.kernels.native_library import is_usable, library_digest
 from tokenmill.kernels.threads import default_threads, torch_threads, usable_threads
 from tokenmill.loader.find_tokenizer import find_tokenizer
 from tokenmill.loader.loaded import LoadedModel
@@ -21,6 +23,7 @@ from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
+from tokenmill.parallel.ranks import OtherRanks, Ranks
 from tokenmill.program.aot.package import made_for, open_package
 from tokenmill.program.forward import ModelParts, find_program
 from tokenmill.program.runner import Runner
@@ -28,6 +31,7 @@ from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import choose as choose_proposer
+from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import recommended
@@ -35,6 +39,10 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import Progress, WeightSource, return_memory
 
 log = logging.getLogger(__name__)
+
+NOT_OF_RANKS = {"prefix_dir": None, "suffix_dir": None, "draft_model": None, "speculate": "off"}
+NOT_OF_RANKS |= {"num_draft_tokens": None, "packed_cache": False}
+"""Settings of rank 0 alone, and what the others have in their place: they compute steps and decide nothing."""
 
 
 def resolve_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ResolvedModel:
@@ -49,14 +57,22 @@ def load_model(
     resolved: ResolvedModel,
     progress: Progress | None = None,
     allocate: Allocate = unreserved,
+    ranks: Ranks | None = None,
 ) -> LoadedModel:
     """Load a model with its program and its own cache. `allocate` gives the memory for weights that the
-    program packs.
+    program packs. ranks: None on rank 0, which starts the others.
     """
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
     with torch_threads(resolved.config.threads), naming(checkpoint.path):
-        return _load(checkpoint, resolved, progress, allocate)
+        if ranks is not None or resolved.config.tensor_parallel == 1:
+            return _load(checkpoint, resolved, progress, allocate, ranks or Ranks())
+        others = OtherRanks(resolved.config.tensor_parallel)
+        try:
+            return _load(checkpoint, resolved, progress, allocate, others)
+        except BaseException:
+            others.end()
+            raise
 
 
 def _load(
@@ -64,6 +80,7 @@ def _load(
     resolved: ResolvedModel,
     progress: Progress | None,
     allocate: Allocate,
+    ranks: Ranks,
 ) -> LoadedModel:
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     model, config, device = resolved.model, resolved.config, torch.device(resolved.config.device)
@@ -88,8 +105,10 @@ def _load(
     _check_fused(config)
     told = None if packed else progress  # weights that are packed already are not read
     source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
-    pool = _allocate(resolved.cache, device)  # before the weights, so that what does not fit is refused at once
-    parts = ModelParts(source, pool, kernel, packed, package, config, allocate)
+    if isinstance(ranks, OtherRanks):
+        ranks.start(told_to_ranks(checkpoint, config, digests))
+    pool = _allocate(resolved.cache, device, ranks)  # before the weights: what does not fit is refused at once
+    parts = ModelParts(source, pool, kernel, packed, package, config, allocate, ranks)
     program = find_program(resolved.program_name)(parts)
     kernel_name = resolved.program_name if resolved.program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, config.generation_config)
@@ -149,9 +168,27 @@ def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:
     return replace(config, **fixed)
 
 
-def _allocate(spec: CacheSpec, device: torch.device) -> Pool:
+def told_to_ranks(checkpoint: Checkpoint, config: ResolvedConfig, digests: dict[str, str]) -> dict[str, Any]:
+    """Say what the other ranks load, with what must be equal there: the model's files, and the versions."""
+    packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
+    return {
+        "settings": asdict(config) | NOT_OF_RANKS,
+        "model": str(checkpoint.path),
+        "packed": None if packed is None else str(packed.file),
+        "fingerprint": digests,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Name what every rank must have alike."""
+    library = library_digest() if is_usable() else "none"
+    return {"tokenmill": __version__, "torch": str(torch.__version__), "native library": library}
+
+
+def _allocate(spec: CacheSpec, device: torch.device, ranks: Ranks) -> Pool:
     try:
-        return Pool(spec, device)
+        return Pool(spec, device, ranks.cache)
     except (RuntimeError, MemoryError, OSError) as error:  # torch's allocators raise RuntimeError, mmap OSError
         available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         setting = "max_length, max_sequences or cache_tokens"

@@ -13,6 +13,7 @@ from tokenmill.cache.step import Step
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.memory.arena import Allocate
+from tokenmill.parallel.ranks import Ranks
 from tokenmill.program.aot.package import Package
 from tokenmill.registry import PROGRAMS, lookup
 from tokenmill.settings.engine_config import ResolvedConfig
@@ -32,7 +33,7 @@ class ModelParts(NamedTuple):
     attend by themselves.
 
     packed: a packed model, which was made for this program; `weights` then knows names and shapes alone. package: for
-    program aot. config: resolved. allocate: returns memory for packed weights.
+    program aot. config: resolved. allocate: returns memory for packed weights. ranks: the processes that compute steps.
     """
 
     weights: WeightSource
@@ -42,6 +43,7 @@ class ModelParts(NamedTuple):
     package: Package | None
     config: ResolvedConfig
     allocate: Allocate
+    ranks: Ranks
 
 
 class Program(Protocol):
@@ -69,6 +71,9 @@ class Program(Protocol):
 
         One that computes with torch enters inference mode itself.
         """
+
+    def follow(self) -> None:
+        """Of every rank but 0: compute the steps of rank 0 until that one ends."""
 
 
 def find_program(name: str) -> type[Program]:

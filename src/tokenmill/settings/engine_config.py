@@ -82,6 +82,8 @@ class EngineConfig:
         "Keep finished texts in this directory, as tokens, and draft from them, also after a restart.", metavar="DIR")
     suffix_limit: int = setting(256, "Size limit of that directory in MB; the oldest texts are deleted.")
     threads: int | None = setting(None, "CPU threads. Default: torch's choice.", options=("-t",))
+    tensor_parallel: int = setting(1, "Processes that share the model's matrices; each computes with `threads` threads.",
+        minimum=1, options=("-tp", "--tensor-parallel-size"))
     fingerprint: str = setting("sampled",
         "How a saved cache knows its model: sampled (some pages of its files) or full (every byte).",
         choices=("sampled", "full"))
@@ -200,6 +202,7 @@ class EngineKeywords(TypedDict, total=False):
     suffix_dir: str | PathLike[str] | None
     suffix_limit: int
     threads: int | None
+    tensor_parallel: int
     fingerprint: str
     packed_cache: bool
     packed_limit: int

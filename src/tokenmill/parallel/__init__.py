@@ -1,0 +1,1 @@
+"""Several processes that compute each step of one model together."""
