@@ -40,8 +40,11 @@ from tokenmill.weights.source import Progress, WeightSource, return_memory
 
 log = logging.getLogger(__name__)
 
-NOT_OF_RANKS = {"prefix_dir": None, "suffix_dir": None, "draft_model": None, "speculate": "off"}
-NOT_OF_RANKS |= {"num_draft_tokens": None, "packed_cache": False}
+NOT_OF_RANKS: dict[str, Any] = {
+    **dict.fromkeys(("prefix_dir", "suffix_dir", "draft_model", "num_draft_tokens")),
+    "speculate": "off",
+    "packed_cache": False,
+}
 """Settings of rank 0 alone, and what the others have in their place: they compute steps and decide nothing."""
 
 
@@ -105,8 +108,8 @@ def _load(
     _check_fused(config)
     told = None if packed else progress  # weights that are packed already are not read
     source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
-    if isinstance(ranks, OtherRanks):
-        ranks.start(told_to_ranks(checkpoint, config, digests))
+    if ranks.rank.count > 1 and not ranks.rank.number:
+        ranks.start(_told_to_ranks(checkpoint, config, digests))
     pool = _allocate(resolved.cache, device, ranks)  # before the weights: what does not fit is refused at once
     parts = ModelParts(source, pool, kernel, packed, package, config, allocate, ranks)
     program = find_program(resolved.program_name)(parts)
@@ -168,7 +171,7 @@ def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:
     return replace(config, **fixed)
 
 
-def told_to_ranks(checkpoint: Checkpoint, config: ResolvedConfig, digests: dict[str, str]) -> dict[str, Any]:
+def _told_to_ranks(checkpoint: Checkpoint, config: ResolvedConfig, digests: dict[str, str]) -> dict[str, Any]:
     """Say what the other ranks load, with what must be equal there: the model's files, and the versions."""
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     return {

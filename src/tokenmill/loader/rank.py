@@ -28,7 +28,7 @@ def main(descriptor: int) -> int:
             return 0
         threading.Thread(target=_end_with, args=(rank_0,), daemon=True).start()
         try:
-            _load(told).program.follow()
+            load_rank(told).program.follow()
         except Exception as error:
             named = str(error) if isinstance(error, TokenmillError) else f"{type(error).__name__}: {error}"
             send(rank_0, {"error": named})
@@ -42,7 +42,8 @@ def _end_with(rank_0: socket.socket) -> None:
     os._exit(0)
 
 
-def _load(told: dict[str, Any]) -> LoadedModel:
+def load_rank(told: dict[str, Any]) -> LoadedModel:
+    """Load what rank 0 says; TokenmillError where something is not as it is there."""
     config, model = EngineConfig(**told["settings"]), Path(told["model"])
     _check_same("versions", versions(), told["versions"])
     checkpoint = _open(model, told["packed"])

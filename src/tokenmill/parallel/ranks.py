@@ -31,6 +31,9 @@ class Ranks:
     def __init__(self, rank: Rank = ALONE, steps: SharedMemory | None = None, cache: SharedMemory | None = None) -> None:
         self.rank, self.steps, self.cache = rank, steps, cache
 
+    def start(self, told: Mapping[str, Any]) -> None:
+        """Of rank 0: start the other ranks and tell them what to load; they load while this one does."""
+
     def on_loss(self, call: Callable[[], None]) -> None:
         """Have a function called when another rank ends; at once if one has ended."""
 
@@ -53,7 +56,6 @@ class OtherRanks(Ranks):
         _groups.add(self)
 
     def start(self, told: Mapping[str, Any]) -> None:
-        """Start the other ranks and tell them what to load; they begin at once, while this one loads."""
         assert self.steps is not None
         assert self.cache is not None
         shared = self.steps.descriptor, self.cache.descriptor
