@@ -40,6 +40,8 @@ class LoadedModel:
 
     def release(self) -> None:
         """Let go of weights and cache; the facts about them stay."""
+        if "program" in vars(self):
+            self.program.close()
         for name in ("program", "pool", "runner"):
             vars(self).pop(name, None)
 

@@ -91,20 +91,28 @@ class OtherRanks(Ranks):
     def lose(self, number: int, said: str) -> None:
         """Note that a rank has ended, and what it said last; called by the thread that watches the sockets."""
         if self._is_ending:
-            return
+            return  # another one, which the first has taken along, or all of them
         process = self._processes[number - 1]
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
         how = said or _how_it_ended(process.returncode)
+        self._fail(f"rank {number} of {self.rank.count} {how}: load the model again")
+        self.end()
+
+    def _fail(self, why: str) -> None:
+        """Have every step fail from now on."""
         with self._lock:
-            self._lost = self._lost or f"rank {number} of {self.rank.count} {how}: load the model again"
+            self._lost = self._lost or why
             calls = list(self._calls)
         for call in calls:
             call()
 
     def end(self) -> None:
         self._is_ending = True
+        self._fail("the ranks of this model have been ended")
         for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # which the thread that watches it notices
             each.close()
         for process in self._processes:
             try:
@@ -121,7 +129,7 @@ class OtherRanks(Ranks):
         self._is_ending = True
         for each in self._sockets:
             each.close()
-        self._lost = "the ranks of this model are those of the process that was forked"
+        self._lost = self._lost or "the ranks of this model are those of the process that was forked"
 
 
 _groups: "weakref.WeakSet[OtherRanks]" = weakref.WeakSet()

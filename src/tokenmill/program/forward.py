@@ -72,6 +72,9 @@ class Program(Protocol):
         One that computes with torch enters inference mode itself.
         """
 
+    def close(self) -> None:
+        """End the other ranks, if there are any. Nothing is run afterwards."""
+
     def follow(self) -> None:
         """Of every rank but 0: compute the steps of rank 0 until that one ends."""
 

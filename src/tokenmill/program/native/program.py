@@ -127,6 +127,9 @@ class Native(Program):
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
         return Output(logits_RV, numbers[:count] if step.has_unknown else ())
 
+    def close(self) -> None:
+        self._ranks.end()
+
     def follow(self) -> None:
         if native_library.library().tm_follow(self._model, self._why, WHY_BYTES):
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
