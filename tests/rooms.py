@@ -27,6 +27,7 @@ ROOMS: list[dict[str, str]] = [
     {"model": "the arithmetic"},
     {"hub": "names → files"},
     {"weights": "files → parameters"},
+    {"parallel": "several processes compute each step"},
     {"program": "one forward, several forms"},
     {"sample": "logits → token"},
     {"speculate": "guess and check"},

@@ -115,7 +115,7 @@ def overflow_remedy(dtype: str) -> str:
 
 
 class RankLost(TokenmillError):
-    """A process has ended that computes a part of every step. Nothing can be computed any more: load the model again."""
+    """A process has ended that computes a part of every step. Only a model that is loaded again can go on."""
 
 
 class WrongText(Exception):

@@ -40,13 +40,16 @@ def test_the_same_bits_with_any_number_of_ranks(family, form, models):
 
 
 @pytest.mark.parametrize("family", PLAIN)
-@pytest.mark.parametrize("settings", [
-    {"tensor_parallel": 2, "threads": 2},
-    {"tensor_parallel": 5},
-    {"tensor_parallel": 2, "block_size": 3, "max_step_tokens": 20},
-    {"tensor_parallel": 3, "max_step_tokens": 1},
-    {"tensor_parallel": 2, "cache_format": "int8"},
-])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tensor_parallel": 2, "threads": 2},
+        {"tensor_parallel": 5},
+        {"tensor_parallel": 2, "block_size": 3, "max_step_tokens": 20},
+        {"tensor_parallel": 3, "max_step_tokens": 1},
+        {"tensor_parallel": 2, "cache_format": "int8"},
+    ],
+)
 def test_the_same_bits_for_any_chunk_thread_and_block(family, settings, models):
     path = save(family, models)
     whole = native(path, cache_format=settings.get("cache_format", "dense")).logits(LONG)

@@ -134,7 +134,7 @@ def test_ranks_end_with_a_rank_0_that_is_killed(llama):
         "engine.generate([1, 2, 3], max_new_tokens=60, ignore_eos=True)\n"
         "time.sleep(1000)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)  # noqa: S603  (our own)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"
     (rank,) = ranks_of(process.pid)
     process.kill()

@@ -191,6 +191,7 @@ def test_what_an_engine_is_without_settings():
         "cache": True,
         "cache_format": "dense",
         "suffix_limit": 256,
+        "tensor_parallel": 1,
         "fingerprint": "sampled",
         "packed_cache": True,
         "packed_limit": 20000,

@@ -70,6 +70,9 @@ def load_model(
     with torch_threads(resolved.config.threads), naming(checkpoint.path):
         if ranks is not None or resolved.config.tensor_parallel == 1:
             return _load(checkpoint, resolved, progress, allocate, ranks or Ranks())
+        if not checkpoint.path.exists():
+            allowed = f"1, because {checkpoint.path} has no files that other processes could read"
+            raise ConfigError("tensor_parallel", resolved.config.tensor_parallel, allowed)
         others = OtherRanks(resolved.config.tensor_parallel)
         try:
             return _load(checkpoint, resolved, progress, allocate, others)

@@ -1,6 +1,6 @@
 """What every rank but 0 is: a process that loads its part of a model and computes the steps of rank 0 until that ends.
 
-    python -m tokenmill.loader.rank DESCRIPTOR      # of the socket over which rank 0 says what to load
+python -m tokenmill.loader.rank DESCRIPTOR      # of the socket over which rank 0 says what to load
 """
 
 import os
@@ -29,7 +29,7 @@ def main(descriptor: int) -> int:
         threading.Thread(target=_end_with, args=(rank_0,), daemon=True).start()
         try:
             load_rank(told).program.follow()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (whatever it is, rank 0 raises it)
             named = str(error) if isinstance(error, TokenmillError) else f"{type(error).__name__}: {error}"
             send(rank_0, {"error": named})
             return 1

@@ -1,9 +1,10 @@
 """Which rank has which part of what is divided. Only counts are divided here, so that every rank finds the same."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Rank(NamedTuple):
+@dataclass(frozen=True)
+class Rank:
     """One of `count` processes, by its number. Rank 0 has the scheduler; it is the process that a user began."""
 
     number: int = 0

@@ -28,7 +28,9 @@ MODULE = "tokenmill.loader.rank"  # what the other ranks run
 class Ranks:
     """What a rank knows of the others. steps: memory that a step is computed in. cache: that of K and V rows."""
 
-    def __init__(self, rank: Rank = ALONE, steps: SharedMemory | None = None, cache: SharedMemory | None = None) -> None:
+    def __init__(
+        self, rank: Rank = ALONE, steps: SharedMemory | None = None, cache: SharedMemory | None = None
+    ) -> None:
         self.rank, self.steps, self.cache = rank, steps, cache
 
     def start(self, told: Mapping[str, Any]) -> None:

@@ -82,7 +82,8 @@ class EngineConfig:
         "Keep finished texts in this directory, as tokens, and draft from them, also after a restart.", metavar="DIR")
     suffix_limit: int = setting(256, "Size limit of that directory in MB; the oldest texts are deleted.")
     threads: int | None = setting(None, "CPU threads. Default: torch's choice.", options=("-t",))
-    tensor_parallel: int = setting(1, "Processes that share the model's matrices; each computes with `threads` threads.",
+    tensor_parallel: int = setting(1,
+        "Processes that divide the model's matrices among them (ranks), each with as many threads as --threads says.",
         minimum=1, options=("-tp", "--tensor-parallel-size"))
     fingerprint: str = setting("sampled",
         "How a saved cache knows its model: sampled (some pages of its files) or full (every byte).",

@@ -168,8 +168,9 @@ class Packing:
                     return_memory()  # of the matrices that were released
                 begin = self._memory.used
                 self._placed.append(self._pack(linear, islice(parts, len(linear.matrices))))
-                if not linear.is_embedding:
-                    self.num_matrix_bytes += self._memory.used - begin
+                own = len(linear.own_units(self._rank))
+                if own and not linear.is_embedding:  # of all ranks: units of the others are as large as ours
+                    self.num_matrix_bytes += (self._memory.used - begin) * len(linear.unit_rows) // own
         self._payload = self._memory.bytes
         return_memory()
         self.num_bytes += self._memory.used
@@ -198,9 +199,7 @@ class Packing:
         """Pack one Linear. Its temporary memory is free on return, so that return_memory can hand it back."""
         runs = []
         for parts in matrices:
-            of_rank = [
-                [firsts[at] for at in self._rank.share(len(firsts))] for firsts in (linear.firsts, linear.gates)
-            ]
+            of_rank = [[firsts[at] for at in self._rank.share(len(firsts))] for firsts in (linear.firsts, linear.gates)]
             kinds = [_pieces(linear, parts, firsts) for firsts in of_rank if firsts]
             for together in zip(*kinds, strict=True):
                 sizes = [linear.unit_bytes(piece.layout) for piece in together]
