@@ -102,6 +102,10 @@ typedef struct {
   int64_t num_slots;      // slots of the cache are below it
   int32_t rank, num_ranks; // processes that compute every step together; num_threads is that of each
   int32_t max_tokens;     // of a step, where there are several ranks
+  int32_t num_processors; // of this machine, where it has several memory nodes
+  const int32_t* processor_nodes; // [num_processors]: the memory node of each, -1 for those that the process may not use
+  const int32_t* thread_nodes;    // [num_threads]: the memory node of each thread; null where there is one node. The units of
+                          // threads are copied then, and what `units` point to is given back to the system
   void* shared;           // memory that all ranks map, zeros at first, tm_shared_bytes(model) of it; null for one rank
 } TmModel;
 

@@ -171,6 +171,7 @@ void check_model(const TmModel& m) {
   require(m.cache_format >= 0 && m.cache_format < NUM_FORMATS, "the cache has an unknown format");
   require(m.ops && m.build, "the model has no operations or build");
   require(m.num_ranks > 0 && m.rank >= 0 && m.rank < m.num_ranks, "the model's rank is not one of its ranks");
+  require(!m.thread_nodes || (m.processor_nodes && m.num_processors > 0), "memory nodes without processors");
   require(m.num_ranks == 1 || (m.shared && m.max_tokens > 0), "several ranks share no memory");
   int experts = 0;
   Before before;

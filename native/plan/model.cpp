@@ -40,6 +40,7 @@ const Kernels& find_kernels(const char* wanted) {
 
 Model::Model(const TmModel& description)
     : shape(description),
+      nodes{description.thread_nodes, description.processor_nodes, description.num_processors},
       ops(description.ops, description.ops + description.num_ops),
       kernels(find_kernels(description.build)) {
   lay_out_buffers();

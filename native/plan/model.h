@@ -6,6 +6,7 @@
 
 #include "abi.h"
 #include "kernels/kernels.h"
+#include "threads/nodes.h"
 
 constexpr int NUM_BUFFERS = 5;  // enum TmBuffer
 
@@ -19,6 +20,7 @@ struct Model {
   explicit Model(const TmModel& description);
 
   TmModel shape;
+  Nodes nodes;
   std::vector<TmOp> ops;
   const Kernels& kernels;
   int max_head_dim = 0, max_group = 0;  // of all layers

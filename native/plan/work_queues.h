@@ -1,9 +1,11 @@
 // Work of one step that threads take from each other. Every operation has one queue per thread: the owner takes from its front,
-// and threads of the same rank whose own queue is empty take from its back.
+// and threads of the same rank and memory node whose own queue is empty take from its back.
 #pragma once
 #include <atomic>
 #include <cstdint>
 #include <vector>
+
+#include "threads/nodes.h"
 
 // An entry of a thread's queue; owner -1 where all queues are empty.
 struct WorkItem {
@@ -14,8 +16,8 @@ struct WorkItem {
 class WorkQueues {
  public:
   // counters [num_ops]: of take_shared, in memory that all ranks share; null for one rank.
-  WorkQueues(size_t num_ops, int num_threads, std::atomic<int>* counters)
-      : num_ops_(num_ops), num_threads_(num_threads), own_counters_(counters ? 0 : num_ops),
+  WorkQueues(size_t num_ops, int num_threads, std::atomic<int>* counters, const Nodes& nodes)
+      : num_ops_(num_ops), num_threads_(num_threads), nodes_(nodes), own_counters_(counters ? 0 : num_ops),
         counters_(counters ? counters : own_counters_.data()), left_(num_ops * (size_t)num_threads) {}
 
   // Before the threads start: `count` entries for this thread.
@@ -30,6 +32,7 @@ class WorkQueues {
   WorkItem take(size_t op, int thread) {
     for (int i = 0; i < num_threads_; i++) {
       const int owner = (thread + i) % num_threads_;
+      if (!nodes_.share(thread, owner)) continue;
       std::atomic<uint64_t>& left = left_[(size_t)owner * num_ops_ + op];
       uint64_t now = left.load(std::memory_order_relaxed);
       while ((uint32_t)now + (i ? 1 : 0) < (uint32_t)(now >> 32)) {
@@ -47,6 +50,7 @@ class WorkQueues {
  private:
   size_t num_ops_;
   int num_threads_;
+  Nodes nodes_;
   std::vector<std::atomic<int>> own_counters_;
   std::atomic<int>* counters_;                // [op]
   std::vector<std::atomic<uint64_t>> left_;   // [thread][op]: entries [low 32 bits, high 32 bits) that nobody has taken

@@ -6,9 +6,10 @@
 Executor::Executor(const TmModel& description)
     : model_(description),
       threads_(description.num_threads),
+      own_units_(model_, threads_),
       ranks_(model_, threads_),
       multi_step_(model_, ranks_.max_logits()),
-      queues_(model_.ops.size(), description.num_threads, ranks_.counters()),
+      queues_(model_.ops.size(), description.num_threads, ranks_.counters(), model_.nodes),
       scratch_((size_t)description.num_threads) {
   if (!ranks_.are_several()) return;
   memory_.lie_in(model_, ranks_.memory());
@@ -50,6 +51,7 @@ void Executor::run_pass(const TmStep& pass, const int64_t* logit_rows) {
   for (ThreadScratch& scratch : scratch_) scratch.reserve(model_, plan_.small);
   fill_queues();
   threads_.run([this](int thread) {
+    const StayOnNode stay(model_.nodes, thread);
     const Shared shared{model_, plan_, queues_, memory_, routing_, threads_, ranks_};
     Worker(shared, scratch_[(size_t)thread], thread).run();
     if (!plan_.logit_rows) return;

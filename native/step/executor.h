@@ -6,6 +6,7 @@
 
 #include "plan/model.h"
 #include "plan/multi_step.h"
+#include "plan/own_units.h"
 #include "plan/step_plan.h"
 #include "plan/work_queues.h"
 #include "ranks/ranks.h"
@@ -28,6 +29,7 @@ class Executor {
 
   Model model_;
   Threads threads_;
+  OwnUnits own_units_;
   Ranks ranks_;
   MultiStep multi_step_;
   StepPlan plan_;

@@ -14,7 +14,7 @@ class RanksInThreads(Ranks):
 
     def __init__(self, count):
         super().__init__(Rank(0, count), SharedMemory(), SharedMemory())
-        self.errors, self._threads = [], []
+        self.errors, self._threads, self._calls = [], [], []
 
     def start(self, told):
         for number in range(1, self.rank.count):
@@ -29,7 +29,12 @@ class RanksInThreads(Ranks):
         except Exception as error:  # noqa: BLE001  (tests look at it)
             self.errors.append(error)
 
+    def on_loss(self, call):
+        self._calls.append(call)
+
     def end(self):
+        for call in self._calls:
+            call()
         for thread in self._threads:
             thread.join()
         self.steps.close()

@@ -15,7 +15,9 @@ import torch
 from tokenmill.cache.step import Step
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.kernels import native_library, native_structs
+from tokenmill.memory.nodes import memory_nodes
 from tokenmill.model.description import describe
+from tokenmill.parallel.division import Rank
 from tokenmill.parallel.ranks import Ranks
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.program.native.layouts import LAYOUTS, kv_number
@@ -67,6 +69,7 @@ class Native(Program):
             max_tokens=config.max_step_tokens,
         )
         self._share_memory()
+        self._place_threads(memory_nodes(), rank)
         self._start()
 
     def _share_memory(self) -> None:
@@ -78,6 +81,18 @@ class Native(Program):
         self._spec.shared = address = ctypes.addressof(ctypes.c_char.from_buffer(self._shared))
         shared = self._shared  # for as long as it may be called
         self._ranks.on_loss(lambda: lib.tm_lose(address) if len(shared) else None)
+
+    def _place_threads(self, nodes: list[list[int]], rank: Rank) -> None:
+        """Divide the threads of all ranks among the memory nodes, where there are several."""
+        if len(nodes) < 2:
+            return
+        threads, count = self._spec.num_threads, rank.count * self._spec.num_threads
+        own = range(rank.number * threads, (rank.number + 1) * threads)
+        node_of = {processor: node for node, processors in enumerate(nodes) for processor in processors}
+        of_processors = [node_of.get(processor, -1) for processor in range(max(node_of) + 1)]
+        self._spec.num_processors = len(of_processors)
+        self._spec.processor_nodes = (ctypes.c_int32 * len(of_processors))(*of_processors)
+        self._spec.thread_nodes = (ctypes.c_int32 * threads)(*(thread * len(nodes) // count for thread in own))
 
     def _start(self) -> None:
         """Start the threads. Done again in a forked process, where those of the first are missing."""
