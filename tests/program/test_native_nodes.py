@@ -1,4 +1,4 @@
-"""Threads on two memory nodes, which are simulated: the same bits, each thread on its node, and nothing taken across."""
+"""Threads on two simulated memory nodes: the same bits, each thread on its node, and nothing taken across."""
 
 import os
 import subprocess
