@@ -29,7 +29,7 @@ class RanksInThreads(Ranks):
         except Exception as error:  # noqa: BLE001  (tests look at it)
             self.errors.append(error)
 
-    def on_loss(self, call):
+    def on_end(self, call):
         self._calls.append(call)
 
     def end(self):

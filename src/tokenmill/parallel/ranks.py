@@ -36,8 +36,11 @@ class Ranks:
     def start(self, told: Mapping[str, Any]) -> None:
         """Of rank 0: start the other ranks and tell them what to load; they load while this one does."""
 
-    def on_loss(self, call: Callable[[], None]) -> None:
-        """Have a function called when another rank ends; at once if one has ended."""
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Have a function called when the ranks end, by whatever; at once if they have."""
+
+    def on_loss(self, call: Callable[[RankLost], None]) -> None:
+        """Have a function called, in a thread of its own, with the error that another rank has ended by itself."""
 
     def check(self) -> None:
         """Raise RankLost if another rank has ended."""
@@ -53,7 +56,8 @@ class OtherRanks(Ranks):
         super().__init__(Rank(0, count), SharedMemory(), SharedMemory())
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
-        self._lost, self._calls, self._lock = "", list[Callable[[], None]](), threading.Lock()
+        self._lost, self._at_end, self._lock = "", list[Callable[[], None]](), threading.Lock()
+        self._at_loss: list[Callable[[RankLost], None]] = []
         self._is_ending = False
         _groups.add(self)
 
@@ -79,12 +83,15 @@ class OtherRanks(Ranks):
             send(ours, {**told, "rank": [number, self.rank.count], "shared": shared})
         threading.Thread(target=_watch, args=(weakref.ref(self), list(self._sockets)), daemon=True).start()
 
-    def on_loss(self, call: Callable[[], None]) -> None:
+    def on_end(self, call: Callable[[], None]) -> None:
         with self._lock:
-            self._calls.append(call)
-            is_lost = bool(self._lost)
-        if is_lost:
+            self._at_end.append(call)
+            have_ended = bool(self._lost)
+        if have_ended:
             call()
+
+    def on_loss(self, call: Callable[[RankLost], None]) -> None:
+        self._at_loss.append(call)
 
     def check(self) -> None:
         if self._lost:
@@ -99,13 +106,15 @@ class OtherRanks(Ranks):
             process.wait(END_S)
         how = said or _how_it_ended(process.returncode)
         self._fail(f"rank {number} of {self.rank.count} {how}: load the model again")
+        for call in self._at_loss:
+            call(RankLost(self._lost))
         self.end()
 
     def _fail(self, why: str) -> None:
         """Have every step fail from now on."""
         with self._lock:
             self._lost = self._lost or why
-            calls = list(self._calls)
+            calls = list(self._at_end)
         for call in calls:
             call()
 

@@ -3,14 +3,14 @@
 Programs read and write the same pool. spec.py tells what is known of one before it is made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, RankLost
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.memory.arena import Allocate
 from tokenmill.parallel.ranks import Ranks
@@ -71,6 +71,9 @@ class Program(Protocol):
 
         One that computes with torch enters inference mode itself.
         """
+
+    def on_loss(self, call: Callable[[RankLost], None]) -> None:
+        """Have a function called, in a thread of its own, once a rank has ended without which nothing is computed."""
 
     def close(self) -> None:
         """End the other ranks, if there are any. Nothing is run afterwards."""

@@ -20,6 +20,7 @@ from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Piece
 from tokenmill.engine.requests import Request
 from tokenmill.engine.session import Session
+from tokenmill.errors import TokenmillError
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.serve.errors import EngineDied
 from tokenmill.serve.jobs import Generation, Job, Scoring, SessionLoad, Update
@@ -69,6 +70,7 @@ class Driver:
         """Begin to serve."""
         for observer in (self.metrics, self._steps):
             self._observed.enter_context(self.core.observed_by(observer))
+        self.core.loaded.program.on_loss(lambda error: self._post(partial(self._failed, error)))
         self.core.thread.start()
 
     def stop(self, within_s: float | None = None) -> bool:
@@ -184,8 +186,12 @@ class Driver:
         return None if self._live else True
 
     def _failed(self, error: BaseException) -> None:
+        if self.has_failed:
+            return
         self.has_failed, self._is_watching = True, False
-        log.error("the engine has failed, so the server ends: %s", "".join(traceback.format_exception(error)))
+        is_known = isinstance(error, TokenmillError)
+        said = str(error) if is_known else "".join(traceback.format_exception(error))
+        log.error("the engine has failed, so the server ends: %s", said)
         self.error = EngineDied(f"the engine has failed: {type(error).__name__}")  # which clients see
         self.on_failure()
         self._end_all(self.error)

@@ -8,12 +8,13 @@ import ctypes
 import os
 import weakref
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tokenmill.cache.step import Step
-from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.errors import CapacityError, ConfigError, RankLost
 from tokenmill.kernels import native_library, native_structs
 from tokenmill.memory.nodes import memory_nodes
 from tokenmill.model.description import describe
@@ -80,7 +81,7 @@ class Native(Program):
         self._shared = self._ranks.steps.map(lib.tm_shared_bytes(ctypes.byref(self._spec)))
         self._spec.shared = address = ctypes.addressof(ctypes.c_char.from_buffer(self._shared))
         shared = self._shared  # for as long as it may be called
-        self._ranks.on_loss(lambda: lib.tm_lose(address) if len(shared) else None)
+        self._ranks.on_end(lambda: lib.tm_lose(address) if len(shared) else None)
 
     def _place_threads(self, nodes: list[list[int]], rank: Rank) -> None:
         """Divide the threads of all ranks among the memory nodes, where there are several."""
@@ -141,6 +142,9 @@ class Native(Program):
             self._ranks.check()
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
         return Output(logits_RV, numbers[:count] if step.has_unknown else ())
+
+    def on_loss(self, call: Callable[[RankLost], None]) -> None:
+        self._ranks.on_loss(call)
 
     def close(self) -> None:
         self._ranks.end()
