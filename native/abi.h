@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 14 };
+enum { TM_ABI = 15 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: the residual
@@ -40,7 +40,8 @@ enum TmShared { TM_NO_SHARED = 0, TM_SHARED = 1, TM_GATED_SHARED = 2 };
 // Rows of a matrix that one thread computes together with their epilogue: one head of q, k or v; otherwise at most 32 rows,
 // with the 32 rows of their gates for TM_GATED.
 typedef struct {
-  const uint8_t* data;   // tiles of 16 rows, as laid out by tokenmill's packing
+  const uint8_t* data;   // tiles of 16 rows, as laid out by tokenmill's packing; null where another rank computes the unit,
+                         // whose scheme then is that of a unit of this rank
   const uint8_t* gate;   // tiles of the gates, null without
   int32_t scheme, gate_scheme;
   int32_t first, count;  // output columns [first, first + count)
@@ -69,7 +70,8 @@ typedef struct {
   const float* correction;   // of TM_CHOOSE [experts]: added to the scores where experts are chosen; null without
   const float* const* biases;  // of a linear of experts: the bias of each; null without
   const void* table;      // embeddings [vocab, hidden], in float32, bfloat16 or float16 by `scheme`; null where `units` hold quantised
-                          // embeddings, whose dequantised values are rounded to the type that `scheme` names
+                          // embeddings, whose dequantised values are rounded to the type that `scheme` names, and without units
+                          // where rank 0 looks tokens up
   const void* positions;  // learned position embeddings [num_positions, hidden], null without
   void* k_rows;           // this layer's cache [num_slots, kv heads, head_dim]
   void* v_rows;
@@ -98,6 +100,13 @@ typedef struct {
   const char* build;      // of the kernels: "amx", "avx512", "avx2", "portable", or "" for the best of this processor
   int64_t num_positions;  // positions are below it
   int64_t num_slots;      // slots of the cache are below it
+  int32_t rank, num_ranks; // processes that compute every step together; num_threads is that of each
+  int32_t max_tokens;     // of a step, where there are several ranks
+  int32_t num_processors; // of this machine, where it has several memory nodes
+  const int32_t* processor_nodes; // [num_processors]: the memory node of each, -1 for those that the process may not use
+  const int32_t* thread_nodes;    // [num_threads]: the memory node of each thread; null where there is one node. The units of
+                          // threads are copied then, and what `units` point to is given back to the system
+  void* shared;           // memory that all ranks map, zeros at first, tm_shared_bytes(model) of it; null for one rank
 } TmModel;
 
 // The tokens [first, first + count) of a step: positions [start, start + count) of one sequence.
@@ -126,11 +135,17 @@ int tm_abi(void);
 const char* tm_layout(void);
 // Name of the best build that this processor can run.
 const char* tm_best_build(void);
-// Null where the model cannot be made; `why` then has the reason in one line.
+// Null where the model cannot be made; `why` then has the reason in one line. With several ranks it waits for all of them.
 void* tm_make(const TmModel* model, char* why, int why_bytes);
 // 0, or 1 with the reason in `why`. A model runs one step at a time.
 int tm_run(void* model, const TmStep* step, char* why, int why_bytes);
 void tm_free(void* model);
+// Of several ranks: bytes of the memory that they share.
+int64_t tm_shared_bytes(const TmModel* model);
+// Of every rank but 0: runs the steps of rank 0 until that one frees its model. Result: as tm_run.
+int tm_follow(void* model, char* why, int why_bytes);
+// A rank has ended: steps that wait for it fail, and all that follow. `shared` is that of the model.
+void tm_lose(void* shared);
 // Index and value of the largest of each row [rows, size], the first among equals; NaN is the largest.
 void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices, float* max_values);
 // The grid (scale and minimum) of each row of numbers [inputs, rows], which are the weights of a group, so that the values code *

@@ -11,6 +11,7 @@
 
 #include "plan/checks.h"
 #include "products/tile_bytes.h"
+#include "ranks/ranks.h"
 #include "step/executor.h"
 
 namespace {
@@ -80,6 +81,20 @@ int tm_run(void* model, const TmStep* step, char* why, int why_bytes) {
 }
 
 void tm_free(void* model) { delete (Executor*)model; }
+
+int64_t tm_shared_bytes(const TmModel* model) { return shared_bytes(*model); }
+
+int tm_follow(void* model, char* why, int why_bytes) {
+  try {
+    ((Executor*)model)->follow();
+    return 0;
+  } catch (const std::exception& error) {
+    explain(why, why_bytes, error.what());
+    return 1;
+  }
+}
+
+void tm_lose(void* shared) { lose(shared); }
 
 void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices, float* max_values) {
   static const Kernels& kernels = find_kernels("");

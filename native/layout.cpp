@@ -33,6 +33,8 @@ std::string layout() {
   FIELD(TmModel, hidden) FIELD(TmModel, num_heads)
   FIELD(TmModel, intermediate) FIELD(TmModel, vocab) FIELD(TmModel, cache_format) FIELD(TmModel, ops) FIELD(TmModel, num_ops) FIELD(TmModel, num_threads)
   FIELD(TmModel, build) FIELD(TmModel, num_positions) FIELD(TmModel, num_slots)
+  FIELD(TmModel, rank) FIELD(TmModel, num_ranks) FIELD(TmModel, max_tokens)
+  FIELD(TmModel, num_processors) FIELD(TmModel, processor_nodes) FIELD(TmModel, thread_nodes) FIELD(TmModel, shared)
   STRUCT(TmSpan)
   FIELD(TmSpan, first) FIELD(TmSpan, count) FIELD(TmSpan, start) FIELD(TmSpan, base) FIELD(TmSpan, slots)
   STRUCT(TmStep)

@@ -78,8 +78,8 @@ void check_experts(const TmOp& op) {
 void check_unit(const TmOp& op, const TmUnit& unit) {
   const bool is_head = op.epilogue == TM_QKV || (op.epilogue == TM_STORE && op.head_dim);
   const int limit = is_head ? op.head_dim : (int)GROUP;
-  require(unit.data && is_scheme(unit.scheme), "a unit has no weights, or an unknown scheme");
-  require(!unit.gate == (op.epilogue != TM_GATED), "a unit has no gate, or one that nothing reads");
+  require(is_scheme(unit.scheme), "a unit has an unknown scheme");
+  require(!unit.data || !unit.gate == (op.epilogue != TM_GATED), "a unit has no gate, or one that nothing reads");
   require(!unit.gate || is_scheme(unit.gate_scheme), "a unit's gate has an unknown scheme");
   require(unit.first >= 0 && unit.count > 0 && unit.count <= limit && unit.first <= op.outputs - unit.count,
           "a unit's rows are not those of its linear");
@@ -98,16 +98,20 @@ void check_linear(const TmModel& m, const TmOp& op, const Before& before) {
   require(op.activation >= IDENTITY && op.activation < NUM_ACTIVATIONS, "an activation is unknown");
   require(!op.biases || op.experts, "a bias for each expert, of which there are none");
   for (int e = 0; op.biases && e < op.experts; e++) require(op.biases[e], "an expert has no bias");
-  for (int i = 0; i < op.num_units; i++) check_unit(op, op.units[i]);
+  for (int i = 0; i < op.num_units; i++) {
+    require(op.units[i].data || m.num_ranks > 1, "a unit has no weights");
+    check_unit(op, op.units[i]);
+  }
 }
 
 void check_embedding(const TmModel& m, const TmOp& op) {
   require(is_table(op.scheme), "an embedding has an unknown type");
-  if (op.table) return;
+  if (op.table || (m.rank > 0 && !op.units)) return;
   require(op.units && op.num_units == (m.vocab + (int)GROUP - 1) / (int)GROUP, "an embedding has neither a table nor all units");
   for (int i = 0; i < op.num_units; i++) {
     const TmUnit& unit = op.units[i];
-    require(unit.data && is_scheme(unit.scheme) && !is_table(unit.scheme), "a unit of an embedding has no codes");
+    require(unit.data || m.num_ranks > 1, "a unit of an embedding has no codes");
+    require(!unit.data || (is_scheme(unit.scheme) && !is_table(unit.scheme)), "a unit of an embedding has no codes");
     require(unit.first == i * GROUP && unit.count == std::min((int)GROUP, m.vocab - unit.first),
             "a unit of an embedding has other rows");
   }
@@ -166,6 +170,9 @@ void check_model(const TmModel& m) {
   require(m.num_positions > 0 && m.num_slots > 0, "the model has no positions or slots");
   require(m.cache_format >= 0 && m.cache_format < NUM_FORMATS, "the cache has an unknown format");
   require(m.ops && m.build, "the model has no operations or build");
+  require(m.num_ranks > 0 && m.rank >= 0 && m.rank < m.num_ranks, "the model's rank is not one of its ranks");
+  require(!m.thread_nodes || (m.processor_nodes && m.num_processors > 0), "memory nodes without processors");
+  require(m.num_ranks == 1 || (m.shared && m.max_tokens > 0), "several ranks share no memory");
   int experts = 0;
   Before before;
   for (int i = 0; i < m.num_ops; i++) {

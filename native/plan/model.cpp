@@ -40,6 +40,7 @@ const Kernels& find_kernels(const char* wanted) {
 
 Model::Model(const TmModel& description)
     : shape(description),
+      nodes{description.thread_nodes, description.processor_nodes, description.num_processors},
       ops(description.ops, description.ops + description.num_ops),
       kernels(find_kernels(description.build)) {
   lay_out_buffers();
@@ -65,6 +66,7 @@ void Model::lay_out_buffers() {
     BufferLayout& layout = buffers[op.from];
     layout.width = std::max(layout.width, op.inputs);
     for (int i = 0; i < op.num_units; i++) {
+      if (!op.units[i].data) continue;
       layout.formats |= 1 << format_of(op.units[i].scheme);
       if (op.units[i].gate) layout.formats |= 1 << format_of(op.units[i].gate_scheme);
     }
@@ -72,36 +74,30 @@ void Model::lay_out_buffers() {
   buffers[TM_MLP_IN].formats |= buffers[TM_GATHERED].formats;
 }
 
-// Each thread gets units of about the same number of bytes, in the order in which they lie in memory.
+// Each thread gets units of about the same number of bytes, in the order in which they lie in memory. Which experts a step
+// chooses is not known yet, so that each thread gets the same share of every expert: these are the units of one.
 std::vector<std::vector<int>> Model::divide(const TmOp& op) const {
-  if (op.experts) return divide_experts(op);
+  std::vector<int> own;
   std::vector<int64_t> cost;
-  for (int i = 0; i < op.num_units; i++) cost.push_back(unit_bytes(op, op.units[i]));
-  if (std::any_of(cost.begin(), cost.end(), [&](int64_t bytes) { return bytes != cost[0]; })) return divide_by_cost(cost);
+  for (int i = 0; i < op.num_units / std::max(1, op.experts); i++)
+    if (op.units[i].data) own.push_back(i), cost.push_back(unit_bytes(op, op.units[i]));
+  if (!op.experts && std::any_of(cost.begin(), cost.end(), [&](int64_t bytes) { return bytes != cost[0]; }))
+    return divide_by_cost(own, cost);
   std::vector<std::vector<int>> units((size_t)shape.num_threads);  // equal units: one contiguous stretch of memory per thread
-  for (int i = 0; i < op.num_units; i++) units[(size_t)((int64_t)i * shape.num_threads / op.num_units)].push_back(i);
-  return units;
-}
-
-// Which experts a step chooses is not known yet, so that each thread gets the same share of every expert: these are the units
-// of one.
-std::vector<std::vector<int>> Model::divide_experts(const TmOp& op) const {
-  std::vector<std::vector<int>> units((size_t)shape.num_threads);
-  const int each = op.num_units / op.experts;
-  for (int i = 0; i < each; i++) units[(size_t)((int64_t)i * shape.num_threads / each)].push_back(i);
+  for (size_t i = 0; i < own.size(); i++) units[i * (size_t)shape.num_threads / own.size()].push_back(own[i]);
   return units;
 }
 
 // Units of different size: the largest first, each to the thread with the fewest bytes so far.
-std::vector<std::vector<int>> Model::divide_by_cost(const std::vector<int64_t>& cost) const {
+std::vector<std::vector<int>> Model::divide_by_cost(const std::vector<int>& own, const std::vector<int64_t>& cost) const {
   std::vector<std::vector<int>> units((size_t)shape.num_threads);
   std::vector<int64_t> loads((size_t)shape.num_threads, 0);
-  std::vector<int> order(cost.size());
+  std::vector<size_t> order(cost.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return cost[(size_t)a] > cost[(size_t)b]; });
-  for (int i : order) {
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return cost[a] > cost[b]; });
+  for (size_t i : order) {
     const size_t thread = (size_t)(std::min_element(loads.begin(), loads.end()) - loads.begin());
-    units[thread].push_back(i), loads[thread] += cost[(size_t)i];
+    units[thread].push_back(own[i]), loads[thread] += cost[i];
   }
   for (auto& list : units) std::sort(list.begin(), list.end());
   return units;

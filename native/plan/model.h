@@ -6,6 +6,7 @@
 
 #include "abi.h"
 #include "kernels/kernels.h"
+#include "threads/nodes.h"
 
 constexpr int NUM_BUFFERS = 5;  // enum TmBuffer
 
@@ -19,6 +20,7 @@ struct Model {
   explicit Model(const TmModel& description);
 
   TmModel shape;
+  Nodes nodes;
   std::vector<TmOp> ops;
   const Kernels& kernels;
   int max_head_dim = 0, max_group = 0;  // of all layers
@@ -26,10 +28,12 @@ struct Model {
   int max_experts = 0, max_chosen = 0;
   int64_t stored_stride = 0;            // columns of TM_STORE, padded to PAD
   BufferLayout buffers[NUM_BUFFERS];
-  std::vector<std::vector<std::vector<int>>> shares;  // [op][thread]: the units that this thread computes first
+  std::vector<std::vector<std::vector<int>>> shares;  // [op][thread of this rank]: the units that this thread computes first
   std::vector<const TmOp*> next_attention;            // [op]: the first attention from this operation on, or null
 
   int64_t hidden_stride() const { return rounded(shape.hidden, PAD); }
+  // Threads of all ranks, which are numbered rank by rank.
+  int num_threads() const { return shape.num_ranks * shape.num_threads; }
 
   // Of the layer whose queries, keys and values `op` computes, or whose attention it is: query heads of one kv head; head_dim,
   // padded to a multiple of TILE; entries of all heads; bytes of one head in a cached row.
@@ -50,8 +54,7 @@ struct Model {
  private:
   void lay_out_buffers();
   std::vector<std::vector<int>> divide(const TmOp& op) const;
-  std::vector<std::vector<int>> divide_experts(const TmOp& op) const;
-  std::vector<std::vector<int>> divide_by_cost(const std::vector<int64_t>& cost) const;
+  std::vector<std::vector<int>> divide_by_cost(const std::vector<int>& own, const std::vector<int64_t>& cost) const;
 };
 
 // The kernels of a build by its name, "" for the best that this processor runs. std::runtime_error where there is none.

@@ -24,7 +24,7 @@ const TmStep* MultiStep::next_pass() {
   pass_.num_tokens = (int32_t)tokens_.size(), pass_.num_spans = (int32_t)spans_.size(), pass_.num_rows = (int32_t)rows_.size();
   pass_.tokens = tokens_.data(), pass_.positions = positions_.data(), pass_.slots = slots_.data();
   pass_.rows = rows_.data(), pass_.spans = spans_.data(), pass_.logits = step_->logits;
-  max_.resize((size_t)pass_.num_rows * (size_t)model_.shape.num_threads);
+  if (!shared_max_) max_.resize((size_t)pass_.num_rows * (size_t)model_.num_threads());
   return &pass_;
 }
 
@@ -49,11 +49,11 @@ void MultiStep::add_known_tokens(int number) {
 
 // A thread takes about the logits that it has written itself.
 void MultiStep::find_max(int thread) {
-  const auto [from, to] = share_of(model_.shape.vocab, thread, model_.shape.num_threads);
+  const auto [from, to] = share_of(model_.shape.vocab, thread, model_.num_threads());
   for (int row = 0; row < pass_.num_rows; row++) {
     const float* logits = pass_.logits + logit_rows_[(size_t)row] * model_.shape.vocab;
     const int64_t token = from < to ? from + model_.kernels.argmax(logits + from, to - from) : 0;
-    max_[(size_t)row * (size_t)model_.shape.num_threads + (size_t)thread] = {token, from < to ? logits[token] : -INFINITY};
+    max_of(row)[thread] = {token, from < to ? logits[token] : -INFINITY};
   }
 }
 
@@ -72,10 +72,10 @@ void MultiStep::store_next_tokens() {
 }
 
 // The first among equals; NaN is larger than anything.
-int64_t MultiStep::argmax(int64_t row) const {
-  const MaxLogit* of_threads = max_.data() + row * model_.shape.num_threads;
+int64_t MultiStep::argmax(int64_t row) {
+  const MaxLogit* of_threads = max_of(row);
   MaxLogit max = of_threads[0];
-  for (int i = 1; i < model_.shape.num_threads; i++) {
+  for (int i = 1; i < model_.num_threads(); i++) {
     const float value = of_threads[i].value;
     if (value > max.value || (std::isnan(value) && !std::isnan(max.value))) max = of_threads[i];
   }

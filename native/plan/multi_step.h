@@ -7,9 +7,16 @@
 #include "abi.h"
 #include "plan/model.h"
 
+// The largest logit among a thread's part of a row.
+struct MaxLogit {
+  int64_t token;
+  float value;
+};
+
 class MultiStep {
  public:
-  explicit MultiStep(const Model& model) : model_(model) {}
+  // shared_max: [rows of a step][threads of all ranks], where there are several ranks; or null.
+  MultiStep(const Model& model, MaxLogit* shared_max) : model_(model), shared_max_(shared_max) {}
 
   static bool has_unknown(const TmStep& step);
   void begin(const TmStep& step);
@@ -23,13 +30,9 @@ class MultiStep {
   void store_next_tokens();
 
  private:
-  struct MaxLogit {
-    int64_t token;
-    float value;
-  };
-
+  MaxLogit* max_of(int64_t row) { return (shared_max_ ? shared_max_ : max_.data()) + row * model_.num_threads(); }
   void add_known_tokens(int span);
-  int64_t argmax(int64_t row) const;
+  int64_t argmax(int64_t row);
 
   const Model& model_;
   const TmStep* step_ = nullptr;
@@ -39,5 +42,6 @@ class MultiStep {
   std::vector<int> span_numbers_;   // [span of the pass]: the step's span
   std::vector<int64_t> num_done_;   // [span of the step]: its tokens that are computed
   std::vector<int64_t> row_of_;     // [token of the step]: the row of its logits, or -1
+  MaxLogit* const shared_max_;
   std::vector<MaxLogit> max_;       // [row of the pass][thread]
 };

@@ -31,7 +31,7 @@ void StepPlan::place_spans(const Model& model) {
     spans.push_back(span);
     std::fill_n(span_of.begin() + span.first, span.count, i);
   }
-  many_splits_ = splits >= 2 * model.shape.num_threads;
+  many_splits_ = splits >= 2 * model.num_threads();
 }
 
 // The tasks of a span that take longest come first. Where there are many splits, a task takes all kv heads of one, so that the
@@ -50,7 +50,7 @@ void StepPlan::list_tasks(int kv_heads, std::vector<AttentionTask>& list) const 
 // In a step where at least MIN_PREFETCH_TOKENS sequences decode, tasks are assigned to threads beforehand. Each thread then
 // knows what it will read of the cache and prefetches it during the products before, which are bound by arithmetic there.
 void StepPlan::assign_tasks(const Model& model) {
-  const size_t num_threads = (size_t)model.shape.num_threads;
+  const size_t num_threads = (size_t)model.num_threads();
   tasks_of.resize(num_threads), slots_of.resize(num_threads);
   for (auto& list : tasks_of) list.clear();
   for (auto& list : slots_of) list.clear();

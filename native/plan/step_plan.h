@@ -40,7 +40,7 @@ struct StepPlan {
   std::vector<std::vector<AttentionTask>> tasks;  // for each of Model::kv_heads: the same for all layers with so many
   bool tasks_assigned = false;  // each thread knows its tasks beforehand, and what it will read of the cache. A task then
                                 // takes all kv heads of a split, so that this is the same for all layers:
-  std::vector<std::vector<int>> tasks_of;         // [thread]
+  std::vector<std::vector<int>> tasks_of;         // [thread of all ranks]
   std::vector<std::vector<SlotRange>> slots_of;   // [thread]
 
   void make(const Model& model, const TmStep& next_step, const int64_t* rows);

@@ -18,6 +18,15 @@ class ActivationBuffer {
     }
   }
 
+  // As `reserve`, in memory that ranks share, with room for every format.
+  void lie_in(SharedMemory& memory, const BufferLayout& layout, int64_t tokens) {
+    const int64_t width = rounded(layout.width, PAD), groups = width / GROUP;
+    floats_.lie_in(memory, tokens * width), bfloats_.lie_in(memory, (tokens + TILE - 1) * width);
+    codes_.lie_in(memory, tokens * width);
+    for (auto* list : {&scales_, &scaled_sums_}) list->lie_in(memory, tokens * groups);
+    for (auto* list : {&offsets_, &first_offsets_}) list->lie_in(memory, tokens * groups);
+  }
+
   Activations as(int format, int width) const {
     return {format,        width,          floats_.get(), bfloats_.get(), codes_.get(),
             scales_.get(), scaled_sums_.get(), offsets_.get(), first_offsets_.get(), nullptr};

@@ -9,7 +9,7 @@ void Worker::attend(const TmOp& op, size_t number) {
     else if ((task->index + 1) * SPLIT > Model::first_visible(op, span.start))
       attend_split(op, span, *task);
   }
-  threads_.meet();
+  ranks_.meet();
   const auto [from, to] = rows_of(plan_.step->num_tokens);
   for (int t = from; t < to; t++) store_attended(op, t);
   meet_unless_small();
@@ -19,8 +19,8 @@ void Worker::attend(const TmOp& op, size_t number) {
 const AttentionTask* Worker::next_task(const TmOp& op, size_t number) {
   const std::vector<AttentionTask>& tasks = plan_.tasks_for(model_, op);
   if (plan_.tasks_assigned) {
-    const WorkItem item = queues_.take(number, thread_);
-    return item.owner < 0 ? nullptr : &tasks[(size_t)plan_.tasks_of[(size_t)item.owner][item.index]];
+    const WorkItem item = queues_.take(number, own_thread_);
+    return item.owner < 0 ? nullptr : &tasks[(size_t)plan_.tasks_of[(size_t)(first_thread_ + item.owner)][item.index]];
   }
   const size_t at = queues_.take_shared(number);
   return at < tasks.size() ? &tasks[at] : nullptr;

@@ -76,15 +76,21 @@ struct CodedRow {
 void Worker::embed(const TmOp& op) {
   const TmStep& step = *plan_.step;
   const int hidden = model_.shape.hidden;
-  const auto [from, to] = share(step.num_tokens);
+  const auto [from, to] = share_of(step.num_tokens, own_thread_, threads_.count());
   for (int t = from; t < to; t++) {
     float* row = residual(t);
+    if (!embeds(op, step.tokens[t])) continue;
     embed_token(op, step.tokens[t], row);
     if (op.scale != 1)
       for (int i = 0; i < hidden; i++) row[i] *= op.scale;
     if (op.positions)
       for (int i = 0; i < hidden; i++) row[i] += table_entry(op.positions, op.scheme, step.positions[t] * hidden + i);
   }
+}
+
+// Whether this rank looks the token up: the one that has the unit of its row, or rank 0, which has the table.
+bool Worker::embeds(const TmOp& op, int64_t token) const {
+  return op.table || (op.units && op.units[token / GROUP].data);
 }
 
 void Worker::embed_token(const TmOp& op, int64_t token, float* row) const {

@@ -53,7 +53,7 @@ void Worker::apply_epilogue(const TmOp& op, const TmUnit& unit, int token, float
       break;
     case TM_QKV: store_head(op, unit.first / op.head_dim, token, out); break;
     case TM_STORE: memcpy(stored(token) + unit.first, out, bytes); break;
-    case TM_SHARED_GATE: routing_.shared_gates[(size_t)token] = out[0]; break;
+    case TM_SHARED_GATE: routing_.shared_gates.get()[token] = out[0]; break;
     case TM_ROUTER: memcpy(routing_.logits.get() + (int64_t)token * op.outputs + unit.first, out, bytes); break;
     case TM_EXPERT: memcpy(routing_.outputs.get() + (int64_t)token * model_.shape.hidden + unit.first, out, bytes); break;
     case TM_LOGITS: store_logits(op, unit, token, out); break;

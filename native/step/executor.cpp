@@ -6,17 +6,40 @@
 Executor::Executor(const TmModel& description)
     : model_(description),
       threads_(description.num_threads),
-      multi_step_(model_),
-      queues_(model_.ops.size(), description.num_threads),
-      scratch_((size_t)description.num_threads) {}
+      own_units_(model_, threads_),
+      ranks_(model_, threads_),
+      multi_step_(model_, ranks_.max_logits()),
+      queues_(model_.ops.size(), description.num_threads, ranks_.counters(), model_.nodes),
+      scratch_((size_t)description.num_threads) {
+  if (!ranks_.are_several()) return;
+  memory_.lie_in(model_, ranks_.memory());
+  routing_.lie_in(model_, ranks_.memory());
+}
 
 void Executor::run(const TmStep& step) {
   check_step(model_.shape, step);
-  if (!MultiStep::has_unknown(step)) return run_pass(step, nullptr);
-  multi_step_.begin(step);
-  while (const TmStep* pass = multi_step_.next_pass()) {
-    run_pass(*pass, multi_step_.logit_rows());
-    multi_step_.store_next_tokens();
+  if (!ranks_.are_several()) return compute(step);
+  compute(ranks_.publish(step));
+  ranks_.give_logits(step);
+}
+
+void Executor::follow() {
+  while (ranks_.wait_for_step()) compute(ranks_.step());
+}
+
+// What one rank cannot do, none can: the others would wait for it.
+void Executor::compute(const TmStep& step) {
+  try {
+    if (!MultiStep::has_unknown(step)) return run_pass(step, nullptr), ranks_.finish();
+    multi_step_.begin(step);
+    while (const TmStep* pass = multi_step_.next_pass()) {
+      run_pass(*pass, multi_step_.logit_rows());
+      multi_step_.store_next_tokens();
+    }
+    ranks_.finish();
+  } catch (...) {
+    if (ranks_.are_several()) ranks_.lose();
+    throw;
   }
 }
 
@@ -28,16 +51,20 @@ void Executor::run_pass(const TmStep& pass, const int64_t* logit_rows) {
   for (ThreadScratch& scratch : scratch_) scratch.reserve(model_, plan_.small);
   fill_queues();
   threads_.run([this](int thread) {
-    const Shared shared{model_, plan_, queues_, memory_, routing_, threads_};
+    const StayOnNode stay(model_.nodes, thread);
+    const Shared shared{model_, plan_, queues_, memory_, routing_, threads_, ranks_};
     Worker(shared, scratch_[(size_t)thread], thread).run();
-    if (plan_.logit_rows) multi_step_.find_max(thread);
+    if (!plan_.logit_rows) return;
+    multi_step_.find_max(ranks_.rank() * threads_.count() + thread);
+    if (ranks_.are_several()) ranks_.meet();
   });
+  ranks_.check();
 }
 
 void Executor::fill_queues() {
   for (size_t number = 0; number < model_.ops.size(); number++) {
     const TmOp& op = model_.ops[number];
-    queues_.reset(number);
+    if (!ranks_.rank()) queues_.reset(number);
     if (op.kind == TM_LINEAR && op.experts) {  // once the experts are chosen
       for (size_t thread = 0; thread < scratch_.size(); thread++) queues_.fill(number, thread, 0);
     } else if (op.kind == TM_LINEAR) {
@@ -45,7 +72,9 @@ void Executor::fill_queues() {
       for (size_t thread = 0; thread < scratch_.size(); thread++)
         queues_.fill(number, thread, model_.shares[number][thread].size() * (uint64_t)rounds);
     } else if (op.kind == TM_ATTEND) {
-      for (size_t thread = 0; thread < scratch_.size(); thread++) queues_.fill(number, thread, plan_.tasks_of[thread].size());
+      const size_t first = (size_t)ranks_.rank() * scratch_.size();
+      for (size_t thread = 0; thread < scratch_.size(); thread++)
+        queues_.fill(number, thread, plan_.tasks_of[first + thread].size());
     }
   }
 }

@@ -6,8 +6,10 @@
 
 #include "plan/model.h"
 #include "plan/multi_step.h"
+#include "plan/own_units.h"
 #include "plan/step_plan.h"
 #include "plan/work_queues.h"
+#include "ranks/ranks.h"
 #include "step/expert_routing.h"
 #include "step/step_memory.h"
 #include "step/thread_scratch.h"
@@ -17,13 +19,18 @@ class Executor {
  public:
   explicit Executor(const TmModel& description);
   void run(const TmStep& step);
+  // Of every rank but 0: computes the steps of rank 0 until that one ends.
+  void follow();
 
  private:
+  void compute(const TmStep& step);
   void run_pass(const TmStep& pass, const int64_t* logit_rows);
   void fill_queues();
 
-  const Model model_;
+  Model model_;
   Threads threads_;
+  OwnUnits own_units_;
+  Ranks ranks_;
   MultiStep multi_step_;
   StepPlan plan_;
   WorkQueues queues_;

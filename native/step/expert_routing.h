@@ -30,17 +30,20 @@ struct ExpertRound {
   int expert, begin, end;
 };
 
+// Ranks share what linears write; each of them chooses and numbers for itself.
 struct ExpertRouting {
   AlignedBuffer<float> logits;    // [tokens, experts], of the router
   AlignedBuffer<float> outputs;   // [pairs, hidden], of the experts' last linears
+  AlignedBuffer<float> shared_gates;  // [tokens], before the sigmoid
   std::vector<ExpertRound> rounds;  // of all experts that have pairs
   int num_pairs = 0;
   std::vector<int> experts;       // [tokens][chosen], in rising order
   std::vector<int> pairs;         // [tokens][chosen]
   std::vector<int> token_of;      // [pairs]
   std::vector<float> weights;     // [tokens][chosen]
-  std::vector<float> shared_gates;  // [tokens], before the sigmoid
 
+  // As `reserve` for the largest step, in memory that ranks share.
+  void lie_in(const Model& model, SharedMemory& memory);
   void reserve(const Model& model, int64_t tokens);
   // Once `experts` is complete: numbers the pairs, and lists rounds of at most `round_size` of them.
   void number_pairs(int tokens, int chosen, int round_size);

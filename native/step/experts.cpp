@@ -70,12 +70,18 @@ void ExpertChooser::choose(const TmOp& op, const float* token_logits, int* chose
   }
 }
 
+void ExpertRouting::lie_in(const Model& model, SharedMemory& memory) {
+  const int64_t tokens = model.shape.max_tokens;
+  logits.lie_in(memory, tokens * model.max_experts), shared_gates.lie_in(memory, tokens);
+  outputs.lie_in(memory, tokens * model.max_chosen * model.shape.hidden);
+}
+
 void ExpertRouting::reserve(const Model& model, int64_t tokens) {
   const int64_t most_pairs = tokens * model.max_chosen;
-  logits.reserve(tokens * model.max_experts);
+  logits.reserve(tokens * model.max_experts), shared_gates.reserve(tokens);
   outputs.reserve(most_pairs * model.shape.hidden);
   for (auto* list : {&experts, &pairs, &token_of}) list->resize((size_t)most_pairs);
-  weights.resize((size_t)most_pairs), shared_gates.resize((size_t)tokens);
+  weights.resize((size_t)most_pairs);
   first_pair_.resize((size_t)model.max_experts + 1), next_pair_.resize((size_t)model.max_experts);
   rounds.reserve((size_t)(std::min<int64_t>(model.max_experts, most_pairs) + most_pairs / TOKEN_BLOCK));
 }
@@ -97,19 +103,19 @@ void ExpertRouting::number_pairs(int tokens, int chosen, int round_size) {
 }
 
 void Worker::choose_experts(const TmOp& op, size_t number) {
-  const auto [first, last] = share(plan_.step->num_tokens);
+  const auto [first, last] = share_of(plan_.step->num_tokens, own_thread_, threads_.count());
   for (int t = first; t < last; t++) {
     const size_t at = (size_t)t * (size_t)op.chosen;
     scratch_.chooser.choose(op, routing_.logits.get() + (int64_t)t * op.experts, routing_.experts.data() + at,
                             routing_.weights.data() + at);
   }
-  threads_.meet();
-  if (thread_ == 0) list_expert_work(op, number);
-  threads_.meet();
+  ranks_.meet_own();
+  if (own_thread_ == 0) list_expert_work(op, number);
+  ranks_.meet_own();
   const auto [from, to] = share(routing_.num_pairs);
   for (int p = from; p < to; p++)
     memory_.buffers[op.to].copy_row(p, input(op.from), routing_.token_of[(size_t)p]);
-  threads_.meet();
+  ranks_.meet();
 }
 
 // Fills the queues of the experts' linears, which follow: units of the experts that were chosen.
@@ -134,7 +140,7 @@ void Worker::combine_experts(const TmOp& op) {
       kernels_.add_weighted(sum, routing_.outputs.get() + (int64_t)routing_.pairs[at] * hidden, routing_.weights[at], hidden);
     }
     if (op.shared) {
-      const float gate = op.shared == TM_GATED_SHARED ? 1 / (1 + std::exp(-routing_.shared_gates[(size_t)t])) : 1;
+      const float gate = op.shared == TM_GATED_SHARED ? 1 / (1 + std::exp(-routing_.shared_gates.get()[t])) : 1;
       kernels_.add_weighted(sum, stored(t), gate, hidden);
     }
     if (op.epilogue == TM_STORE)

@@ -17,6 +17,19 @@ struct StepMemory {
   AttentionPartials partials;
   ActivationBuffer buffers[NUM_BUFFERS];
 
+  // As `reserve` for the largest step, in memory that ranks share.
+  void lie_in(const Model& model, SharedMemory& memory) {
+    const int64_t tokens = model.shape.max_tokens, pairs = tokens * model.max_chosen;
+    const int64_t num_partials = tokens * model.shape.num_heads * ((model.shape.num_positions + SPLIT - 1) / SPLIT);
+    residual.lie_in(memory, tokens * model.hidden_stride());
+    stored.lie_in(memory, tokens * model.stored_stride);
+    queries.lie_in(memory, tokens * model.shape.num_heads * model.max_head_width());
+    attended.lie_in(memory, tokens * model.attended_stride());
+    partials.max_score.lie_in(memory, num_partials), partials.exp_sum.lie_in(memory, num_partials);
+    partials.value_sum.lie_in(memory, num_partials * model.max_head_width());
+    for (int i = 0; i < NUM_BUFFERS; i++) buffers[i].lie_in(memory, model.buffers[i], rows_of(i, tokens, pairs));
+  }
+
   void reserve(const Model& model, const StepPlan& plan) {
     const int64_t tokens = plan.step->num_tokens, pairs = tokens * model.max_chosen;
     residual.reserve(tokens * model.hidden_stride());
@@ -25,9 +38,12 @@ struct StepMemory {
     attended.reserve(tokens * model.attended_stride());
     partials.max_score.reserve(plan.num_partials), partials.exp_sum.reserve(plan.num_partials);
     partials.value_sum.reserve(plan.num_partials * model.max_head_width());
-    for (int i = 0; i < NUM_BUFFERS; i++) {
-      const int64_t rows = i == TM_GATHERED ? pairs : i == TM_MLP_INNER ? std::max(tokens, pairs) : tokens;
-      if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], rows);
-    }
+    for (int i = 0; i < NUM_BUFFERS; i++)
+      if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], rows_of(i, tokens, pairs));
+  }
+
+ private:
+  static int64_t rows_of(int buffer, int64_t tokens, int64_t pairs) {
+    return buffer == TM_GATHERED ? pairs : buffer == TM_MLP_INNER ? std::max(tokens, pairs) : tokens;
   }
 };

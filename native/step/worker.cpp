@@ -4,21 +4,21 @@
 void Worker::run() {
   kernels_.begin_step();
   start_prefetch(model_.next_attention[0]);
-  for (size_t i = 0; i < model_.ops.size(); i++) perform(i);
+  for (size_t i = 0; i < model_.ops.size() && !ranks_.is_lost(); i++) perform(i);
   kernels_.end_step();
 }
 
 void Worker::perform(size_t number) {
   const TmOp& op = model_.ops[number];
   switch (op.kind) {
-    case TM_EMBED: embed(op), threads_.meet(); break;
+    case TM_EMBED: embed(op), ranks_.meet(); break;
     case TM_NORM: op.epilogue == TM_ADD ? add_normed(op) : norm(op); break;
     case TM_COPY: norm(op); break;
-    case TM_HEADS: store_heads(op), threads_.meet(); break;
-    case TM_LINEAR: linear(op, number), threads_.meet(); break;
+    case TM_HEADS: store_heads(op), ranks_.meet(); break;
+    case TM_LINEAR: linear(op, number), ranks_.meet(); break;
     case TM_ATTEND: attend(op, number); break;
     case TM_CHOOSE: choose_experts(op, number); break;
-    case TM_COMBINE: combine_experts(op), threads_.meet(); break;
+    case TM_COMBINE: combine_experts(op), ranks_.meet(); break;
   }
 }
 
@@ -52,7 +52,7 @@ void Worker::add_normed(const TmOp& op) {
     kernels_.norm(row, row, hidden, op.weight, op.bias, op.eps, op.centred);
     add_scaled(op, t, 0, row, hidden);
   }
-  threads_.meet();
+  ranks_.meet();
 }
 
 // Adds `count` numbers, times the operation's scale, to the residual stream of a token from column `first` on.

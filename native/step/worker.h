@@ -9,12 +9,13 @@
 #include "plan/model.h"
 #include "plan/step_plan.h"
 #include "plan/work_queues.h"
+#include "ranks/ranks.h"
 #include "step/expert_routing.h"
 #include "step/step_memory.h"
 #include "step/thread_scratch.h"
 #include "threads/threads.h"
 
-// All that the threads share in a step.
+// All that the threads of a rank share in a step.
 struct Shared {
   const Model& model;
   const StepPlan& plan;
@@ -22,6 +23,7 @@ struct Shared {
   StepMemory& memory;
   ExpertRouting& routing;
   Threads& threads;
+  Ranks& ranks;
 };
 
 // Tokens whose activations stay in the second-level cache while all units of a linear pass over them, a multiple of
@@ -30,9 +32,11 @@ int64_t tokens_per_round(const TmOp& op);
 
 class Worker {
  public:
+  // thread: the number among those of this rank.
   Worker(const Shared& shared, ThreadScratch& scratch, int thread)
       : model_(shared.model), kernels_(shared.model.kernels), plan_(shared.plan), queues_(shared.queues), memory_(shared.memory),
-        routing_(shared.routing), threads_(shared.threads), scratch_(scratch), thread_(thread) {}
+        routing_(shared.routing), threads_(shared.threads), ranks_(shared.ranks), scratch_(scratch), own_thread_(thread),
+        first_thread_(shared.ranks.rank() * shared.threads.count()), thread_(first_thread_ + thread) {}
 
   // All operations of the step.
   void run();
@@ -46,6 +50,7 @@ class Worker {
 
   // embedding.cpp
   void embed(const TmOp& op);
+  bool embeds(const TmOp& op, int64_t token) const;
   void embed_token(const TmOp& op, int64_t token, float* row) const;
 
   // linear.cpp: the products of all units, with their epilogues
@@ -87,11 +92,11 @@ class Worker {
   void combine_experts(const TmOp& op);
 
   // This thread's part of `count` things.
-  std::pair<int, int> share(int count) const { return share_of(count, thread_, model_.shape.num_threads); }
+  std::pair<int, int> share(int count) const { return share_of(count, thread_, model_.num_threads()); }
   // In a small step every thread computes all rows for itself, and needs no barrier afterwards.
   std::pair<int, int> rows_of(int count) const { return plan_.small ? std::pair<int, int>(0, count) : share(count); }
   void meet_unless_small() {
-    if (!plan_.small) threads_.meet();
+    if (!plan_.small) ranks_.meet();
   }
   ActivationBuffer& input(int number) { return plan_.small ? scratch_.buffers[number] : memory_.buffers[number]; }
   float* residual(int64_t token) { return memory_.residual.get() + token * model_.hidden_stride(); }
@@ -105,6 +110,9 @@ class Worker {
   StepMemory& memory_;
   ExpertRouting& routing_;
   Threads& threads_;
+  Ranks& ranks_;
   ThreadScratch& scratch_;
-  const int thread_;
+  const int own_thread_;    // among those of this rank
+  const int first_thread_;  // of this rank, among those of all ranks
+  const int thread_;        // among those of all ranks
 };

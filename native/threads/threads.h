@@ -10,6 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "threads/barrier.h"
+#include "threads/changes.h"
+
 // One thread's part [from, to) of `count` things.
 inline std::pair<int, int> share_of(int count, int thread, int num_threads) {
   const int64_t n = num_threads;
@@ -23,22 +26,21 @@ class Threads {
   ~Threads();
   Threads(const Threads&) = delete;
 
+  int count() const { return count_; }
   // Calls work(thread) on every thread at once; returns when all are done. `work` must not throw.
   void run(const std::function<void(int)>& work);
-  // A barrier, called by every thread from within run: none goes on before all have arrived.
-  void meet();
+  // A barrier, called by every thread from within run: none goes on before all have arrived. lost: see Barrier; once it is set,
+  // `run` still waits for all threads, and nothing else does.
+  void meet(const std::atomic<uint32_t>* lost = nullptr) { barrier_.meet(count_, lost); }
 
  private:
   void serve(int thread);
-  void wait_for_work(uint32_t runs_seen);
   void stop();
 
   const int count_;
   std::vector<std::thread> threads_;
   const std::function<void(int)>* work_ = nullptr;
-  alignas(64) std::atomic<uint32_t> runs_{0};  // grows by one with every run; threads wait for that
-  alignas(64) std::atomic<int> num_sleeping_{0};
-  alignas(64) std::atomic<int> num_arrived_{0};
-  alignas(64) std::atomic<uint32_t> barriers_{0};  // grows by one with every barrier that all have reached
+  Changes runs_;  // grows with every run; threads wait for that
+  Barrier barrier_, ends_;
   std::atomic<bool> stopping_{false};
 };

@@ -264,6 +264,7 @@ def test_public_names():
         "PackageMismatch",
         "PackedModelError",
         "Piece",
+        "RankLost",
         "Request",
         "RequestError",
         "SamplingParams",

@@ -44,8 +44,8 @@ class Quiet:
     """What an engine with room for all says, one prompt at a time, without shared rows."""
 
     def __init__(self, path, **settings):
-        one = {"speculate": "off", "async_scheduling": "off", "draft_model": None, "tensor_parallel": 1}
-        settings = {**settings, **one}
+        alone = {"speculate": "off", "async_scheduling": "off", "draft_model": None, "tensor_parallel": 1}
+        settings = {**settings, **alone}
         self.engine = load(path, prefix_cache=False, max_length=96, threads=1, **settings)
         self.lock, self.texts, self.scores = threading.Lock(), {}, {}
 
@@ -285,6 +285,15 @@ def test_every_text_of_a_file_with_codes_of_several_kinds(name, kinds, tmp_path)
     """Within one model, and within the matrix that is made of those of q, k and v."""
     path = gguf_files.write_codes(tmp_path / "x.gguf", name, [gguf_files.KIND[kind] for kind in kinds])
     everything_at_once(path, PROGRAMS["native, adaptive"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ("native", "native, draft model"))
+@pytest.mark.parametrize("family", ("llama", "mixtral"))
+def test_every_text_of_a_model_in_two_ranks(family, program, models, tmp_path):
+    """The draft model is computed by rank 0 alone."""
+    settings = PROGRAMS[program] | {"tensor_parallel": 2}
+    everything_at_once(save(family, models), settings, tmp_path)
 
 
 def everything_at_once(model, settings, tmp_path, foreign="bfloat16"):

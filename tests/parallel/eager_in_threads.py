@@ -13,6 +13,7 @@ from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.memory.arena import unreserved
 from tokenmill.model.description import describe
 from tokenmill.parallel.collectives import Group
+from tokenmill.parallel.ranks import Ranks
 from tokenmill.parallel.rows import cache_of_rank
 from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts
@@ -37,7 +38,7 @@ def groups(size):
     return at_once([lambda rank=rank: Group(store, rank, size, CPU, "127.0.0.1") for rank in range(size)])
 
 
-class Ranks:
+class Threads:
     """A model divided among so many threads, or of one."""
 
     def __init__(self, path, size, **settings):
@@ -55,7 +56,7 @@ class Ranks:
         shapes = describe(model).attention_shapes
         _, kernel = choose(config.kernel, resolved.cache, CPU, config.max_length, shapes)
         pool = Pool(spec, CPU)
-        parts = ModelParts(source, pool, kernel, None, None, config, unreserved, self.groups[rank])
+        parts = ModelParts(source, pool, kernel, None, None, config, unreserved, Ranks(), self.groups[rank])
         return Runner(Eager(parts), pool, CPU)
 
     def logits(self, *prompts, step=9):

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 
-from tokenmill.loader import eager_rank, load_model, ranks
+from tokenmill.loader import eager_rank, ranks
 from tokenmill.parallel.rendezvous import meet_starter
 
 how = os.environ["TOKENMILL_TEST_RANK"]
@@ -22,5 +22,5 @@ if how == "has no weights":
 
     WeightSource.matrix = refuse
 facts_of = ranks.facts_of
-load_model.facts_of = lambda *given: {**facts_of(*given), **({how: "another"} if "'s " in how else {})}
+ranks.facts_of = lambda *given: {**facts_of(*given), **({how: "another"} if "'s " in how else {})}
 eager_rank.main(int(sys.argv[1]))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.parallel.eager_in_threads import Ranks, save_with_three_kv_heads
+from tests.parallel.eager_in_threads import Threads, save_with_three_kv_heads
 from tests.tiny_models import KINDS, TINY, build, prompt, save
 from tokenmill.errors import ConfigError
 from tokenmill.loader.load_model import resolve_checkpoint
@@ -32,9 +32,9 @@ SETTINGS = {
 
 def check(path, sizes=(2, 3), **settings):
     settings = {"max_sequences": 3, **settings}
-    whole = Ranks(path, 1, **settings).logits(*PROMPTS)[0]
+    whole = Threads(path, 1, **settings).logits(*PROMPTS)[0]
     for size in sizes:
-        for rank, logits in enumerate(Ranks(path, size, **settings).logits(*PROMPTS)):
+        for rank, logits in enumerate(Threads(path, size, **settings).logits(*PROMPTS)):
             assert torch.equal(logits, whole), f"rank {rank} of {size}: {(logits - whole).abs().max()}"
 
 
@@ -66,7 +66,7 @@ def test_every_kind_of_storage(settings, large):
     "name", ["gpt2", "gpt_oss", "cohere2", "glm4_moe", "qwen2_moe", "llama-mha-tied", "olmo2-bias"]
 )
 def test_the_bytes_of_each_rank_are_foreseen(name, settings, models):
-    ranks = Ranks(save(name, models), 2, **settings)
+    ranks = Threads(save(name, models), 2, **settings)
     resolved = ranks.resolved
     foreseen = EagerSpec.rank_weight_bytes(resolved.model, resolved.config.dtype, resolved.scheme, 2)
     assert [runner.program.num_weight_bytes for runner in ranks.runners] == foreseen
@@ -82,7 +82,7 @@ def test_every_family(name, settings, models):
 
 
 def test_a_rank_has_its_share_alone(large):
-    whole, ranks = Ranks(large, 1), Ranks(large, 3)
+    whole, ranks = Threads(large, 1), Threads(large, 3)
     (total,) = (runner.program.num_weight_bytes for runner in whole.runners)
     shares = [runner.program.num_weight_bytes for runner in ranks.runners]
     assert max(shares) < 0.4 * total

@@ -1,12 +1,13 @@
 // Whole steps through tm_make and tm_run, under the sanitizers: tiny models with random weights, every array a heap block of exactly
-// its size. The logits of all tokens must be the same bits for any chunks, batch, slots and number of threads, and what Python must not
-// pass is refused. Prints what differs; exit code 1 when something does.
+// its size. The logits of all tokens must be the same bits for any chunks, batch, slots and number of threads and ranks, which are
+// threads of this process here, and what Python must not pass is refused. Prints what differs; exit code 1 when something does.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "abi.h"
@@ -84,6 +85,7 @@ struct TestModel {
     add_norm(TM_MLP_IN, TM_LOGITS);
     add_linear(TM_LOGITS, TM_MLP_IN, 0, s.hidden, VOCAB, GROUP);
     model = {s.hidden, s.heads, s.intermediate, VOCAB, s.cache_format, ops.data(), (int)ops.size(), 1, "", POSITIONS, SLOTS};
+    model.num_ranks = 1;
   }
 
   TmOp op(int kind) {
@@ -198,17 +200,57 @@ struct TestModel {
   }
 };
 
+// The part of a model that one rank has: units in turn.
+struct RankModel {
+  TmModel model;
+  std::vector<TmOp> ops;
+  std::vector<std::vector<TmUnit>> units;
+
+  RankModel(const TestModel& test, const char* build, int threads, int rank, int num_ranks) : model(test.model), ops(test.ops) {
+    for (TmOp& op : ops) {
+      if (rank && op.kind == TM_EMBED) op.table = nullptr;
+      if (op.kind != TM_LINEAR || num_ranks == 1) continue;
+      units.emplace_back(op.units, op.units + op.num_units);
+      const int each = op.num_units / std::max(1, op.experts);
+      for (int i = 0; i < op.num_units; i++)
+        if (i % each % num_ranks != rank) units.back()[(size_t)i].data = units.back()[(size_t)i].gate = nullptr;
+      op.units = units.back().data();
+    }
+    model.build = build, model.num_threads = threads, model.ops = ops.data();
+    model.rank = rank, model.num_ranks = num_ranks, model.max_tokens = 2 * POSITIONS;
+  }
+};
+
 struct Running {
   void* model;
   char why[200] = "";
-  Running(const TestModel& test, const char* build, int threads) {
-    TmModel description = test.model;
-    description.build = build, description.num_threads = threads, description.ops = test.ops.data();
-    model = tm_make(&description, why, sizeof why);
+  std::vector<std::unique_ptr<RankModel>> parts;
+  std::vector<std::thread> others;
+  void* shared = nullptr;
+
+  Running(const TestModel& test, const char* build, int threads, int num_ranks = 1) {
+    for (int rank = 0; rank < num_ranks; rank++) parts.emplace_back(new RankModel(test, build, threads, rank, num_ranks));
+    if (num_ranks > 1) {
+      const size_t num_bytes = (size_t)tm_shared_bytes(&parts[0]->model);
+      shared = std::aligned_alloc(64, num_bytes), memset(shared, 0, num_bytes);
+    }
+    for (auto& part : parts) part->model.shared = shared;
+    for (size_t rank = 1; rank < parts.size(); rank++) others.emplace_back([this, rank] { follow(parts[rank]->model); });
+    model = tm_make(&parts[0]->model, why, sizeof why);
     expect(model, std::string("tm_make: ") + why);
   }
   Running(const Running&) = delete;
-  ~Running() { tm_free(model); }
+  ~Running() {
+    tm_free(model);
+    for (std::thread& other : others) other.join();
+    std::free(shared);
+  }
+  static void follow(const TmModel& description) {
+    char why[200] = "";
+    void* model = tm_make(&description, why, sizeof why);
+    expect(model && !tm_follow(model, why, sizeof why), std::string("a rank: ") + why);
+    tm_free(model);
+  }
 };
 
 // Sequences that are computed together: tokens of each, where it starts in this step, and its slots or the first of them.
@@ -359,7 +401,12 @@ static void check(const Shape& shape, const char* build) {
     expect(same(in_chunks(one, tokens, chunk, nullptr), expected), name + ": chunks differ");
     expect(same(in_chunks(two, tokens, chunk, &scattered), expected), name + ": threads and slots differ");
   }
-  for (Running* running : {&one, &two}) check_batch(*running, name), check_multi_step(*running, name);
+  Running ranks(test, build, 2, 2), many(test, build, 1, 3);
+  for (int chunk : {16, 100, 290}) {
+    expect(same(in_chunks(ranks, tokens, chunk, nullptr), expected), name + ": two ranks differ");
+    expect(same(in_chunks(many, tokens, chunk, &scattered), expected), name + ": three ranks differ");
+  }
+  for (Running* running : {&one, &two, &ranks}) check_batch(*running, name), check_multi_step(*running, name);
   check_refused(test, one);
 }
 

@@ -63,6 +63,7 @@ class Series:
     def limits(self, config: EngineConfig) -> Limits:
         """The limits of the device and the threads that the engines use."""
         device, threads = torch.device(find_device(config.device)), config.threads or default_threads()
+        threads *= config.tensor_parallel if config.threads else 1
         if self._limits is None or (self._limits.device, self._limits.threads) != (str(device), threads):
             self.progress.stage(f"measuring what this machine can do ({device}, {counted(threads, 'thread')})")
             self._limits = limits(device, threads)

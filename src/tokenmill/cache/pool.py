@@ -14,6 +14,7 @@ from tokenmill.cache.formats.layer import LayerKV, Zeros, find_layer
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.arena import Arena
+from tokenmill.memory.shared_memory import SharedMemory
 from tokenmill.memory.transfer import to_device
 from tokenmill.value_reader import brief
 
@@ -21,7 +22,8 @@ from tokenmill.value_reader import brief
 class Pool:
     """The rows of all layers. A slot has the same index in every layer."""
 
-    def __init__(self, spec: CacheSpec, device: torch.device) -> None:
+    def __init__(self, spec: CacheSpec, device: torch.device, shared: SharedMemory | None = None) -> None:
+        """shared: where rows lie that the ranks of a model share."""
         self.spec = spec
         self._offsets = torch.arange(spec.block_size, device=device)
         # The slots of all blocks, as bytes: joining those of a table takes 4 µs, and torch takes 12.
@@ -29,7 +31,7 @@ class Pool:
         make = find_layer(spec.format)
         zeros: Zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
         if device.type == "cpu":
-            zeros = Arena(spec.num_bytes, len(make.kinds) * len(spec.layers)).zeros
+            zeros = Arena(spec.num_bytes, len(make.kinds) * len(spec.layers), shared=shared).zeros
         self.layers: list[LayerKV] = [
             make(spec.num_slots, rows.num_kv_heads, rows.head_dim, spec.dtype, zeros) for rows in spec.layers
         ]

@@ -17,7 +17,7 @@ from tokenmill.cli.parser.command import VerbGroup
 from tokenmill.cli.parser.other_names import ELSEWHERE
 from tokenmill.cli.process.display import remark
 from tokenmill.cli.process.streams import Unwritable, prepare_streams, silence_stdout
-from tokenmill.errors import TokenmillError, WrongText
+from tokenmill.errors import RankLost, TokenmillError, WrongText
 from tokenmill.version import __version__
 
 app = typer.Typer(
@@ -80,11 +80,11 @@ def _run(arguments: list[str]) -> int:
             command.invoke(context)
     except typer.Exit as done:
         return done.exit_code
-    except TokenmillError as error:
-        return _refuse(str(error))
-    except WrongText as error:
+    except (WrongText, RankLost) as error:
         _refuse(str(error))
         return 1
+    except TokenmillError as error:
+        return _refuse(str(error))
     except UsageError as error:
         return _refuse(_usage(error))
     except (KeyboardInterrupt, typer.Abort):

@@ -41,6 +41,7 @@ def summary(
     first, timing, stats = completions[0], completions[0].timing, engine.core.speculation.stats
     rate = timing.tokens_per_s if len(completions) == 1 else new / elapsed_s
     where = counted(config.threads, "thread") if config.device == "cpu" else config.device
+    where = f"{config.tensor_parallel} ranks with {where}" if config.tensor_parallel > 1 else where
     return " · ".join(
         [
             *([f"{len(completions)} texts"] if len(completions) > 1 else []),

@@ -16,7 +16,7 @@ from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.download import cache_folder, data_folder
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
-from tokenmill.units import size
+from tokenmill.units import counted, size
 
 if TYPE_CHECKING:  # these import torch and the server
     from tokenmill.engine.engine import Engine
@@ -207,8 +207,10 @@ def _with_prefixes(engine: EngineConfig) -> EngineConfig:
 
 def _greeting(engine: "Engine", name: str, url: str) -> str:
     config = engine.config
+    threads = counted(config.threads, "thread")
+    where = f"{config.tensor_parallel} ranks with {threads}" if config.tensor_parallel > 1 else threads
     return (
         f"{name} at {url}: {config.max_sequences} sequences of up to {config.max_length} tokens, a cache of "
         f"{config.cache_tokens} ({size(engine.memory['cache_bytes'])}) in blocks of {config.block_size}, "
-        f"{engine.program_name} {config.dtype}, {config.threads} threads; Ctrl-C ends"
+        f"{engine.program_name} {config.dtype}, {where}; Ctrl-C ends"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenmill.kernels.native_structs import layout
 
-ABI = 14
+ABI = 15
 LANES = 16  # of its vectors
 BUILDS = ("amx", "avx512", "avx2", "portable")
 FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")
@@ -27,6 +27,11 @@ def library() -> ctypes.CDLL:
     loaded.tm_make.argtypes = [c_void_p, c_char_p, c_int]
     loaded.tm_run.argtypes = [c_void_p, c_void_p, c_char_p, c_int]
     loaded.tm_free.argtypes = [c_void_p]
+    loaded.tm_shared_bytes.restype = c_int64
+    loaded.tm_shared_bytes.argtypes = [c_void_p]
+    loaded.tm_follow.argtypes = [c_void_p, c_char_p, c_int]
+    loaded.tm_lose.restype = None
+    loaded.tm_lose.argtypes = [c_void_p]
     loaded.tm_argmax.restype = None
     loaded.tm_argmax.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     loaded.tm_fit_grid.argtypes = [c_char_p, c_void_p, c_int64, c_int, c_int, c_int, *[c_void_p] * 4]

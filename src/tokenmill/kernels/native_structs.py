@@ -37,6 +37,9 @@ class Model(Structure):
         (c_int32, "num_ops num_threads"),
         (c_char_p, "build"),
         (c_int64, "num_positions num_slots"),
+        (c_int32, "rank num_ranks max_tokens num_processors"),
+        (POINTER(c_int32), "processor_nodes thread_nodes"),
+        (c_void_p, "shared"),
     )
 
 

@@ -17,7 +17,7 @@ from tokenmill.kernels.attend.kernel import choose as choose_kernel
 from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.loader.find_tokenizer import find_tokenizer
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.loader.ranks import Alone, facts_of, find_ranks, threads_of_rank
+from tokenmill.loader.ranks import Alone, find_ranks, threads_of_machine
 from tokenmill.loader.resolve import FLOAT16_ON_CPU, ResolvedModel, resolve, resolve_with
 from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.memory.available import available_bytes
@@ -43,7 +43,7 @@ def resolve_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> Resolved
     """Resolve these settings for this checkpoint; ConfigError for what a packed model was not made for."""
     if isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy:
         config = _as_packed(config, checkpoint)
-    return resolve(config, read_config(checkpoint.config), threads_of_rank(config.tensor_parallel))
+    return resolve(config, read_config(checkpoint.config), threads_of_machine(config.tensor_parallel))
 
 
 def load_model(
@@ -91,13 +91,11 @@ def _load(
     resolved = resolve_with(resolved, config)
     _tell(resolved)
     _check_fused(config)
-    group = ranks.join(facts_of(resolved, digests), resolved.cache, device)
+    group = ranks.join(resolved, digests, device)
     told = None if packed else progress  # weights that are packed already are not read
     source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
-    pool = _allocate(
-        ranks.pool, resolved.cache, device
-    )  # before the weights, so that what does not fit is refused at once
-    parts = ModelParts(source, pool, kernel, packed, package, config, allocate, group)
+    pool = _allocate(ranks.pool, resolved.cache, device)  # before the weights: what does not fit is refused at once
+    parts = ModelParts(source, pool, kernel, packed, package, config, allocate, ranks.shared, group)
     program = ranks.ready(find_program(resolved.program_name)(parts), parts)
     kernel_name = resolved.program_name if resolved.program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, config.generation_config)

@@ -116,7 +116,8 @@ class _Keeper:
     def __init__(self, checkpoint: Checkpoint, resolved: ResolvedModel) -> None:
         self._checkpoint, self._resolved, self._config = checkpoint, resolved, resolved.given
         has_files = not isinstance(checkpoint, PackedCheckpoint) and checkpoint.path.exists()  # a shape has none
-        self._name = copy_name(checkpoint.path, self._config) if has_files and self._config.packed_cache else None
+        is_kept = has_files and self._config.packed_cache and self._config.tensor_parallel == 1  # a rank packs a part
+        self._name = copy_name(checkpoint.path, self._config) if is_kept else None
         self._writer: PackedWriter | None = None
         self._until_kept = ExitStack()
 

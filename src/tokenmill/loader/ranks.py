@@ -1,7 +1,8 @@
-"""The ranks among which a model is divided, as a load sees them: it has one of three sides here.
+"""The ranks among which a model is divided, as a load sees them: each load has one of the sides that stand here.
 
-Without tensor parallelism this process is alone. Else it is rank 0, whose engine goes on, or one that follows: such a
-load never returns, but carries out what rank 0 says until that ends. The ranks join before weights are read.
+Without tensor parallelism a process is alone. The ranks of program native are on one machine and share memory. Those
+of program eager may be anywhere: rank 0, whose engine goes on, and those that follow, whose load never returns, but
+carries out what rank 0 says until that ends. Ranks join before weights are read.
 """
 
 import signal
@@ -15,20 +16,24 @@ import torch
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.errors import ConfigError
+from tokenmill.kernels.native_library import is_usable, library_digest
 from tokenmill.kernels.threads import default_threads
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.parallel.collectives import Group
 from tokenmill.parallel.follower import Follower
+from tokenmill.parallel.ranks import OtherRanks, Ranks
 from tokenmill.parallel.rendezvous import Meeting, meet_torchrun, start_ranks, torchrun_size
 from tokenmill.parallel.rows import cache_of_rank
 from tokenmill.parallel.team import Team
 from tokenmill.program.forward import ModelParts, Program
 from tokenmill.program.ranked import RankedPool, RankedProgram, follow
+from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.packed.model import PackedCheckpoint
 
-MODULE = "tokenmill.loader.eager_rank"  # what a process runs that rank 0 starts
+MODULE = "tokenmill.loader.eager_rank"  # what a process runs that rank 0 starts for program eager
 NOT_COMPARED = (
     "model",
     "tokenizer",
@@ -41,11 +46,20 @@ NOT_COMPARED = (
 )
 """Settings that may differ between ranks: names of files, which are compared by their content, and what rank 0 alone
 uses. Threads are compared as they are in the end."""
+NOT_OF_RANKS: dict[str, Any] = {
+    **dict.fromkeys(("prefix_dir", "suffix_dir", "draft_model", "num_draft_tokens")),
+    "speculate": "off",
+    "packed_cache": False,
+}
+"""Settings of rank 0 alone, and what the others have in their place: they compute steps and decide nothing."""
 _met: list[int] = []  # engines that have met under torchrun
 
 
 class Alone:
-    """The side of a load without other ranks."""
+    """The side of a load without other ranks. shared: what program native knows of ranks that share memory."""
+
+    def __init__(self, shared: Ranks | None = None) -> None:
+        self.shared = shared or Ranks()
 
     def __enter__(self) -> Self:
         return self
@@ -57,8 +71,8 @@ class Alone:
         """The device of this rank."""
         return found
 
-    def join(self, facts: Mapping[str, Any], cache: CacheSpec, device: torch.device) -> Group | None:
-        """Meet the others, which must have the same facts. They have as many blocks as the cache of rank 0."""
+    def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group | None:
+        """Have the others load the same, or see to it that they do. They have as many blocks as the cache of rank 0."""
         return None
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
@@ -73,8 +87,31 @@ class Alone:
         """End the other ranks."""
 
 
+class InSharedMemory(Alone):
+    """The side of every rank of program native. Rank 0 starts the others, and tells them what to load."""
+
+    def __init__(self, checkpoint: Checkpoint, shared: Ranks) -> None:
+        super().__init__(shared)
+        self._checkpoint, self._leads = checkpoint, not shared.rank.number
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """See Alone."""
+        if error is not None and self._leads:
+            self.shared.end()
+
+    def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> None:
+        """See Alone. The others compare it with what they find."""
+        if self._leads:
+            self.shared.start(_told_to_ranks(self._checkpoint, resolved.config, digests))
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        """See Alone. Each rank maps the whole cache."""
+        return Pool(spec, device, self.shared.cache)
+
+
 class _OneOfMany(Alone):
     def __init__(self, meeting: Meeting) -> None:
+        super().__init__()
         self._meeting = meeting
 
     def device(self, found: torch.device) -> torch.device:
@@ -96,9 +133,9 @@ class Leading(_OneOfMany):
         if error is not None:
             self.close()
 
-    def join(self, facts: Mapping[str, Any], cache: CacheSpec, device: torch.device) -> Group:
+    def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group:
         """See Alone."""
-        return self._team.agree(facts, cache.num_blocks, device)
+        return self._team.agree(facts_of(resolved, digests), resolved.cache.num_blocks, device)
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
         """See Alone."""
@@ -128,9 +165,9 @@ class Following(_OneOfMany):
         if error is not None:
             self._follower.fail(error)
 
-    def join(self, facts: Mapping[str, Any], cache: CacheSpec, device: torch.device) -> Group:
+    def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group:
         """See Alone."""
-        self._num_blocks, group = self._follower.agree(dict(facts), device)
+        self._num_blocks, group = self._follower.agree(facts_of(resolved, digests), device)
         return group
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
@@ -145,29 +182,56 @@ class Following(_OneOfMany):
 
 
 def find_ranks(checkpoint: Checkpoint, resolved: ResolvedModel) -> Alone:
-    """Meet the other ranks of a load, or start them; see Alone."""
+    """Meet the other ranks of a load, or prepare to start them; see Alone."""
     size, config = resolved.config.tensor_parallel, resolved.config
     if size == 1:
         return Alone()
     if torchrun_size() is not None:
-        if _met:
-            raise ConfigError(
-                "tensor_parallel", size, "1: torchrun's other ranks serve the engine that was loaded before"
-            )
-        _met.append(size)
-        meeting = meet_torchrun(size)
-        return Leading(meeting) if meeting.rank == 0 else Following(meeting)
+        return _met_by_torchrun(resolved)
     if not checkpoint.path.exists():
-        raise CheckpointError(
-            f"{checkpoint.path} does not exist: the processes of tensor_parallel = {size} read it, too"
-        )
+        allowed = f"1, because {checkpoint.path} has no files that other processes could read"
+        raise ConfigError("tensor_parallel", size, allowed)
+    if resolved.program.shares_memory:
+        return InSharedMemory(checkpoint, OtherRanks(size))
     task = {**asdict(resolved.given), "model": str(checkpoint.path.resolve()), "threads": config.threads}
     return Leading(start_ranks(size, MODULE, task))
 
 
-def threads_of_rank(size: int) -> int:
-    """Count the threads of a rank without a setting: those of the machine are shared, unless torchrun has decided."""
-    return default_threads() if torchrun_size() is not None else max(1, default_threads() // size)
+def _met_by_torchrun(resolved: ResolvedModel) -> Alone:
+    size = resolved.config.tensor_parallel
+    if resolved.program.shares_memory:
+        allowed = f"eager under torchrun: {resolved.program_name} starts its ranks by itself, on this machine"
+        raise ConfigError("program", resolved.given.program, allowed)
+    if _met:
+        raise ConfigError("tensor_parallel", size, "1: torchrun's other ranks serve the engine that was loaded before")
+    _met.append(size)
+    meeting = meet_torchrun(size)
+    return Leading(meeting) if meeting.rank == 0 else Following(meeting)
+
+
+def threads_of_machine(size: int) -> int:
+    """Count the threads that all ranks of this process's machine have together where none are set: under torchrun, as
+    many for each as it has decided.
+    """
+    return default_threads() * (1 if torchrun_size() is None else size)
+
+
+def versions() -> dict[str, str]:
+    """Name what every rank must have alike."""
+    library = library_digest() if is_usable() else "none"
+    return {"tokenmill": __version__, "torch": str(torch.__version__), "native library": library}
+
+
+def _told_to_ranks(checkpoint: Checkpoint, config: ResolvedConfig, digests: Mapping[str, str]) -> dict[str, Any]:
+    """Say what the other ranks load, with what must be equal there: the model's files, and the versions."""
+    packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
+    return {
+        "settings": asdict(config) | NOT_OF_RANKS,
+        "model": str(checkpoint.path),
+        "packed": None if packed is None else str(packed.file),
+        "fingerprint": dict(digests),
+        "versions": versions(),
+    }
 
 
 def facts_of(resolved: ResolvedModel, digests: Mapping[str, str]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def _lengths(given: EngineConfig, model: ModelConfig, threads: int) -> ResolvedC
             "block_size": given.block_size or max_length,
             "cache_tokens": given.cache_tokens or max_length,
             "num_draft_tokens": given.num_draft_tokens or default_drafts(given.speculate),
-            "threads": given.threads or threads,
+            "threads": given.threads or max(1, threads // given.tensor_parallel),
             "async_scheduling": scheduling,
         }
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.memory.pages import map_pages
+from tokenmill.memory.shared_memory import SharedMemory
 
 ALIGNMENT = 64  # bytes of a cache line; every tensor starts at the beginning of one
 
@@ -33,11 +34,14 @@ class Arena:
     """Zeros in huge pages, handed out tensor by tensor.
 
     There is room for `num_bytes` in `num_pieces` tensors. OSError where the system refuses the memory. reserved: False
-    if fewer bytes may be handed out; the rest then takes no memory.
+    if fewer bytes may be handed out; the rest then takes no memory. shared: memory that other processes map too.
     """
 
-    def __init__(self, num_bytes: int, num_pieces: int = 1, reserved: bool = True) -> None:
-        self._pages = map_pages(num_bytes + ALIGNMENT * (num_pieces + 1), reserved)
+    def __init__(
+        self, num_bytes: int, num_pieces: int = 1, reserved: bool = True, shared: SharedMemory | None = None
+    ) -> None:
+        needed = num_bytes + ALIGNMENT * (num_pieces + 1)
+        self._pages = map_pages(needed, reserved) if shared is None else shared.map(needed)
         self._bytes = torch.frombuffer(self._pages, dtype=torch.uint8)
         self.used = 0
 

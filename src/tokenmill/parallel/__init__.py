@@ -1,3 +1,1 @@
-"""Tensor parallelism: several processes, called ranks, that share the rows of a model's matrices and the heads of its
-cache.
-"""
+"""Several processes that compute each step of one model together."""

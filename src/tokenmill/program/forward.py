@@ -14,6 +14,7 @@ from tokenmill.errors import ConfigError, RankLost
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.memory.arena import Allocate
 from tokenmill.parallel.collectives import Group
+from tokenmill.parallel.ranks import Ranks
 from tokenmill.program.aot.package import Package
 from tokenmill.registry import PROGRAMS, lookup
 from tokenmill.settings.engine_config import ResolvedConfig
@@ -33,7 +34,7 @@ class ModelParts(NamedTuple):
     attend by themselves.
 
     packed: a packed model, which was made for this program; `weights` then knows names and shapes alone. package: for
-    program aot. config: resolved. allocate: returns memory for packed weights.
+    program aot. config: resolved. allocate: returns memory for packed weights. ranks: the processes that compute steps.
     """
 
     weights: WeightSource
@@ -43,6 +44,7 @@ class ModelParts(NamedTuple):
     package: Package | None
     config: ResolvedConfig
     allocate: Allocate
+    ranks: Ranks
     group: Group | None = None
 
 
@@ -77,6 +79,9 @@ class Program(Protocol):
 
     def close(self) -> None:
         """End the other ranks, if there are any. Nothing is run afterwards."""
+
+    def follow(self) -> None:
+        """Of every rank but 0, where ranks share memory: compute the steps of rank 0 until that one ends."""
 
 
 def find_program(name: str) -> type[Program]:

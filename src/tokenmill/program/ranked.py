@@ -50,6 +50,9 @@ class RankedProgram(Program):
         """See Program."""
         self._team.close()
 
+    def follow(self) -> None:
+        """See Program: this is the rank that others follow."""
+
     @property
     def pids(self) -> list[int]:
         """The processes of the ranks that this one has started."""

@@ -24,6 +24,7 @@ class ProgramSpec(Protocol):
     finds_drafts: bool = False  # it takes drafts that are UNKNOWN and finds them, see Step.has_unknown
     packs: bool = False  # it has weights in a layout of its own, which packed models hold
     multiplies_float16: bool = False  # on a CPU, as fast as other floating point; products of torch are slow there
+    shares_memory: bool = False  # its ranks are on one machine, and map one cache
     prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
 
     @staticmethod
@@ -91,10 +92,12 @@ class EagerSpec(ProgramSpec):
 
     @staticmethod
     def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
+        """See ProgramSpec."""
         return rank_weight_bytes(model, dtype, scheme, ranks)
 
     @staticmethod
     def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
+        """See ProgramSpec. Each rank has the rows of its heads."""
         return [cache_of_rank(cache, rank, ranks).num_bytes for rank in range(ranks)]
 
 

@@ -20,6 +20,7 @@ from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Piece
 from tokenmill.engine.requests import Request
 from tokenmill.engine.session import Session
+from tokenmill.errors import TokenmillError
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.serve.errors import EngineDied
 from tokenmill.serve.jobs import Generation, Job, Scoring, SessionLoad, Update
@@ -188,7 +189,9 @@ class Driver:
         if self.has_failed:
             return
         self.has_failed, self._is_watching = True, False
-        log.error("the engine has failed, so the server ends: %s", "".join(traceback.format_exception(error)))
+        is_known = isinstance(error, TokenmillError)
+        said = str(error) if is_known else "".join(traceback.format_exception(error))
+        log.error("the engine has failed, so the server ends: %s", said)
         self.error = EngineDied(f"the engine has failed: {type(error).__name__}")  # which clients see
         self.on_failure()
         self._end_all(self.error)

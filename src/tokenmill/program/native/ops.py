@@ -26,10 +26,11 @@ from tokenmill.model.parameters import join, parameter_shapes
 from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
 from tokenmill.program.native.positions import PositionTables
 from tokenmill.program.native.spec import ACTIVATIONS, first_rows, has_coded_embedding
-from tokenmill.program.native.weights import Linear, Packed, Packing
+from tokenmill.program.native.weights import Linear, Packed, Packing, Place
 from tokenmill.quant.schemes import GROUP, Scheme
 
-Place = tuple[int | None, str]  # the layer and the role of a matrix
+Role = tuple[int | None, str]  # the layer and the role of a matrix
+NOWHERE = Place(0, 0, 0, 0)  # of the units of a matrix of which this rank has none
 # As in abi.h.
 EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE, COPY, HEADS = range(8)
 ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT, STORE, SHARED_GATE, TO_BUFFER = range(10)
@@ -66,10 +67,10 @@ class Ops:
         embed = self._add(EMBED, positions=positions, scheme=LAYOUTS[dtype], scale=multiplier, **sizes)
         is_coded = has_coded_embedding(config, scheme)
         if not is_coded:
-            embed.table = self._keep("embedding.weight", number)
+            embed.table = self.weights.keep_table("embedding.weight", self._shapes["embedding.weight"], number)
         elif not config.tie_embeddings:
             units = list(range(0, size, GROUP))
-            self._linears.append(Linear(embed, [(None, "embedding")], GROUP, units, [], whole=False))
+            self._linears.append(Linear(embed, [(None, "embedding")], [size], GROUP, units, [], whole=False))
         for layer, (description, layer_kv) in enumerate(zip(decoder.layers, layers_kv, strict=True)):
             self._layer(layer, description, layer_kv)
         self._norm("norm", decoder.norm, MLP_IN, LOGITS)
@@ -195,7 +196,7 @@ class Ops:
 
     def _linear(
         self,
-        matrices: Sequence[Place],
+        matrices: Sequence[Role],
         matrix: Projection,
         epilogue: int,
         source: int,
@@ -215,7 +216,7 @@ class Ops:
             LINEAR, epilogue=epilogue, from_=source, inputs=matrix.inputs, outputs=outputs, bias=bias, **fields
         )
         whole = matrix.role == "qkv"
-        self._linears.append(Linear(op, matrices, unit, firsts, gates, whole))
+        self._linears.append(Linear(op, matrices, matrix.parts, unit, firsts, gates, whole))
 
     def _array(self, addresses: list[int]) -> int:
         held = (ctypes.c_void_p * len(addresses))(*addresses)
@@ -240,13 +241,14 @@ class Ops:
         return self.weights.keep(parameter, self._shapes[parameter], dtype, offset)
 
     def _place(self) -> None:
-        for linear, runs in zip(self._linears, self.weights.place(self._linears), strict=True):
+        for linear, places in zip(self._linears, self.weights.place(self._linears), strict=True):
             op, units = linear.op, (Unit * len(linear.unit_rows))()
-            places = ((run, run.address + at * linear.stride(run)) for run in runs for at in range(run.num_units))
-            for unit, row, (run, address) in zip(units, linear.unit_rows, places, strict=True):
-                unit.data, unit.scheme = address, run.layout
+            elsewhere = next((Place(0, each.layout, 0, each.gate_layout) for each in places.values()), NOWHERE)
+            for number, (unit, row) in enumerate(zip(units, linear.unit_rows, strict=True)):
+                place = places.get(number, elsewhere)
+                unit.data, unit.scheme = place.address, place.layout
                 if linear.gates:
-                    unit.gate, unit.gate_scheme = address + linear.unit_bytes(run.layout), run.gate_layout
+                    unit.gate, unit.gate_scheme = place.gate_address, place.gate_layout
                 unit.first = row - linear.firsts[0]
                 unit.count = min(linear.count, op.outputs - unit.first)
             op.units, op.num_units = units, len(units)  # op keeps units alive

@@ -8,14 +8,18 @@ import ctypes
 import os
 import weakref
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tokenmill.cache.step import Step
-from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.errors import CapacityError, ConfigError, RankLost
 from tokenmill.kernels import native_library, native_structs
+from tokenmill.memory.nodes import memory_nodes
 from tokenmill.model.description import describe
+from tokenmill.parallel.division import Rank
+from tokenmill.parallel.ranks import Ranks
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.program.native.layouts import LAYOUTS, kv_number
 from tokenmill.program.native.ops import Ops
@@ -25,9 +29,10 @@ from tokenmill.program.native.weights import Packed, Packing
 WHY_BYTES = 500
 
 
-def _free(model: int, process: int) -> None:
+def _free(model: int, process: int, ranks: Ranks) -> None:
     if os.getpid() == process:  # a fork has the memory without the threads: nothing can be joined there
         native_library.library().tm_free(model)
+        ranks.end()
 
 
 class Native(Program):
@@ -38,12 +43,13 @@ class Native(Program):
 
     def __init__(self, parts: ModelParts) -> None:
         source, pool, packed, config = parts.weights, parts.pool, parts.packed, parts.config
+        self._ranks, rank = parts.ranks, parts.ranks.rank
         shape, description = source.model, describe(source.model)
         self._pool, self._vocab_size = pool, shape.vocab_size
         if packed is None:
-            self._weights: Packing | Packed = Packing(source, parts.allocate, LAYOUTS[config.dtype])
+            self._weights: Packing | Packed = Packing(source, parts.allocate, LAYOUTS[config.dtype], rank)
         else:
-            self._weights = Packed(torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"])
+            self._weights = Packed(torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"], rank)
         tables = PositionTables(description, config.max_length)
         self._ops = Ops(description, source.scheme, config.dtype, pool.layers, self._weights, tables)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
@@ -59,17 +65,45 @@ class Native(Program):
             build=self.build.encode(),
             num_positions=config.max_length,
             num_slots=pool.spec.num_slots,
+            rank=rank.number,
+            num_ranks=rank.count,
+            max_tokens=config.max_step_tokens,
         )
+        self._share_memory()
+        self._place_threads(memory_nodes(), rank)
         self._start()
+
+    def _share_memory(self) -> None:
+        """Map what the ranks share of a step, and have every step fail from when one of them has ended."""
+        if self._ranks.steps is None:
+            return
+        lib = native_library.library()
+        self._shared = self._ranks.steps.map(lib.tm_shared_bytes(ctypes.byref(self._spec)))
+        self._spec.shared = address = ctypes.addressof(ctypes.c_char.from_buffer(self._shared))
+        shared = self._shared  # for as long as it may be called
+        self._ranks.on_end(lambda: lib.tm_lose(address) if len(shared) else None)
+
+    def _place_threads(self, nodes: list[list[int]], rank: Rank) -> None:
+        """Divide the threads of all ranks among the memory nodes, where there are several."""
+        if len(nodes) < 2:
+            return
+        threads, count = self._spec.num_threads, rank.count * self._spec.num_threads
+        own = range(rank.number * threads, (rank.number + 1) * threads)
+        node_of = {processor: node for node, processors in enumerate(nodes) for processor in processors}
+        of_processors = [node_of.get(processor, -1) for processor in range(max(node_of) + 1)]
+        self._spec.num_processors = len(of_processors)
+        self._spec.processor_nodes = (ctypes.c_int32 * len(of_processors))(*of_processors)
+        self._spec.thread_nodes = (ctypes.c_int32 * threads)(*(thread * len(nodes) // count for thread in own))
 
     def _start(self) -> None:
         """Start the threads. Done again in a forked process, where those of the first are missing."""
         self._call, self._why = native_structs.Step(), ctypes.create_string_buffer(WHY_BYTES)
         self._model = native_library.library().tm_make(ctypes.byref(self._spec), self._why, WHY_BYTES)
         if not self._model:
+            self._ranks.check()
             raise CapacityError("threads", self._spec.num_threads, 0, f"threads ({self._why.value.decode()})")
         self._process = os.getpid()
-        weakref.finalize(self, _free, self._model, self._process)
+        weakref.finalize(self, _free, self._model, self._process, self._ranks)
 
     @property
     def build_id(self) -> str:
@@ -83,6 +117,7 @@ class Native(Program):
     def run(self, step: Step) -> Output:
         """The logits are float32."""
         if os.getpid() != self._process:
+            self._ranks.check()
             self._start()
         logits_RV = torch.empty(step.num_rows, self._vocab_size)
         # One array, one struct for every step, no tensors: since the last step all of Python is out of the caches.
@@ -104,5 +139,16 @@ class Native(Program):
         call.spans, call.logits = at + size * first_span, logits_RV.data_ptr()
         call.stops, call.num_stops = at + size * first_stop, len(step.stop_ids)
         if native_library.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
+            self._ranks.check()
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
         return Output(logits_RV, numbers[:count] if step.has_unknown else ())
+
+    def on_loss(self, call: Callable[[RankLost], None]) -> None:
+        self._ranks.on_loss(call)
+
+    def close(self) -> None:
+        self._ranks.end()
+
+    def follow(self) -> None:
+        if native_library.library().tm_follow(self._model, self._why, WHY_BYTES):
+            raise RuntimeError(f"the native program failed: {self._why.value.decode()}")

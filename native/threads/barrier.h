@@ -1,0 +1,40 @@
+// A point at which threads meet: none goes on before all have arrived. It may lie in memory that several processes share.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <thread>
+
+// What a thread does between two looks at something that it waits for.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+constexpr int MAX_SPINS = 1000;  // about 15 µs at a barrier; yielding afterwards costs less than a microsecond
+
+struct Barrier {
+  alignas(64) std::atomic<int> num_arrived{0};
+  alignas(64) std::atomic<uint32_t> passed{0};  // grows by one with every time that all have arrived
+
+  // Called by each of `count` threads. False as soon as `lost` is set, whose threads would never arrive; null for none.
+  bool meet(int count, const std::atomic<uint32_t>* lost = nullptr) {
+    const uint32_t now = passed.load(std::memory_order_acquire);
+    if (num_arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
+      num_arrived.store(0, std::memory_order_relaxed);
+      passed.fetch_add(1, std::memory_order_release);
+      return true;
+    }
+    for (int spins = 0; passed.load(std::memory_order_acquire) == now; spins++) {
+      if (spins < MAX_SPINS) {
+        relax();
+        continue;
+      }
+      if (lost && lost->load(std::memory_order_relaxed)) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+};

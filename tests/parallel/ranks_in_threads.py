@@ -1,0 +1,41 @@
+"""Ranks as threads of one process, which start in milliseconds: each maps the shared memory for itself."""
+
+import os
+import threading
+
+from tokenmill.loader.rank import load_rank
+from tokenmill.memory.shared_memory import SharedMemory
+from tokenmill.parallel.division import Rank
+from tokenmill.parallel.ranks import Ranks
+
+
+class RanksInThreads(Ranks):
+    """In the place of OtherRanks. errors: what the other ranks raised."""
+
+    def __init__(self, count):
+        super().__init__(Rank(0, count), SharedMemory(), SharedMemory())
+        self.errors, self._threads, self._calls = [], [], []
+
+    def start(self, told):
+        for number in range(1, self.rank.count):
+            shared = [os.dup(memory.descriptor) for memory in (self.steps, self.cache)]
+            mine = {**told, "rank": [number, self.rank.count], "shared": shared}
+            self._threads.append(threading.Thread(target=self._run, args=(mine,)))
+            self._threads[-1].start()
+
+    def _run(self, told):
+        try:
+            load_rank(told).program.follow()
+        except Exception as error:  # noqa: BLE001  (tests look at it)
+            self.errors.append(error)
+
+    def on_end(self, call):
+        self._calls.append(call)
+
+    def end(self):
+        for call in self._calls:
+            call()
+        for thread in self._threads:
+            thread.join()
+        self.steps.close()
+        self.cache.close()

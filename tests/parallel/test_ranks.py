@@ -1,0 +1,165 @@
+"""Ranks as processes: they start with a model and end with it, and one that dies ends every request with an error."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.forked import in_fork
+from tests.tiny_models import prompt
+from tokenmill import RankLost, load
+from tokenmill.kernels import native_library
+from tokenmill.loader import ranks as loader_ranks
+from tokenmill.parallel import ranks
+
+WAIT_S = 5.0  # in which a group must have ended
+LONG = prompt(97, seed=5)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it reads /proc"),
+]
+
+
+def ranks_of(parent):
+    """The processes that run a rank for this one."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            is_rank = ranks.MODULE.encode() in (folder / "cmdline").read_bytes().split(b"\0")
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if is_rank and int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def wait_until(is_so):
+    """Whether it becomes so within WAIT_S."""
+    until = time.monotonic() + WAIT_S
+    while not is_so() and time.monotonic() < until:
+        time.sleep(0.02)
+    return is_so()
+
+
+def in_ranks(path, count=2, **settings):
+    return load(path, program="native", dtype="float32", threads=1, tensor_parallel=count, **settings)
+
+
+@pytest.fixture
+def alone(llama):
+    engine = load(llama, program="native", dtype="float32", threads=1)
+    yield engine
+    engine.close()
+
+
+def test_processes_give_the_bits_of_one_and_end_with_the_engine(llama, alone):
+    engine = in_ranks(llama, 3)
+    assert len(ranks_of(os.getpid())) == 2
+    assert torch.equal(engine.logits(LONG), alone.logits(LONG))
+    prompts = [prompt(length, seed=length) for length in (3, 17, 40)]
+    assert [done.tokens for done in engine.generate(prompts, max_new_tokens=20)] == [
+        done.tokens for done in alone.generate(prompts, max_new_tokens=20)
+    ]
+    engine.close()
+    assert ranks_of(os.getpid()) == []
+
+
+def test_an_engine_that_nobody_holds_ends_its_ranks(llama):
+    engine = in_ranks(llama)
+    engine.generate(LONG, max_new_tokens=2)
+    del engine
+    gc.collect()
+    assert wait_until(lambda: ranks_of(os.getpid()) == [])
+
+
+def test_a_session_goes_on_under_another_number(llama, alone, tmp_path):
+    wanted = alone.session(LONG)
+    wanted.generate(max_new_tokens=6, temperature=0.8, seed=3)
+    engine = in_ranks(llama)
+    session = engine.session(LONG)
+    session.generate(max_new_tokens=3, temperature=0.8, seed=3)
+    session.save(tmp_path / "one.kv")
+    engine.close()
+    for count in (1, 3):
+        other = in_ranks(llama, count)
+        opened = other.open_session(tmp_path / "one.kv")
+        opened.generate(max_new_tokens=3, temperature=0.8, seed=3)
+        assert opened.tokens == wanted.tokens
+        other.close()
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_rank_that_dies_ends_every_request(is_busy, llama):
+    engine = in_ranks(llama, 3, max_length=128)
+    errors = []
+
+    def generate():
+        try:
+            while True:
+                engine.generate(LONG[:20], max_new_tokens=100, ignore_eos=True)
+        except RankLost as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=generate)
+    if is_busy:
+        thread.start()
+        wait_until(lambda: engine.core.trackers)
+    os.kill(ranks_of(os.getpid())[0], signal.SIGKILL)
+    if is_busy:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        assert "was ended by signal SIGKILL: load the model again" in errors[0]
+    with pytest.raises(RankLost, match="of 3 was ended by signal SIGKILL"):
+        while True:
+            engine.generate(LONG, max_new_tokens=1)
+    engine.close()
+    assert ranks_of(os.getpid()) == []
+
+
+def test_ranks_end_with_a_rank_0_that_is_killed(llama):
+    code = (
+        "import sys, time, tokenmill\n"
+        f"engine = tokenmill.load({str(llama)!r}, program='native', threads=1, tensor_parallel=2)\n"
+        "print('ready', flush=True)\n"
+        "engine.generate([1, 2, 3], max_new_tokens=60, ignore_eos=True)\n"
+        "time.sleep(1000)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    (rank,) = ranks_of(process.pid)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert wait_until(lambda: not Path(f"/proc/{rank}").exists())
+
+
+def test_a_rank_that_does_not_start_is_told(llama, monkeypatch):
+    monkeypatch.setattr(ranks, "MODULE", "this")
+    with pytest.raises(RankLost, match="rank 1 of 2 has ended with exit code 0"):
+        in_ranks(llama)
+
+
+def test_a_rank_of_another_version_is_refused(llama, monkeypatch):
+    monkeypatch.setattr(loader_ranks, "versions", lambda: {"tokenmill": "9.9"})
+    with pytest.raises(RankLost, match=r"rank 1 of 2 says: versions: .* here and None on rank 0"):
+        in_ranks(llama)
+    assert ranks_of(os.getpid()) == []
+
+
+def test_a_fork_has_no_ranks(llama):
+    engine = in_ranks(llama)
+    said = in_fork(lambda: engine.generate([1, 2, 3], max_new_tokens=1))
+    assert "RankLost" in said
+    assert "are those of the process that was forked" in said
+    engine.generate([1, 2, 3], max_new_tokens=1)
+    engine.close()
