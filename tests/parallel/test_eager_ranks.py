@@ -2,17 +2,20 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 
 import pytest
+import torch
 
 from tests.laws.test_law_14_everything import everything_at_once
 from tests.parallel.eager_in_threads import save_with_three_kv_heads
 from tests.parallel.processes import is_there, listening, wait_until
 from tests.tiny_models import prompt
 from tokenmill import ConfigError, load
+from tokenmill.bench.golden import check_text, reference_for
 from tokenmill.errors import RankLost
 from tokenmill.loader import ranks
 
@@ -201,3 +204,50 @@ def test_torchrun_starts_them_as_well(path):
         [*command, *arguments, "-tp", "3"], capture_output=True, text=True, timeout=300, check=False
     )
     assert refused.returncode and "because torchrun has started so many processes" in refused.stderr
+
+
+@pytest.mark.long
+@pytest.mark.model
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16", "scheme": "dense"}, {"scheme": "q8"}], ids=str)
+def test_the_real_model_has_the_bits_of_one_process(settings, size, real_model):
+    """Nine heads over three kv heads: two ranks have two and one of those."""
+    how = {"program": "eager", "threads": 1, "max_length": 256, "dtype": "float32", **settings}
+    one, ranks_of_it = load(real_model, **how), load(real_model, **how, tensor_parallel=size)
+    tokens = one.encode("Why is the sky blue? Explain it to a child in simple words, with an example.")
+    assert torch.equal(ranks_of_it.logits(tokens), one.logits(tokens))
+    prompts = [tokens, "Once upon a time", "def fibonacci(n):"]
+    found = [[done.tokens for done in engine.generate(prompts, max_new_tokens=8)] for engine in (one, ranks_of_it)]
+    assert found[0] == found[1]
+    ranks_of_it.close()
+
+
+@pytest.mark.long
+@pytest.mark.model
+def test_the_golden_texts(real_model):
+    engine = load(real_model, program="eager", tensor_parallel=2, dtype="float32")
+    assert check_text(engine, reference_for(real_model)).startswith("8 texts")
+    engine.close()
+
+
+@pytest.mark.slow
+def test_ranks_with_other_settings_are_named(path):
+    """Two processes as torchrun starts them, of which one has another setting."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, "-m", "tokenmill", "generate", str(path), "--tokens", "5", "--program", "eager"]
+    ends = []
+    for rank, dtype in enumerate(("float32", "bfloat16")):
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ends.append(
+            subprocess.Popen(
+                [*command, "-tp", "2", "--threads", "1", "--dtype", dtype],
+                env={**os.environ, **place},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    said = [process.communicate(timeout=300)[1] for process in ends]
+    assert ends[0].returncode == 2
+    assert "dtype = 'float32'" in said[0] and "and it is 'bfloat16' on rank 1" in said[0]
+    assert "error" not in said[1].lower()
