@@ -148,6 +148,25 @@ def test_ranks_end_when_rank_0_is_killed(path):
 
 
 @pytest.mark.slow
+def test_ranks_end_with_rank_0_though_it_has_forked(path):
+    program = (
+        "import os, sys, time, tokenmill\n"
+        f"engine = tokenmill.load({str(path)!r}, tensor_parallel=2, **{SETTINGS!r})\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    time.sleep(600)\n"
+        "print(child, *engine.core.loaded.program.pids, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        child, other = (int(pid) for pid in process.stdout.readline().split())
+        process.kill()
+        wait_until(lambda: not is_there(other))
+        assert is_there(child)
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "kind", "said"),
     [

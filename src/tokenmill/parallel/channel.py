@@ -6,7 +6,9 @@ ended, for then the system closes it, whatever ended the process.
 """
 
 import json
+import os
 import socket
+import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from threading import Lock
@@ -30,6 +32,7 @@ class Channel:
     def __init__(self, connected: socket.socket) -> None:
         self._connection = Connection(connected.detach())
         self._sending = Lock()
+        _channels.add(self)
 
     def send(self, name: str, facts: Any = None, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send a message; OSError if the other process has ended."""
@@ -45,6 +48,11 @@ class Channel:
         name, facts = json.loads(found[8:end])
         return Message(name, facts, load(found[end:]) if end < len(found) else {})
 
+    def forget(self) -> None:
+        """Close what a forked process has inherited, which would keep the connection open after this one has ended."""
+        self._sending = Lock()
+        self._connection.close()
+
     def close(self) -> None:
         """Close it; the other process reads its end. A thread that waits here for a message reads it, too."""
         try:
@@ -53,3 +61,14 @@ class Channel:
                 connected.detach()
         except OSError:
             pass  # it was closed before, by either side
+
+
+_channels: "weakref.WeakSet[Channel]" = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for channel in list(_channels):
+        channel.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
