@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests import gguf_files
+from tests.calibrate.runs import calibrated
 from tests.parallel.eager_in_threads import Threads, save_with_three_kv_heads
 from tests.tiny_models import KINDS, TINY, build, prompt, save
 from tokenmill.errors import ConfigError
@@ -112,3 +114,18 @@ def test_what_cannot_be_divided_is_refused(name, settings, reason, models):
     checkpoint = open_checkpoint(save(name, models))
     with pytest.raises(ConfigError, match=reason):
         resolve_checkpoint(checkpoint, EngineConfig(**{"program": "eager", **settings}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", (("Q6_K", "Q5_K", "IQ4_XS"), ("F16", "Q3_K", "Q5_0", "MXFP4", "Q8_0", "IQ4_NL")))
+@pytest.mark.parametrize("name", gguf_files.WIDE)
+def test_codes_of_several_kinds(name, kinds, tmp_path):
+    """Within one model, and within the matrix that is made of those of q, k and v."""
+    path = gguf_files.write_codes(tmp_path / "x.gguf", name, [gguf_files.KIND[kind] for kind in kinds])
+    check(path, sizes=(2,))
+
+
+@pytest.mark.slow
+def test_matrices_of_4_and_of_8_bits(llama, tmp_path):
+    calibrated(llama, tmp_path / "mixed", algorithm="importance", target_bits=7.0)
+    check(tmp_path / "mixed", sizes=(2,))
