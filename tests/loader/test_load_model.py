@@ -13,6 +13,7 @@ from tokenmill.errors import CapacityError, CheckpointError, ConfigError, Packag
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader import compile as compiling
 from tokenmill.loader import load_model as module
+from tokenmill.loader import ranks
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.model.config import Rope
@@ -183,7 +184,7 @@ def test_a_cache_that_the_system_refuses_is_told_with_what_would_help(llama, mon
     def refuse(*_):
         raise RuntimeError("cannot allocate\nand more")
 
-    monkeypatch.setattr(module, "Pool", refuse)
+    monkeypatch.setattr(ranks, "Pool", refuse)
     monkeypatch.setattr(module, "available_bytes", lambda: 1000)
     with pytest.raises(CapacityError) as raised:
         loaded_of(llama, max_length=40)
@@ -195,7 +196,7 @@ def test_a_cache_that_the_system_refuses_is_told_with_what_would_help(llama, mon
         (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
         (MemoryError(), "no reason"),
     ):
-        monkeypatch.setattr(module, "Pool", lambda *_, error=error: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(ranks, "Pool", lambda *_, error=error: (_ for _ in ()).throw(error))
         with pytest.raises(CapacityError, match=rf"which the system refuses \({reason}\)"):
             loaded_of(llama, max_length=40)
 

@@ -15,6 +15,7 @@ from tokenmill.measure.cost import (
     Storage,
     Traffic,
     cost_of,
+    costs_of_ranks,
     decode_traffic,
     prefill_traffic,
 )
@@ -217,3 +218,18 @@ def test_the_workspace_by_hand():
     )
     learned = replace(SMALL, rope=None, positions="learned")
     assert workspace(config, learned) == workspace(config, SMALL) - rotary
+
+
+def test_what_ranks_need_together_is_what_the_plan_counts():
+    """Norms are on every rank; of program native rank 0 has the embedding, and all map one cache."""
+    for program, is_shared in (("eager", False), ("native", True)):
+        given = EngineConfig(
+            program=program, tensor_parallel=3, dtype="float32", scheme="dense" if is_shared else "packed"
+        )
+        resolved = resolve(given, SMOLLM2)
+        ranks, one = costs_of_ranks(resolved), cost_of(resolve(replace(given, tensor_parallel=1), SMOLLM2))
+        assert cost_of(resolved) == Cost.together(ranks)
+        assert sum(rank.cache_bytes for rank in ranks) == one.cache_bytes
+        assert [rank.cache_bytes > 0 for rank in ranks] == [True, not is_shared, not is_shared]
+        norms = count_parameters(SMOLLM2)["norms"] * 4
+        assert sum(rank.weights_bytes for rank in ranks) == one.weights_bytes + 2 * norms

@@ -14,7 +14,7 @@ from tests.unequal_model import save_unequal
 from tokenmill import EngineConfig, load
 from tokenmill.bench.golden import check_text, reference_for
 from tokenmill.kernels import native_library
-from tokenmill.loader import load_model
+from tokenmill.loader import ranks
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.weights.checkpoint import open_checkpoint
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"t
 
 @pytest.fixture(autouse=True)
 def in_threads(monkeypatch):
-    monkeypatch.setattr(load_model, "OtherRanks", RanksInThreads)
+    monkeypatch.setattr(ranks, "OtherRanks", RanksInThreads)
 
 
 def native(path, dtype="float32", **settings):

@@ -16,7 +16,7 @@ from tests.forked import in_fork
 from tests.tiny_models import prompt
 from tokenmill import RankLost, load
 from tokenmill.kernels import native_library
-from tokenmill.loader import load_model
+from tokenmill.loader import ranks as loader_ranks
 from tokenmill.parallel import ranks
 
 WAIT_S = 5.0  # in which a group must have ended
@@ -150,7 +150,7 @@ def test_a_rank_that_does_not_start_is_told(llama, monkeypatch):
 
 
 def test_a_rank_of_another_version_is_refused(llama, monkeypatch):
-    monkeypatch.setattr(load_model, "versions", lambda: {"tokenmill": "9.9"})
+    monkeypatch.setattr(loader_ranks, "versions", lambda: {"tokenmill": "9.9"})
     with pytest.raises(RankLost, match=r"rank 1 of 2 says: versions: .* here and None on rank 0"):
         in_ranks(llama)
     assert ranks_of(os.getpid()) == []

@@ -56,7 +56,7 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     with uninterrupted():
         from tokenmill.kernels.devices import free_bytes
         from tokenmill.loader.resolve import resolve
-        from tokenmill.measure.cost import cost_of
+        from tokenmill.measure.cost import cost_of, costs_of_ranks
 
     resolved = resolve(wanted, model)
     config, cost = resolved.config, cost_of(resolved)
@@ -82,6 +82,9 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
         },
         "bytes_per_token": cost.bytes_per_token,
         "total_bytes": cost.total_bytes,
+        "ranks": [
+            {"weights_bytes": rank.weights_bytes, "cache_bytes": rank.cache_bytes} for rank in costs_of_ranks(resolved)
+        ],
         "available_bytes": available,
         "fits": cost.total_bytes <= available,
         "longest_that_fits": _largest(shortest, model.context, lambda number: fits(max_length=number)),
@@ -102,8 +105,10 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     for name, num_bytes in predicted.items():
         row = [name.removesuffix("_bytes"), size(num_bytes), f"{num_bytes:,}"]
         if allocated is not None:
-            row.append(f"{allocated[name]:,}" if name in allocated else "an estimate")
+            is_told = name in allocated and len(facts["ranks"]) == 1
+            row.append(f"{allocated[name]:,}" if is_told else "" if name in allocated else "an estimate")
         rows.append(tuple(row))
+    rows += _rank_rows(facts["ranks"], allocated)
     filler = ("",) * (allocated is not None)
     rows.append(("total", size(facts["total_bytes"]), f"{facts['total_bytes']:,}", *filler))
     rows.append(("available", size(facts["available_bytes"]), f"{facts['available_bytes']:,}", *filler))
@@ -111,6 +116,17 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     title = f"{model} in {form} on {facts['device']}, {facts['max_sequences']} x {facts['max_length']} tokens"
     print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])), ("size",))
     typer.echo(_verdict(facts))
+
+
+def _rank_rows(ranks: list[dict[str, int]], allocated: dict[str, int] | None) -> list[tuple[str, ...]]:
+    """Weights and cache of each rank, where there are several; allocated: those of rank 0."""
+    rows = list[tuple[str, ...]]()
+    for number, rank in enumerate(ranks if len(ranks) > 1 else []):
+        for name, num_bytes in rank.items():
+            row = f"rank {number}, {name.removesuffix('_bytes')}", size(num_bytes), f"{num_bytes:,}"
+            told = "" if number or allocated is None else f"{allocated[name]:,}"
+            rows.append(row if allocated is None else (*row, told))
+    return rows
 
 
 def _verdict(facts: dict[str, Any]) -> str:

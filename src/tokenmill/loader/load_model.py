@@ -4,9 +4,9 @@ Settings that cannot be combined are refused here, before a weight is read.
 """
 
 import logging
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,16 +14,15 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
-from tokenmill.kernels.native_library import is_usable, library_digest
-from tokenmill.kernels.threads import default_threads, torch_threads, usable_threads
+from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.loader.find_tokenizer import find_tokenizer
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.ranks import Alone, find_ranks, threads_of_machine
 from tokenmill.loader.resolve import FLOAT16_ON_CPU, ResolvedModel, resolve, resolve_with
 from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
-from tokenmill.parallel.ranks import OtherRanks, Ranks
 from tokenmill.program.aot.package import made_for, open_package
 from tokenmill.program.forward import ModelParts, find_program
 from tokenmill.program.runner import Runner
@@ -31,7 +30,6 @@ from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import choose as choose_proposer
-from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import recommended
@@ -40,19 +38,12 @@ from tokenmill.weights.source import Progress, WeightSource, return_memory
 
 log = logging.getLogger(__name__)
 
-NOT_OF_RANKS: dict[str, Any] = {
-    **dict.fromkeys(("prefix_dir", "suffix_dir", "draft_model", "num_draft_tokens")),
-    "speculate": "off",
-    "packed_cache": False,
-}
-"""Settings of rank 0 alone, and what the others have in their place: they compute steps and decide nothing."""
-
 
 def resolve_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ResolvedModel:
     """Resolve these settings for this checkpoint; ConfigError for what a packed model was not made for."""
     if isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy:
         config = _as_packed(config, checkpoint)
-    return resolve(config, read_config(checkpoint.config), default_threads())
+    return resolve(config, read_config(checkpoint.config), threads_of_machine(config.tensor_parallel))
 
 
 def load_model(
@@ -60,25 +51,16 @@ def load_model(
     resolved: ResolvedModel,
     progress: Progress | None = None,
     allocate: Allocate = unreserved,
-    ranks: Ranks | None = None,
+    ranks: Alone | None = None,
 ) -> LoadedModel:
     """Load a model with its program and its own cache. `allocate` gives the memory for weights that the
-    program packs. ranks: None on rank 0, which starts the others.
+    program packs. ranks: the side of a rank that has met rank 0 already.
     """
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
-    with torch_threads(resolved.config.threads), naming(checkpoint.path):
-        if ranks is not None or resolved.config.tensor_parallel == 1:
-            return _load(checkpoint, resolved, progress, allocate, ranks or Ranks())
-        if not checkpoint.path.exists():
-            allowed = f"1, because {checkpoint.path} has no files that other processes could read"
-            raise ConfigError("tensor_parallel", resolved.config.tensor_parallel, allowed)
-        others = OtherRanks(resolved.config.tensor_parallel)
-        try:
-            return _load(checkpoint, resolved, progress, allocate, others)
-        except BaseException:
-            others.end()
-            raise
+    joined = ranks or find_ranks(checkpoint, resolved)
+    with joined, torch_threads(resolved.config.threads), naming(checkpoint.path):
+        return _load(checkpoint, resolved, progress, allocate, joined)
 
 
 def _load(
@@ -86,10 +68,10 @@ def _load(
     resolved: ResolvedModel,
     progress: Progress | None,
     allocate: Allocate,
-    ranks: Ranks,
+    ranks: Alone,
 ) -> LoadedModel:
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
-    model, config, device = resolved.model, resolved.config, torch.device(resolved.config.device)
+    model, config, device = resolved.model, resolved.config, ranks.device(torch.device(resolved.config.device))
     tokenizer = find_tokenizer(checkpoint, config.tokenizer, model.vocab_size)
     shapes = describe(model).attention_shapes
     kernel_name, kernel = choose_kernel(config.kernel, resolved.cache, device, config.max_length, shapes)
@@ -109,13 +91,12 @@ def _load(
     resolved = resolve_with(resolved, config)
     _tell(resolved)
     _check_fused(config)
+    group = ranks.join(resolved, digests, device)
     told = None if packed else progress  # weights that are packed already are not read
     source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
-    if ranks.rank.count > 1 and not ranks.rank.number:
-        ranks.start(_told_to_ranks(checkpoint, config, digests))
-    pool = _allocate(resolved.cache, device, ranks)  # before the weights: what does not fit is refused at once
-    parts = ModelParts(source, pool, kernel, packed, package, config, allocate, ranks)
-    program = find_program(resolved.program_name)(parts)
+    pool = _allocate(ranks.pool, resolved.cache, device)  # before the weights: what does not fit is refused at once
+    parts = ModelParts(source, pool, kernel, packed, package, config, allocate, ranks.shared, group)
+    program = ranks.ready(find_program(resolved.program_name)(parts), parts)
     kernel_name = resolved.program_name if resolved.program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, config.generation_config)
     return_memory()  # of headers and tokenizers that were parsed
@@ -174,27 +155,9 @@ def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:
     return replace(config, **fixed)
 
 
-def _told_to_ranks(checkpoint: Checkpoint, config: ResolvedConfig, digests: dict[str, str]) -> dict[str, Any]:
-    """Say what the other ranks load, with what must be equal there: the model's files, and the versions."""
-    packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
-    return {
-        "settings": asdict(config) | NOT_OF_RANKS,
-        "model": str(checkpoint.path),
-        "packed": None if packed is None else str(packed.file),
-        "fingerprint": digests,
-        "versions": versions(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Name what every rank must have alike."""
-    library = library_digest() if is_usable() else "none"
-    return {"tokenmill": __version__, "torch": str(torch.__version__), "native library": library}
-
-
-def _allocate(spec: CacheSpec, device: torch.device, ranks: Ranks) -> Pool:
+def _allocate(make: Callable[[CacheSpec, torch.device], Pool], spec: CacheSpec, device: torch.device) -> Pool:
     try:
-        return Pool(spec, device, ranks.cache)
+        return make(spec, device)
     except (RuntimeError, MemoryError, OSError) as error:  # torch's allocators raise RuntimeError, mmap OSError
         available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         setting = "max_length, max_sequences or cache_tokens"

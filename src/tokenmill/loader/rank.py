@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import TokenmillError
-from tokenmill.loader.load_model import load_model, resolve_checkpoint, versions
+from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.ranks import InSharedMemory, versions
 from tokenmill.memory.shared_memory import SharedMemory
 from tokenmill.parallel.division import Rank
 from tokenmill.parallel.ranks import Ranks, receive, send
@@ -48,9 +49,8 @@ def load_rank(told: dict[str, Any]) -> LoadedModel:
     _check_same("versions", versions(), told["versions"])
     checkpoint = _open(model, told["packed"])
     steps, cache = map(SharedMemory, told["shared"])
-    loaded = load_model(
-        checkpoint, resolve_checkpoint(checkpoint, config), ranks=Ranks(Rank(*told["rank"]), steps, cache)
-    )
+    side = InSharedMemory(checkpoint, Ranks(Rank(*told["rank"]), steps, cache))
+    loaded = load_model(checkpoint, resolve_checkpoint(checkpoint, config), ranks=side)
     _check_same(str(model), dict(loaded.fingerprint), told["fingerprint"])
     return loaded
 

@@ -6,10 +6,12 @@ estimate of its widest point. Traffic is what a step cannot avoid: each weight r
 each multiplication done. Divided by what the machine can do, it is the floor that no program gets under.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from tokenmill.cache.spec import kv_bytes_per_token
+from tokenmill.kernels.devices import kind_of
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import LayerDescription, count_parameters, describe
@@ -28,6 +30,11 @@ class Cost:
     cache_bytes: int
     workspace_bytes: int
     bytes_per_token: int
+
+    @classmethod
+    def together(cls, ranks: "Sequence[Cost]") -> "Cost":
+        """The bytes of all ranks."""
+        return cls(*(sum(getattr(rank, entry.name) for rank in ranks) for entry in fields(cls)))
 
     @property
     def total_bytes(self) -> int:
@@ -83,7 +90,28 @@ class Storage:
 
 
 def cost_of(resolved: ResolvedModel) -> Cost:
-    """The memory that an engine takes."""
+    """The memory that an engine takes: of one whose ranks have a GPU each, the rank that takes most; else all ranks."""
+    ranks = costs_of_ranks(resolved)
+    if kind_of(resolved.config.device) == "cuda":
+        return max(ranks, key=lambda rank: rank.total_bytes)
+    return Cost.together(ranks)
+
+
+def costs_of_ranks(resolved: ResolvedModel) -> list[Cost]:
+    """The memory that each rank takes; without tensor parallelism there is one."""
+    whole, config, count = _cost_of_one(resolved), resolved.config, resolved.config.tensor_parallel
+    if count == 1:
+        return [whole]
+    program, spec = resolved.program, resolved.cache
+    weights = program.rank_weight_bytes(resolved.model, config.dtype, resolved.scheme, count)
+    caches = program.rank_cache_bytes(spec, count)
+    return [
+        Cost(weights_bytes, cache_bytes, whole.workspace_bytes, cache_bytes // spec.num_slots)
+        for weights_bytes, cache_bytes in zip(weights, caches, strict=True)
+    ]
+
+
+def _cost_of_one(resolved: ResolvedModel) -> Cost:
     return Cost(
         weights_bytes=resolved.weight_bytes,
         cache_bytes=resolved.cache.num_bytes,

@@ -3,6 +3,7 @@
 import torch
 
 from tokenmill.cache.step import Step
+from tokenmill.program.divided import load_share
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.weights.load import load_decoder
 
@@ -13,7 +14,8 @@ class Eager(Program):
     def __init__(self, parts: ModelParts) -> None:
         if parts.packed is not None:
             self.packed_weights()  # refused
-        self.decoder = decoder = load_decoder(parts.weights, parts.config.max_length, parts.config.fused)
+        given = parts.weights, parts.config.max_length, parts.config.fused
+        self.decoder = decoder = load_decoder(*given) if parts.group is None else load_share(*given, parts.group)
         self._layers, self._attend = parts.pool.layers, parts.attend
         self._num_threads = parts.config.threads  # of the settings: the process may compute in others meanwhile
         tables = [decoder.position_embedding, None if decoder.head is None else decoder.embedding]

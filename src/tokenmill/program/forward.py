@@ -13,6 +13,7 @@ from tokenmill.cache.step import Step
 from tokenmill.errors import ConfigError, RankLost
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.memory.arena import Allocate
+from tokenmill.parallel.collectives import Group
 from tokenmill.parallel.ranks import Ranks
 from tokenmill.program.aot.package import Package
 from tokenmill.registry import PROGRAMS, lookup
@@ -44,6 +45,7 @@ class ModelParts(NamedTuple):
     config: ResolvedConfig
     allocate: Allocate
     ranks: Ranks
+    group: Group | None = None
 
 
 class Program(Protocol):
@@ -79,7 +81,7 @@ class Program(Protocol):
         """End the other ranks, if there are any. Nothing is run afterwards."""
 
     def follow(self) -> None:
-        """Of every rank but 0: compute the steps of rank 0 until that one ends."""
+        """Of every rank but 0, where ranks share memory: compute the steps of rank 0 until that one ends."""
 
 
 def find_program(name: str) -> type[Program]:

@@ -9,6 +9,8 @@ from typing import Protocol
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import count_parameters, describe
+from tokenmill.parallel.rows import cache_of_rank
+from tokenmill.program.shares import rank_weight_bytes
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
@@ -22,6 +24,7 @@ class ProgramSpec(Protocol):
     finds_drafts: bool = False  # it takes drafts that are UNKNOWN and finds them, see Step.has_unknown
     packs: bool = False  # it has weights in a layout of its own, which packed models hold
     multiplies_float16: bool = False  # on a CPU, as fast as other floating point; products of torch are slow there
+    shares_memory: bool = False  # its ranks are on one machine, and map one cache
     prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
 
     @staticmethod
@@ -36,6 +39,19 @@ class ProgramSpec(Protocol):
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
         """Foresee num_weight_bytes of the program."""
+
+    @staticmethod
+    def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
+        """Foresee num_weight_bytes of the program of each rank among which it divides a model."""
+
+    @staticmethod
+    def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
+        """Foresee the bytes of the cache that each rank holds, of those of the whole one."""
+
+
+def refuse_ranks(config: EngineConfig) -> str | None:
+    """Give the reason of a program that computes in one process."""
+    return "computes in one process, and tensor_parallel asks for more" if config.tensor_parallel > 1 else None
 
 
 def refuse_ranks(config: EngineConfig) -> str | None:
@@ -54,6 +70,20 @@ class EagerSpec(ProgramSpec):
         return True
 
     @staticmethod
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
+        """See ProgramSpec. Ranks divide merged matrices."""
+        if (ranks := config.tensor_parallel) == 1:
+            return None
+        if not {"qkv", "gate_up"} <= set(config.fused):
+            return f"divides matrices with qkv and gate_up fused, and fuse is {config.fuse!r}"
+        heads = min(rows.num_kv_heads for rows in cache.layers)
+        told = f"{heads} kv head{'s' * (heads > 1)}"
+        return (
+            f"gives each rank a kv head, and this model has {told} for tensor_parallel = {ranks}" * (ranks > heads)
+            or None
+        )
+
+    @staticmethod
     def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
         decoder, itemsize = describe(model), DTYPES[dtype]
         stored = numbers = 0  # bytes of the matrices, and how many numbers they have in a checkpoint
@@ -69,6 +99,16 @@ class EagerSpec(ProgramSpec):
         shared = tied if scheme.is_plain else 0  # a tied head that is the embedding itself
         return stored + (sum(count_parameters(model).values()) - numbers + tied - shared) * itemsize
 
+    @staticmethod
+    def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
+        """See ProgramSpec."""
+        return rank_weight_bytes(model, dtype, scheme, ranks)
+
+    @staticmethod
+    def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
+        """See ProgramSpec. Each rank has the rows of its heads."""
+        return [cache_of_rank(cache, rank, ranks).num_bytes for rank in range(ranks)]
+
 
 class _MicroBatchedSpec(EagerSpec):
     only_asked = True
@@ -77,6 +117,11 @@ class _MicroBatchedSpec(EagerSpec):
     def runs(scheme: Scheme) -> bool:
         """Run those whose products a compiler can trace."""
         return scheme.is_traceable
+
+    @staticmethod
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
+        """See ProgramSpec."""
+        return refuse_ranks(config)
 
 
 class AotSpec(_MicroBatchedSpec):

@@ -39,11 +39,11 @@ def empty_decoder(config: ModelConfig, scheme: Scheme, num_positions: int, fused
         return Decoder(config, scheme, num_positions, fused).eval().requires_grad_(False)
 
 
-def fill_small(decoder: Decoder, source: WeightSource) -> None:
-    """Fill tables, norms and biases: all parameters but the weights of matrices."""
+def fill_small(decoder: Decoder, source: WeightSource, but: Collection[nn.Module] = ()) -> None:
+    """Fill tables, norms and biases: all parameters but the weights of matrices, and those of the modules `but`."""
     for path, module in decoder.named_modules():
         for name, _ in list(module.named_parameters(recurse=False)):
-            if not (isinstance(module, Matrix) and name == "weight"):
+            if module not in but and not (isinstance(module, Matrix) and name == "weight"):
                 setattr(module, name, nn.Parameter(source.tensor(f"{path}.{name}"), requires_grad=False))
 
 

@@ -121,8 +121,11 @@ class WeightSource:
         if stored is not None:
             self._count(name)
             return [stored]
-        table, self._table = self.tensor(f"{EMBEDDING}.weight") if self._table is None else self._table, None
-        part = table if rows is None else table[rows.start : rows.stop]
+        if rows is not None and self._table is None:
+            part = self._values(name, target, self.dtype, rows).to(self.device, self.dtype)
+        else:
+            table, self._table = self.tensor(f"{EMBEDDING}.weight") if self._table is None else self._table, None
+            part = table if rows is None else table[rows.start : rows.stop]
         return [Stored.plain(part) if bits is None else round_to_nearest(part, bits, quick=True)]
 
     def _joined(self, numbers: Tensor | None, kept: dict[int, Stored], bits: int | None, end: int) -> Iterator[Stored]:

@@ -31,7 +31,8 @@ class Gather(Attend):
             else:
                 k_LKH, v_LKH = layer.gather(span.slots_L[first:])
             q = q_TNH if len(step.spans) == 1 else q_TNH[span.first : span.first + span.count]
-            if shape.is_plain:
+            # SDPA sums heads whose rows lie unaligned in an order that depends on how many lie beside each other.
+            if shape.is_plain and (q.dtype != torch.float32 or q.shape[-1] % 4 == 0):
                 parts.append(_attend_span(q, k_LKH, v_LKH, step, span, shape))
             else:
                 parts.append(attend_written_out(q, k_LKH, v_LKH, step, span, shape, sinks_N))
@@ -76,15 +77,36 @@ def _attend_span(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: 
 def attend_written_out(
     q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: Span, shape: AttentionShape, sinks_N: Tensor | None
 ) -> Tensor:
-    """_attend_span in plain float32 steps, with caps and sinks: the reference of the tests."""
+    """_attend_span in plain float32 steps, with caps and sinks: the reference of the tests.
+
+    Each kv head is computed by itself, from copies: products of torch sum in an order that depends on how many there
+    are, and how their rows lie in memory, and a rank has fewer heads than one process.
+    """
     num_tokens, num_heads, head_dim = q_TNH.shape
-    q_KGTH = q_TNH.view(num_tokens, k_LKH.shape[1], -1, head_dim).permute(1, 2, 0, 3).float()
-    scores_KGTL = capped(torch.matmul(q_KGTH, k_LKH.permute(1, 2, 0)[:, None].float()) * shape.scale, shape)
-    scores_KGTL = scores_KGTL + step.mask(span, shape.window, torch.float32)
-    if sinks_N is None:
-        weights_KGTL = torch.softmax(scores_KGTL, dim=-1)
-    else:
-        sinks_KGT1 = sinks_N.float().view(*scores_KGTL.shape[:2], 1, 1).expand(-1, -1, num_tokens, 1)
-        weights_KGTL = torch.softmax(torch.cat((scores_KGTL, sinks_KGT1), dim=-1), dim=-1)[..., :-1]
-    out_KGTH = torch.matmul(weights_KGTL, v_LKH.transpose(0, 1)[:, None].float())
+    num_kv_heads = k_LKH.shape[1]
+    q_KGTH = q_TNH.view(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    sinks_KG = [None] * num_kv_heads if sinks_N is None else sinks_N.float().view(num_kv_heads, -1)
+    heads_KLH = zip(q_KGTH, k_LKH.unbind(1), v_LKH.unbind(1), sinks_KG, strict=True)
+    mask_TL = step.mask(span, shape.window, torch.float32)
+    out_KGTH = torch.stack([_attend_head(*head, mask_TL, shape) for head in heads_KLH])
     return out_KGTH.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim).to(q_TNH.dtype)
+
+
+def _attend_head(
+    q_GTH: Tensor, k_LH: Tensor, v_LH: Tensor, sinks_G: Tensor | None, mask_TL: Tensor, shape: AttentionShape
+) -> Tensor:
+    """[G, T, H]: the queries of one kv head."""
+    q_RH, size = _copy(q_GTH).flatten(0, 1), q_GTH.shape[:2]
+    scores_GTL = capped((q_RH @ _copy(k_LH).t()).view(*size, -1) * shape.scale, shape) + mask_TL
+    if sinks_G is None:
+        weights_GTL = torch.softmax(scores_GTL, dim=-1)
+    else:
+        sinks_GT1 = sinks_G[:, None, None].expand(*size, 1)
+        weights_GTL = torch.softmax(torch.cat((scores_GTL, sinks_GT1), dim=-1), dim=-1)[..., :-1]
+    out_RH = weights_GTL.flatten(0, 1) @ _copy(v_LH)
+    return out_RH.view(*size, -1)
+
+
+def _copy(values: Tensor) -> Tensor:
+    """The values in float32, in memory of their own whose layout their shape decides."""
+    return torch.empty(values.shape, dtype=torch.float32, device=values.device).copy_(values)

@@ -7,6 +7,7 @@ from tokenmill.kernels import native_library
 from tokenmill.kernels.devices import kind_of
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, Projection, count_parameters, describe
+from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout
 from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import GROUP, Scheme
@@ -26,7 +27,7 @@ ACTIVATIONS = {
 
 
 class NativeSpec(ProgramSpec):
-    attends = finds_drafts = packs = prefers_codes = has_threads = multiplies_float16 = True
+    attends = finds_drafts = packs = prefers_codes = has_threads = multiplies_float16 = shares_memory = True
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
@@ -47,7 +48,17 @@ class NativeSpec(ProgramSpec):
 
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
-        return _packed_bytes(model, dtype, scheme)
+        return _packed_bytes(model, dtype, scheme, ALONE)
+
+    @staticmethod
+    def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
+        """See ProgramSpec."""
+        return [_packed_bytes(model, dtype, scheme, Rank(number, ranks)) for number in range(ranks)]
+
+    @staticmethod
+    def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
+        """See ProgramSpec. The ranks map one cache, which is counted once."""
+        return [cache.num_bytes] + [0] * (ranks - 1)
 
 
 def _refuse(decoder: DecoderDescription) -> str | None:
@@ -68,24 +79,27 @@ def first_rows(matrix: Projection, unit: int) -> Iterator[int]:
         begin += rows
 
 
-def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
-    """Bytes of all weights, by arithmetic: full tiles, embeddings as they are, small parameters in float32.
+def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme, rank: Rank) -> int:
+    """Bytes of a rank's weights, by arithmetic: full tiles, embeddings as they are, small parameters in float32.
 
-    An estimate where the codes of a checkpoint are kept: its tensors may have several kinds.
+    An estimate where the codes of a checkpoint are kept: its tensors may have several kinds. Rank 0 alone looks tokens
+    up in tables.
     """
     layout, itemsize = matrix_layout(scheme, dtype), DTYPES[dtype]
     assert layout is not None, "other schemes are refused"
     decoder = describe(model)
     packed = numbers = 0
     for matrix, count in decoder.matrices.items():
-        units = {"router": TILE, "qkv": matrix.parts[0] // model.num_heads}
-        unit = units.get(matrix.role, GROUP)
+        unit = {"router": TILE, "qkv": matrix.parts[0] // model.num_heads}.get(matrix.role, GROUP)
         stored = dtype if matrix.role == "router" else layout  # no scheme rounds a router
         tile = int(native_library.library().tm_tile_bytes(LAYOUTS[stored], matrix.inputs))
-        packed += count * tile * len(list(first_rows(matrix, unit))) * -(-unit // TILE)
+        # Gates are divided as the rows are that they belong to.
+        sides = 2 if matrix.role == "gate_up" else 1
+        units = len(rank.share(len(list(first_rows(matrix, unit))) // sides)) * sides
+        packed += count * tile * units * -(-unit // TILE)
         numbers += count * matrix.num_weights
     if scheme.keeps_codes and model.code_bits:
-        packed = int(numbers * model.code_bits / 8)
+        packed = int(numbers * model.code_bits / 8) // rank.count
     parts = count_parameters(model)
     tables = parts["embedding"] + parts["positions"]
     tied = decoder.head.num_weights if model.tie_embeddings else 0
@@ -93,4 +107,5 @@ def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
     if has_coded_embedding(model, scheme):
         coded = 0 if tied else int(parts["embedding"] * model.embedding_bits / 8)
         table_bytes = parts["positions"] * itemsize + coded
+    table_bytes = 0 if rank.number else table_bytes
     return packed + table_bytes + 4 * (sum(parts.values()) + tied - numbers - tables)

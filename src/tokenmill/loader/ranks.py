@@ -1,0 +1,247 @@
+"""The ranks among which a model is divided, as a load sees them: each load has one of the sides that stand here.
+
+Without tensor parallelism a process is alone. The ranks of program native are on one machine and share memory. Those
+of program eager may be anywhere: rank 0, whose engine goes on, and those that follow, whose load never returns, but
+carries out what rank 0 says until that ends. Ranks join before weights are read.
+"""
+
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.errors import ConfigError
+from tokenmill.kernels.native_library import is_usable, library_digest
+from tokenmill.kernels.threads import default_threads
+from tokenmill.loader.resolve import ResolvedModel
+from tokenmill.parallel.collectives import Group
+from tokenmill.parallel.follower import Follower
+from tokenmill.parallel.ranks import OtherRanks, Ranks
+from tokenmill.parallel.rendezvous import Meeting, meet_torchrun, start_ranks, torchrun_size
+from tokenmill.parallel.rows import cache_of_rank
+from tokenmill.parallel.team import Team
+from tokenmill.program.forward import ModelParts, Program
+from tokenmill.program.ranked import RankedPool, RankedProgram, follow
+from tokenmill.settings.engine_config import ResolvedConfig
+from tokenmill.version import __version__
+from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.packed.model import PackedCheckpoint
+
+MODULE = "tokenmill.loader.eager_rank"  # what a process runs that rank 0 starts for program eager
+NOT_COMPARED = (
+    "model",
+    "tokenizer",
+    "prefix_dir",
+    "prefix_limit",
+    "suffix_dir",
+    "suffix_limit",
+    "draft_model",
+    "threads",
+)
+"""Settings that may differ between ranks: names of files, which are compared by their content, and what rank 0 alone
+uses. Threads are compared as they are in the end."""
+NOT_OF_RANKS: dict[str, Any] = {
+    **dict.fromkeys(("prefix_dir", "suffix_dir", "draft_model", "num_draft_tokens")),
+    "speculate": "off",
+    "packed_cache": False,
+}
+"""Settings of rank 0 alone, and what the others have in their place: they compute steps and decide nothing."""
+_met: list[int] = []  # engines that have met under torchrun
+
+
+class Alone:
+    """The side of a load without other ranks. shared: what program native knows of ranks that share memory."""
+
+    def __init__(self, shared: Ranks | None = None) -> None:
+        self.shared = shared or Ranks()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Nobody has to know of an error."""
+
+    def device(self, found: torch.device) -> torch.device:
+        """The device of this rank."""
+        return found
+
+    def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group | None:
+        """Have the others load the same, or see to it that they do. They have as many blocks as the cache of rank 0."""
+        return None
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        """Allocate the cache of this rank. spec: of all ranks."""
+        return Pool(spec, device)
+
+    def ready(self, program: Program, parts: ModelParts) -> Program:
+        """What the engine runs, once this rank has its weights."""
+        return program
+
+    def close(self) -> None:
+        """End the other ranks."""
+
+
+class InSharedMemory(Alone):
+    """The side of every rank of program native. Rank 0 starts the others, and tells them what to load."""
+
+    def __init__(self, checkpoint: Checkpoint, shared: Ranks) -> None:
+        super().__init__(shared)
+        self._checkpoint, self._leads = checkpoint, not shared.rank.number
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """See Alone."""
+        if error is not None and self._leads:
+            self.shared.end()
+
+    def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> None:
+        """See Alone. The others compare it with what they find."""
+        if self._leads:
+            self.shared.start(_told_to_ranks(self._checkpoint, resolved.config, digests))
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        """See Alone. Each rank maps the whole cache."""
+        return Pool(spec, device, self.shared.cache)
+
+
+class _OneOfMany(Alone):
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__()
+        self._meeting = meeting
+
+    def device(self, found: torch.device) -> torch.device:
+        """See Alone. A machine's ranks have a GPU each."""
+        if found.type == "cuda" and found.index is None:
+            return torch.device("cuda", self._meeting.local_rank)
+        return found
+
+
+class Leading(_OneOfMany):
+    """The side of rank 0."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__(meeting)
+        self._team = Team(meeting)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """See Alone: a load that fails leaves no process behind."""
+        if error is not None:
+            self.close()
+
+    def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group:
+        """See Alone."""
+        return self._team.agree(facts_of(resolved, digests), resolved.cache.num_blocks, device)
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        """See Alone."""
+        return RankedPool(spec, device, self._team)
+
+    def ready(self, program: Program, parts: ModelParts) -> Program:
+        """See Alone. Waits for the others."""
+        self._team.collect("ready")
+        return RankedProgram(program, self._team)
+
+    def close(self) -> None:
+        """See Alone."""
+        self._team.close()
+
+
+class Following(_OneOfMany):
+    """The side of any other rank. Ctrl-C is for rank 0 alone, where all of them belong to one terminal."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__(meeting)
+        self._follower, self._num_blocks = Follower(meeting), 0
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """See Alone: rank 0 says what has happened here."""
+        if error is not None:
+            self._follower.fail(error)
+
+    def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group:
+        """See Alone."""
+        self._num_blocks, group = self._follower.agree(facts_of(resolved, digests), device)
+        return group
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        """See Alone."""
+        whole = replace(spec, num_blocks=self._num_blocks)
+        return Pool(cache_of_rank(whole, self._meeting.rank, self._meeting.size), device)
+
+    def ready(self, program: Program, parts: ModelParts) -> Program:
+        """See Alone. Does not return."""
+        self._follower.send("ready")
+        follow(self._follower, parts, program)
+
+
+def find_ranks(checkpoint: Checkpoint, resolved: ResolvedModel) -> Alone:
+    """Meet the other ranks of a load, or prepare to start them; see Alone."""
+    size, config = resolved.config.tensor_parallel, resolved.config
+    if size == 1:
+        return Alone()
+    if torchrun_size() is not None:
+        return _met_by_torchrun(resolved)
+    if not checkpoint.path.exists():
+        allowed = f"1, because {checkpoint.path} has no files that other processes could read"
+        raise ConfigError("tensor_parallel", size, allowed)
+    if resolved.program.shares_memory:
+        return InSharedMemory(checkpoint, OtherRanks(size))
+    task = {**asdict(resolved.given), "model": str(checkpoint.path.resolve()), "threads": config.threads}
+    return Leading(start_ranks(size, MODULE, task))
+
+
+def _met_by_torchrun(resolved: ResolvedModel) -> Alone:
+    size = resolved.config.tensor_parallel
+    if resolved.program.shares_memory:
+        allowed = f"eager under torchrun: {resolved.program_name} starts its ranks by itself, on this machine"
+        raise ConfigError("program", resolved.given.program, allowed)
+    if _met:
+        raise ConfigError("tensor_parallel", size, "1: torchrun's other ranks serve the engine that was loaded before")
+    _met.append(size)
+    meeting = meet_torchrun(size)
+    return Leading(meeting) if meeting.rank == 0 else Following(meeting)
+
+
+def threads_of_machine(size: int) -> int:
+    """Count the threads that all ranks of this process's machine have together where none are set: under torchrun, as
+    many for each as it has decided.
+    """
+    return default_threads() * (1 if torchrun_size() is None else size)
+
+
+def versions() -> dict[str, str]:
+    """Name what every rank must have alike."""
+    library = library_digest() if is_usable() else "none"
+    return {"tokenmill": __version__, "torch": str(torch.__version__), "native library": library}
+
+
+def _told_to_ranks(checkpoint: Checkpoint, config: ResolvedConfig, digests: Mapping[str, str]) -> dict[str, Any]:
+    """Say what the other ranks load, with what must be equal there: the model's files, and the versions."""
+    packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
+    return {
+        "settings": asdict(config) | NOT_OF_RANKS,
+        "model": str(checkpoint.path),
+        "packed": None if packed is None else str(packed.file),
+        "fingerprint": dict(digests),
+        "versions": versions(),
+    }
+
+
+def facts_of(resolved: ResolvedModel, digests: Mapping[str, str]) -> dict[str, Any]:
+    """What must be the same on every rank: what decides the bits, and the order of what is exchanged."""
+    settings = {name: value for name, value in asdict(resolved.given).items() if name not in NOT_COMPARED}
+    return {
+        "tokenmill's version": __version__,
+        "torch's version": str(torch.__version__),
+        **{f"the model's {part}": digest for part, digest in digests.items()},
+        **settings,
+        "threads": resolved.config.threads,
+        "torch's instruction set": torch.backends.cpu.get_cpu_capability(),
+    }

@@ -1,0 +1,74 @@
+"""A connection between rank 0 and another rank, for commands, reports and rows: each message has a name, JSON and
+tensors.
+
+Nothing that arrives is executed: JSON and safetensors hold values alone. The connection also tells that a process has
+ended, for then the system closes it, whatever ended the process.
+"""
+
+import json
+import os
+import socket
+import weakref
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from threading import Lock
+from typing import Any, NamedTuple
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+
+class Message(NamedTuple):
+    """facts: what JSON can hold."""
+
+    name: str
+    facts: Any = None
+    tensors: Mapping[str, Tensor] = {}
+
+
+class Channel:
+    """One end of a connection, over a socket that it takes."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._connection = Connection(connected.detach())
+        self._sending = Lock()
+        _channels.add(self)
+
+    def send(self, name: str, facts: Any = None, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Send a message; OSError if the other process has ended."""
+        head = json.dumps([name, facts]).encode()
+        body = save({key: value.contiguous() for key, value in tensors.items()}) if tensors else b""
+        with self._sending:
+            self._connection.send_bytes(len(head).to_bytes(8, "little") + head + body)
+
+    def receive(self) -> Message:
+        """Wait for a message; EOFError or OSError if the other process has ended."""
+        found = self._connection.recv_bytes()
+        end = 8 + int.from_bytes(found[:8], "little")
+        name, facts = json.loads(found[8:end])
+        return Message(name, facts, load(found[end:]) if end < len(found) else {})
+
+    def forget(self) -> None:
+        """Close what a forked process has inherited, which would keep the connection open after this one has ended."""
+        self._sending = Lock()
+        self._connection.close()
+
+    def close(self) -> None:
+        """Close it; the other process reads its end. A thread that waits here for a message reads it, too."""
+        try:
+            with socket.socket(fileno=self._connection.fileno()) as connected:
+                connected.shutdown(socket.SHUT_RDWR)
+                connected.detach()
+        except OSError:
+            pass  # it was closed before, by either side
+
+
+_channels: "weakref.WeakSet[Channel]" = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for channel in list(_channels):
+        channel.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

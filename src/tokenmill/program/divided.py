@@ -1,0 +1,236 @@
+"""The decoder of one rank: the same modules, but of each matrix it has some rows, and gathers those of other ranks.
+
+Products are the only thing that is divided, with the attention of each head. Everything else, norms, activations,
+routers and sums, is done by every rank on whole rows, by the operations of one process on the same shapes; so that the
+bits are those of one process; which rows a rank has is told in shares.py. A layer
+exchanges four times: what its heads attended to, and the products out, gate with up, and down. The modules of model/
+do not know of this: here some of them are replaced.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tokenmill.model.decoder import Decoder, Layer
+from tokenmill.model.description import AttentionBlock
+from tokenmill.model.layers import MLP, Attention, MoE, WideNorm
+from tokenmill.model.parameters import join, matrices_of
+from tokenmill.parallel.collectives import Group
+from tokenmill.parallel.rows import divide_heads, places
+from tokenmill.program.shares import matrix_rows, rows_of_heads, table_rows
+from tokenmill.quant.dense import product
+from tokenmill.quant.matrix import Matrix, make_matrix
+from tokenmill.quant.stored import Stored
+from tokenmill.weights.load import RETURNED, empty_decoder, fill_small
+from tokenmill.weights.source import EMBEDDING, HEAD, WeightSource, return_memory
+
+
+class Gathered(nn.Module):
+    """x → all outputs of a matrix, of which this rank computes its share of the rows."""
+
+    def __init__(self, matrix: nn.Module, sizes: Sequence[int], group: Group) -> None:
+        super().__init__()
+        self.matrix, self._sizes, self._group = matrix, sizes, group
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self._group.gather(self.matrix(x_TD), self._sizes)
+
+
+class Picked(nn.Module):
+    """x → some of the outputs of a matrix: the rows beside them are computed, too, so that all have the same bits."""
+
+    def __init__(self, matrix: nn.Module, picked: Sequence[range]) -> None:
+        super().__init__()
+        self.matrix, self._picked = matrix, picked
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        out_TF = self.matrix(x_TD)
+        return torch.cat([out_TF[:, each.start : each.stop] for each in self._picked], dim=-1)
+
+
+class OfAllHeads(nn.Module):
+    """What needs the heads of all ranks, given those of this rank: the rows that follow attention."""
+
+    def __init__(self, module: nn.Module, sizes: Sequence[int], group: Group) -> None:
+        super().__init__()
+        self.module, self._sizes, self._group = module, sizes, group
+
+    def forward(self, own_TF: Tensor) -> Tensor:
+        out: Tensor = self.module(self._group.gather(own_TF, self._sizes))
+        return out
+
+
+class NormOfAllHeads(OfAllHeads):
+    """A norm of the heads of all ranks as one row, of which this rank goes on with its own."""
+
+    def forward(self, own_TF: Tensor) -> Tensor:
+        first = sum(self._sizes[: self._group.rank])
+        return super().forward(own_TF)[:, first : first + own_TF.shape[1]].contiguous()
+
+
+class DividedEmbedding(nn.Module):
+    """Looks tokens up in this rank's rows of the table, and takes those of the others."""
+
+    def __init__(self, weight: Tensor, rows: range, group: Group) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._rows, self._group = rows, group
+
+    def forward(self, token_ids_T: Tensor) -> Tensor:
+        own_T = token_ids_T - self._rows.start
+        is_own_T = (own_T >= 0) & (own_T < len(self._rows))
+        found_TD = self.weight[own_T.clamp(0, len(self._rows) - 1)]
+        return self._group.merge(torch.where(is_own_T[:, None], found_TD, 0).contiguous())
+
+
+class TiedHead(nn.Module):
+    """The rows of the embedding as rows of the head."""
+
+    def __init__(self, embedding: DividedEmbedding) -> None:
+        super().__init__()
+        self.weight = embedding.weight  # the same parameter
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        return product(x_RD, self.weight)
+
+
+class Share(NamedTuple):
+    """A matrix to fill: its path, and the ranges of its rows that are here."""
+
+    layer: int | None
+    role: str
+    matrix: Matrix
+    rows: list[range]
+
+
+def load_share(source: WeightSource, num_positions: int, fused: Collection[str], group: Group) -> Decoder:
+    """Load this rank's decoder. Of each matrix that is divided it reads its own rows alone."""
+    decoder = empty_decoder(source.model, source.scheme, num_positions, fused)
+    matrices = {module for module in decoder.modules() if isinstance(module, Matrix)}
+    fill_small(decoder, source, but={decoder.embedding, *matrices})
+    shares = _Divider(decoder, source, group).divide()
+    shares.sort(key=lambda each: -sum(map(len, each.rows)) * _inputs(each.matrix))
+    for number, share in enumerate(shares):  # the largest first, while most memory is free
+        _fill(share, source)
+        if number % RETURNED == 0:
+            return_memory()
+    decoder.finish()
+    return_memory()
+    return decoder
+
+
+def _fill(share: Share, source: WeightSource) -> None:
+    layer, role, matrix, rows = share
+    parts = [part for each in rows for part in source.matrix(layer, role, each)]
+    matrix.fill(parts if source.scheme.is_integer or len(parts) == 1 else [Stored.joined(parts)])
+
+
+def _inputs(matrix: Matrix) -> int:
+    return int(matrix.get_parameter("weight").shape[1])
+
+
+class _Divider:
+    """Replaces modules of a decoder that has no memory yet."""
+
+    def __init__(self, decoder: Decoder, source: WeightSource, group: Group) -> None:
+        self._decoder, self._source, self._group = decoder, source, group
+        self._matrices = matrices_of(decoder.description)
+        self._table = table_rows(decoder.config.vocab_size, group.size)
+        self._shares: list[Share] = []
+
+    def divide(self) -> list[Share]:
+        """The matrices that are to be filled."""
+        decoder, blocks = self._decoder, [layer.attention for layer in self._decoder.description.layers]
+        heads = divide_heads([block.num_kv_heads for block in blocks], self._group.size)
+        self._embedding()
+        for number, (layer, block) in enumerate(zip(decoder.layers, blocks, strict=True)):
+            assert isinstance(layer, Layer)
+            self._attention(number, layer.attention, block, [of_rank[number] for of_rank in heads])
+            if isinstance(layer.mlp, MLP):
+                self._mlp(number, "mlp", layer.mlp)
+            else:
+                self._mixture(number, layer.mlp)
+        if decoder.head is not None:
+            decoder.head = self._rows(None, HEAD, decoder.head)
+        else:
+            assert isinstance(decoder.embedding, DividedEmbedding)
+            sizes = list(map(len, self._table))
+            decoder.head = Gathered(TiedHead(decoder.embedding), sizes, self._group)  # type: ignore[assignment]
+        return self._shares
+
+    def _embedding(self) -> None:
+        rows = self._table[self._group.rank]
+        parts = self._source.matrix(None, EMBEDDING, rows)
+        values = torch.cat([part.values().to(self._source.dtype) for part in parts])
+        self._decoder.embedding = DividedEmbedding(values, rows, self._group)  # type: ignore[assignment]
+
+    def _mlp(self, layer: int, role: str, mlp: MLP) -> None:
+        mlp.up = self._rows(layer, f"{role}.up", mlp.up)
+        mlp.down = self._rows(layer, f"{role}.down", mlp.down)
+
+    def _mixture(self, layer: int, moe: MoE) -> None:
+        moe.router = self._rows(layer, "mlp.router", moe.router)
+        for number, expert in enumerate(moe.experts):
+            assert isinstance(expert, MLP)
+            self._mlp(layer, f"mlp.experts.{number}", expert)
+        if moe.shared is not None:
+            self._mlp(layer, "mlp.shared", moe.shared)
+        if moe.shared_gate is not None:
+            moe.shared_gate = self._rows(layer, "mlp.shared_gate", moe.shared_gate)
+
+    def _rows(self, layer: int | None, role: str, matrix: Matrix) -> Matrix:
+        """Divide the rows of a matrix, unless every rank has all of them."""
+        projection = self._matrices[join(layer, role)]
+        rows = matrix_rows(projection, self._source.scheme, self._group.size)
+        if rows is None:
+            return self._part(layer, role, matrix, [range(projection.outputs)])
+        own = self._part(layer, role, matrix, [rows[self._group.rank]])
+        return Gathered(own, list(map(len, rows)), self._group)  # type: ignore[return-value]
+
+    def _part(self, layer: int | None, role: str, matrix: Matrix, rows: list[range]) -> Matrix:
+        """A matrix of these rows, which is filled later; its bias is there at once."""
+        has_bias = matrix.bias is not None
+        with torch.device("meta"):
+            part = make_matrix(self._source.scheme, _inputs(matrix), sum(map(len, rows)), has_bias)
+        part.eval().requires_grad_(False)
+        if has_bias:
+            bias = self._source.tensor(f"{join(layer, role)}.bias")
+            kept = torch.cat([bias[each.start : each.stop] for each in rows])
+            part.bias = nn.Parameter(kept, requires_grad=False)
+        self._shares.append(Share(layer, role, part, rows))
+        return part
+
+    def _attention(self, layer: int, attention: Attention, block: AttentionBlock, kv_heads: list[range]) -> None:
+        """The heads of this rank; and their rows of Q, K and V, within whole tiles."""
+        own, group = kv_heads[self._group.rank], block.num_heads // block.num_kv_heads
+        wanted, rows = rows_of_heads(block, own, self._source.scheme)
+        qkv: nn.Module = self._part(layer, "attention.qkv", attention.qkv, rows)
+        if sum(map(len, rows)) > sum(map(len, wanted)):
+            qkv = Picked(qkv, places(wanted, rows))
+        attention.qkv = qkv  # type: ignore[assignment]
+        k_sizes = [len(each) * block.head_dim for each in kv_heads]
+        q_sizes = [size * group for size in k_sizes]
+        out = self._rows(layer, "attention.out", attention.out)
+        attention.out = OfAllHeads(out, q_sizes, self._group)  # type: ignore[assignment]
+        heads = range(own.start * group, own.stop * group)
+        attention.num_heads, attention.num_kv_heads = len(heads), len(own)
+        if attention.sinks is not None:
+            attention.sinks = _kept(attention.sinks, heads)
+        if attention.q_norm is not None:
+            attention.q_norm = self._norm(attention.q_norm, block, heads, q_sizes)
+            attention.k_norm = self._norm(attention.k_norm, block, own, k_sizes)
+
+    def _norm(self, norm: nn.Module, block: AttentionBlock, heads: range, sizes: list[int]) -> nn.Module:
+        """Of heads that are normed together, or each by itself, perhaps with weights of its own."""
+        if not block.norms_heads:
+            return NormOfAllHeads(norm, sizes, self._group)
+        if isinstance(norm, WideNorm) and norm.weight is not None and norm.weight.ndim > 1:
+            norm.weight = _kept(norm.weight, heads)
+            norm.bias = None if norm.bias is None else _kept(norm.bias, heads)
+        return norm
+
+
+def _kept(values: Tensor, heads: range) -> nn.Parameter:
+    return nn.Parameter(values[heads.start : heads.stop].clone(), requires_grad=False)

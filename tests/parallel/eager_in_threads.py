@@ -1,0 +1,90 @@
+"""The ranks of a divided model as threads of one process, for what does not depend on processes."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+
+from tests.tiny_models import TINY, build
+from tokenmill.cache.pool import Pool
+from tokenmill.kernels.attend.kernel import choose
+from tokenmill.kernels.threads import torch_threads
+from tokenmill.loader.load_model import resolve_checkpoint
+from tokenmill.memory.arena import unreserved
+from tokenmill.model.description import describe
+from tokenmill.parallel.collectives import Group
+from tokenmill.parallel.ranks import Ranks
+from tokenmill.parallel.rows import cache_of_rank
+from tokenmill.program.eager import Eager
+from tokenmill.program.forward import ModelParts
+from tokenmill.program.runner import Runner
+from tokenmill.schedule.sequence import Plan, Sequence, Work
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.source import WeightSource
+
+CPU = torch.device("cpu")
+
+
+def at_once(functions):
+    """What they return, each called in a thread of its own: they wait for each other."""
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return [future.result(timeout=120) for future in [pool.submit(function) for function in functions]]
+
+
+def groups(size):
+    """The process groups of so many ranks."""
+    store = dist.HashStore()
+    return at_once([lambda rank=rank: Group(store, rank, size, CPU, "127.0.0.1") for rank in range(size)])
+
+
+class Threads:
+    """A model divided among so many threads, or of one."""
+
+    def __init__(self, path, size, **settings):
+        self.checkpoint = open_checkpoint(path)
+        config = EngineConfig(program="eager", tensor_parallel=size, threads=1, **settings)
+        self.resolved = resolve_checkpoint(self.checkpoint, config)
+        self.groups = groups(size) if size > 1 else [None]
+        with torch_threads(1):
+            self.runners = at_once([lambda rank=rank: self._load(rank, size) for rank in range(size)])
+
+    def _load(self, rank, size):
+        resolved = self.resolved
+        config, model, spec = resolved.config, resolved.model, cache_of_rank(resolved.cache, rank, size)
+        source = WeightSource(self.checkpoint, model, resolved.scheme, getattr(torch, config.dtype), CPU)
+        shapes = describe(model).attention_shapes
+        _, kernel = choose(config.kernel, resolved.cache, CPU, config.max_length, shapes)
+        pool = Pool(spec, CPU)
+        parts = ModelParts(source, pool, kernel, None, None, config, unreserved, Ranks(), self.groups[rank])
+        return Runner(Eager(parts), pool, CPU)
+
+    def logits(self, *prompts, step=9):
+        """The logits of every rank for every token of texts that are computed together, so many tokens at a time."""
+        size, length = self.resolved.config.block_size, max(map(len, prompts))
+        count = -(-length // size)
+        sequences = [Sequence(number, list(prompt), len(prompt), 10**9) for number, prompt in enumerate(prompts)]
+        for sequence in sequences:
+            sequence.rows.blocks = list(range(sequence.id * count, (sequence.id + 1) * count))
+        with torch_threads(1):
+            return at_once(
+                [lambda runner=runner: self._run(runner, sequences, length, step) for runner in self.runners]
+            )
+
+    def _run(self, runner, sequences, length, step):
+        found = []
+        for first in range(0, length, step):
+            counts = [(each, min(step, len(each.tokens) - first)) for each in sequences]
+            plan = Plan([Work(each, first, count, count) for each, count in counts if count > 0])
+            found.append(runner.run(plan)[1])
+        return torch.cat(found)
+
+
+def save_with_three_kv_heads(name, folder):
+    """A tiny model like the one of that name, but with three kv heads: two ranks have two and one of them."""
+    path = folder / f"{name}-three"
+    if not path.exists():
+        kind, numbers = TINY[name]
+        heads = {"num_attention_heads": 6, "num_key_value_heads": 3} if "num_key_value_heads" in numbers else {}
+        build(kind, numbers | heads).save_pretrained(path)
+    return path

@@ -1,0 +1,131 @@
+"""A divided decoder computes the bits of a whole one: on every rank, for two and three ranks, with uneven heads."""
+
+import pytest
+import torch
+
+from tests import gguf_files
+from tests.calibrate.runs import calibrated
+from tests.parallel.eager_in_threads import Threads, save_with_three_kv_heads
+from tests.tiny_models import KINDS, TINY, build, prompt, save
+from tokenmill.errors import ConfigError
+from tokenmill.loader.load_model import resolve_checkpoint
+from tokenmill.program.spec import EagerSpec
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.checkpoint import open_checkpoint
+
+PROMPTS = [prompt(30, seed=1), prompt(11, seed=2), prompt(19, seed=3)]
+# So large that shares of its matrices are products which torch computes as it does the whole ones.
+LARGE = TINY["llama"][1] | {
+    "hidden_size": 192,
+    "intermediate_size": 304,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+}
+SETTINGS = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "dense": {"scheme": "dense"},
+    "dense in bfloat16": {"scheme": "dense", "dtype": "bfloat16"},
+    "q8": {"scheme": "q8"},
+    "q4 in bfloat16": {"scheme": "q4", "dtype": "bfloat16"},
+    "int8 rows": {"cache_format": "int8"},
+    "blocks": {"block_size": 8, "cache_tokens": 400},
+}
+
+
+def check(path, sizes=(2, 3), **settings):
+    settings = {"max_sequences": 3, **settings}
+    whole = Threads(path, 1, **settings).logits(*PROMPTS)[0]
+    for size in sizes:
+        for rank, logits in enumerate(Threads(path, size, **settings).logits(*PROMPTS)):
+            assert torch.equal(logits, whole), f"rank {rank} of {size}: {(logits - whole).abs().max()}"
+
+
+@pytest.fixture(scope="module")
+def large(models):
+    build("llama", LARGE).save_pretrained(path := models / "large")
+    return path
+
+
+def test_a_divided_llama(models):
+    check(save_with_three_kv_heads("llama", models))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "llama"])
+def test_every_kind_of_arithmetic(name, models):
+    check(save_with_three_kv_heads(name, models))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_every_kind_of_storage(settings, large):
+    check(large, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"scheme": "dense"}, {"scheme": "q8", "dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gpt_oss", "cohere2", "glm4_moe", "qwen2_moe", "llama-mha-tied", "olmo2-bias"]
+)
+def test_the_bytes_of_each_rank_are_foreseen(name, settings, models):
+    ranks = Threads(save(name, models), 2, **settings)
+    resolved = ranks.resolved
+    foreseen = EagerSpec.rank_weight_bytes(resolved.model, resolved.config.dtype, resolved.scheme, 2)
+    assert [runner.program.num_weight_bytes for runner in ranks.runners] == foreseen
+    pools = [runner.pool.num_bytes for runner in ranks.runners]
+    assert pools == EagerSpec.rank_cache_bytes(resolved.cache, 2) and sum(pools) == resolved.cache.num_bytes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"scheme": "q8"}], ids=["float32", "bfloat16", "q8"])
+@pytest.mark.parametrize("name", [name for name in TINY if name not in ("llama-mqa", "gpt_bigcode")])
+def test_every_family(name, settings, models):
+    check(save(name, models), sizes=(2,), **settings)
+
+
+def test_a_rank_has_its_share_alone(large):
+    whole, ranks = Threads(large, 1), Threads(large, 3)
+    (total,) = (runner.program.num_weight_bytes for runner in whole.runners)
+    shares = [runner.program.num_weight_bytes for runner in ranks.runners]
+    assert max(shares) < 0.4 * total
+    # Twice, only the norms: a whole decoder is what ranks have together.
+    norms = 5 * LARGE["hidden_size"] * 4
+    assert sum(shares) == total + 2 * norms
+    foreseen = EagerSpec.rank_weight_bytes(ranks.resolved.model, "float32", ranks.resolved.scheme, 3)
+    assert shares == foreseen
+    cached = [runner.pool.num_bytes for runner in ranks.runners]
+    assert sum(cached) == whole.runners[0].pool.num_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("llama", {"tensor_parallel": 3}, "gives each rank a kv head, and this model has 2 kv heads"),
+        ("gpt_bigcode", {"tensor_parallel": 2}, "gives each rank a kv head, and this model has 1 kv head for"),
+        ("llama", {"tensor_parallel": 2, "fuse": "none"}, "divides matrices with qkv and gate_up fused"),
+        (
+            "llama",
+            {"tensor_parallel": 2, "program": "compiled"},
+            "computes in one process, and tensor_parallel asks for more",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(name, settings, reason, models):
+    checkpoint = open_checkpoint(save(name, models))
+    with pytest.raises(ConfigError, match=reason):
+        resolve_checkpoint(checkpoint, EngineConfig(**{"program": "eager", **settings}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", (("Q6_K", "Q5_K", "IQ4_XS"), ("F16", "Q3_K", "Q5_0", "MXFP4", "Q8_0", "IQ4_NL")))
+@pytest.mark.parametrize("name", gguf_files.WIDE)
+def test_codes_of_several_kinds(name, kinds, tmp_path):
+    """Within one model, and within the matrix that is made of those of q, k and v."""
+    path = gguf_files.write_codes(tmp_path / "x.gguf", name, [gguf_files.KIND[kind] for kind in kinds])
+    check(path, sizes=(2,))
+
+
+@pytest.mark.slow
+def test_matrices_of_4_and_of_8_bits(llama, tmp_path):
+    calibrated(llama, tmp_path / "mixed", algorithm="importance", target_bits=7.0)
+    check(tmp_path / "mixed", sizes=(2,))
