@@ -1,6 +1,6 @@
 """Law 14: everything at once. Several threads, scarce blocks, shared blocks on disk, forks, rewinds, edits, saves,
-opens (converted too), scores, streams closed early, deadlines, interrupts, and drafts out of a store on disk: every
-text is that of a quiet engine.
+opens (converted too), scores, streams closed early and resumed, deadlines, interrupts, and drafts out of a store on
+disk: every text is that of a quiet engine.
 
 TOKENMILL_LAW_14_SECONDS says how long, for each program; `make test-long` takes ten minutes.
 """
@@ -127,6 +127,18 @@ class Worker:
         if self.random.random() < 0.5:
             stream.close()
         assert self.quiet.says(tokens, sampling, seen, whole=False)
+
+    def do_resume_a_stream(self):
+        tokens, sampling = self.tokens(), self.sampling()
+        stream, seen, length = self.engine.stream(tokens, **sampling), [], self.random.randint(0, 9)
+        for piece in stream:
+            seen += piece.tokens
+            if len(seen) > length:
+                break
+        stream.close()
+        core = self.engine.core
+        (done,) = core.finish([core.request(tokens, SamplingParams(**sampling), emitted=[seen])])
+        assert list(done.tokens[: len(seen)]) == seen and self.quiet.says(tokens, sampling, done.tokens)
 
     def do_score(self):
         tokens, choices = self.tokens(), [self.tokens()[-3:], [1], [2, 3]]

@@ -95,17 +95,30 @@ class Core:
     # ---- requests
 
     def request(
-        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, timeout_s: float = inf, salt: bytes = b""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        timeout_s: float = inf,
+        salt: bytes = b"",
+        emitted: List[List[int]] | None = None,
     ) -> Request:
         """A checked request, not queued yet: params.n continuations of a text or of token ids.
 
         priority: a lower one runs first. timeout_s: seconds from now until it fails with DeadlinePassed. salt: only
-        requests of equal salt share rows of the cache. RequestError or CapacityError if it could never be served.
+        requests of equal salt share rows of the cache. emitted: to resume a request that was broken off, in another
+        engine perhaps, the tokens of all pieces of each continuation; `params` needs the seed of that request, which
+        its completions have too. What comes then is what would have come after these pieces; completions are whole,
+        but for the log-probabilities of emitted tokens, which are not computed again. A continuation that its emitted
+        tokens have ended gives no piece. RequestError or CapacityError if it could never be served.
         """
         self.check_open()
         sequences = list(self.inputs.sequences(self.inputs.encode(prompt), params, priority, salt))
         for sequence in sequences:
             self.scheduler.check_length(sequence.max_tokens)
+        if emitted is not None:
+            self.inputs.resume(sequences, emitted)
         return Request(sequences, self.loop.clock() + timeout_s)
 
     def submit(self, request: Request) -> None:
@@ -120,9 +133,11 @@ class Core:
         for index, sequence in enumerate(request.sequences):
             detokenizer = self.inputs.detokenizer(sequence)
             tracker = Tracker(sequence, detokenizer, self.loop.clock(), index, request.deadline_s)
-            self._enqueue(sequence)
+            tracker.resume()
             request.trackers.append(tracker)
-            self.trackers[sequence.id] = tracker
+            if not tracker.has_ended:
+                self._enqueue(sequence)
+                self.trackers[sequence.id] = tracker
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue a sequence, new or parked. One without a tracker gets no text; its logits may go to its `on_logits`."""

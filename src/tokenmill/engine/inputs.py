@@ -131,6 +131,37 @@ class InputProcessor:
             prompt, rows = (next(self._ids), list(tokens), len(tokens)), Rows(salt=salt)
             yield Sequence(*prompt, max_tokens, choosing, rows, priority=priority)
 
+    def resume(self, sequences: List[Sequence], emitted: List[List[int]]) -> None:
+        """Append to each sequence the tokens that were generated of it before, see Core.request.
+
+        RequestError for tokens that cannot have come: of other ids, or after an end.
+        """
+        if len(emitted) != len(sequences):
+            message = f"emitted: token ids of {len(emitted)} continuations, but this request has {len(sequences)}"
+            raise RequestError(message, "emitted")
+        for sequence, given in zip(sequences, emitted, strict=True):
+            tokens = token_ids(given, "value of `emitted`: that is a list of token ids for each continuation")
+            self._check_ids(tokens, "emitted")
+            params = sequence.choosing.params
+            if tokens and params.seed is None and params.temperature > 0:
+                raise RequestError("emitted: a request is resumed with the seed of its completions: give it", "seed")
+            sequence.tokens += self._possible(sequence, tokens)
+
+    def _possible(self, sequence: Sequence, tokens: list[int]) -> list[int]:
+        """Return the tokens if none but the last of them ends the text."""
+        num_left, stop_ids = sequence.max_tokens - len(sequence.tokens), sequence.choosing.stop_ids
+        if len(tokens) > num_left:
+            message = f"emitted: {len(tokens)} tokens of one continuation, which can have {num_left} at most"
+            raise RequestError(message, "emitted")
+        end = next((number for number, token in enumerate(tokens, 1) if token in stop_ids), len(tokens))
+        if sequence.choosing.params.stop and (detokenizer := self.detokenizer(sequence)) is not None:
+            detokenizer.push(tokens[:end])
+            end = min(end, detokenizer.num_tokens_used)
+        if end < len(tokens):
+            message = f"emitted: token {end} of {len(tokens)} ends the text, so that none can have come after it"
+            raise RequestError(message, "emitted")
+        return tokens
+
     def kept(self, tokens: list[int], score_from: int | None = None, salt: bytes = b"") -> Sequence:
         """A sequence that is kept after its end, so that it can be rewound and resumed. score_from: see Sequence."""
         self.check_length(len(tokens))

@@ -31,7 +31,7 @@ def hash_tokens(tokens: List[int]) -> str:
 @dataclass(frozen=True)
 class Timing:
     """Seconds that a completion took. ttft_s: submission to first token. itl_s: gaps between the tokens after it.
-    total_s: their sum.
+    total_s: their sum. Tokens that a request was resumed with are none of these.
     """
 
     ttft_s: float
@@ -120,6 +120,7 @@ class Tracker:
     logprobs: dict[int, TokenLogprobs | None] = field(default_factory=dict)  # by position
     completion: Completion | None = None
     error: BaseException | None = None
+    num_emitted: int = 0  # tokens that another request has given, see Core.request; they have no times
     _num_shown: int = field(default=0, init=False)  # characters of the text that were taken
     _num_taken: int = field(default=0, init=False)  # tokens that were taken
     _is_over: bool = field(default=False, init=False)  # whether the last piece was taken, or the error raised
@@ -128,6 +129,19 @@ class Tracker:
     def has_ended(self) -> bool:
         """Whether it has a completion, or has had an error."""
         return self.completion is not None or self.error is not None or self._is_over
+
+    def resume(self) -> None:
+        """Begin after the tokens that the sequence has beyond its prompt: they and their text were taken before."""
+        sequence = self.sequence
+        if not (tokens := sequence.tokens[sequence.num_prompt_tokens :]):
+            return
+        self.tokens, self.num_emitted = tokens, len(tokens)
+        sequence.finish_reason = sequence.end_reason
+        if self._decode():
+            sequence.finish_reason = "stop"
+        if sequence.finish_reason is not None:
+            self.finish(sequence.finish_reason)
+        self._num_shown, self._num_taken, self._is_over = len(self._text), len(self.tokens), self.has_ended
 
     def push(self, tokens: List[int], now_s: float) -> bool:
         """Append accepted tokens; True if a stop string has ended the text."""
@@ -195,7 +209,8 @@ class Tracker:
             self.detokenizer.finish(cut=final == "length")
         if self.detokenizer.stopped is None:
             return False
-        del self.tokens[self.detokenizer.num_tokens_used :], self.times_s[self.detokenizer.num_tokens_used :]
+        num_used = self.detokenizer.num_tokens_used
+        del self.tokens[num_used:], self.times_s[max(num_used - self.num_emitted, 0) :]
         return True
 
     def finish(self, reason: str) -> None:

@@ -54,16 +54,7 @@ def refuse_ranks(config: EngineConfig) -> str | None:
     return "computes in one process, and tensor_parallel asks for more" if config.tensor_parallel > 1 else None
 
 
-def refuse_ranks(config: EngineConfig) -> str | None:
-    """Give the reason of a program that computes in one process."""
-    return "computes in one process, and tensor_parallel asks for more" if config.tensor_parallel > 1 else None
-
-
 class EagerSpec(ProgramSpec):
-    @staticmethod
-    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
-        return refuse_ranks(config)
-
     @staticmethod
     def runs(scheme: Scheme) -> bool:
         """Run all of them: the module of a matrix multiplies by itself."""
