@@ -19,6 +19,7 @@ from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.prepare import Prepared
+from tokenmill.serve.resumption import Resumption
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
 from tokenmill.serve.token_offsets import TokenOffsets
 from tokenmill.text.token_bytes import Spelling
@@ -62,6 +63,20 @@ class Format(ABC):
         """The id of the answer."""
         return str(self._head["id"])
 
+    @property
+    def begun(self) -> Json:
+        """What another answer needs to be this one: its id, its time, and the fingerprint of what has made it."""
+        return {name: value for name, value in self._head.items() if name != "model"}
+
+    def resume(self, written: Resumption) -> None:
+        """Go on with an answer of which chunks were written by another server."""
+        self._head |= {name: written.begun[name] for name in ("id", "created") if name in written.begun}
+        self._warnings = [] if written.is_opened else self._warnings
+        for index, tokens in written.tokens.items():
+            self._begun.add(index)
+            self._num_new += len(tokens) * (not self._prepared.only_prompts)
+            self._pass_over(index, tokens)
+
     def answer(self, completions: List[Completion]) -> Json:
         """All continuations, each with its prompt's text before it if that is wanted."""
         choices = [self._choice(index, done) for index, done in enumerate(self._choose_shown(completions))]
@@ -88,6 +103,10 @@ class Format(ABC):
         """Chunks after the last piece."""
         if self._wants_usage:
             yield {**self._chunk([]), "usage": self._usage()}
+
+    @abstractmethod
+    def _pass_over(self, index: int, tokens: List[int]) -> None:
+        """Note tokens that were written, where what follows depends on them."""
 
     @abstractmethod
     def _choice(self, index: int, done: Completion) -> Json:
@@ -208,6 +227,14 @@ class CompletionFormat(Format):
             found["text_offset"].append(offsets.next(token))
         return found
 
+    def _pass_over(self, index: int, tokens: List[int]) -> None:
+        if self._num_top is None:
+            return
+        offsets = self._offsets[index] = self._offsets_of(index)
+        prompt = self._prepared.prompts[index // self._num_shown] if self._echo else ()
+        for token in (*prompt, *tokens):
+            offsets.next(token)
+
     def _offsets_of(self, index: int) -> TokenOffsets:
         number, skips = index // self._num_shown, self._body.skip_special_tokens
         if not self._echo:
@@ -257,14 +284,22 @@ class ChatFormat(Format):
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs] | None) -> Json | None:
         if entries is None:
             return None
-        prompt, skips = self._prepared.prompts[0], self._body.skip_special_tokens
-        spelling = self._spellings.setdefault(index, Spelling(self._tokenizer, prompt, skip_special=skips))
-        content = []
+        spelling, content = self._spelling(index), []
         for token, entry in zip(tokens, entries, strict=True):
             top = [_entry(spelling, *other) for other in _likeliest(token, entry, len(entry.top))]
             content.append(_entry(spelling, token, entry.logprob) | {"top_logprobs": top})
             spelling.go_on(token)
         return {"content": content}
+
+    def _pass_over(self, index: int, tokens: List[int]) -> None:
+        spelling = self._spelling(index)
+        for token in tokens if self._body.logprobs else ():
+            spelling.go_on(token)
+
+    def _spelling(self, index: int) -> Spelling:
+        """That of the next token of a continuation."""
+        prompt, skips = self._prepared.prompts[0], self._body.skip_special_tokens
+        return self._spellings.setdefault(index, Spelling(self._tokenizer, prompt, skip_special=skips))
 
 
 def _entry(spelling: Spelling, token: int, value: float) -> Json:

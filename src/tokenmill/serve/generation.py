@@ -1,6 +1,7 @@
 """The routes that generate. A request is prepared in a thread, handed to the driver, and written as its pieces come."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -15,18 +16,22 @@ from starlette.types import Receive, Scope, Send
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.errors import DeadlinePassed
+from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.answer_schema import ChatAnswer, CompletionAnswer
 from tokenmill.serve.answers import ChatFormat, CompletionFormat, Format
 from tokenmill.serve.document import answers
-from tokenmill.serve.errors import CLIENT_CLOSED, ApiError, event_of
+from tokenmill.serve.errors import CLIENT_CLOSED, ApiError, EngineDied, event_of
 from tokenmill.serve.prepare import Prepared, prepare_chat, prepare_completion
+from tokenmill.serve.resumption import EXTENSION, Resumption, Update, Written, resumption_of
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
 from tokenmill.serve.service import JsonRoute, Service, tenant_of
 
 KEEP_ALIVE = b": keep-alive\n\n"  # for a stream on which nothing has come for a while
 MAX_TEXTS = 1024  # of one request
+MIN_TIMEOUT_S = 0.001  # for a stream that goes on elsewhere after its time
 REFUSALS = (400, 404, 408, 429, 503, 504)
 T = TypeVar("T")
+Events = AsyncGenerator[tuple[bytes, Update | None], None]
 
 
 def generation(service: Service) -> APIRouter:
@@ -75,9 +80,11 @@ class _Work:
 
     async def begin(self) -> tuple[Prepared, Format]:
         """The prompts encoded and everything checked, their log-probabilities computed if they are wanted."""
-        engine = self.service.engine
+        engine, written = self.service.engine, resumption_of(self.request.scope)
         if self.body.seed is None:
             self.body.seed = self.service.options.seed
+        if written is not None:
+            self._take_up(written)
         prepared = await self.service.in_thread(
             self.request, self.prepare, engine.core, self.body, tenant_of(self.request)
         )
@@ -88,7 +95,28 @@ class _Work:
         except TimeoutError:
             raise DeadlinePassed("the deadline has passed before the prompt was computed") from None
         name, fingerprint = self.service.options.name, self.service.fingerprint
-        return prepared, self.kind(self.body, prepared, name, fingerprint, engine.tokenizer)
+        form = self.kind(self.body, prepared, name, fingerprint, engine.tokenizer)
+        if written is not None and self.body.stream:
+            await self.service.in_thread(self.request, self._resume, prepared, form, written)
+        return prepared, form
+
+    def _take_up(self, written: Resumption) -> None:
+        """Have the seed and the time that the stream began with; a new one gets a seed that can be told."""
+        other = written.begun.get("system_fingerprint", self.service.fingerprint)
+        if other != self.service.fingerprint:
+            message = f"a stream of {other} cannot go on here, where texts may be others: {self.service.fingerprint}"
+            raise ApiError(409, message, code="other_fingerprint")
+        if self.body.seed in (None, -1) or "seed" in written.begun:
+            self.body.seed = written.begun.get("seed", secrets.randbelow(2**32))
+        if self.body.timeout is not None:
+            self.body.timeout = max(self.body.timeout - written.elapsed_s, MIN_TIMEOUT_S)
+
+    def _resume(self, prepared: Prepared, form: Format, written: Resumption) -> None:
+        sequences = prepared.request.sequences
+        self.service.engine.core.inputs.resume(sequences, [written.tokens.get(i, []) for i in range(len(sequences))])
+        for index, number in written.num_cached.items():
+            sequences[index].num_cached_tokens = number
+        form.resume(written)
 
 
 async def _respond(work: _Work) -> Response:
@@ -154,31 +182,56 @@ class _EventStream(Response):
         service, request = self._work.service, self._work.request
         with service.admission.slots(self._work.num_slots, tenant_of(request)):
             prepared, form = await _unless_disconnected(request, self._work.begin())
-            events = _events(service.driver.pieces(prepared.request, form.id), form)
+            steps, written = service.driver.pieces(prepared.request, form.id), resumption_of(scope)
+            events = _events(steps, form, prepared.request.sequences, written)
+            begun = None if written is None else Update(begun={**form.begun, "seed": self._work.body.seed})
             with suppress(_Disconnected):
-                await _unless_disconnected(request, self._send(events, send))
+                await _unless_disconnected(request, self._send(events, begun, send))
 
-    async def _send(self, events: AsyncGenerator[bytes, None], send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _send(self, events: Events, begun: Update | None, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await send(start if begun is None else start | {EXTENSION: begun})
         async with aclosing(events):
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+            async for event, update in events:
+                message = {"type": "http.response.body", "body": event, "more_body": True}
+                await send(message if update is None else message | {EXTENSION: update})
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _events(steps: AsyncGenerator[list[Piece], None], form: Format) -> AsyncGenerator[bytes, None]:
-    """The bytes that are written for each step, and a comment whenever nothing has come for a while."""
+async def _events(
+    steps: AsyncGenerator[list[Piece], None], form: Format, sequences: list[Sequence], written: Resumption | None
+) -> Events:
+    """The bytes that are written for each step, and a comment whenever nothing has come for a while.
+
+    written: what was written of it before; then each comes with an Update. A piece for which nothing is written is told
+    with the next one that the client sees.
+    """
+    unseen: list[Written] = []
+
+    def update(**news: Any) -> Update | None:
+        return None if written is None else Update(**news)
+
     try:
-        if opening := b"".join(map(_event, form.opening())):
-            yield opening
+        if (written is None or not written.is_opened) and (opening := b"".join(map(_event, form.opening()))):
+            yield opening, update(is_opened=True)
         async with aclosing(steps):
-            async for pieces in steps:
+            async for new in steps:
+                pieces = new if written is None else [piece for piece in new if piece.index not in written.ended]
                 chunks = b"".join(_event(chunk) for piece in pieces for chunk in form.chunks(piece))
-                if chunks or not pieces:
-                    yield chunks or KEEP_ALIVE
-        yield b"".join([*map(_event, form.closing()), b"data: [DONE]\n\n"])
+                if written is not None:
+                    unseen += [_written(piece, sequences[piece.index]) for piece in pieces]
+                if chunks:
+                    told, unseen = tuple(unseen), []
+                    yield chunks, update(pieces=told, is_opened=True)
+                elif not new:
+                    yield KEEP_ALIVE, update()
+        yield b"".join([*map(_event, form.closing()), b"data: [DONE]\n\n"]), update(is_over=True)
     except Exception as error:  # noqa: BLE001  (the client hears of it)
-        yield event_of(error)
+        yield event_of(error), update(is_over=True, has_failed=isinstance(error, EngineDied))
+
+
+def _written(piece: Piece, sequence: Sequence) -> Written:
+    return Written(piece.index, piece.tokens, piece.done is not None, sequence.num_cached_tokens or 0)
 
 
 def _event(value: Any) -> bytes:

@@ -16,18 +16,11 @@ import uvicorn
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError
 from tokenmill.serve.access import AccessLog
-from tokenmill.serve.admission import Admission
-from tokenmill.serve.app import make_app
-from tokenmill.serve.batch_worker import BatchWorker
 from tokenmill.serve.connection import HttpProtocol
-from tokenmill.serve.driver import Driver
 from tokenmill.serve.endings import Endings
 from tokenmill.serve.guard import Guard
-from tokenmill.serve.metrics import Metrics
 from tokenmill.serve.options import Options
-from tokenmill.serve.pace import Pace
-from tokenmill.serve.service import Service
-from tokenmill.serve.sessions import Sessions
+from tokenmill.serve.served import Served
 from tokenmill.serve.warm_up import use_engine, use_routes
 
 GRACE_S = 2  # for what is not waited for: requests that compute nothing, connections, the step that is being made
@@ -75,17 +68,12 @@ class Server(uvicorn.Server):
     ) -> None:
         """tell: writes a line for each request."""
         self._engine, self._taken, self._options = engine, taken, options
-        metrics = Metrics(engine.core, options.name, options.metrics_prefix)
-        self._pace = Pace(engine.core.scheduler, options.stall_s)
-        self.driver = Driver(engine.core, metrics, self._end)
-        self.admission = Admission(metrics, engine.config.max_sequences + options.max_queued, len(options.keys))
-        kept = Sessions(engine, options.session_dir) if options.session_dir is not None else None
-        self._batches = BatchWorker(engine, options, options.batch_dir) if options.batch_dir is not None else None
-        self._service = Service(engine, self.driver, self.admission, options, kept, self._batches)
-        self._app = make_app(self._service)
+        served = Served(engine, options, self._end)
+        self._pace, self.driver, self.admission = served.pace, served.driver, served.admission
+        self._service, self._app, self._batches = served.service, served.app, served.batches
         self._endings = Endings(Guard(self._app, options, is_loopback(taken)))
         self._ends_s: float | None = None  # by time.monotonic, which is the event loop's clock too
-        super().__init__(_config(AccessLog(self._endings, tell, options.log_format), options))
+        super().__init__(uvicorn_config(AccessLog(self._endings, tell, options.log_format), options))
 
     def serve_to_end(self) -> bool:
         """Serve; whether the engine lived to the end."""
@@ -139,10 +127,14 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _config(app: AccessLog, options: Options) -> uvicorn.Config:
+def uvicorn_config(app: AccessLog, options: Options) -> uvicorn.Config:
+    """The settings of uvicorn. Its event loop is asyncio's own, also where uvloop is installed: HttpProtocol looks at
+    transports as asyncio has them.
+    """
     return uvicorn.Config(
         app,
         http=HttpProtocol,
+        loop="asyncio",
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,0 +1,1 @@
+"""More than one engine: replicas behind one address, whose streams outlive them."""

@@ -1,0 +1,140 @@
+"""The gate: the one application that clients see in front of several replicas. It computes nothing.
+
+Requests of one conversation go to the same replica, whose cache has its rows; sessions go where their name leads.
+"""
+
+import asyncio
+import secrets
+from contextlib import suppress
+from typing import Any
+
+import pydantic_core
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from tokenmill.scale.fleet import Call, Fleet
+from tokenmill.scale.heads import SESSION_HEADER, head_key, session_key
+from tokenmill.scale.relay import Relay
+from tokenmill.serve.errors import ApiError, respond
+from tokenmill.serve.resumption import Resumption
+
+GENERATES = ("/v1/completions", "/v1/chat/completions")
+SESSIONS = "/v1/sessions/"
+PROBES = ("/health", "/ping", "/ready")
+PROBE_S = 5.0
+SENT = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "client")
+
+
+class Gate:
+    """An ASGI application. patience_s: how long a request waits while there is no replica. is_draining: no new ones."""
+
+    def __init__(self, fleet: Fleet, patience_s: float = 60.0) -> None:
+        self._fleet, self._patience_s, self.is_draining, self.num_open = fleet, patience_s, False, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI. Keys and limits are checked before, see Guard."""
+        if scope["type"] != "http":
+            return
+        path = scope["path"].rstrip("/") or "/"
+        try:
+            body = await _read(receive)
+            if scope["method"] == "GET" and path in ("/metrics", "/load"):
+                await (await self._of_all(path, scope))(scope, receive, send)
+                return
+            self._check_open(path)
+            is_probe = path in PROBES
+            relay = Relay(self._fleet, self._call(scope, path, body), send, PROBE_S if is_probe else self._patience_s)
+            self.num_open += not is_probe
+            try:
+                await _unless_disconnected(receive, relay)
+            finally:
+                self.num_open -= not is_probe
+        except ApiError as error:
+            await respond(error)(scope, receive, send)
+
+    def _check_open(self, path: str) -> None:
+        """ApiError 503 for what needs a replica, or for new requests at the end."""
+        if self.is_draining and path not in ("/health", "/ping"):
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        if path in PROBES and not self._fleet.replicas:
+            raise ApiError(503, "there is no replica that could answer", code="no_replica")
+
+    def _call(self, scope: Scope, path: str, body: bytes) -> Call:
+        tenant = scope.get("state", {}).get("tenant", b"")
+        headers = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+        sent = {name: scope[name] for name in SENT if name in scope} | {"headers": headers, "state": {"tenant": tenant}}
+        given, written, key = Headers(scope=scope), None, secrets.token_hex(16)
+        if path in GENERATES and isinstance(read := _json(body), dict):
+            key, written = head_key(tenant, read), Resumption() if read.get("stream") is True else None
+        if path.startswith(SESSIONS):
+            key = session_key(tenant, path.removeprefix(SESSIONS).partition("/")[0])
+        elif (named := given.get(SESSION_HEADER)) is not None:
+            key = session_key(tenant, named)
+        return Call(sent, body, key, written=written)
+
+    async def _of_all(self, path: str, scope: Scope) -> Response:
+        sent = {name: scope[name] for name in SENT if name in scope} | {"headers": [], "state": {}}
+        found = await self._fleet.ask_all(sent)
+        if path == "/load":
+            return JSONResponse({"server_load": sum(_json(body).get("server_load", 0) for body in found.values())})
+        pages = {replica: body.decode() for replica, body in sorted(found.items())}
+        return Response(merged(pages), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _read(receive: Receive) -> bytes:
+    parts = []
+    while (message := await receive())["type"] == "http.request":
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            break
+    return b"".join(parts)
+
+
+async def _unless_disconnected(receive: Receive, relay: Relay) -> None:
+    """Run it, unless the client leaves: then the replica hears of it."""
+    task, gone = asyncio.ensure_future(relay.run()), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.wait({task, gone})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(body: bytes) -> Any:
+    with suppress(ValueError):
+        return pydantic_core.from_json(body)
+    return None
+
+
+def merged(pages: dict[str, str]) -> str:
+    """The metrics of all replicas on one page, each sample with the label `replica`. A family stands in one place."""
+    families: dict[str, list[str]] = {}
+    for replica, page in pages.items():
+        name = ""
+        for line in page.splitlines():
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+            lines = families.setdefault(name, [])
+            if not line.startswith("#"):
+                lines.append(_labelled(line, replica))
+            elif line not in lines:
+                lines.append(line)
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)
+
+
+def _labelled(sample: str, replica: str) -> str:
+    name, brace, rest = sample.partition("{")
+    if brace:
+        return f'{name}{{replica="{replica}",{rest}'
+    name, _, value = sample.partition(" ")
+    return f'{name}{{replica="{replica}"}} {value}'

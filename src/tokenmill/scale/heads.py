@@ -1,0 +1,52 @@
+"""The head of a conversation, by which a gate chooses a replica: what stays the same while the conversation grows.
+
+The next request of a conversation finds the rows of the last one where that was computed. A client can name a session
+itself, in the header X-Session-Id; then nothing else counts.
+"""
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+SESSION_HEADER = "x-session-id"
+MAX_CHARACTERS, MAX_IDS = 256, 64  # of a first message or a prompt, which may itself grow
+
+
+def session_key(tenant: bytes, name: str) -> str:
+    """The key of a session that has a name."""
+    return _digest(tenant, ["session", name])
+
+
+def head_key(tenant: bytes, body: Mapping[str, Any]) -> str:
+    """The key of a body of /v1/chat/completions or /v1/completions, whatever is wrong with it."""
+    shared = [body.get(name) for name in ("model", "cache_salt", "tools", "chat_template_kwargs")]
+    messages = body.get("messages")
+    return _digest(
+        tenant, [*shared, _first(messages) if isinstance(messages, list) else _beginning(body.get("prompt"))]
+    )
+
+
+def _first(messages: list[Any]) -> list[Any]:
+    """The messages up to the first one of the user, cut."""
+    found: list[Any] = []
+    for message in messages:
+        known = message if isinstance(message, dict) else {"content": message}
+        found.append([known.get("role"), _beginning(known.get("content"))])
+        if known.get("role") == "user":
+            break
+    return found
+
+
+def _beginning(content: Any) -> Any:
+    if isinstance(content, str):
+        return content[:MAX_CHARACTERS]
+    if isinstance(content, list):
+        first = content[0] if content else None
+        return [_beginning(first)] if isinstance(first, str | list) else content[:MAX_IDS]
+    return content
+
+
+def _digest(tenant: bytes, parts: list[Any]) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return blake2b(tenant + b"\0" + text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,79 @@
+"""One replica: an engine and the server's application around it, without a socket.
+
+A gate has checked keys and limits before a request comes here, and hands on the key's digest.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+from typing import Any
+
+from starlette.types import Message
+
+from tokenmill.engine.engine import Engine
+from tokenmill.serve.errors import EngineDied
+from tokenmill.serve.options import Options
+from tokenmill.serve.resumption import EXTENSION, Resumption
+from tokenmill.serve.served import Served
+from tokenmill.serve.warm_up import use_engine, use_routes
+
+GRACE_S = 2.0  # for the step that is being made when it ends
+
+
+class Mill:
+    """Answers requests as the server does, and can go on with a stream that another one has begun."""
+
+    def __init__(self, engine: Engine, options: Options) -> None:
+        self._served, self._observed = Served(engine, options), ExitStack()
+        use_engine(engine)  # before anything measures steps or counts tokens
+        self._observed.enter_context(engine.core.observed_by(self._served.pace))
+        self._served.driver.start()
+
+    async def warm_up(self) -> None:
+        """Do what the first request would wait for."""
+        await use_routes(self._served.app)
+
+    async def answer(
+        self, scope: dict[str, Any], body: bytes, written: Resumption | None = None
+    ) -> AsyncGenerator[list[Message], None]:
+        """The messages of ASGI for a request, those that are there together. Closed early, the request is cancelled."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        incoming = [{"type": "http.request", "body": body}]
+
+        async def receive() -> Message:
+            if incoming:
+                return incoming.pop()
+            await asyncio.get_running_loop().create_future()  # nobody leaves: then the task is cancelled
+            raise AssertionError
+
+        scope = {**scope, "extensions": {} if written is None else {EXTENSION: written}}
+        task = asyncio.ensure_future(self._served.app(scope, receive, messages.put))
+        task.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            is_over = False
+            while not is_over:
+                found = [await messages.get()]
+                while not messages.empty():
+                    found.append(messages.get_nowait())
+                is_over = None in found
+                if told := [message for message in found if message is not None]:
+                    yield told
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # it was answered with 500
+
+    def check_health(self) -> None:
+        """EngineDied if a step has raised or hangs: this replica is of no use any more."""
+        driver = self._served.driver
+        if driver.error is not None:
+            raise driver.error
+        if driver.is_hung:
+            raise EngineDied("the engine hangs: a step takes much longer than any before it")
+
+    def close(self) -> None:
+        """End what still runs."""
+        if self._served.driver.stop(GRACE_S):
+            self._served.engine.close()
+        self._observed.close()

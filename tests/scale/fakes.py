@@ -1,0 +1,135 @@
+"""Replicas in this process, which can be killed, stopped and started in the midst of their answers."""
+
+import asyncio
+import json
+from itertools import count
+
+from tests.serve.conftest import SETTINGS
+from tokenmill import load
+from tokenmill.scale.fleet import Fleet, Part, ReplicaLost
+from tokenmill.scale.gate import Gate
+from tokenmill.scale.mill import Mill
+from tokenmill.serve.options import Options
+
+LOST = object()
+
+
+class FakeFleet(Fleet):
+    """One engine for each replica. on_part: called with each Call, the replica and its part before that is handed on;
+    it may call `kill` or `leave`, and return True to have the part lost.
+    """
+
+    def __init__(self, path, number, settings=None, **options):
+        self.made = count()
+        self._path, self._settings = path, {**SETTINGS, **(settings or {})}
+        self._options, self.mills, self._open = Options("words", **options), {}, {}
+        self.on_part = lambda call, replica, part: False
+        self.calls, self._leaving = [], set()
+        for _ in range(number):
+            self.start()
+
+    def start(self):
+        name = f"r{next(self.made)}"
+        self.mills[name], self._open[name] = Mill(load(self._path, **self._settings), self._options), set()
+        return name
+
+    def kill(self, name):
+        """The answers of a replica break off at once."""
+        mill = self.mills.pop(name)
+        for lost in self._open.pop(name):
+            lost.set()
+        mill.close()
+
+    def leave(self, name):
+        """A replica takes no more requests, and goes on with those that it has."""
+        self._leaving.add(name)
+
+    @property
+    def replicas(self):
+        return frozenset(self.mills) - self._leaving
+
+    def choose(self, call):
+        return sorted((self.replicas - call.avoid) or self.replicas, key=lambda name: hash((call.key, name)))
+
+    async def answer(self, call):
+        while not (names := self.choose(call)):
+            await asyncio.sleep(0.01)
+        name = names[0]
+        self.calls.append((name, call))
+        lost, parts = asyncio.Event(), self.mills[name].answer(call.scope, call.body, call.written)
+        self._open[name].add(lost)
+        dies = asyncio.ensure_future(lost.wait())
+        try:
+            yield Part(name, [])
+            while True:
+                nexts = asyncio.ensure_future(anext(parts, None))
+                await asyncio.wait({nexts, dies}, return_when=asyncio.FIRST_COMPLETED)
+                if lost.is_set():
+                    nexts.cancel()
+                    await asyncio.wait([nexts])
+                    raise ReplicaLost(f"{name} was killed")
+                if (messages := nexts.result()) is None:
+                    return
+                for message in messages:  # one by one, so that tests can cut between any two
+                    if self.on_part(call, name, Part(name, [message])):
+                        raise ReplicaLost(f"{name} was killed")
+                    yield Part(name, [message])
+        finally:
+            dies.cancel()
+            await parts.aclose()
+
+    async def ask_all(self, scope):
+        found = {}
+        for name, mill in self.mills.items():
+            messages = [each async for part in mill.answer(scope, b"") for each in part]
+            found[name] = b"".join(message.get("body", b"") for message in messages)
+        return found
+
+    def close(self):
+        for mill in self.mills.values():
+            mill.close()
+
+
+async def ask(app, path, body=None, headers=(), method=None):
+    """Status, headers and body that an ASGI application gives."""
+    data, sent = b"" if body is None else json.dumps(body).encode(), []
+    incoming = [{"type": "http.request", "body": data}]
+
+    async def receive():
+        if incoming:
+            return incoming.pop()
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(message):
+        assert set(message) <= {"type", "status", "headers", "body", "more_body"}
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": method or ("GET" if body is None else "POST"),
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "client": ("127.0.0.1", 1),
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost"), *headers],
+        "state": {},
+    }
+    await app(scope, receive, send)
+    assert not sent[-1].get("more_body"), "the answer does not end"
+    assert [message["type"] for message in sent].count("http.response.start") == 1
+    found = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], found, b"".join(message.get("body", b"") for message in sent)
+
+
+def events_of(data):
+    """The events of a stream; comments are left out."""
+    lines = [line for line in data.decode().split("\n\n") if line and not line.startswith(":")]
+    return [line if line == "data: [DONE]" else json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def gate(fleet, **more):
+    return Gate(fleet, **more)
