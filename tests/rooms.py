@@ -39,6 +39,7 @@ ROOMS: list[dict[str, str]] = [
     {"batches": "rows of files in, rows with answers out"},
     {"prove": "the promise, checked from outside (extra: `[bench]`)"},
     {"serve": "the OpenAI server (extra: `[serve]`)"},
+    {"scale": "several engines behind one address (extra: `[ray]`)"},
     {"cli": "one file per verb"},
     {"__main__": ""},
 ]

@@ -71,7 +71,7 @@ def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | 
     from tokenmill.hub.names import is_there, locate
     from tokenmill.loader.copies import start_reading
 
-    template = None if chat_template is None else _template(chat_template)
+    template = None if chat_template is None else read_template(chat_template)
     path = locate(config.model, progress=progress)
     if looks_saved(path):
         raise CheckpointError(f"{path} is a saved cache, not a model: tokenmill decode {path}")
@@ -101,7 +101,7 @@ def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | 
     return engine
 
 
-def _template(path: Path) -> str:
+def read_template(path: Path) -> str:
     """A chat template out of a file, tried before a model is loaded."""
     from tokenmill.text.chat import check_template
 

@@ -3,18 +3,19 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli.models import load_engine, read_model_config
+from tokenmill.cli.models import load_engine, read_model_config, read_template
 from tokenmill.cli.parser.command import is_given
 from tokenmill.cli.parser.config_file import read_config_file
 from tokenmill.cli.parser.options import ChatTemplate, Model, Quiet, examples, with_settings
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.download import cache_folder, data_folder
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import counted, size
@@ -32,6 +33,7 @@ EXAMPLES = examples(
 
 SERVER = "Server"
 MB = 1_000_000
+OPEN = "warning: {url} accepts requests without an API key from other machines; set --api-key-file"
 KEY = "TOKENMILL_API_KEY"
 HELP = {
     "max_sequences": "Sequences that run together; others wait. Default: 8 for each processor, at most 64.",
@@ -50,6 +52,15 @@ Port = Annotated[int, _option("--port", "Port to listen at.", min=0, max=65535)]
 Name = Annotated[str | None, _option("--served-model-name", "What clients call the model. Default: MODEL.")]
 Key = Annotated[str | None, _option("--api-key", f"Key that clients must send. Default: {KEY}, if it is set.")]
 KeyFile = Annotated[Path | None, _option("--api-key-file", "A key in each line; lines that begin with # are none.")]
+Replicas = Annotated[
+    int,
+    _option(
+        "--replicas",
+        "Engines that share the requests, in processes of their own, by Ray (pip install 'tokenmill[ray]'). Each has "
+        "--threads, by default its part of the processors. A stream goes on when its engine dies.",
+        min=1,
+    ),
+]
 MaxQueued = Annotated[
     int, _option("--max-queued-requests", "Sequences that may wait; more are refused with 429.", min=0)
 ]
@@ -110,6 +121,7 @@ def command(
     model: Model = DEFAULT_MODEL,
     host: Host = "127.0.0.1",
     port: Port = 8000,
+    replicas: Replicas = 1,
     name: Name = None,
     api_key: Key = None,
     api_key_file: KeyFile = None,
@@ -146,10 +158,13 @@ def command(
         except ModuleNotFoundError as error:
             raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
     options = Options(keys=read_keys(api_key or os.environ.get(KEY), api_key_file), **_chosen(context.params))
+    if replicas > 1 and batch_dir is not None:
+        raise ConfigError("--batch-dir", str(batch_dir), "without --replicas: several engines take no batches")
     engine = replace(engine, model=model, generation_config=generation_config)
     address = Address(host, port, "http" if ssl_certfile is None else "https")
     num_sequences = engine.max_sequences if is_given(context, "max_sequences") else None
-    if not _serve(engine, num_sequences, chat_template, options, address, quiet):
+    run = _serve if replicas == 1 else partial(_serve_replicas, replicas)
+    if not run(engine, num_sequences, chat_template, options, address, quiet):
         raise typer.Exit(1)
 
 
@@ -191,7 +206,7 @@ def _serve(
         fitted = fit_for_many(_with_prefixes(engine), read_model_config(engine.model, progress), num_sequences)
         loaded = load_engine(fitted, progress, chat_template)
     if not (options.keys or is_loopback(taken)):
-        remark(f"warning: {address.url} accepts requests without an API key from other machines; set --api-key-file")
+        remark(OPEN.format(url=address.url))
     if not quiet:
         remark(_greeting(loaded, options.name, address.url))
     return Server(loaded, taken, options, None if quiet else remark).serve_to_end()
@@ -202,6 +217,46 @@ def _data_folder(name: str) -> Path:
     folder = data_folder() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
+
+
+def _serve_replicas(
+    number: int,
+    engine: EngineConfig,
+    num_sequences: int | None,
+    chat_template: Path | None,
+    options: "Options",
+    address: "Address",
+    quiet: bool,
+) -> bool:
+    """Start that many engines and serve them until a signal comes; true."""
+    from tokenmill.loader.fit import SEQUENCES_PER_CORE, fit_for_many
+    from tokenmill.memory.available import available_processors
+    from tokenmill.scale.ray_version import check_ray
+    from tokenmill.serve.run import is_loopback, listen
+
+    check_ray()
+    options = replace(options, batch_dir=None)  # each of them would run every batch
+    taken = listen(address)
+    threads = engine.threads or max(1, available_processors() // number // engine.tensor_parallel)
+    engine = replace(_with_prefixes(engine), threads=threads)
+    with progress_on_stderr(quiet) as progress:
+        model = read_model_config(engine.model, progress)  # and the files are there, before each replica looks
+        fitted = fit_for_many(engine, model, num_sequences or SEQUENCES_PER_CORE * threads, number)
+        template = None if chat_template is None else read_template(chat_template)
+        progress.stage(f"starting {number} replicas")
+        try:
+            from tokenmill.scale.local import GateServer, replicas
+            from tokenmill.scale.replicas import Setup
+        except ModuleNotFoundError as error:
+            raise TokenmillError(f"replicas need {error.name}: pip install 'tokenmill[ray]'") from None
+    with replicas(Setup(fitted, options, number, chat_template=template), number) as fleet:
+        if not (options.keys or is_loopback(taken)):
+            remark(OPEN.format(url=address.url))
+        if not quiet:
+            each = f"{fitted.max_sequences} sequences and {counted(threads, 'thread')}"
+            remark(f"{options.name} at {address.url}: {number} replicas, each with {each}; Ctrl-C ends")
+        GateServer(fleet, taken, options, None if quiet else remark).serve_to_end()
+    return True
 
 
 def _session_folder() -> Path:

@@ -13,8 +13,12 @@ SEQUENCES_PER_CORE, MOST_SEQUENCES = 8, 64
 SHARE = 0.8  # of what is free after the weights; the rest is for prompts, answers and activations
 
 
-def fit_for_many(config: EngineConfig, model: ModelConfig, num_sequences: int | None) -> EngineConfig:
+def fit_for_many(
+    config: EngineConfig, model: ModelConfig, num_sequences: int | None, num_engines: int = 1
+) -> EngineConfig:
     """Choose so many sequences (None: by the processors) and a cache that fits; what config says of the cache holds.
+
+    num_engines: those that share the memory, and are all like this one.
 
     CapacityError if the weights do not fit, or one sequence of max_length, or cache_tokens: it names the largest that
     would.
@@ -22,7 +26,7 @@ def fit_for_many(config: EngineConfig, model: ModelConfig, num_sequences: int | 
     default = min(MOST_SEQUENCES, SEQUENCES_PER_CORE * available_processors(), config.max_step_tokens)
     config = replace(config, max_sequences=num_sequences or default)
     resolved = resolve(config, model)
-    spare, most = _most_tokens(resolved)
+    spare, most = _most_tokens(resolved, num_engines)
     max_length, block_size = resolved.config.max_length, resolved.config.block_size
     if config.cache_tokens is not None and config.cache_tokens > most:
         raise CapacityError("cache_tokens that fit in memory", config.cache_tokens, most, "cache_tokens")
@@ -34,9 +38,10 @@ def fit_for_many(config: EngineConfig, model: ModelConfig, num_sequences: int | 
     return replace(config, cache_tokens=config.cache_tokens or min(resolved.config.cache_tokens, most))
 
 
-def _most_tokens(resolved: ResolvedModel) -> tuple[int, int]:
+def _most_tokens(resolved: ResolvedModel, num_engines: int) -> tuple[int, int]:
     """Count the tokens of the largest cache that fits beside the weights, and those of its whole blocks."""
-    spec, weights, available = resolved.cache, resolved.weight_bytes, free_bytes(resolved.config.device)
+    available = free_bytes(resolved.config.device) // num_engines
+    spec, weights = resolved.cache, resolved.weight_bytes
     if weights >= available:
         raise CapacityError("memory for the weights", weights, available, "model or scheme", in_bytes=True)
     spare = int(SHARE * (available - weights)) // spec.bytes_per_token

@@ -1,0 +1,260 @@
+"""Replicas on Ray Serve: deployment Mill has an engine in each replica, and deployment Gate is what clients see.
+
+`app` builds both, for `serve run tokenmill.scale.replicas:app model=...` and for a config file of Ray Serve. local.py
+has Mill alone, behind a gate in the process of `tokenmill serve --replicas`.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.types import Message
+
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.load import load
+from tokenmill.hub.names import locate
+from tokenmill.loader.fit import SEQUENCES_PER_CORE, fit_for_many
+from tokenmill.model.families import read_config
+from tokenmill.scale.fleet import AllBusy, Call, Fleet, Part, ReplicaLost
+from tokenmill.scale.gate import Gate
+from tokenmill.scale.head_router import HeadRouter
+from tokenmill.scale.known import known_replicas
+from tokenmill.scale.mill import Mill
+from tokenmill.serve.guard import Guard
+from tokenmill.serve.options import Options, read_keys
+from tokenmill.serve.resumption import Resumption
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.weights.checkpoint import foreseen_config
+
+NAME = "tokenmill"  # of the application
+NUM_OTHERS = 8  # requests that compute nothing and come beside those that a replica has places for
+RETRY_AFTER_S = 1
+MAX_THROUGH_GATE = 10_000  # requests; it is Mill that takes no more than it can
+NUM_FALLBACKS = 64  # replicas that are asked after the one of a key, where that is full
+
+HEALTH = {
+    "type": "http",
+    "asgi": {"version": "3.0"},
+    "http_version": "1.1",
+    "method": "GET",
+    "scheme": "http",
+    "path": "/health",
+    "raw_path": b"/health",
+    "query_string": b"",
+    "root_path": "",
+    "headers": [],
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What each replica loads and serves. num_engines: those that share the memory of one machine.
+
+    engine.threads and engine.max_sequences are set. longest_s: of an answer, which a replica that is to end waits for
+    where no other one takes it. chat_template: in the place of the model's own.
+    """
+
+    engine: EngineConfig
+    options: Options
+    num_engines: int = 1
+    longest_s: float = 600.0
+    chat_template: str | None = None
+
+
+class Replica:
+    """The deployment Mill: one engine, see Mill."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._mill = Mill(load_engine(setup), setup.options)
+        self._is_warm = False
+
+    async def answer(
+        self, scope: dict[str, Any], body: bytes, written: Resumption | None, avoid: list[str]
+    ) -> AsyncGenerator[tuple[str, list[Message]], None]:
+        """See Mill.answer; the name of this replica comes first, before anything is known. avoid: for the router."""
+        yield self._name, []
+        answer = self._mill.answer(scope, body, written)
+        try:
+            async for messages in answer:
+                yield self._name, messages
+        finally:
+            await answer.aclose()
+
+    async def page(self, scope: dict[str, Any]) -> tuple[str, bytes]:
+        """The body that a GET gives."""
+        messages = [message async for part in self._mill.answer(scope, b"") for message in part]
+        return self._name, b"".join(message.get("body", b"") for message in messages)
+
+    async def check_health(self) -> None:
+        """See Ray Serve: called every few seconds. A replica whose engine has failed or hangs is replaced."""
+        if not self._is_warm:
+            await self._mill.warm_up()
+            self._is_warm = True
+        self._mill.check_health()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_mill"):
+            self._mill.close()
+
+
+def load_engine(setup: Setup) -> Engine:
+    """The engine of one replica, with a cache that fits beside those of the others on its machine."""
+    config = setup.engine
+    model = read_config(foreseen_config(locate(config.model)))
+    engine = load(fit_for_many(config, model, config.max_sequences, setup.num_engines))
+    if setup.chat_template is not None and engine.tokenizer is not None:
+        engine.tokenizer.chat_template, engine.tokenizer.named_templates = setup.chat_template, {}
+    return engine
+
+
+def mill(setup: Setup, fleet: str, num_replicas: int | None, autoscaling: AutoscalingConfig | None = None) -> Any:
+    """The deployment Mill, bound. Either so many replicas, or as many as autoscaling finds are needed."""
+    threads = setup.engine.threads
+    assert threads is not None and setup.engine.max_sequences is not None
+    number = {"num_replicas": num_replicas} if autoscaling is None else {"autoscaling_config": autoscaling}
+    deployment = serve.deployment(
+        Replica,
+        name="Mill",
+        ray_actor_options={"num_cpus": threads},
+        max_ongoing_requests=setup.engine.max_sequences + setup.options.max_queued + NUM_OTHERS,
+        max_queued_requests=setup.options.max_queued,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=setup.longest_s,
+        health_check_period_s=2.0,
+        health_check_timeout_s=30.0,
+        request_router_config=RequestRouterConfig(
+            request_router_class=HeadRouter,
+            request_router_kwargs={"fleet": fleet, "num_fallback_replicas": NUM_FALLBACKS},
+        ),
+        **number,
+    )
+    return deployment.bind(setup)
+
+
+class ServeFleet(Fleet):
+    """The replicas of a deployment Mill. name: that its router was given."""
+
+    def __init__(self, handle: DeploymentHandle, name: str) -> None:
+        self._handle, self._name = handle, name
+
+    async def start(self) -> None:
+        """Begin to know the replicas: the router begins with the first call."""
+        async for _ in self.answer(Call(HEALTH, b"", "")):
+            pass
+
+    @property
+    def replicas(self) -> Set[str]:
+        """See Fleet."""
+        return known_replicas(self._name)
+
+    async def answer(self, call: Call) -> AsyncGenerator[Part, None]:
+        """See Fleet."""
+        handle = self._handle.options(stream=True, session_id=call.key, method_name="answer")
+        parts = handle.remote(call.scope, call.body, call.written, avoid=sorted(call.avoid))
+        is_over = False
+        try:
+            async for replica, messages in parts:
+                yield Part(replica, messages)
+            is_over = True
+        except BackPressureError:
+            raise AllBusy(RETRY_AFTER_S) from None
+        except (RayError, RayServeException) as error:
+            raise ReplicaLost(f"{type(error).__name__}: {error}".splitlines()[0]) from None
+        finally:
+            if not is_over:
+                with suppress(Exception):
+                    parts.cancel()
+
+    async def ask_all(self, scope: dict[str, Any]) -> dict[str, bytes]:
+        """See Fleet."""
+        if not self.replicas:
+            return {}
+        try:
+            return dict(await asyncio.to_thread(self._handle.broadcast("page", scope).results))
+        except (RayError, RayServeException):
+            return {}
+
+
+class Arguments(BaseModel):
+    """The arguments of `app`, as a config file of Ray Serve or a command line has them.
+
+    engine: settings of EngineConfig, such as threads, which each replica has. server: settings of Options, such as
+    max_queued. replicas: their number; or min_replicas to max_replicas, as many as the requests in flight need.
+    replicas_of_a_machine: that share its memory. longest_s: see Setup. api_key_file: a key in each line.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = DEFAULT_MODEL
+    engine: dict[str, Any] = Field(default_factory=dict)
+    server: dict[str, Any] = Field(default_factory=dict)
+    replicas: int = Field(default=1, ge=1)
+    min_replicas: int | None = Field(default=None, ge=0)
+    max_replicas: int | None = Field(default=None, ge=1)
+    replicas_of_a_machine: int = Field(default=1, ge=1)
+    gates: int = Field(default=1, ge=1)
+    longest_s: float = Field(default=600.0, gt=0)
+    api_key_file: Path | None = None
+
+    @property
+    def setup(self) -> Setup:
+        """What each replica loads."""
+        config = EngineConfig(**{"model": self.model, "threads": 1, **self.engine})
+        sequences = self.engine.get("max_sequences", SEQUENCES_PER_CORE * (config.threads or 1))
+        keys = read_keys(os.environ.get("TOKENMILL_API_KEY"), self.api_key_file)
+        options = Options(**{"name": self.model, "keys": keys, **self.server})
+        config = replace(config, max_sequences=sequences)
+        return Setup(config, options, self.replicas_of_a_machine, self.longest_s)
+
+    @property
+    def autoscaling(self) -> AutoscalingConfig | None:
+        """The settings of Ray Serve's autoscaler: a replica for as many texts as run together."""
+        if self.max_replicas is None:
+            return None
+        return AutoscalingConfig(
+            min_replicas=1 if self.min_replicas is None else self.min_replicas,
+            max_replicas=self.max_replicas,
+            target_ongoing_requests=float(self.setup.engine.max_sequences or 1),
+            upscale_delay_s=10.0,
+            downscale_delay_s=300.0,
+        )
+
+
+class GateReplica:
+    """The deployment Gate: it checks keys and limits, and sends each request to a replica of Mill."""
+
+    async def __init__(self, handle: DeploymentHandle, options: Options) -> None:  # type: ignore[misc]
+        fleet = ServeFleet(handle, NAME)
+        await fleet.start()
+        self._gate = Guard(Gate(fleet), options, is_loopback=False)
+
+    def __serve_build_asgi_app__(self) -> Guard:
+        """See serve.ingress."""
+        return self._gate
+
+
+def app(args: Arguments) -> Any:
+    """The application for a cluster: Gate in front of Mill."""
+    setup, autoscaling = args.setup, args.autoscaling
+    bound = mill(setup, NAME, args.replicas, autoscaling)
+    gate = serve.deployment(
+        serve.ingress()(GateReplica),
+        name="Gate",
+        num_replicas=args.gates,
+        ray_actor_options={"num_cpus": 0.1},
+        max_ongoing_requests=MAX_THROUGH_GATE,
+        graceful_shutdown_timeout_s=setup.longest_s,
+    )
+    return gate.bind(bound, setup.options)
