@@ -10,6 +10,7 @@
 # make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, proxies; and
 #                     what llama.cpp and vLLM test of their servers
 # make prove  100,000 texts of our server, compared with the same ones computed otherwise
+# make test-ray   replicas of the server on Ray Serve, which are killed, added and taken away
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make map    the tables of docs/map.md, from the docstrings of the modules
@@ -24,7 +25,7 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-long prove check bench map clean
+.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-ray test-long prove check bench map clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -38,7 +39,7 @@ test: .venv/.ready-dev
 
 test-slow: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 \
-		-m "slow and not compiler and not long and not browser and not clients" $(ARGS)
+		-m "slow and not compiler and not long and not browser and not clients and not ray" $(ARGS)
 
 test-compiler: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "compiler and not long" $(ARGS)
@@ -63,6 +64,9 @@ test-long: .venv/.ready-dev
 
 test-clients: .venv/.ready-clients .venv/.ready-npm
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m clients $(ARGS)
+
+test-ray: .venv/.ready-ray
+	$(BIN)/python -m pytest -m ray $(ARGS)
 
 check: .venv/.ready-dev
 	$(BIN)/ruff format --check src tests benchmarks examples hatch_build.py
@@ -99,6 +103,10 @@ clean:
 
 .venv/.ready-clients: .venv/.ready-dev
 	TOKENMILL_KEEP_NATIVE=1 $(PIP) -e ".[clients]"
+	touch $@
+
+.venv/.ready-ray: .venv/.ready-dev
+	TOKENMILL_KEEP_NATIVE=1 $(PIP) -e ".[ray]"
 	touch $@
 
 JAVASCRIPT := tests/serve/clients/javascript

@@ -39,6 +39,11 @@ def _marks(pair: tuple[str, Any], always: tuple[Any, ...]) -> Any:
     return () if pair[1] in always or pair[0] in QUICK_FAMILIES else pytest.mark.slow
 
 
+def slow_but(cases: Iterable[str], *quick: str) -> list[Any]:
+    """Cases that are slow, but for those that are named."""
+    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
+
+
 def each(families: Iterable[str]) -> list[Any]:
     """The families; `make test-long` alone tries those whose arithmetic others have, too."""
     return [family if family in KINDS else pytest.param(family, marks=pytest.mark.long) for family in families]

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from tests.laws.test_law_11_streaming import BIAS, PROMPT, letters
+from tests.marks import slow_but
 from tests.text.test_tokenizer import write
 from tests.tiny_models import save
 from tokenmill import RequestError, SamplingParams, load
@@ -104,7 +105,7 @@ def test_cut_anywhere(asked, engine):
     assert asked != "some ended" or len({len(tokens) for _, tokens, *_ in wanted}) == 3
 
 
-@pytest.mark.parametrize("name", list(ENGINES)[2:])
+@pytest.mark.parametrize("name", slow_but(list(ENGINES)[2:], "scarce"))
 def test_with_every_way_to_compute(name, engine):
     for asked, step in (("greedy", 1), ("several", 3), ("penalties", 4)):
         check_cuts(engine("plain"), engine(name), PROMPT, SamplingParams(max_new_tokens=NEW, **ASKED[asked]), step)

@@ -7,7 +7,6 @@ from itertools import count
 from tests.serve.conftest import SETTINGS
 from tokenmill import load
 from tokenmill.scale.fleet import Fleet, Part, ReplicaLost
-from tokenmill.scale.gate import Gate
 from tokenmill.scale.mill import Mill
 from tokenmill.serve.options import Options
 
@@ -15,8 +14,8 @@ LOST = object()
 
 
 class FakeFleet(Fleet):
-    """One engine for each replica. on_part: called with each Call, the replica and its part before that is handed on;
-    it may call `kill` or `leave`, and return True to have the part lost.
+    """One engine for each replica. on_part: called with the Call, the replica and each message before that is
+    handed on; it may call `kill` or change `leaving`, and return True to have the message lost.
     """
 
     def __init__(self, path, number, settings=None, **options):
@@ -24,7 +23,7 @@ class FakeFleet(Fleet):
         self._path, self._settings = path, {**SETTINGS, **(settings or {})}
         self._options, self.mills, self._open = Options("words", **options), {}, {}
         self.on_part = lambda call, replica, part: False
-        self.calls, self._leaving = [], set()
+        self.calls, self.leaving = [], set()  # leaving: they take no more requests, and go on with those that they have
         for _ in range(number):
             self.start()
 
@@ -40,13 +39,9 @@ class FakeFleet(Fleet):
             lost.set()
         mill.close()
 
-    def leave(self, name):
-        """A replica takes no more requests, and goes on with those that it has."""
-        self._leaving.add(name)
-
     @property
     def replicas(self):
-        return frozenset(self.mills) - self._leaving
+        return frozenset(self.mills) - self.leaving
 
     def choose(self, call):
         return sorted((self.replicas - call.avoid) or self.replicas, key=lambda name: hash((call.key, name)))
@@ -70,10 +65,13 @@ class FakeFleet(Fleet):
                     raise ReplicaLost(f"{name} was killed")
                 if (messages := nexts.result()) is None:
                     return
-                for message in messages:  # one by one, so that tests can cut between any two
-                    if self.on_part(call, name, Part(name, [message])):
+                kept = []
+                for message in messages:  # tests can cut between any two
+                    if self.on_part(call, name, message):
+                        yield Part(name, kept)
                         raise ReplicaLost(f"{name} was killed")
-                    yield Part(name, [message])
+                    kept.append(message)
+                yield Part(name, kept)
         finally:
             dies.cancel()
             await parts.aclose()
@@ -129,7 +127,3 @@ def events_of(data):
     """The events of a stream; comments are left out."""
     lines = [line for line in data.decode().split("\n\n") if line and not line.startswith(":")]
     return [line if line == "data: [DONE]" else json.loads(line.removeprefix("data: ")) for line in lines]
-
-
-def gate(fleet, **more):
-    return Gate(fleet, **more)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.marks import slow_but
 from tests.scale.fakes import ask, events_of
 from tokenmill.scale.gate import Gate
 
@@ -68,7 +69,7 @@ def stream(fleet, path, body, **more):
     return events_of(data)
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", slow_but(BODIES, "several", "stop"))
 def test_a_stream_is_cut_at_every_message(name, fleet):
     """The replica that writes it is lost before each message in turn; the one that goes on is not."""
     path, body = BODIES[name]

@@ -55,7 +55,9 @@ class GateServer(DrainingServer):
 def replicas(setup: Setup, number: int) -> Iterator[ServeFleet]:
     """So many replicas, until the end of this context; then Ray ends too."""
     with _local_ray(number * (setup.engine.threads or 1)):
-        serve.start(proxy_location="Disabled")
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
             handle = serve.run(
                 mill(setup, NAME, number), name=NAME, route_prefix=None, logging_config={"log_level": "WARNING"}
@@ -73,7 +75,6 @@ def replicas(setup: Setup, number: int) -> Iterator[ServeFleet]:
 def _local_ray(num_cpus: int) -> Iterator[None]:
     """A Ray on this machine, whatever RAY_ADDRESS says, which leaves nothing behind."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
     folder = tempfile.mkdtemp(prefix="tokenmill-ray-")
     try:
         ray.init(

@@ -45,6 +45,7 @@ class Relay:
         self._begun_s = self._came_s = asyncio.get_running_loop().time()  # and when something came last
         self._is_begun = False  # whether the client has seen the beginning of a response
         self._is_over = False  # whether the client has seen all of it
+        self._replica = ""  # that answers
         self._num_lost = 0  # replicas, since something came of the text
 
     async def run(self) -> None:
@@ -54,12 +55,14 @@ class Relay:
             try:
                 await self._pass_on(parts)
             except Declined as declined:
-                if self._is_expired or (declined.status != 503 and not self._is_begun and self._has_tried_all):
+                waits = declined.status == 503 or (declined.status == 429 and self._is_begun)
+                if self._is_expired or (self._has_tried_all and not waits):
                     await self._decline(declined.answer)
             except AllBusy as error:
                 if self._is_expired or not self._is_begun:
                     message = str(error)
                     await self._fail(ApiError(429, message, code="queue_full", retry_after_s=error.retry_after_s))
+                await asyncio.sleep(PAUSE_S)
             except ReplicaLost as error:
                 if self._num_lost >= MAX_LOST or self._is_expired:
                     await self._fail(ApiError(503, f"no replica could answer: {error}", code="replica_lost"))
@@ -81,9 +84,10 @@ class Relay:
             while not self._is_over:
                 if (part := await self._next_part(parts, replica)) is None:
                     raise ReplicaLost("an answer broke off")
-                replica = part.replica
+                replica = self._replica = part.replica
                 for message in part.messages:
-                    await self._take(message, answer)
+                    if not self._is_over:  # what comes after the last event ends a response that is ended already
+                        await self._take(message, answer)
                 if self._is_to_leave(replica) and (found := await self._other(replica)) is not None:
                     await parts.aclose()
                     parts, replica = found
@@ -155,6 +159,8 @@ class Relay:
             self._num_lost = 0 if update.pieces else self._num_lost
         self._came_s = self._now_s
         is_start = message["type"] == "http.response.start"
+        if is_start:
+            message["headers"] = [*message["headers"], (b"x-replica", self._replica.encode())]
         if not (is_start and self._is_begun):
             await self._send(message)
         self._is_begun |= is_start
