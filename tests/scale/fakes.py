@@ -25,9 +25,9 @@ class FakeFleet(Fleet):
         self.on_part = lambda call, replica, part: False
         self.calls, self.leaving = [], set()  # leaving: they take no more requests, and go on with those that they have
         for _ in range(number):
-            self.start()
+            self.add()
 
-    def start(self):
+    def add(self):
         name = f"r{next(self.made)}"
         self.mills[name], self._open[name] = Mill(load(self._path, **self._settings), self._options), set()
         return name

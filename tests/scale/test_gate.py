@@ -190,7 +190,7 @@ def test_a_stream_waits_for_a_replica_for_some_time(chat_model, monkeypatch):
             seen.append(message)
             if replica == "r0" and len(seen) == 5:
                 fleet.kill("r0")
-                asyncio.get_running_loop().call_later(0.3, fleet.start)
+                asyncio.get_running_loop().call_later(0.3, fleet.add)
                 return True
             return False
 

@@ -98,6 +98,11 @@ class Client:
         assert self.http.post(path, json=body if what == "save" else None).status_code in (200, 404)
 
 
+def try_everything(url, quiet, seconds=SECONDS):
+    """Six clients at once; what one of them finds to be wrong is raised."""
+    run_at_once([Client(number, url, quiet) for number in range(6)], seconds)
+
+
 @needs_native
 @pytest.mark.parametrize("tiny", ["llama", pytest.param("mistral", marks=pytest.mark.slow)])
 def test_every_text_is_that_of_a_quiet_engine(tiny, tmp_path):
@@ -107,8 +112,7 @@ def test_every_text_is_that_of_a_quiet_engine(tiny, tmp_path):
     on_disk = {"prefix_dir": str(tmp_path / "blocks"), "suffix_dir": str(tmp_path / "texts"), "suffix_limit": 1}
     settings = {**SCARCE, **on_disk, "draft_model": "q8"}
     with served(chat_model, settings, keys=KEYS, session_dir=tmp_path / "sessions") as server:
-        clients = [Client(number, server.url, quiet) for number in range(6)]
-        run_at_once(clients, SECONDS)
+        try_everything(server.url, quiet)
         for key in KEYS:
             for name in "ab":
                 httpx2.post(

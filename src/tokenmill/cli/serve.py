@@ -245,7 +245,8 @@ def _serve_replicas(
         template = None if chat_template is None else read_template(chat_template)
         progress.stage(f"starting {number} replicas")
         try:
-            from tokenmill.scale.local import GateServer, replicas
+            from tokenmill.scale.gate_server import GateServer
+            from tokenmill.scale.local import replicas
             from tokenmill.scale.replicas import Setup
         except ModuleNotFoundError as error:
             raise TokenmillError(f"replicas need {error.name}: pip install 'tokenmill[ray]'") from None

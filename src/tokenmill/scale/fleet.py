@@ -48,6 +48,9 @@ class Part:
 class Fleet(ABC):
     """The replicas of one model."""
 
+    async def start(self) -> None:  # noqa: B027  (a fleet may need nothing)
+        """Begin to know the replicas."""
+
     @property
     @abstractmethod
     def replicas(self) -> Set[str]:

@@ -39,6 +39,7 @@ from tokenmill.weights.checkpoint import foreseen_config
 NAME = "tokenmill"  # of the application
 NUM_OTHERS = 8  # requests that compute nothing and come beside those that a replica has places for
 RETRY_AFTER_S = 1
+MAX_ON_THE_WAY = 512  # requests of one gate that are being routed; a replica that is full refuses them itself
 MAX_THROUGH_GATE = 10_000  # requests; it is Mill that takes no more than it can
 NUM_FALLBACKS = 64  # replicas that are asked after the one of a key, where that is full
 
@@ -128,7 +129,7 @@ def mill(setup: Setup, fleet: str, num_replicas: int | None, autoscaling: Autosc
         name="Mill",
         ray_actor_options={"num_cpus": threads},
         max_ongoing_requests=setup.engine.max_sequences + setup.options.max_queued + NUM_OTHERS,
-        max_queued_requests=setup.options.max_queued,
+        max_queued_requests=MAX_ON_THE_WAY,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=RETRY_AFTER_S),
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=setup.longest_s,
@@ -150,7 +151,7 @@ class ServeFleet(Fleet):
         self._handle, self._name = handle, name
 
     async def start(self) -> None:
-        """Begin to know the replicas: the router begins with the first call."""
+        """See Fleet: the router begins with the first call."""
         async for _ in self.answer(Call(HEALTH, b"", "")):
             pass
 
