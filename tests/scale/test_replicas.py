@@ -205,6 +205,9 @@ def test_the_rest_of_the_server(server):
     assert http.post("/v1/completions", json={"prompt": "w1", "temperature": -1}).status_code == 400
     assert http.post("/v1/sessions/tale/save", json={"prompt": "w1 w2 w3"}).json()["tokens"] == 3
     assert http.post("/v1/sessions/tale/restore", json={}).status_code == 200
+    with http.stream("POST", "/v1/completions", json=body_of(0) | {"max_tokens": 1500, "stream": True}) as response:
+        next(response.iter_lines())
+    server.wait(lambda: http.get("/load").json() == {"server_load": 0}, "that a client has left is heard of")
     assert 'replica="' in http.get("/metrics").text and http.get("/health").json() == {"status": "ok"}
 
 

@@ -107,6 +107,8 @@ class Relay:
                     raise ReplicaLost("there is none")
                 if self._written is not None and self._is_begun and self._now_s - self._came_s > SILENCE_S:
                     await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            if waits.cancelled():  # by its own end, since this task goes on
+                raise ReplicaLost("its answer was cancelled")
             return waits.result()
         finally:
             if not waits.done():

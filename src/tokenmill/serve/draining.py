@@ -65,8 +65,8 @@ class DrainingServer(uvicorn.Server):
 
 
 def _config(app: AccessLog, options: Options) -> uvicorn.Config:
-    """The settings of uvicorn. Its event loop is asyncio's own, also where uvloop is installed, as it is with Ray:
-    HttpProtocol uses sockets in a way that uvloop's transports do not have.
+    """The settings of uvicorn. Its event loop is asyncio's own, also where uvloop is installed, as it is with Ray: the
+    server is the same whatever else is there.
     """
     return uvicorn.Config(
         app,
