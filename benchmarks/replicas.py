@@ -230,7 +230,7 @@ def kills(options: argparse.Namespace, solo: Solo) -> dict[str, Any]:
         running, killed = Running(options, 2), []
 
         def kill(stop: threading.Event, running: Any = running, least: int = least, killed: Any = killed) -> None:
-            while not stop.wait(seed.uniform(0.5, 6.0)):
+            while not stop.wait(seed.uniform(0.5, 10.0)):
                 if len(before := running.names) < least:  # a replica that is killed whenever it starts is never there
                     continue
                 when_s = running.kill_one(seed)

@@ -270,3 +270,18 @@ def test_everything_at_once(tmp_path):
         one.wait_ready()
         with meanwhile(kill):
             try_everything(one.url, quiet, max(SECONDS, 15))
+
+
+def test_arguments_that_are_none_are_refused(llama):
+    code = (
+        "import sys, json; from tokenmill.scale.replicas import Arguments; Arguments(**json.loads(sys.argv[1])).setup"
+    )
+    for given, message in (
+        ({"engine": {"thread": 2}}, "engine.thread = 2 (set in args) is not allowed: its settings are"),
+        ({"server": {"certificate": "x"}}, "server.certificate = 'x' (set in args) is not allowed"),
+        ({"replica": 2}, "Extra inputs are not permitted"),
+        ({"replicas": 0}, "greater than or equal to 1"),
+    ):
+        command = [sys.executable, "-c", code, json.dumps({"model": str(llama), **given})]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode and message in done.stderr

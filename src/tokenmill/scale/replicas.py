@@ -6,9 +6,9 @@ has Mill alone, behind a gate in the process of `tokenmill serve --replicas`.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Set
+from collections.abc import AsyncGenerator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from starlette.types import Message
 
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.load import load
+from tokenmill.errors import ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.loader.fit import SEQUENCES_PER_CORE, fit_for_many
 from tokenmill.model.families import read_config
@@ -41,6 +42,8 @@ NUM_OTHERS = 8  # requests that compute nothing and come beside those that a rep
 RETRY_AFTER_S = 1
 MAX_ON_THE_WAY = 512  # requests of one gate that are being routed; a replica that is full refuses them itself
 MAX_THROUGH_GATE = 10_000  # requests; it is Mill that takes no more than it can
+SERVER = ("name", "max_queued", "is_strict", "max_body", "metrics_prefix", "session_dir", "stall_s", "seed")
+"""The settings of Options that a replica has; connections are those of Ray Serve's proxy."""
 NUM_FALLBACKS = 64  # replicas that are asked after the one of a key, where that is full
 
 HEALTH = {
@@ -211,11 +214,15 @@ class Arguments(BaseModel):
 
     @property
     def setup(self) -> Setup:
-        """What each replica loads."""
+        """What each replica loads. ConfigError for settings that there are not."""
+        _check_names("engine", self.engine, [each.name for each in fields(EngineConfig)])
+        _check_names("server", self.server, SERVER)
         config = EngineConfig(**{"model": self.model, "threads": 1, **self.engine})
         sequences = self.engine.get("max_sequences", SEQUENCES_PER_CORE * (config.threads or 1))
         keys = read_keys(os.environ.get("TOKENMILL_API_KEY"), self.api_key_file)
-        options = Options(**{"name": self.model, "keys": keys, **self.server})
+        folder = self.server.get("session_dir")
+        given = {**self.server, "session_dir": None if folder is None else Path(folder)}
+        options = Options(**{"name": self.model, "keys": keys, **given})
         config = replace(config, max_sequences=sequences)
         return Setup(config, options, self.replicas_of_a_machine, self.longest_s)
 
@@ -231,6 +238,11 @@ class Arguments(BaseModel):
             upscale_delay_s=10.0,
             downscale_delay_s=300.0,
         )
+
+
+def _check_names(of: str, given: dict[str, Any], known: Sequence[str]) -> None:
+    if wrong := [name for name in given if name not in known]:
+        raise ConfigError(f"{of}.{wrong[0]}", given[wrong[0]], f"its settings are {', '.join(sorted(known))}", "args")
 
 
 class GateReplica:
