@@ -69,7 +69,7 @@ class Running:
         with listen(Address(port=0)) as taken:
             port = taken.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        given = {"model": options.model, "sequences": 8, "max-queued": 64, "max-length": 1024, **more}
+        given = {"model": options.model, "sequences": 24, "max-queued": 64, "max-length": 1024, **more}
         names = [text for name, value in given.items() for text in (f"--{name}", str(value))]
         command = [sys.executable, __file__, "--driver", "--port", str(port), "--replicas", str(number), *names]
         if not number:
