@@ -88,6 +88,8 @@ def test_a_stream_is_cut_at_every_message(name, fleet):
             return left[0] < 0 and replica == first
 
         fleet.on_part = lose
+        fleet.calls.clear()
         found = read(stream(fleet, path, body))
         assert found[0] == wanted[0] and found[2] == wanted[2]
+        assert len({name for name, _ in fleet.calls}) == (2 if cut < len(seen) - 1 else 1)  # the last message is empty
         assert cut == 0 or found[1] == wanted[1]
