@@ -146,6 +146,25 @@ def test_an_edited_input_keeps_what_is_done(engine, source, tmp_path):
     assert target.read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_an_input_that_is_cut_while_rows_are_computed(engine, tmp_path, is_deleted):
+    """Its rows are all read by then, and the output would lack those at its end."""
+    lines = [f"w{number}\n" for number in range(8)]
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text("".join(["text\n", *lines]))
+
+    def cut(progress):
+        if progress.num_done == 4:
+            source.unlink() if is_deleted else source.write_text("".join(["text\n", *lines[:6]]))
+
+    said = "cannot be read: No such file" if is_deleted else "it had 8 rows, and has 6"
+    with pytest.raises(RequestError, match=said):
+        run(engine, source, target, table_task(), told=cut)
+    assert not target.exists()
+    source.write_text("".join(["text\n", *lines]))
+    assert run(engine, source, target, table_task()).num_computed == 0
+
+
 def test_outputs_that_are_refused(engine, source, whole, tmp_path):
     target = tmp_path / "whole.jsonl"
     with pytest.raises(RequestError, match="another model or other settings: give another output"):

@@ -18,11 +18,17 @@ WAY_OUT = "give another output, or move this file away"
 
 
 def rows_of(index: Index, shard: Shard) -> Iterator[Row]:
-    """The rows of a shard, read again."""
-    for row in format_of(index.path, "input").rows(index.path):
-        if shard.has(row.number):
-            index.check(row)
-            yield row
+    """The rows of a shard, read again. RequestError where they are not those of the first reading."""
+    num_read = 0
+    try:
+        for row in format_of(index.path, "input").rows(index.path):
+            num_read += 1
+            if shard.has(row.number):
+                index.check(row)
+                yield row
+    except OSError as error:
+        raise RequestError(f"{index.path} cannot be read: {error.strerror or error}; what is done is kept") from None
+    index.check_end(num_read)
 
 
 def write(target: Path, columns: Columns, rows: Iterator[Json]) -> None:

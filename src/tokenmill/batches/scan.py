@@ -39,10 +39,17 @@ class Index:
     def check(self, row: Row) -> None:
         """RequestError for a row that was another one at the first reading."""
         if row.number >= self.num_rows or row.digest != int(self.digests[row.number]):
-            raise RequestError(
-                f"{self.path} was changed while it was read (line {row.line}): give the command again, which keeps "
-                "what is done"
-            )
+            raise self._changed(f"line {row.line}")
+
+    def check_end(self, num_rows: int) -> None:
+        """RequestError for an input that had another number of rows at the first reading."""
+        if num_rows != self.num_rows:
+            raise self._changed(f"it had {self.num_rows} rows, and has {num_rows}")
+
+    def _changed(self, how: str) -> RequestError:
+        return RequestError(
+            f"{self.path} was changed while it was read ({how}): give the command again, which keeps what is done"
+        )
 
 
 MOST_TOLD = 100
