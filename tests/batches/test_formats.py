@@ -14,7 +14,7 @@ from tokenmill.batches.formats import format_of
 from tokenmill.batches.scan import scan
 from tokenmill.errors import ConfigError, RequestError, TokenmillError
 
-TEXTS = ["w1 w2", 'w3, "quoted"', "w4\nline", "ü €", " w5 ", "w6"]
+TEXTS = ["w1 w2", 'w3, "quoted"', "w4\nline", "w5\rw6\r\n", "\r\n", "ü €", " w5 ", "w6"]
 
 
 def rows_of(path):
@@ -51,10 +51,10 @@ def test_tables_of_others(engine, tmp_path, suffix):
     else:
         columns = {
             "text": TEXTS,
-            "n": pyarrow.array(range(6), pyarrow.int16()),
-            "ids": [[number] for number in range(6)],
+            "n": pyarrow.array(range(len(TEXTS)), pyarrow.int16()),
+            "ids": [[number] for number in range(len(TEXTS))],
         }
-        columns["when"] = pyarrow.array([1, 2, None, 4, 5, 6], pyarrow.timestamp("ms"))
+        columns["when"] = pyarrow.array([None, *range(1, len(TEXTS))], pyarrow.timestamp("ms"))
         pyarrow.parquet.write_table(pyarrow.table(columns), source)
     run(engine, source, target, table_task("{text} {n}"))
     if suffix == "parquet":

@@ -5,6 +5,7 @@ import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -12,6 +13,7 @@ from tokenmill.batches.formats.table_format import TableFormat, Write, cell
 from tokenmill.batches.row import Columns, Row
 from tokenmill.errors import RequestError
 
+_END = "\r\n"
 LONGEST_CELL = 64_000_000  # characters
 _limit = threading.Lock()
 
@@ -48,13 +50,25 @@ class CSVFile(TableFormat):
     def writer(self, out: BinaryIO, columns: Columns) -> Iterator[Write]:
         """See TableFormat."""
         text = io.TextIOWrapper(out, encoding="utf-8", newline="", write_through=False)
-        writer = csv.writer(text, lineterminator="\n")
+        writer = csv.writer(_Lines(text), lineterminator=_END)
         writer.writerow(columns)
         try:
             yield lambda values: writer.writerow([cell(values.get(name)) for name in columns])
             text.flush()
         finally:
             text.detach()
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Takes rows as csv.writer ends them, and ends them as everyone does. It quotes the characters that end its rows,
+    and a carriage return inside a cell has to be quoted.
+    """
+
+    out: io.TextIOWrapper
+
+    def write(self, row: str) -> int:
+        return self.out.write(f"{row.removesuffix(_END)}\n")
 
 
 def _header(path: Path, reader: Reader) -> list[str]:
