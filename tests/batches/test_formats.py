@@ -1,8 +1,10 @@
 """Files of rows: compared with what json, csv and pyarrow read of them."""
 
 import csv
+import datetime
 import io
 import json
+import math
 import sys
 
 import pyarrow
@@ -65,6 +67,31 @@ def test_tables_of_others(engine, tmp_path, suffix):
     else:
         assert [(row["text"], row["n"]) for row in rows_of(target)] == [(t, str(n)) for n, t in enumerate(TEXTS)]
     assert all(row["generated_text"] for row in rows_of(target))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_values_that_json_has_not(engine, tmp_path, suffix):
+    """Parquet has numbers that are none, and dates."""
+    source, target = tmp_path / "in.parquet", tmp_path / f"out.{suffix}"
+    columns = {"n": [1.5, math.nan, -math.inf], "when": [datetime.date(2026, 1, 2)] * 3, "list": [[math.nan], [], None]}
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["w1"] * 3, **columns}), source)
+    assert run(engine, source, target, table_task("{text} {n} {when}")).num_errors == 0
+    assert run(engine, source, target, table_task("{text} {n} {when}")).was_there
+    found = rows_of(target)
+    if suffix == "parquet":
+        assert repr([row["n"] for row in found]) == repr(columns["n"]) and found[0]["when"] == columns["when"][0]
+    else:
+        one = "1.5" if suffix == "csv" else 1.5
+        assert [row["n"] for row in found] == [one, "NaN", "-Infinity"] and found[0]["when"] == "2026-01-02"
+        assert found[0]["list"] == ('["NaN"]' if suffix == "csv" else ["NaN"])
+
+
+def test_parquet_that_cannot_be_read(tmp_path):
+    path = tmp_path / "in.parquet"
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["w1"])] * 2, names=["text", "text"])
+    pyarrow.parquet.write_table(twice, path)
+    with pytest.raises(RequestError, match="two columns named 'text'"):
+        scan(path)
 
 
 def test_kinds_of_columns_are_found_in_all_rows(engine, tmp_path):

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
+from math import isfinite
 from typing import Any
 
 Json = dict[str, Any]
@@ -28,12 +29,29 @@ class Row:
     def digest(self) -> int:
         """64 bits that depend on the values alone, so not on the row's place; those of a broken line on its number."""
         content = self.problem if self.values is None else self.values
-        return int.from_bytes(blake2b(dumps(content, default=repr).encode(), digest_size=8).digest())
+        data = json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=repr).encode()
+        return int.from_bytes(blake2b(data, digest_size=8).digest())
 
 
 def dumps(value: Any, **how: Any) -> str:
     """A value as JSON in one line, as the server writes its answers."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), **how)
+
+
+def dumps_cell(value: Any) -> str:
+    """A value of a table as JSON. What JSON cannot have is a text: dates, and the numbers NaN, Infinity, -Infinity."""
+    try:
+        return dumps(value, default=str)
+    except ValueError:  # which stands for such numbers, of Parquet alone
+        return dumps(_finite(value), default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return json.dumps(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def kind_of(value: Any) -> str:

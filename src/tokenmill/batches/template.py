@@ -6,7 +6,8 @@ from collections.abc import Sequence as List
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tokenmill.batches.row import Columns, Json, Row, dumps
+from tokenmill.batches.formats.table_format import cell
+from tokenmill.batches.row import Columns, Json, Row
 from tokenmill.batches.task import Key, Task, Work
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
@@ -40,7 +41,7 @@ class Template:
 
     def filled(self, values: Json) -> str:
         """The text for a row."""
-        return "".join(part + ("" if name is None else _text(_value(values, name))) for part, name, *_ in self._parts)
+        return "".join(part + ("" if name is None else cell(_value(values, name))) for part, name, *_ in self._parts)
 
 
 @dataclass(eq=False)
@@ -110,7 +111,7 @@ class TableTask(Task):
     def _tokens(self, core: Core, values: Json) -> list[int]:
         prompt: Any = self.template.filled(values) if self.template else _value(values, str(self.column))
         if isinstance(prompt, str) or not isinstance(prompt, list):
-            prompt = _text(prompt)
+            prompt = cell(prompt)
             if not self.as_chat:
                 return core.inputs.encode(prompt)
             prompt = [{"role": "user", "content": prompt}]
@@ -164,7 +165,3 @@ def _value(values: Json, name: str) -> Any:
     if (value := values.get(name)) is None:
         raise RequestError(f"the row has no value in column {name!r}")
     return value
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else dumps(value, default=str)

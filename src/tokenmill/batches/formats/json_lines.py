@@ -3,11 +3,12 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isinf
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from tokenmill.batches.formats.table_format import TableFormat, Write
-from tokenmill.batches.row import Columns, Json, Row, dumps
+from tokenmill.batches.row import Columns, Json, Row, dumps_cell
 
 MARK = b"\xef\xbb\xbf"
 
@@ -34,16 +35,16 @@ class JSONLines(TableFormat):
         """See TableFormat."""
 
         def write(values: Json) -> None:
-            out.write(f"{dumps(values, default=str)}\n".encode())
+            out.write(f"{dumps_cell(values)}\n".encode())
 
         yield write
 
 
 def _row(number: int, line: int, content: bytes) -> Row:
     try:
-        row = Row(number, line, json.loads(content, parse_constant=_refuse_constant))
+        row = Row(number, line, _loads(content))
         if isinstance(row.values, dict):
-            _ = row.digest  # which has none with lone surrogates or infinite numbers, and no answer could repeat these
+            _ = row.digest  # which has none with lone surrogates, and no answer could repeat these
             return row
     except (ValueError, RecursionError) as error:
         return Row(number, line, None, f"line {line} is no JSON: {_why(error)}")
@@ -54,6 +55,16 @@ def _why(error: Exception) -> str:
     if isinstance(error, UnicodeError):
         return "it is not UTF-8"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _loads(content: bytes) -> Any:
+    return json.loads(content, parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    if isinf(value := float(text)):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tokenmill.batches.formats.table_format import TableFormat, Write
-from tokenmill.batches.row import KINDS, Columns, Json, Row, dumps
+from tokenmill.batches.row import KINDS, Columns, Json, Row, dumps_cell
 from tokenmill.errors import RequestError, TokenmillError
 
 READ, WRITTEN = 256, 4096  # rows at a time; the second is the size of a row group
@@ -27,6 +27,9 @@ class Parquet(TableFormat):
     def columns(self, path: Path) -> Columns | None:
         """See TableFormat."""
         with _opened(path) as file:
+            names = file.schema_arrow.names
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise RequestError(f"{path} has two columns named {twice[0]!r}: give each a name of its own")
             return {field.name: field.type for field in file.schema_arrow}
 
     @contextmanager
@@ -59,11 +62,11 @@ def schema_of(columns: Columns) -> Any:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    arrow, parquet = _pyarrow()
+    _, parquet = _pyarrow()
     try:
         with parquet.ParquetFile(path) as file:
             yield file
-    except arrow.ArrowInvalid as error:
+    except ValueError as error:  # ArrowInvalid is one, and so is what Python has no value for
         raise RequestError(f"{path} cannot be read as Parquet: {error}") from None
 
 
@@ -87,4 +90,4 @@ def _type(arrow: Any, kind: Any) -> Any:
 
 
 def _as_json(value: Any) -> str | None:
-    return None if value is None else dumps(value, default=str)
+    return None if value is None else dumps_cell(value)

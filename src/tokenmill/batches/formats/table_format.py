@@ -1,12 +1,13 @@
 """TableFormat: how a file of rows is read, row by row, and written."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tokenmill.batches.row import Columns, Json, Row, dumps
+from tokenmill.batches.row import Columns, Json, Row, dumps_cell
 
 Write = Callable[[Json], None]
 
@@ -27,8 +28,13 @@ class TableFormat(ABC):
         """A function that writes a row, inside this context. What it has written is whole when the context ends."""
 
 
-def cell(value: Any) -> Any:
-    """A value for a table whose cells hold texts: lists and objects as JSON, no value as an empty text."""
+def cell(value: Any) -> str:
+    """A value for a table whose cells hold texts: as JSON, but no value as an empty text, and a text, a date, or a
+    number that JSON has not, as it is.
+    """
     if value is None:
         return ""
-    return value if isinstance(value, str) else dumps(value, default=str)
+    if isinstance(value, str):
+        return value
+    found = dumps_cell(value)
+    return str(json.loads(found)) if found.startswith('"') else found
