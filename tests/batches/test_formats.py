@@ -104,6 +104,18 @@ def test_kinds_of_columns_are_found_in_all_rows(engine, tmp_path):
     assert table.column("y").to_pylist() == [None, "[1]", '"z"']
 
 
+def test_large_numbers_are_written_to_parquet(engine, tmp_path):
+    """They are found to fit before anything is computed: text where no number of Parquet is exact."""
+    values = {"long": [2**60, 1], "huge": [2**70, 1], "mixed": [2**53 + 1, 1.5]}
+    lines = [{"text": "w1", **{name: each[place] for name, each in values.items()}} for place in range(2)]
+    source = write_lines(tmp_path / "in.jsonl", lines)
+    run(engine, source, tmp_path / "out.parquet", table_task("{text}"))
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    assert table.column("long").to_pylist() == values["long"]
+    assert table.column("huge").to_pylist() == [str(2**70), "1"]
+    assert table.column("mixed").to_pylist() == [str(2**53 + 1), "1.5"]
+
+
 def test_lines(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n  \n{"a": 2}\r\n{"a": \xff}\n' + b"[" * 5000 + b'\n{"a": 3}')

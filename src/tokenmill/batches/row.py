@@ -10,7 +10,11 @@ from typing import Any
 Json = dict[str, Any]
 Columns = dict[str, Any]
 """The columns of a file in their order, and what each holds: one of KINDS, or a data type of pyarrow."""
-KINDS = ("int", "float", "bool", "text", "json")
+KINDS = ("int", "long", "float", "bool", "text", "json")
+"""long: a whole number that no float stands for."""
+
+JOINT = {frozenset(("int", "float")): "float", frozenset(("int", "long")): "long"}
+MOST_EXACT, LONG = 2**53, 2**63
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ def kind_of(value: Any) -> str:
     """The kind of column that a value of JSON wants; empty for null, which goes into any."""
     if value is None:
         return ""
+    if type(value) is int and abs(value) > MOST_EXACT:
+        return "long" if -LONG <= value < LONG else "json"
     kinds = {bool: "bool", int: "int", float: "float", str: "text"}
     return kinds.get(type(value), "json")
 
@@ -66,4 +72,4 @@ def joint(one: str, other: str) -> str:
     """The kind of a column that holds values of two kinds."""
     if one == other or not one or not other:
         return one or other
-    return "float" if {one, other} == {"int", "float"} else "json"
+    return JOINT.get(frozenset((one, other)), "json")

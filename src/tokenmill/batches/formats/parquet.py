@@ -86,7 +86,8 @@ def _type(arrow: Any, kind: Any) -> Any:
     if kind.startswith("list of "):
         return arrow.list_(arrow.field("element", _type(arrow, kind.removeprefix("list of "))))
     assert kind in KINDS or not kind
-    return {"int": arrow.int64(), "float": arrow.float64(), "bool": arrow.bool_()}.get(kind, arrow.string())
+    whole = arrow.int64()
+    return {"int": whole, "long": whole, "float": arrow.float64(), "bool": arrow.bool_()}.get(kind, arrow.string())
 
 
 def _as_json(value: Any) -> str | None:
