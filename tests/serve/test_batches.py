@@ -1,5 +1,6 @@
 """Files and batches through OpenAI's own client: the same answers as the routes give, after a restart too."""
 
+import io
 import json
 import threading
 import time
@@ -8,10 +9,15 @@ import httpx2
 import openai
 import pytest
 
-from tests.serve.conftest import MODEL, served
+from tests.serve.conftest import MODEL, SETTINGS, served
 from tests.serve.test_sessions import post
+from tokenmill import load
+from tokenmill.batches import batch
 from tokenmill.batches.runner import Runner
+from tokenmill.batches.scan import scan
 from tokenmill.memory.atomic_file import seal, unseal
+from tokenmill.serve.batch_worker import BatchWorker
+from tokenmill.serve.options import Options
 
 BODIES = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": f"w{number} w2"}], "max_tokens": 5, "seed": 3})
@@ -260,3 +266,22 @@ def test_who_waits_goes_first(keeping):
 def test_a_server_without_a_folder_says_so(server, client):
     with pytest.raises(openai.NotFoundError, match="keeps no files"):
         client.files.list()
+
+
+def test_a_batch_that_another_server_finishes_is_not_computed_again(chat_model, tmp_path, monkeypatch):
+    """Two servers share a folder; one still reads the input when the other is ready with it."""
+    engine = load(chat_model, **SETTINGS)
+    one, other = (BatchWorker(engine, Options(MODEL), tmp_path / "kept") for _ in range(2))
+    file = one.files.add("open", io.BytesIO(jsonl([line(1, *BODIES[0])])), "in.jsonl", "batch")
+    made = one.create("open", BODIES[0][0], file["id"], None)
+
+    def read_for_long(*how):
+        with monkeypatch.context() as undone:
+            undone.setattr(batch, "scan", scan)
+            one._run("open", made["id"])
+        return scan(*how)
+
+    monkeypatch.setattr(batch, "scan", read_for_long)
+    other._run("open", made["id"])
+    assert one.read("open", made["id"])["status"] == "completed" and other._progress is None
+    assert not list(tmp_path.rglob("*.journal"))

@@ -203,19 +203,21 @@ class BatchWorker:
         if values["status"] == "cancelling":
             self._halt.set()
         is_written = values["status"] in ("finalizing", "cancelling") and target.exists()
-        if is_written or self._compute(source, target, task, lambda: self._is_cancelled(tenant, batch)):
+        if is_written or self._compute(source, target, task, lambda: self._status(tenant, batch)):
             self._finish(tenant, batch, target)
 
-    def _compute(self, source: Path, target: Path, task: BatchLines, is_cancelled: Callable[[], bool]) -> bool:
-        """Write the output; False if the server stops before."""
+    def _compute(self, source: Path, target: Path, task: BatchLines, status: Callable[[], str]) -> bool:
+        """Write the output; False if the server stops before, or another one has finished the batch meanwhile."""
         how = How(
             stop=self._halt,
             may_queue=self._nobody_waits,
             told=self._told,
             most=self._engine.config.max_sequences,
-            keeps_part=is_cancelled,
+            keeps_part=lambda: status() == "cancelling",
         )
         with opened(source, target, task) as opened_batch:
+            if status() not in OPEN:
+                return False
             try:
                 summary = opened_batch.run(self._engine.core, how)
             except OtherRun as error:
@@ -231,8 +233,8 @@ class BatchWorker:
         """Whether only rows of batches wait. Called in the engine's thread."""
         return all(each.priority == PRIORITY for each in self._engine.core.scheduler.waiting)
 
-    def _is_cancelled(self, tenant: str, batch: str) -> bool:
-        return bool(self.batches.read(tenant, batch)["status"] == "cancelling")
+    def _status(self, tenant: str, batch: str) -> str:
+        return str(self.batches.read(tenant, batch)["status"])
 
     def _finish(self, tenant: str, batch: str, target: Path) -> None:
         """Divide the output among answers and errors, and keep both as files of the client."""
