@@ -73,3 +73,17 @@ def test_what_is_no_answer(document):
 def test_messages_are_one_printable_line():
     assert message_in({"error": {"message": "a\n b\x1b[31m"}}) == "a b�[31m"
     assert message_in({"error": "plain"}) == "plain" and message_in({"detail": 1}) == "{'detail': 1}"
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"content": [None]},
+        {"content": [{"token": "a", "logprob": "x"}]},
+        {"tokens": 5, "token_logprobs": [-1.0]},
+        {"tokens": ["a"], "token_logprobs": [True]},
+    ],
+)
+def test_log_probabilities_that_are_none(logprobs):
+    with pytest.raises(Unreadable, match="log-probabilities"):
+        read({"choices": [{"text": "a", "finish_reason": "stop", "logprobs": logprobs}]})

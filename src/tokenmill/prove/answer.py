@@ -60,15 +60,23 @@ class _Parts:
 
     def _add_logprobs(self, found: Mapping[str, Any]) -> None:
         if isinstance(content := found.get("content"), list):  # of a conversation
+            if not all(isinstance(each, dict) for each in content):
+                raise Unreadable("log-probabilities of tokens that are no objects")
             tokens, values = [each.get("token") for each in content], [each.get("logprob") for each in content]
         else:
             tokens, values = found.get("tokens") or [], found.get("token_logprobs") or []
+        if not (isinstance(tokens, list) and isinstance(values, list) and all(map(_may_be, values))):
+            raise Unreadable("log-probabilities that are no list of numbers")
         self.tokens = [*(self.tokens or ()), *map(str, tokens)]
         self.logprobs = [*(self.logprobs or ()), *values]
 
     def joined(self) -> Text:
         lists = [None if each is None else tuple(each) for each in (self.ids, self.tokens, self.logprobs)]
         return Text("".join(self.text), self.reason, *lists)  # type: ignore[arg-type]
+
+
+def _may_be(logprob: object) -> bool:
+    return logprob is None or (isinstance(logprob, int | float) and not isinstance(logprob, bool))
 
 
 class Reader:
