@@ -285,3 +285,13 @@ def test_a_batch_that_another_server_finishes_is_not_computed_again(chat_model, 
     other._run("open", made["id"])
     assert one.read("open", made["id"])["status"] == "completed" and other._progress is None
     assert not list(tmp_path.rglob("*.journal"))
+
+
+def test_a_damaged_record_is_in_nobody_s_way(chat_model, tmp_path):
+    worker = BatchWorker(load(chat_model, **SETTINGS), Options(MODEL), tmp_path)
+    files = [worker.files.add("open", io.BytesIO(jsonl([line(1, *BODIES[0])])), "in.jsonl", "batch") for _ in range(2)]
+    made = [worker.create("open", BODIES[0][0], file["id"], None) for file in files]
+    worker.batches.path("open", made[0]["id"]).write_text("{")
+    worker.files.path("open", files[0]["id"]).write_text("{")
+    assert [each["id"] for each in worker.files.all("open")] == [files[1]["id"]]
+    assert worker._next() == ("open", made[1]["id"])

@@ -6,6 +6,7 @@ answers. A folder may be shared by several servers of one model: the lock of an 
 """
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -147,7 +148,8 @@ class BatchWorker:
                 self._not_before[batch] = time.monotonic() + RETRY_S
             except TokenmillError as error:
                 if not self._is_stopping:
-                    self._fail(tenant, batch, [_fault("invalid_batch", str(error))])
+                    told = str(error).replace(f"{self.files.folder(tenant)}{os.sep}", "")
+                    self._fail(tenant, batch, [_fault("invalid_batch", told)])
             except Exception as error:  # noqa: BLE001  (it is logged, and the other batches go on)
                 self._note_fault(tenant, batch, error)
             finally:
@@ -169,10 +171,7 @@ class BatchWorker:
         """The oldest batch that can be run: its client, and its id."""
         found = []
         for tenant in self.batches.tenants():
-            try:
-                found += [(each["id"], tenant, each) for each in self.batches.all(tenant)]
-            except ApiError as error:
-                log.warning("%s", error.message)
+            found += [(each["id"], tenant, each) for each in self.batches.all(tenant)]
         now_s = time.monotonic()
         due = [
             (batch, tenant)

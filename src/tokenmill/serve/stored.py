@@ -4,6 +4,7 @@ Each key has a folder of its own, in which there is one for files and one for ba
 what a client sees is what the next start of the server finds.
 """
 
+import logging
 import re
 import secrets
 import shutil
@@ -19,7 +20,10 @@ from tokenmill.serve.errors import ApiError
 FORMAT = 1
 ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 MOST_LISTED, LISTED = 100, 20  # of a page; by default
+NOT_FOUND = 404
 Json = dict[str, Any]
+
+log = logging.getLogger(__name__)
 
 
 class Records:
@@ -60,9 +64,17 @@ class Records:
             raise ApiError(500, f"the record of {record} {error}") from None
 
     def all(self, tenant: str) -> list[Json]:
-        """All records of a client, the newest first."""
+        """All records of a client, the newest first. One that is damaged is logged and left out, and so is one that is
+        deleted meanwhile: the others can be used.
+        """
         names = [path.stem for path in self.folder(tenant).glob(f"{self.prefix}*.json")]
-        found = [self.read(tenant, name) for name in names if ID.fullmatch(name)]
+        found = []
+        for name in filter(ID.fullmatch, names):
+            try:
+                found.append(self.read(tenant, name))
+            except ApiError as error:
+                if error.status != NOT_FOUND:
+                    log.warning("%s", error.message)
         return sorted(found, key=lambda each: str(each["id"]), reverse=True)
 
     def tenants(self) -> Iterator[str]:
