@@ -182,6 +182,14 @@ def test_outputs_that_are_refused(engine, source, whole, tmp_path):
     assert target.read_bytes() == whole and not list(tmp_path.glob("*.journal"))
 
 
+def test_an_output_that_is_a_link(engine, source, whole, tmp_path):
+    (tmp_path / "disk").mkdir()
+    link, real = tmp_path / "link.jsonl", tmp_path / "disk" / "real.jsonl"
+    link.symlink_to(real)
+    assert run(engine, source, link, lines_task()).is_whole and run(engine, source, link, lines_task()).was_there
+    assert link.is_symlink() and real.read_bytes() == whole
+
+
 def test_a_journal_of_other_settings_is_refused_and_kept(engine, source, tmp_path):
     target, stop = tmp_path / "out.jsonl", threading.Event()
     run(engine, source, target, lines_task(), stop=stop, told=lambda progress: progress.counts.rows > 3 and stop.set())

@@ -32,7 +32,8 @@ def rows_of(index: Index, shard: Shard) -> Iterator[Row]:
 
 
 def write(target: Path, columns: Columns, rows: Iterator[Json]) -> None:
-    """Write all rows, or leave everything as it was."""
+    """Write all rows, or leave everything as it was. A symbolic link stays one: what it points to is written."""
+    target = Path(os.path.realpath(target))
     try:
         with writing(target) as out, format_of(target, "output").writer(out, columns) as put:
             for values in rows:
