@@ -295,3 +295,23 @@ def test_a_damaged_record_is_in_nobody_s_way(chat_model, tmp_path):
     worker.files.path("open", files[0]["id"]).write_text("{")
     assert [each["id"] for each in worker.files.all("open")] == [files[1]["id"]]
     assert worker._next() == ("open", made[1]["id"])
+
+
+def test_another_server_is_asked_to_cancel(chat_model, tmp_path):
+    engine = load(chat_model, **SETTINGS)
+    one, other = (BatchWorker(engine, Options(MODEL), tmp_path / "kept") for _ in range(2))
+    lines = [line(number, *BODIES[number % 12]) for number in range(40)]
+    file = one.files.add("open", io.BytesIO(jsonl(lines)), "in.jsonl", "batch")
+    made = one.create("open", BODIES[0][0], file["id"], None)
+    told = one._told
+
+    def told_once(status, progress):
+        if progress.num_done == 3:
+            other.cancel("open", made["id"])
+            one._look_at_s = 0.0
+        told(status, progress)
+
+    one._told = told_once
+    one._run("open", made["id"])
+    done = one.read("open", made["id"])
+    assert done["status"] == "cancelled" and done["request_counts"]["completed"] < 40

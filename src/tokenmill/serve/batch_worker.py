@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -35,6 +36,7 @@ PRIORITY = 2**63  # behind whatever a client may ask for
 CLIENT = b"batches"
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 RETRY_S = 10.0  # after a full disk, or where another server runs a batch
+LOOK_S = 1.0
 MOST_FAULTS, MOST_TRIES = 100, 3
 STOP_S = 5.0
 OPEN_TENANT = "open"  # of a server without keys
@@ -52,6 +54,7 @@ class BatchWorker:
         self._halt = threading.Event()  # for the batch that runs
         self._current: str | None = None
         self._progress: Progress | None = None
+        self._look_at_s = 0.0
         self._not_before: dict[str, float] = {}
         self._num_faults: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._work, name="tokenmill-batches", daemon=True)
@@ -210,7 +213,7 @@ class BatchWorker:
         how = How(
             stop=self._halt,
             may_queue=self._nobody_waits,
-            told=self._told,
+            told=partial(self._told, status),
             most=self._engine.config.max_sequences,
             keeps_part=lambda: status() == "cancelling",
         )
@@ -225,8 +228,13 @@ class BatchWorker:
                 summary = opened_batch.run(self._engine.core, how)
         return summary.is_whole or target.exists()
 
-    def _told(self, progress: Progress) -> None:
+    def _told(self, status: Callable[[], str], progress: Progress) -> None:
+        """Note how far a batch is, and now and then whether another server was asked to cancel it."""
         self._progress = progress
+        if (now_s := time.monotonic()) >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            if status() == "cancelling":
+                self._halt.set()
 
     def _nobody_waits(self) -> bool:
         """Whether only rows of batches wait. Called in the engine's thread."""
