@@ -95,8 +95,13 @@ class InSharedMemory(Alone):
         self._checkpoint, self._leads = checkpoint, not shared.rank.number
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """See Alone."""
-        if error is not None and self._leads:
+        """See Alone. A rank that has ended is the reason for whatever failed here since."""
+        if error is None or not self._leads:
+            return
+        try:
+            if isinstance(error, Exception):
+                self.shared.check()
+        finally:
             self.shared.end()
 
     def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> None:
@@ -204,8 +209,8 @@ def _met_by_torchrun(resolved: ResolvedModel) -> Alone:
         raise ConfigError("program", resolved.given.program, allowed)
     if _met:
         raise ConfigError("tensor_parallel", size, "1: torchrun's other ranks serve the engine that was loaded before")
-    _met.append(size)
     meeting = meet_torchrun(size)
+    _met.append(size)
     return Leading(meeting) if meeting.rank == 0 else Following(meeting)
 
 

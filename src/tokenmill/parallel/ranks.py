@@ -20,6 +20,7 @@ from typing import Any
 from tokenmill.errors import RankLost
 from tokenmill.memory.shared_memory import SharedMemory
 from tokenmill.parallel.division import ALONE, Rank
+from tokenmill.parallel.environment import environment
 
 END_S = 2.0  # that the others have to end by themselves
 MODULE = "tokenmill.loader.rank"  # what the other ranks run
@@ -76,6 +77,7 @@ class OtherRanks(Ranks):
                         command,
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
+                        env=environment(),
                         pass_fds=[theirs.fileno(), *shared],
                         start_new_session=True,
                     )
@@ -140,6 +142,8 @@ class OtherRanks(Ranks):
         self._is_ending = True
         for each in self._sockets:
             each.close()
+        # Closed here, the engine must not end what the other process still uses.
+        self._sockets, self._processes, self._at_end = [], [], []
         self._lost = self._lost or "the ranks of this model are those of the process that was forked"
 
 

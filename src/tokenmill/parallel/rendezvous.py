@@ -25,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from tokenmill.errors import ConfigError, RankLost
 from tokenmill.parallel.channel import Channel
+from tokenmill.parallel.environment import environment
 
 LOOPBACK = "127.0.0.1"
 WAIT_S = 300.0  # for ranks that torchrun starts elsewhere, where reading the program may take minutes
@@ -64,12 +65,27 @@ def meet_torchrun(size: int, environment: Mapping[str, str] = os.environ) -> Mee
     if (found := _number(environment, "WORLD_SIZE")) != size:
         raise ConfigError("tensor_parallel", size, f"{found}, because torchrun has started so many processes")
     rank, local = _number(environment, "RANK"), _number(environment, "LOCAL_RANK", environment["RANK"])
-    patience = timedelta(seconds=WAIT_S)
-    store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=patience)))
-    store = PrefixStore("tokenmill", store)
-    address = own_address(environment["MASTER_ADDR"], _number(environment, "MASTER_PORT"))
+    host, port = environment["MASTER_ADDR"], _number(environment, "MASTER_PORT")
+    if rank >= size:
+        raise ConfigError("RANK", rank, f"0 to {size - 1}, because WORLD_SIZE is {size}")
+    if not 0 < port < 1 << 16:
+        raise ConfigError("MASTER_PORT", port, "1 to 65535")
+    if rank == 0:
+        own_address(host, port)  # torch would ask again and again; others wait until the name of rank 0 is known
+    store = PrefixStore("tokenmill", _open_store(rank, size, f"{host}:{port}"))
+    address = own_address(host, port)
     channels = _listen(store, size, address) if rank == 0 else [_connect(store, rank)]
     return Meeting(rank, size, local, address, channels, store=store)
+
+
+def _open_store(rank: int, size: int, place: str) -> Store:
+    try:
+        store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timedelta(seconds=WAIT_S))))
+    except (RuntimeError, ValueError) as error:  # the port is in use, or nobody is there
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        allowed = f"an address where rank 0 can listen and the others reach it ({why})"
+        raise ConfigError("MASTER_ADDR and MASTER_PORT", place, allowed) from error
+    return store  # type: ignore[no-any-return]
 
 
 def start_ranks(size: int, module: str, task: Any) -> Meeting:
@@ -85,7 +101,7 @@ def start_ranks(size: int, module: str, task: Any) -> Meeting:
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env=environment(),
                 start_new_session=True,
             )
         meeting.processes.append(process)
