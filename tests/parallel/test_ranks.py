@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import tokenmill
 from tests.forked import in_fork
 from tests.tiny_models import prompt
-from tokenmill import RankLost, load
+from tokenmill import RankLost, TokenmillError, load
 from tokenmill.kernels import native_library
+from tokenmill.loader import load_model
 from tokenmill.loader import ranks as loader_ranks
 from tokenmill.parallel import ranks
 
@@ -163,3 +165,80 @@ def test_a_fork_has_no_ranks(llama):
     assert "are those of the process that was forked" in said
     engine.generate([1, 2, 3], max_new_tokens=1)
     engine.close()
+
+
+def test_an_engine_that_a_fork_closes_goes_on_in_its_own_process(llama):
+    engine = in_ranks(llama)
+    wanted = engine.generate([1, 2, 3], max_new_tokens=3).tokens
+    assert in_fork(engine.close) == "None"
+    assert engine.generate([1, 2, 3], max_new_tokens=3).tokens == wanted
+    engine.close()
+
+
+def test_ranks_find_the_modules_that_rank_0_finds(llama, tmp_path):
+    """Not those of the folder in which a program is now, nor of another copy that is installed."""
+    code = (
+        f"import os, sys; sys.path.insert(0, {str(Path(tokenmill.__file__).parents[1])!r})\n"
+        "import tokenmill\n"
+        f"engine = tokenmill.load({str(llama)!r}, program='native', threads=1, tensor_parallel=2)\n"
+        "print(engine.generate([1, 2, 3], max_new_tokens=2).num_prompt_tokens)\n"
+        "engine.close()\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr
+
+
+def test_a_rank_that_ends_while_rank_0_loads_is_told(llama, monkeypatch):
+    """The memory that they share is closed by then, and that is not the reason."""
+    source = load_model.WeightSource
+    monkeypatch.setattr(ranks, "MODULE", "this")
+
+    def slow(*given):
+        wait_until(lambda: not ranks_of(os.getpid()) and known[0].steps.descriptor < 0)
+        return source(*given)
+
+    known, start = [], ranks.OtherRanks.start
+    monkeypatch.setattr(ranks.OtherRanks, "start", lambda self, told: (known.append(self), start(self, told)))
+    monkeypatch.setattr(load_model, "WeightSource", slow)
+    with pytest.raises(RankLost, match="rank 1 of 2 has ended with exit code 0"):
+        in_ranks(llama)
+
+
+def test_an_engine_whose_rank_is_stopped_in_a_step_is_closed(llama):
+    engine = in_ranks(llama)
+    errors = []
+
+    def generate():
+        try:
+            engine.generate(LONG, max_new_tokens=30)
+        except TokenmillError as error:
+            errors.append(error)
+
+    (rank,) = ranks_of(os.getpid())
+    os.kill(rank, signal.SIGSTOP)
+    thread = threading.Thread(target=generate)
+    thread.start()
+    wait_until(lambda: engine.core.step_begun_s is not None)
+    engine.close()
+    thread.join()
+    assert errors and ranks_of(os.getpid()) == []
+
+
+def test_a_load_that_waits_for_a_rank_is_interrupted(llama):
+    """The rank is stopped, so that it never comes."""
+
+    def interrupt():
+        wait_until(lambda: ranks_of(os.getpid()))
+        os.kill(ranks_of(os.getpid())[0], signal.SIGSTOP)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        in_ranks(llama)
+    thread.join()
+    assert ranks_of(os.getpid()) == []

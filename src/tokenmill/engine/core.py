@@ -14,6 +14,7 @@ from math import inf
 from typing import Any, TypeVar
 
 from tokenmill.engine.inputs import InputProcessor
+from tokenmill.engine.last_step import ended_in_time
 from tokenmill.engine.loop import Loop
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion, Piece, Tracker
@@ -239,7 +240,8 @@ class Core:
             self._is_closed = True
         try:
             if not self.thread.is_current:
-                self.thread.call(lambda: None)
+                with ended_in_time(self.loaded):
+                    self.thread.call(lambda: None)
         finally:
             self.thread.stop()
 

@@ -103,7 +103,7 @@ class Team:
         """The error to raise after something has failed on the way to other ranks: a loss, if one is noticed."""
         self._is_lost.wait(NOTICE_S)
         self.lose(f"the ranks of tensor_parallel = {self.size} cannot go on: {error}")
-        return RankLost(str(self.error))
+        return RankLost(str(self.error or "the ranks of this engine were ended"))
 
     def lose(self, reason: str) -> None:
         """End the group, for this reason unless it has ended before. Called from any thread."""

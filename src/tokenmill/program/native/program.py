@@ -9,6 +9,7 @@ import os
 import weakref
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ WHY_BYTES = 500
 
 def _free(model: int, process: int, ranks: Ranks) -> None:
     if os.getpid() == process:  # a fork has the memory without the threads: nothing can be joined there
+        ranks.end()  # first: a step that waits for them fails
         native_library.library().tm_free(model)
-        ranks.end()
 
 
 class Native(Program):
@@ -98,12 +99,26 @@ class Native(Program):
     def _start(self) -> None:
         """Start the threads. Done again in a forked process, where those of the first are missing."""
         self._call, self._why = native_structs.Step(), ctypes.create_string_buffer(WHY_BYTES)
-        self._model = native_library.library().tm_make(ctypes.byref(self._spec), self._why, WHY_BYTES)
+        self._model = self._made()
         if not self._model:
             self._ranks.check()
             raise CapacityError("threads", self._spec.num_threads, 0, f"threads ({self._why.value.decode()})")
         self._process = os.getpid()
         weakref.finalize(self, _free, self._model, self._process, self._ranks)
+
+    def _made(self) -> Any:
+        """Make the model. It waits for the other ranks in a thread, so that this one can be interrupted meanwhile."""
+
+        def make() -> Any:
+            return native_library.library().tm_make(ctypes.byref(self._spec), self._why, WHY_BYTES)
+
+        if self._spec.num_ranks == 1:
+            return make()
+        thread = ThreadPoolExecutor(1)
+        try:
+            return thread.submit(make).result()
+        finally:
+            thread.shutdown(wait=False)
 
     @property
     def build_id(self) -> str:
