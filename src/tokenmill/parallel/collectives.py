@@ -5,6 +5,9 @@ process may have several engines. Values travel as bytes, so that every dtype ar
 never run on a GPU.
 """
 
+import ctypes
+import os
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,6 +31,7 @@ class Group:
     def __init__(self, store: Store, rank: int, size: int, device: torch.device, address: str) -> None:
         self.rank, self.size = rank, size
         self._backend: Any = _backend(store, rank, size, device, address)
+        _groups.add(self)
 
     def gather(self, own_TC: Tensor, sizes: Sequence[int]) -> Tensor:
         """Join the columns of all ranks, [T, sum of sizes], from those of each, [T, its size]."""
@@ -57,6 +61,21 @@ class Group:
         """End what waits for a rank that is lost. Gloo's connections end by themselves with their other side."""
         if not isinstance(self._backend, dist.ProcessGroupGloo):
             self._backend.abort()
+
+    def forget(self) -> None:
+        """Keep torch's group for ever, in a forked process: its end would wait for threads that are not there."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
+
+
+_groups: "weakref.WeakSet[Group]" = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for group in list(_groups):
+        group.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _backend(store: Store, rank: int, size: int, device: torch.device, address: str) -> Any:
