@@ -45,6 +45,7 @@ class Relay:
         self._begun_s = self._came_s = asyncio.get_running_loop().time()  # and when something came last
         self._is_begun = False  # whether the client has seen the beginning of a response
         self._is_over = False  # whether the client has seen all of it
+        self._whole: list[Message] = []  # of an answer that is no stream: a client sees none of it before all is there
         self._replica = ""  # that answers
         self._num_lost = 0  # replicas, since something came of the text
 
@@ -80,6 +81,7 @@ class Relay:
     async def _pass_on(self, parts: Parts) -> None:
         """Send what comes of an attempt, to its end. Declined, AllBusy or ReplicaLost where it breaks off."""
         replica, answer = "", list[Message]()  # answer: the messages of one that is not passed on
+        self._whole = []
         try:
             while not self._is_over:
                 if (part := await self._next_part(parts, replica)) is None:
@@ -163,6 +165,9 @@ class Relay:
         is_start = message["type"] == "http.response.start"
         if is_start:
             message["headers"] = [*message["headers"], (b"x-replica", self._replica.encode())]
+        if self._written is None:
+            await self._take_whole(message)
+            return
         if not (is_start and self._is_begun):
             await self._send(message)
         self._is_begun |= is_start
@@ -171,6 +176,14 @@ class Relay:
             self._is_over = True
         elif not is_start and not message.get("more_body"):
             self._is_over = True
+
+    async def _take_whole(self, message: Message) -> None:
+        """Pass on an answer that is no stream, once it is complete: another replica might answer otherwise."""
+        self._whole.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            self._is_begun = self._is_over = True
+            for each in self._whole:
+                await self._send(each)
 
     def _is_declined(self, message: Message) -> bool:
         status = message.get("status", 200)
