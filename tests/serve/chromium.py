@@ -119,10 +119,10 @@ def held_stream(monkeypatch):
     """Streams stop after their first pieces while the list that is returned is not empty."""
     held, events = ["hold"], generation._events
 
-    async def slow(steps, form):
-        async for event in events(steps, form):
+    async def slow(*arguments):
+        async for event in events(*arguments):
             yield event
-            while held and b'"content":"w' in event:
+            while held and b'"content":"w' in event[0]:
                 await asyncio.sleep(0.01)
 
     monkeypatch.setattr(generation, "_events", slow)
