@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenmill.bench.event_stream import EventStream
 from tokenmill.measure.statistics import percentile
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_client_queue")
@@ -105,26 +106,16 @@ class Failure(Exception):
 
 
 class Stream:
-    """Server-sent events as bytes come in; what they hold goes into the record.
-
-    Lines end at "\\n" alone: U+2028 and its like may stand inside a JSON string, which a reader of lines that breaks
-    there tears apart.
-    """
+    """Server-sent events as bytes come in; what they hold goes into the record."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.done, self.finished = record, False, False
-        self._tail, self._data = b"", list[bytes]()
+        self._events = EventStream()
 
     def feed(self, block: bytes, now_s: float) -> None:
         """Bytes that came at `now_s`; raises where they tell of a failure."""
-        *lines, self._tail = (self._tail + block).split(b"\n")
-        for line in lines:
-            content = line.removesuffix(b"\r")
-            if content.startswith(b"data:"):
-                self._data.append(content[5:].strip())
-            elif not content and self._data:
-                data, self._data = b"\n".join(self._data), []
-                self._event(data, now_s)
+        for data in self._events.feed(block):
+            self._event(data, now_s)
 
     def end(self) -> None:
         """The stream has ended: raises Failure unless the answer is complete."""

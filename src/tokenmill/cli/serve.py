@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -199,14 +200,13 @@ def _serve(
 ) -> bool:
     """Load the model and serve it until a signal comes; whether the engine lived to the end."""
     from tokenmill.loader.fit import fit_for_many
-    from tokenmill.serve.run import Server, is_loopback, listen
+    from tokenmill.serve.run import Server, listen
 
     taken = listen(address)
     with progress_on_stderr(quiet) as progress:
         fitted = fit_for_many(_with_prefixes(engine), read_model_config(engine.model, progress), num_sequences)
         loaded = load_engine(fitted, progress, chat_template)
-    if not (options.keys or is_loopback(taken)):
-        remark(OPEN.format(url=address.url))
+    _warn_if_open(taken, options, address)
     if not quiet:
         remark(_greeting(loaded, options.name, address.url))
     return Server(loaded, taken, options, None if quiet else remark).serve_to_end()
@@ -232,7 +232,7 @@ def _serve_replicas(
     from tokenmill.loader.fit import SEQUENCES_PER_CORE, fit_for_many
     from tokenmill.memory.available import available_processors
     from tokenmill.scale.ray_version import check_ray
-    from tokenmill.serve.run import is_loopback, listen
+    from tokenmill.serve.run import listen
 
     check_ray()
     options = replace(options, batch_dir=None)  # each of them would run every batch
@@ -251,13 +251,20 @@ def _serve_replicas(
         except ModuleNotFoundError as error:
             raise TokenmillError(f"replicas need {error.name}: pip install 'tokenmill[ray]'") from None
     with replicas(Setup(fitted, options, number, chat_template=template), number) as fleet:
-        if not (options.keys or is_loopback(taken)):
-            remark(OPEN.format(url=address.url))
+        _warn_if_open(taken, options, address)
         if not quiet:
             each = f"{fitted.max_sequences} sequences and {counted(threads, 'thread')}"
             remark(f"{options.name} at {address.url}: {number} replicas, each with {each}; Ctrl-C ends")
         GateServer(fleet, taken, options, None if quiet else remark).serve_to_end()
     return True
+
+
+def _warn_if_open(taken: socket, options: "Options", address: "Address") -> None:
+    """Warn where requests without a key are accepted from other machines."""
+    from tokenmill.serve.run import is_loopback
+
+    if not (options.keys or is_loopback(taken)):
+        remark(OPEN.format(url=address.url))
 
 
 def _session_folder() -> Path:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenmill.bench.event_stream import EventStream
+
 CHAT, PLAIN = "chat/completions", "completions"
 
 
@@ -106,22 +108,16 @@ class Reader:
 
 
 class Events:
-    """Server-sent events as bytes come in. Lines end at "\\n" alone: U+2028 may stand inside a JSON string."""
+    """The texts of a stream, from its bytes as they come in."""
 
     def __init__(self) -> None:
         self.reader, self.num_events, self.done = Reader(), 0, False
-        self._tail, self._data = b"", list[bytes]()
+        self._stream = EventStream()
 
     def feed(self, block: bytes) -> None:
         """More bytes of the stream."""
-        *lines, self._tail = (self._tail + block).split(b"\n")
-        for line in lines:
-            content = line.removesuffix(b"\r")
-            if content.startswith(b"data:"):
-                self._data.append(content[5:].strip())
-            elif not content and self._data:
-                data, self._data = b"\n".join(self._data), []
-                self._event(data)
+        for data in self._stream.feed(block):
+            self._event(data)
 
     def _event(self, data: bytes) -> None:
         if self.done or data == b"[DONE]":
