@@ -7,8 +7,9 @@ In each round every contender answers the same new rows. Rows come from the proj
 as token ids. A batch reads its input, journals each answer and writes its output; engine.generate has a list in memory.
 Both use one engine; the prefix cache is emptied between them. Their texts must be the same, or it ends with exit
 code 1. Prints new tokens per second as medians over the rounds, and the ratio of a batch to each other one in a round.
---llama is an interpreter that can import xllamacpp (`tokenmill bench install-peer xllamacpp` makes one), whose server
-is asked without HTTP, so many rows at once; --vllm is one that can import vllm.
+--llama is an interpreter that can import xllamacpp (`tokenmill bench install-peer xllamacpp` makes one), whose
+llama.cpp server is called without HTTP, with as many rows at once as --sequences says; --vllm is one that can import
+vllm.
 """
 
 import argparse

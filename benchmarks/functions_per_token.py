@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 import tokenmill
 
 SOURCE = str(Path(tokenmill.__file__).parent)
-STEADY = 8  # tokens before the one whose functions are counted
+STEADY = 8  # tokens that are generated before counting begins
 
 
 class Calls:

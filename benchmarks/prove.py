@@ -5,8 +5,9 @@
     python benchmarks/prove.py --other 'NAME=COMMAND with {port}'
 
 Every server has --threads threads, and its own defaults otherwise. It is asked for as many comparisons as --comparisons
-says, in at most --requests requests and --time seconds. PYTHON is an interpreter that can import xllamacpp, whose
-server is llama.cpp's. --tiny makes a model of random weights that reads bytes: many comparisons in little time.
+says, in at most --requests requests and --time seconds. PYTHON is an interpreter that can import xllamacpp, a wheel
+that contains llama.cpp's server. --tiny makes a model of random weights that reads bytes: many comparisons in little
+time.
 Prints a table in Markdown: of how many texts how many differ. Exit code 1 if a text of ours does. FILE gets a row for
 each server, of which benchmarks/tables.py makes the tables of docs/promise.md.
 """

@@ -1,10 +1,10 @@
-"""Replicas on Ray Serve: texts of streams whose replicas are killed, added and taken away, and what Ray costs.
+"""Measures replicas on Ray Serve: correct streams while replicas are killed, added and removed, and Ray's overhead.
 
     python benchmarks/replicas.py [--model smollm2-135m] [--streams 200] [--only kills,scale,...] [--json FILE]
 
 Parts: `cost` (memory of each kind of process; milliseconds of a request with one token, against the server without
 replicas), `affinity` (share of second requests that reach the replica of the first), `kills` (streams over two
-replicas, kill -9 of one or both at random moments; the gap of a stream whose replica died beside one that is up),
+replicas, kill -9 of one or both at random moments; the pause in a stream when its replica dies and another one runs),
 `scale` (1 to 3 to 1 replicas under streams), `overload` (more requests than there are places). Every text is compared
 with that of one engine that computes nothing else. Exit code 1 if one differs, or is lost.
 """
@@ -55,7 +55,7 @@ def driver(options: argparse.Namespace) -> None:
         def scale() -> None:
             for line in sys.stdin:
                 serve.run(mill(setup, NAME, int(line)), name=NAME, route_prefix=None)
-            server.drain(0.0)  # whoever has started this is gone
+            server.drain(0.0)  # the process that has started this driver has ended
 
         threading.Thread(target=scale, daemon=True).start()
         print("ready", flush=True)
