@@ -172,7 +172,7 @@ def test_a_client_that_closes_its_half_of_tls_is_refused_by_a_sentence(chat_mode
                     given.write(taken.recv(65536))
 
         do(tls.do_handshake)
-        tls.write(post(BODY))
+        tls.write(post(BODY | {"max_tokens": 90}))
         taken.sendall(taking.read())
         while not server.driver.core.trackers:
             time.sleep(0.01)
