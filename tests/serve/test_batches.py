@@ -315,3 +315,38 @@ def test_another_server_is_asked_to_cancel(chat_model, tmp_path):
     one._run("open", made["id"])
     done = one.read("open", made["id"])
     assert done["status"] == "cancelled" and done["request_counts"]["completed"] < 40
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_a_batch_that_fails_gives_the_answers_that_are_there(chat_model, tmp_path, monkeypatch, has_journal):
+    """Nothing that was computed is lost by a fault, also not by one that keeps the answers from being written."""
+    engine = load(chat_model, **SETTINGS)
+    worker = BatchWorker(engine, Options(MODEL), tmp_path)
+    lines = [line(number, *BODIES[number % 12]) for number in range(30)]
+    file = worker.files.add("open", io.BytesIO(jsonl(lines)), "in.jsonl", "batch")
+    made = worker.create("open", BODIES[0][0], file["id"], None)
+    note, noted = Runner._note, []
+
+    def fails(self, *given):
+        note(self, *given)
+        noted.append(given)
+        if len(noted) == 5:
+            raise ValueError("nobody has foreseen this")
+
+    monkeypatch.setattr(Runner, "_note", fails)
+    with pytest.raises(ValueError, match="foreseen"):
+        worker._run("open", made["id"])
+    monkeypatch.undo()
+    if not has_journal:
+        monkeypatch.setattr(worker, "_files_of", lambda *_: 1 / 0)
+    worker._fail("open", made["id"], [])
+    done = worker.read("open", made["id"])
+    assert done["status"] == "failed"
+    if not has_journal:
+        assert done["output_file_id"] is None and list(tmp_path.rglob("*.output.jsonl"))
+        return
+    found = [
+        json.loads(each) for each in worker.files.content("open", done["output_file_id"]).read_bytes().splitlines()
+    ]
+    assert 4 <= len(found) == done["request_counts"]["completed"] < 30
+    assert not list(tmp_path.rglob("*.journal")) and not list(tmp_path.rglob("*.output.jsonl"))
