@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -129,6 +130,16 @@ def test_a_rank_that_is_killed_ends_the_group_with_one_error(path):
     assert errors == [f"{lost}; the model must be loaded again"]
     with pytest.raises(RankLost, match=r"rank 2 .* was lost"):
         engine.generate(prompt(9), **GREEDY)
+    engine.close()
+
+
+@pytest.mark.slow
+def test_what_ranks_met_in_is_not_kept(path, tmp_path, monkeypatch):
+    """So that nothing of it stays after kill -9."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    engine = load(path, tensor_parallel=2, **SETTINGS)
+    assert list(tmp_path.iterdir()) == []
+    assert engine.generate(prompt(9), **GREEDY).tokens
     engine.close()
 
 

@@ -148,7 +148,7 @@ class Leading(_OneOfMany):
 
     def ready(self, program: Program, parts: ModelParts) -> Program:
         """See Alone. Waits for the others."""
-        self._team.collect("ready")
+        self._team.await_ready()
         return RankedProgram(program, self._team)
 
     def close(self) -> None:

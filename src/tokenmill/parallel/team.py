@@ -99,6 +99,12 @@ class Team:
             found.append(message)
         return found
 
+    def await_ready(self) -> None:
+        """Wait until the others have loaded. No rank reads the store's file any more then."""
+        self.collect("ready")
+        if self._meeting.folder is not None:
+            self._meeting.folder.cleanup()  # now, since nobody does after kill -9
+
     def failed(self, error: BaseException) -> RankLost:
         """The error to raise after something has failed on the way to other ranks: a loss, if one is noticed."""
         self._is_lost.wait(NOTICE_S)
