@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from tokenmill.serve import generation
+from tokenmill.serve import event_stream
 
 PICTURES = os.environ.get("TOKENMILL_PICTURES")  # a directory: what the page looks like is written there
 KEY = "tokenmill.conversation."  # what the keys of conversations begin with in the browser's storage
@@ -117,7 +117,7 @@ class Page:
 
 def held_stream(monkeypatch):
     """Streams stop after their first pieces while the list that is returned is not empty."""
-    held, events = ["hold"], generation._events
+    held, events = ["hold"], event_stream._events
 
     async def slow(*arguments):
         async for event in events(*arguments):
@@ -125,7 +125,7 @@ def held_stream(monkeypatch):
             while held and b'"content":"w' in event[0]:
                 await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(generation, "_events", slow)
+    monkeypatch.setattr(event_stream, "_events", slow)
     return held
 
 

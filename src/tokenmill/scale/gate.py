@@ -17,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 from tokenmill.scale.fleet import Call, Fleet
 from tokenmill.scale.heads import SESSION_HEADER, head_key, session_key
 from tokenmill.scale.relay import Relay
-from tokenmill.serve.errors import ApiError, respond
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.refusals import respond
 from tokenmill.serve.resumption import Resumption
 
 GENERATES = ("/v1/completions", "/v1/chat/completions")
@@ -52,7 +53,7 @@ class Gate:
             finally:
                 self.num_open -= not is_probe
         except ApiError as error:
-            await respond(error)(scope, receive, send)
+            await respond(error, path)(scope, receive, send)
 
     def _check_open(self, path: str) -> None:
         """ApiError 503 for what needs a replica, or for new requests at the end."""

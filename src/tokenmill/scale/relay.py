@@ -13,8 +13,9 @@ from dataclasses import replace
 from starlette.types import Message, Send
 
 from tokenmill.scale.fleet import AllBusy, Call, Fleet, Part, ReplicaLost
-from tokenmill.serve.errors import ApiError, event_of
-from tokenmill.serve.generation import KEEP_ALIVE
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.event_stream import KEEP_ALIVE
+from tokenmill.serve.refusals import event_of
 from tokenmill.serve.resumption import EXTENSION, Update
 
 MAX_LOST = 5  # replicas that may end while they work on a request of which nothing comes: it may be what ends them
@@ -203,7 +204,7 @@ class Relay:
         """Send an error: as a response, if none was begun; else as the last event of a stream."""
         if not self._is_begun:
             raise error
-        await self._end(event_of(error))
+        await self._end(event_of(error, self._call.scope["path"]))
 
     async def _end(self, event: bytes) -> None:
         if self._written is not None:

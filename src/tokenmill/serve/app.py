@@ -1,4 +1,4 @@
-"""The application: all routes, and errors as OpenAI's API has them."""
+"""The application: all routes, and errors in the form of each protocol."""
 
 import asyncio
 
@@ -11,11 +11,12 @@ from starlette.responses import JSONResponse, Response
 from tokenmill.errors import TokenmillError
 from tokenmill.serve.batch_routes import batches
 from tokenmill.serve.document import ALWAYS, answers, set_document
-from tokenmill.serve.errors import ApiError, EngineDied, respond
+from tokenmill.serve.errors import ApiError, EngineDied
 from tokenmill.serve.file_routes import files
 from tokenmill.serve.generation import generation
 from tokenmill.serve.models import models
 from tokenmill.serve.page import page
+from tokenmill.serve.refusals import respond
 from tokenmill.serve.service import Service
 from tokenmill.serve.session_routes import sessions
 from tokenmill.serve.status import status
@@ -41,5 +42,5 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
-    return respond(error)
+async def _refuse(request: Request, error: Exception) -> Response:
+    return respond(error, request.scope["path"])

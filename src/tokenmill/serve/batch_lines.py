@@ -17,9 +17,12 @@ from tokenmill.batches.task import Key, Task, Work
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
 from tokenmill.errors import RequestError, TokenmillError
-from tokenmill.serve.answers import ChatFormat, CompletionFormat, Format, system_fingerprint
-from tokenmill.serve.errors import ApiError, api_error_of, body_of
+from tokenmill.serve.answers import Format, system_fingerprint
+from tokenmill.serve.chat_answers import ChatFormat
+from tokenmill.serve.completion_answers import CompletionFormat
+from tokenmill.serve.errors import ApiError, api_error_of
 from tokenmill.serve.prepare import Prepared, prepare_chat, prepare_completion
+from tokenmill.serve.refusals import body_of
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody, check_model
 
 MAX_TEXTS = 1024  # of one request
@@ -180,4 +183,4 @@ class _NoRequest(Exception):
 def _without_moment(answer: Json, prefix: str, key: Key) -> Json:
     """An answer without what depends on the moment at which it is made."""
     usage = {**answer["usage"], "prompt_tokens_details": {"cached_tokens": 0}}
-    return {**answer, "id": f"{prefix}-{key.text}", "created": 0, "usage": usage}
+    return {**answer, "id": f"{prefix}{key.text}", "created": 0, "usage": usage}

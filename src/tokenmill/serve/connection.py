@@ -8,7 +8,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from tokenmill.serve.errors import ApiError, respond
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.refusals import respond
 
 HEAD_S = 10.0  # for all headers of a request
 STALL_S = 30.0  # for a reader that takes nothing

@@ -8,7 +8,8 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmill.serve.errors import ApiError, event_of, respond
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.refusals import event_of, respond
 
 
 class Endings:
@@ -62,6 +63,6 @@ class _Answer:
         """Say that the server has ended, if it can still be said."""
         error = ApiError(503, "the server has shut down before this request had ended", code="shutting_down")
         if not self._is_begun:
-            await respond(error)(scope, receive, self._send)
+            await respond(error, scope["path"])(scope, receive, self._send)
         elif self._is_stream and not self._is_over:
-            await self._send({"type": "http.response.body", "body": event_of(error)})
+            await self._send({"type": "http.response.body", "body": event_of(error, scope["path"])})

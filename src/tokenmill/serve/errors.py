@@ -1,22 +1,18 @@
-"""Errors as OpenAI's API has them: one object with the same four keys, whatever the status."""
+"""Errors: any exception becomes an ApiError, which refusals.py writes in the form of a protocol."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import pydantic_core
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
 
 from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, DeadlinePassed, RequestError
 from tokenmill.settings.sampling_params import HTTP_FIELDS
 
 RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499  # nginx's status for a client that has closed the connection
-MAX_MESSAGE = 1000  # characters: values that a client has sent may be millions
-KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class EngineDied(Exception):
@@ -50,26 +46,28 @@ class ApiError(HTTPException):
         self.retry_after_s = retry_after_s
 
 
+class TooLong(ApiError):
+    """The refusal of a prompt that leaves no room for one more token. Gateways know it by its first words.
+
+    field: `prompt` or `messages`. limit: tokens of a prompt and its continuation together.
+    """
+
+    def __init__(self, num_tokens: int, limit: int, field: str) -> None:
+        self.num_tokens, self.limit, excess = num_tokens, limit, num_tokens + 1 - limit
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, your {field} resulted in {num_tokens} "
+            f"tokens, and at most {limit - 1} leave room for one more: {excess} too many. "
+            f"Please reduce the length of the {field}."
+        )
+        super().__init__(400, message, field, "context_length_exceeded")
+
+
 def api_error_of(error: Exception) -> ApiError:
     """Any exception as one that a client may see."""
     for kind, describe in DESCRIPTIONS.items():
         if isinstance(error, kind):
             return describe(error)
     return ApiError(500, f"a fault of the server: {type(error).__name__}")
-
-
-def too_long(num_tokens: int, limit: int, field: str) -> ApiError:
-    """The refusal of a prompt that leaves no room for one more token. Gateways know it by its first words.
-
-    field: `prompt` or `messages`. limit: tokens of a prompt and its continuation together.
-    """
-    excess = num_tokens + 1 - limit
-    message = (
-        f"This model's maximum context length is {limit} tokens. However, your {field} resulted in {num_tokens} "
-        f"tokens, and at most {limit - 1} leave room for one more: {excess} too many. "
-        f"Please reduce the length of the {field}."
-    )
-    return ApiError(400, message, field, "context_length_exceeded")
 
 
 FIELDS = {setting: field for setting, field in HTTP_FIELDS.items() if field != setting}
@@ -137,25 +135,3 @@ def about(field: str) -> Iterator[None]:
         for advice, route in ROUTES.items() if field == "messages" else ():
             message = message.replace(advice, route)
         raise ApiError(400, message, field) from None
-
-
-def body_of(error: ApiError) -> dict[str, Any]:
-    """The object that a response, or an event of a stream, carries."""
-    kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    message, param = error.message, error.param and error.param[:MAX_MESSAGE]
-    message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …"
-    return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
-
-
-def event_of(error: Exception) -> bytes:
-    """The last event of a stream that has failed: after its first byte there is no status to say it with."""
-    return b"data: " + pydantic_core.to_json(body_of(api_error_of(error))) + b"\n\n"
-
-
-def respond(error: Exception) -> JSONResponse:
-    """The response of a request that is refused or has failed."""
-    told = api_error_of(error)
-    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}  # Allow, with 405
-    headers |= {"Retry-After": str(told.retry_after_s)} if told.status in (429, 503) else {}
-    headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read
-    return JSONResponse(body_of(told), told.status, headers)

@@ -11,8 +11,9 @@ from hashlib import blake2b
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmill.serve.errors import ApiError, respond
+from tokenmill.serve.errors import ApiError
 from tokenmill.serve.options import Options
+from tokenmill.serve.refusals import respond
 
 OPEN_PATHS = ("/health", "/ping", "/ready", "/")
 OPEN_FOLDER = "/page/"
@@ -38,7 +39,7 @@ class Guard:
         body = _Body(receive, max_bytes, FILE_S if is_file else BODY_S)
         send = _after_the_body(body, send)
         if (refusal := self._refusal(scope, max_bytes)) is not None:
-            response = respond(refusal)
+            response = respond(refusal, scope["path"])
             response.headers["Connection"] = "close"  # since the body is not read
             await response(scope, receive, send)
             return
@@ -49,7 +50,7 @@ class Guard:
     def _refusal(self, scope: Scope, max_bytes: int) -> ApiError | None:
         headers = Headers(scope=scope)
         if self._options.keys:
-            if not _is_open(scope["path"]) and not self._admits(scope, headers.get("authorization", "")):
+            if not _is_open(scope["path"]) and not self._admits(scope, headers):
                 return ApiError(401, "give a key of this server: Authorization: Bearer KEY", code="invalid_api_key")
         elif self._is_loopback and _host(headers.get("host", "")) not in LOOPBACK:
             return ApiError(403, "this server has no key, so it answers under the names of this machine only")
@@ -62,10 +63,12 @@ class Guard:
             return ApiError(415, "send bodies as they are, without content-encoding")
         return None
 
-    def _admits(self, scope: Scope, header: str) -> bool:
-        kind, _, given = header.partition(" ")
+    def _admits(self, scope: Scope, headers: Headers) -> bool:
+        """Whether a key was given, as OpenAI's API takes it or as Anthropic's does."""
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        given = given if kind.lower() == "bearer" else headers.get("x-api-key", "")
         found = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in self._options.keys]
-        if kind.lower() != "bearer" or not any(found):
+        if not any(found):
             return False
         key = self._options.keys[found.index(True)]
         scope.setdefault("state", {})["tenant"] = blake2b(key.encode(), digest_size=16).digest()

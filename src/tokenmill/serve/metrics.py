@@ -18,7 +18,7 @@ from tokenmill.engine.core import Core
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion, Tracker
 from tokenmill.schedule.sequence import Plan, Sequence
-from tokenmill.serve.answers import REASONS
+from tokenmill.serve.choices import REASONS
 
 # The bounds of vLLM's histograms.
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)

@@ -15,7 +15,7 @@ from tokenmill.engine.scoring import prompt_logprobs
 from tokenmill.errors import RequestError
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.serve.errors import ApiError, about, too_long
+from tokenmill.serve.errors import ApiError, TooLong, about
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
@@ -172,7 +172,7 @@ def _clamped(core: Core, num_prompt: int, field: str, max_tokens: int | None) ->
     """The new tokens that are asked for, at most as many as fit."""
     left = _limit(core) - num_prompt
     if left < 1:
-        raise too_long(num_prompt, _limit(core), field)
+        raise TooLong(num_prompt, _limit(core), field)
     return left if max_tokens in (None, -1) else min(max_tokens, left)
 
 

@@ -10,7 +10,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.session import Session
 from tokenmill.serve.answer_schema import ErasedAnswer, RestoredAnswer, SavedAnswer
 from tokenmill.serve.document import answers
-from tokenmill.serve.errors import ApiError, about, too_long
+from tokenmill.serve.errors import ApiError, TooLong, about
 from tokenmill.serve.schema import SessionBody
 from tokenmill.serve.service import JsonRoute, Service, tenant_of
 from tokenmill.serve.sessions import NAME, Sessions
@@ -68,6 +68,6 @@ def _text(engine: Engine, body: SessionBody) -> list[int]:
     ids = encode(engine, body)
     field = "prompt" if body.messages is None else "messages"
     if len(ids) > engine.config.max_length:
-        raise too_long(len(ids), engine.config.max_length, field)
+        raise TooLong(len(ids), engine.config.max_length, field)
     with about(field):
         return engine.encode(ids)  # which refuses none at all

@@ -1,0 +1,110 @@
+"""The form in which each protocol says an error: as a response, and as the last event of a stream.
+
+OpenAI's API has one object with the same four keys, whatever the status. The route says which protocol it is.
+"""
+
+from typing import Any
+
+import pydantic_core
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from tokenmill.serve.errors import ApiError, TooLong, api_error_of
+
+Json = dict[str, Any]
+
+MAX_MESSAGE = 1000  # characters: values that a client has sent may be millions
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class Refusals:
+    """OpenAI's form."""
+
+    def body(self, error: ApiError) -> Json:
+        """The object that a response, or an event of a stream, carries."""
+        kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+        param = error.param and error.param[:MAX_MESSAGE]
+        return {"error": {"message": _cut(error.message), "type": kind, "param": param, "code": error.code}}
+
+    def event(self, error: ApiError, begun: Json) -> bytes:
+        """The last event of a stream. begun: what is known of the answer."""
+        return b"data: " + pydantic_core.to_json(self.body(error)) + b"\n\n"
+
+
+class ResponsesRefusals(Refusals):
+    """That of /v1/responses. Codex reads the codes, and how long it should wait out of the message."""
+
+    def body(self, error: ApiError) -> Json:
+        """See Refusals."""
+        return {"error": super().body(error)["error"] | self._told(error)}
+
+    def event(self, error: ApiError, begun: Json) -> bytes:
+        """See Refusals."""
+        failed = {"object": "response", "output": [], **begun, "status": "failed", "error": self._told(error)}
+        event = {"type": "response.failed", "response": failed}
+        return b"event: response.failed\ndata: " + pydantic_core.to_json(event) + b"\n\n"
+
+    def _told(self, error: ApiError) -> Json:
+        message = _cut(error.message)
+        if error.status == 429:
+            message = f"{message.rstrip('.')}. Please try again in {error.retry_after_s}s."
+            return {"code": "rate_limit_exceeded", "message": message}
+        return {"code": error.code or ("server_error" if error.status >= 500 else "invalid_prompt"), "message": message}
+
+
+class MessagesRefusals(Refusals):
+    """That of /v1/messages, as Anthropic's API has it. Claude Code reads the two numbers out of a prompt's refusal."""
+
+    KINDS = {  # noqa: RUF012  # never changed
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        500: "api_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
+
+    def body(self, error: ApiError) -> Json:
+        """See Refusals."""
+        kind = self.KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        message = _cut(error.message)
+        if isinstance(error, TooLong):
+            message = f"prompt is too long: {error.num_tokens} tokens > {error.limit - 1} maximum"
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
+    def event(self, error: ApiError, begun: Json) -> bytes:
+        """See Refusals."""
+        return b"event: error\ndata: " + pydantic_core.to_json(self.body(error)) + b"\n\n"
+
+
+PLAIN = Refusals()
+PROTOCOLS = {"/v1/messages": MessagesRefusals(), "/v1/responses": ResponsesRefusals()}
+
+
+def body_of(error: ApiError, path: str = "") -> Json:
+    """The object that a response to a request of this path carries."""
+    return _form_of(path).body(error)
+
+
+def event_of(error: Exception, path: str = "", begun: Json | None = None) -> bytes:
+    """The last event of a stream that has failed: after its first byte there is no status to say it with."""
+    return _form_of(path).event(api_error_of(error), begun or {})
+
+
+def respond(error: Exception, path: str = "") -> JSONResponse:
+    """The response of a request that is refused or has failed."""
+    told = api_error_of(error)
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}  # Allow, with 405
+    headers |= {"Retry-After": str(told.retry_after_s)} if told.status in (429, 503) else {}
+    headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read
+    return JSONResponse(body_of(told, path), told.status, headers)
+
+
+def _form_of(path: str) -> Refusals:
+    return next((form for prefix, form in PROTOCOLS.items() if path.startswith(prefix)), PLAIN)
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …"
