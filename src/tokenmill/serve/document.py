@@ -39,14 +39,16 @@ ALWAYS = (401, 403, 413, 415, 431, 500)
 """The statuses of refusals that any request may meet, most of them before it reaches a route."""
 
 
-def answers(form: type[BaseModel] | None, *refusals: int, streams: bool = False) -> dict[int | str, Json]:
-    """The `responses` of a route: the form of its answer, and the statuses that it refuses with."""
+def answers(
+    form: type[BaseModel] | None, *refusals: int, streams: bool = False, error: type[BaseModel] = ErrorAnswer
+) -> dict[int | str, Json]:
+    """The `responses` of a route: the form of its answer, the statuses that it refuses with, and their form."""
     events = {"type": "string", "description": "Server-sent events, each a chunk in JSON; the last is [DONE]"}
     content = {"content": {"text/event-stream": {"schema": events}}} if streams else {}
     found: dict[int | str, Json] = {200: {"description": "Done", **({"model": form} if form else {}), **content}}
     for status in sorted(refusals):
         text, headers = REFUSALS[status]
-        found[status] = {"model": ErrorAnswer, "description": text} | ({"headers": headers} if headers else {})
+        found[status] = {"model": error, "description": text} | ({"headers": headers} if headers else {})
     return found
 
 

@@ -16,6 +16,7 @@ from tokenmill.errors import RequestError
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.errors import ApiError, TooLong, about
+from tokenmill.serve.reading import Readers
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
@@ -31,7 +32,8 @@ class Prepared:
     num_each, num_shown: continuations of each prompt that are made, and the number of the best that the client gets.
     prompt_logprobs: for each prompt, if the client wants its log-probabilities, what engine/scoring.prompt_logprobs
     returns: a sequence to run before the request, and the dict that it fills. only_prompts: the client wants no
-    continuations. warnings: what the client said without effect.
+    continuations. warnings: what the client said without effect. readers: of the parts of a text. is_clamped: the
+    context leaves fewer tokens than were asked for.
     """
 
     request: Request
@@ -41,6 +43,8 @@ class Prepared:
     prompt_logprobs: list[tuple[Sequence, dict[int, TokenLogprobs]]] = field(default_factory=list)
     only_prompts: bool = False
     warnings: list[str] = field(default_factory=list)
+    readers: Readers = field(default_factory=Readers)
+    is_clamped: bool = False
 
 
 def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") -> Prepared:
@@ -60,8 +64,7 @@ def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") ->
 
 def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
     """See the module."""
-    with about("messages"):
-        tokens = _cut(core, body, core.inputs.chat_prompt(body.messages, variables=template_variables(body)))
+    tokens = _cut(core, body, chat_tokens(core, body))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -69,6 +72,12 @@ def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
     _check_max_tokens(max_tokens := getattr(body, which), which)
     prepared = _prepared(core, body, tenant, [tokens], "messages", max_tokens, {"logprobs": logprobs})
     return replace(prepared, warnings=[*warnings_of(body), *template_warnings(core, body)])
+
+
+def chat_tokens(core: Core, body: ChatBody) -> list[int]:
+    """The token ids of a conversation."""
+    with about("messages"):
+        return core.inputs.chat_prompt(body.messages, variables=template_variables(body))
 
 
 def template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:
@@ -123,7 +132,8 @@ def _prepared(
     for sequence in sequences:
         sequence.client = tenant
     deadline_s = core.loop.clock() + (inf if body.timeout is None else body.timeout)
-    prepared = Prepared(Request(sequences, deadline_s), prompts, params.n, body.n or 1)
+    is_clamped = max_tokens is not None and max_tokens > num_new
+    prepared = Prepared(Request(sequences, deadline_s), prompts, params.n, body.n or 1, is_clamped=is_clamped)
     if body.prompt_logprobs is not None and body.stream:
         raise ApiError(400, "prompt_logprobs are not part of a stream: leave out one of the two", "prompt_logprobs")
     if body.num_prompt_logprobs is None:

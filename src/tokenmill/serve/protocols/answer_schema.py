@@ -1,0 +1,52 @@
+"""The bodies of the protocols' answers, for /openapi.json alone. See serve/answer_schema.py."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from tokenmill.serve.answer_schema import Answer
+
+
+class MessagesFault(Answer):
+    """The fault of a request."""
+
+    type: str
+    message: str
+
+
+class MessagesError(Answer):
+    """The answer to every request of /v1/messages that is refused or fails."""
+
+    type: Literal["error"]
+    error: MessagesFault
+
+
+class CountAnswer(Answer):
+    """The answer of POST /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+class MessagesUsage(Answer):
+    """Tokens that were read and written. cache_read_input_tokens: of the prompt, those whose rows were in the cache;
+    they are not among input_tokens.
+    """
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageAnswer(Answer):
+    """The answer of POST /v1/messages."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+    stop_sequence: str | None
+    usage: MessagesUsage
+    warnings: list[str] = Field(default=[])

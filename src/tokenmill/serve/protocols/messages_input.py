@@ -1,0 +1,161 @@
+"""A body of /v1/messages becomes the one request.
+
+The first system text of Claude Code holds a line about billing that changes with every request. It is left out, since
+no prompt would begin as the one before it.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.protocols.messages_body import IGNORED, CountBody, MessagesBody
+from tokenmill.serve.protocols.translated import Translated
+from tokenmill.value_reader import brief
+
+BILLING = "x-anthropic-billing-header:"
+UNREADABLE = ("image", "document", "container_upload", "search_result")
+Json = dict[str, Any]
+
+
+def translate(body: CountBody) -> Translated:
+    """The messages and fields of a ChatBody."""
+    made = Translated()
+    if system := _system(body.system, made):
+        made.messages.append({"role": "system", "content": system})
+    for number, message in enumerate(body.messages):
+        made.messages += _Message(message, f"messages[{number}]", made).translated()
+    _prefill(made)
+    _thinking(body, made)
+    if isinstance(body, MessagesBody):
+        named = {"max_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
+        named |= {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
+        made.fields |= {name: value for name, value in named.items() if value is not None}
+    made.take_others(body.model_extra, IGNORED)
+    return made
+
+
+def _system(given: str | list[Json] | None, made: Translated) -> str:
+    """The system text, without what changes with every request."""
+    blocks = [given] if isinstance(given, str) else [_text(each, "system", made) for each in given or ()]
+    return "\n".join(text for each in blocks if (text := _without_billing(each)))
+
+
+def _without_billing(text: str) -> str:
+    return text.partition("\n")[2].lstrip("\n") if text.startswith(BILLING) else text
+
+
+def _text(block: Any, where: str, made: Translated) -> str:
+    """The text of a block that is no call; a note in the place of what is no text."""
+    kind = _field(block, "type", str, where)
+    if kind == "text":
+        return str(_field(block, "text", str, where))
+    if kind == "document" and isinstance(source := block.get("source"), dict) and source.get("type") == "text":
+        return str(_field(source, "data", str, f"{where}.source"))
+    return made.placeholder(f"a block of type {kind[:40]!r}")
+
+
+def _field(given: Any, name: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """A field of an object, of a type; ApiError if it is another one."""
+    value = given.get(name) if isinstance(given, Mapping) else None
+    if not isinstance(value, kind):
+        names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ApiError(400, f"{where}.{name}: a {names} is needed, not {brief(value)}", where)
+    return value
+
+
+class _Message:
+    """One message, which becomes one or several: each result of a tool is one of its own."""
+
+    def __init__(self, given: Json, where: str, made: Translated) -> None:
+        self._given, self._where, self._made = given, where, made
+        self._found: list[Json] = []
+
+    def translated(self) -> list[Json]:
+        """The messages."""
+        role, content = _field(self._given, "role", str, self._where), self._given.get("content")
+        make: Callable[[list[Json]], None] | None = {
+            "user": self._of_user,
+            "assistant": self._of_assistant,
+            "system": self._of_system,
+        }.get(role)
+        if make is None:
+            raise ApiError(
+                400, f"{self._where}.role = {brief(role)} is not allowed: user, assistant or system", "messages"
+            )
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        if not isinstance(content, list):
+            raise ApiError(400, f"{self._where}.content: a text or a list of blocks is needed", "messages")
+        make(content)
+        return self._found
+
+    def _of_user(self, blocks: list[Json]) -> None:
+        texts: list[str] = []
+        for block in blocks:
+            if _field(block, "type", str, self._where) == "tool_result":
+                self._add_user(texts)
+                texts = []
+                call = _field(block, "tool_use_id", str, self._where)
+                self._found.append({"role": "tool", "tool_call_id": call, "content": self._result(block)})
+            else:
+                texts.append(_text(block, self._where, self._made))
+        self._add_user(texts, needs_one=not self._found)
+
+    def _add_user(self, texts: list[str], needs_one: bool = False) -> None:
+        if texts or needs_one:
+            self._found.append({"role": "user", "content": "\n".join(texts)})
+
+    def _result(self, block: Json) -> str:
+        content = block.get("content")
+        if content is None or isinstance(content, str):
+            return content or ""
+        if not isinstance(content, list):
+            raise ApiError(
+                400, f"{self._where}: the content of a tool_result is a text or a list of blocks", "messages"
+            )
+        return "\n".join(_text(each, self._where, self._made) for each in content)
+
+    def _of_assistant(self, blocks: list[Json]) -> None:
+        texts, thoughts, calls = [], [], []
+        for block in blocks:
+            kind = _field(block, "type", str, self._where)
+            if kind == "thinking":
+                thoughts.append(_field(block, "thinking", str, self._where))
+            elif kind == "tool_use":
+                calls.append(self._call(block))
+            elif kind == "text":
+                texts.append(_field(block, "text", str, self._where))
+            elif kind != "redacted_thinking":
+                self._made.warn(f"a block of type {kind[:40]!r} is left out")
+        message: Json = {"role": "assistant", "content": "\n".join(texts)}
+        message |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+        self._found.append(message | ({"tool_calls": calls} if calls else {}))
+
+    def _call(self, block: Json) -> Json:
+        name, arguments = _field(block, "name", str, self._where), _field(block, "input", dict, self._where)
+        function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        return {"id": _field(block, "id", str, self._where), "type": "function", "function": function}
+
+    def _of_system(self, blocks: list[Json]) -> None:
+        if text := _system(blocks, self._made):
+            self._found.append({"role": "system", "content": text})
+
+
+def _prefill(made: Translated) -> None:
+    """An answer that the client has begun is continued."""
+    last = made.messages[-1] if made.messages else {}
+    if last.get("role") == "assistant" and not last.get("tool_calls"):
+        made.fields |= {"add_generation_prompt": False, "continue_final_message": True}
+
+
+def _thinking(body: CountBody, made: Translated) -> None:
+    """Whether the model thinks before it answers, and for how long. Without the field it does not."""
+    given = body.thinking or {"type": "disabled"}
+    kind = _field(given, "type", str, "thinking")
+    made.variables["enable_thinking"] = kind != "disabled"
+    if kind == "enabled":
+        made.thinking_budget = _field(given, "budget_tokens", int, "thinking")
+    effort = (body.output_config or {}).get("effort")
+    if kind != "disabled" and isinstance(effort, str):
+        made.effort = effort

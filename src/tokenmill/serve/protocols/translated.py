@@ -1,0 +1,92 @@
+"""A body of another protocol as the one request that the server knows, a ChatBody."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from tokenmill.engine.core import Core
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.prepare import Prepared, chat_tokens, prepare_chat
+from tokenmill.serve.protocols.conversation import in_turns
+from tokenmill.serve.schema import ChatBody
+from tokenmill.text.turns import turns_of
+
+MAX_NAME = 100  # characters of a field's name that are worth giving back
+PLACEHOLDER = "[{what}, which this model cannot read]"
+Json = dict[str, Any]
+
+
+@dataclass
+class Translated:
+    """The messages and fields of a ChatBody. variables: of the chat template, where it reads them. unknown: names of
+    fields that mean nothing here. warnings: what else the client said without effect.
+    """
+
+    messages: list[Json] = field(default_factory=list)
+    fields: Json = field(default_factory=dict)
+    variables: Json = field(default_factory=dict)
+    effort: str | None = None
+    thinking_budget: int | None = None
+    unknown: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def warn(self, text: str) -> None:
+        """Add a warning, once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def placeholder(self, what: str) -> str:
+        """The text that stands for what the model cannot read."""
+        self.warn(f"{what} is not shown to the model, which reads text alone")
+        return PLACEHOLDER.format(what=what)
+
+    def take_others(self, extra: Mapping[str, Any] | None, known: Mapping[str, str]) -> None:
+        """Take the fields that a protocol does not have: our own settings count, others are named in warnings.
+
+        known: those that change nothing here, with the reason.
+        """
+        for name, value in (extra or {}).items():
+            if name in ChatBody.model_fields and name not in ("messages", "model", "stream", "n"):
+                self.fields.setdefault(name, value)
+            elif name not in known:
+                self.unknown.append(name)
+
+    def check_strict(self) -> None:
+        """ApiError for a field that is not known."""
+        if self.unknown:
+            raise ApiError(400, f"there is no field {self.unknown[0]!r}", self.unknown[0], "unknown_parameter")
+
+    def body(self) -> ChatBody:
+        """The ChatBody."""
+        if not self.messages:
+            raise ApiError(400, "there are no messages: give at least one", "messages")
+        try:
+            made: ChatBody = ChatBody.model_validate({**self.fields, "messages": self.messages})
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+        return made
+
+    def prepare(self, core: Core, body: ChatBody, tenant: bytes) -> Prepared:
+        """See prepare.py, with the messages in turns that the chat template takes."""
+        self._settle(core, body)
+        prepared = prepare_chat(core, body, tenant)
+        unknown = [f"unknown field {name[:MAX_NAME]!r} is ignored" for name in self.unknown]
+        prepared.warnings[:0] = [*unknown, *self.warnings]
+        return prepared
+
+    def count(self, core: Core) -> int:
+        """The tokens of the conversation."""
+        body = self.body()
+        self._settle(core, body)
+        return len(chat_tokens(core, body))
+
+    def _settle(self, core: Core, body: ChatBody) -> None:
+        """Give the model's chat template the turns and the variables that it takes."""
+        if (tokenizer := core.loaded.tokenizer) is not None:
+            body.messages = in_turns(body.messages, turns_of(tokenizer))
+            unread = core.inputs.unread_variables(self.variables)
+            read = {name: value for name, value in self.variables.items() if name not in unread}
+            body.chat_template_kwargs = {**read, **(body.chat_template_kwargs or {})} or None
