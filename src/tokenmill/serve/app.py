@@ -17,6 +17,7 @@ from tokenmill.serve.generation import generation
 from tokenmill.serve.models import models
 from tokenmill.serve.page import page
 from tokenmill.serve.protocols.messages import messages
+from tokenmill.serve.protocols.responses import responses
 from tokenmill.serve.refusals import respond
 from tokenmill.serve.service import Service
 from tokenmill.serve.session_routes import sessions
@@ -31,7 +32,7 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, openapi_url=None, responses=always)
     for kind in (ApiError, TokenmillError, RequestValidationError, HTTPException, EngineDied, Exception):
         app.add_exception_handler(kind, _refuse)
-    for routes in (generation, messages, tokens, sessions, files, batches, models, status):
+    for routes in (generation, messages, responses, tokens, sessions, files, batches, models, status):
         app.include_router(routes(service))
     app.include_router(page(service))
     set_document(app, service.options)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from tokenmill.serve.answer_schema import Answer
 
@@ -49,4 +49,17 @@ class MessageAnswer(Answer):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
     stop_sequence: str | None
     usage: MessagesUsage
+    warnings: list[str] = Field(default=[])
+
+
+class ResponseAnswer(BaseModel):
+    """The answer of POST /v1/responses: these fields, and those of the request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
     warnings: list[str] = Field(default=[])

@@ -5,12 +5,12 @@ no prompt would begin as the one before it.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.protocols.messages_body import IGNORED, CountBody, MessagesBody
-from tokenmill.serve.protocols.translated import Translated
+from tokenmill.serve.protocols.translated import Translated, field_of
 from tokenmill.value_reader import brief
 
 BILLING = "x-anthropic-billing-header:"
@@ -47,21 +47,12 @@ def _without_billing(text: str) -> str:
 
 def _text(block: Any, where: str, made: Translated) -> str:
     """The text of a block that is no call; a note in the place of what is no text."""
-    kind = _field(block, "type", str, where)
+    kind = field_of(block, "type", str, where)
     if kind == "text":
-        return str(_field(block, "text", str, where))
+        return str(field_of(block, "text", str, where))
     if kind == "document" and isinstance(source := block.get("source"), dict) and source.get("type") == "text":
-        return str(_field(source, "data", str, f"{where}.source"))
+        return str(field_of(source, "data", str, f"{where}.source"))
     return made.placeholder(f"a block of type {kind[:40]!r}")
-
-
-def _field(given: Any, name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """A field of an object, of a type; ApiError if it is another one."""
-    value = given.get(name) if isinstance(given, Mapping) else None
-    if not isinstance(value, kind):
-        names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
-        raise ApiError(400, f"{where}.{name}: a {names} is needed, not {brief(value)}", where)
-    return value
 
 
 class _Message:
@@ -73,7 +64,7 @@ class _Message:
 
     def translated(self) -> list[Json]:
         """The messages."""
-        role, content = _field(self._given, "role", str, self._where), self._given.get("content")
+        role, content = field_of(self._given, "role", str, self._where), self._given.get("content")
         make: Callable[[list[Json]], None] | None = {
             "user": self._of_user,
             "assistant": self._of_assistant,
@@ -93,10 +84,10 @@ class _Message:
     def _of_user(self, blocks: list[Json]) -> None:
         texts: list[str] = []
         for block in blocks:
-            if _field(block, "type", str, self._where) == "tool_result":
+            if field_of(block, "type", str, self._where) == "tool_result":
                 self._add_user(texts)
                 texts = []
-                call = _field(block, "tool_use_id", str, self._where)
+                call = field_of(block, "tool_use_id", str, self._where)
                 self._found.append({"role": "tool", "tool_call_id": call, "content": self._result(block)})
             else:
                 texts.append(_text(block, self._where, self._made))
@@ -119,13 +110,13 @@ class _Message:
     def _of_assistant(self, blocks: list[Json]) -> None:
         texts, thoughts, calls = [], [], []
         for block in blocks:
-            kind = _field(block, "type", str, self._where)
+            kind = field_of(block, "type", str, self._where)
             if kind == "thinking":
-                thoughts.append(_field(block, "thinking", str, self._where))
+                thoughts.append(field_of(block, "thinking", str, self._where))
             elif kind == "tool_use":
                 calls.append(self._call(block))
             elif kind == "text":
-                texts.append(_field(block, "text", str, self._where))
+                texts.append(field_of(block, "text", str, self._where))
             elif kind != "redacted_thinking":
                 self._made.warn(f"a block of type {kind[:40]!r} is left out")
         message: Json = {"role": "assistant", "content": "\n".join(texts)}
@@ -133,9 +124,9 @@ class _Message:
         self._found.append(message | ({"tool_calls": calls} if calls else {}))
 
     def _call(self, block: Json) -> Json:
-        name, arguments = _field(block, "name", str, self._where), _field(block, "input", dict, self._where)
+        name, arguments = field_of(block, "name", str, self._where), field_of(block, "input", dict, self._where)
         function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-        return {"id": _field(block, "id", str, self._where), "type": "function", "function": function}
+        return {"id": field_of(block, "id", str, self._where), "type": "function", "function": function}
 
     def _of_system(self, blocks: list[Json]) -> None:
         if text := _system(blocks, self._made):
@@ -152,10 +143,10 @@ def _prefill(made: Translated) -> None:
 def _thinking(body: CountBody, made: Translated) -> None:
     """Whether the model thinks before it answers, and for how long. Without the field it does not."""
     given = body.thinking or {"type": "disabled"}
-    kind = _field(given, "type", str, "thinking")
+    kind = field_of(given, "type", str, "thinking")
     made.variables["enable_thinking"] = kind != "disabled"
     if kind == "enabled":
-        made.thinking_budget = _field(given, "budget_tokens", int, "thinking")
+        made.thinking_budget = field_of(given, "budget_tokens", int, "thinking")
     effort = (body.output_config or {}).get("effort")
     if kind != "disabled" and isinstance(effort, str):
         made.effort = effort

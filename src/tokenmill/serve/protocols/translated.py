@@ -13,10 +13,20 @@ from tokenmill.serve.prepare import Prepared, chat_tokens, prepare_chat
 from tokenmill.serve.protocols.conversation import in_turns
 from tokenmill.serve.schema import ChatBody
 from tokenmill.text.turns import turns_of
+from tokenmill.value_reader import brief
 
 MAX_NAME = 100  # characters of a field's name that are worth giving back
 PLACEHOLDER = "[{what}, which this model cannot read]"
 Json = dict[str, Any]
+
+
+def field_of(given: Any, name: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """A field of an object, of a type; ApiError if it is another one."""
+    value = given.get(name) if isinstance(given, Mapping) else None
+    if not isinstance(value, kind):
+        names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ApiError(400, f"{where}.{name}: a {names} is needed, not {brief(value)}", where)
+    return value
 
 
 @dataclass
