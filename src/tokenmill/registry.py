@@ -188,6 +188,12 @@ PICTURES: Names = {
     "load": "tokenmill.bench.plot.load:draw",
 }
 
+# How calls of functions are written. A chat template's format is the first of which it holds all words.
+TOOL_FORMATS: Names = {
+    "hermes": Entry("JSON between <tool_call> and </tool_call>: Qwen 2.5 and 3, Granite 4, SmolLM3",
+        "tokenmill.text.tools.hermes:HERMES"),
+}
+
 # The cases of `tokenmill prove`, in the order of its table: each compares texts of one request.
 PROOFS: Names = {
     "again": Entry("the same request alone, several times", "tokenmill.prove.cases.again:Again"),

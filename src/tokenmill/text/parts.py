@@ -4,22 +4,25 @@ Pieces of one kind that follow each other, joined, are the whole; how the text w
 difference to what is joined.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class TextPart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TextPart:
     """A piece of the answer's text."""
 
     text: str
 
 
-class ThinkingPart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ThinkingPart:
     """A piece of what the model thought before its answer."""
 
     text: str
 
 
-class CallBegin(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CallBegin:
     """A call begins. index: 0 for the answer's first call. id: unique; results of the call name it."""
 
     index: int
@@ -27,7 +30,8 @@ class CallBegin(NamedTuple):
     name: str
 
 
-class CallArguments(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CallArguments:
     """A piece of the arguments of the call `index`: JSON text, an object when all pieces are joined."""
 
     index: int
@@ -37,7 +41,8 @@ class CallArguments(NamedTuple):
 Part = TextPart | ThinkingPart | CallBegin | CallArguments
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Call:
     """A whole call. arguments: JSON text of an object."""
 
     id: str
@@ -45,7 +50,8 @@ class Call(NamedTuple):
     arguments: str
 
 
-class Answer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Answer:
     """A whole answer. Where a model writes text or thinking in several places, they are joined."""
 
     text: str

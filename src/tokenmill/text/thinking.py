@@ -1,0 +1,37 @@
+"""How a family's answers show what the model thinks before them: the marks, from the words of its chat template."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# By their first marks, in the order in which they are looked for.
+MARKS = {
+    "<think>": "</think>",
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|inner_prefix|>": "<|inner_suffix|>",
+}
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """begin, end: the marks around thinking, which stands at the beginning of an answer or nowhere."""
+
+    begin: str
+    end: str
+
+    def is_open(self, prompt: str) -> bool:
+        """Whether an answer begins inside thinking because the prompt, or its last letters, ends with the mark."""
+        return prompt.rstrip().endswith(self.begin)
+
+    def marks(self) -> tuple[str, str]:
+        """Both."""
+        return self.begin, self.end
+
+
+def thinking_of(template: str | None, spellings: Mapping[str, int] = {}) -> Thinking | None:
+    """The marks that a template speaks of; or those that are tokens, where it does not speak of thinking."""
+    told = template or ""
+    found = [begin for begin, end in MARKS.items() if begin in told or end in told]
+    found += [begin for begin, end in MARKS.items() if begin in spellings and end in spellings]
+    return Thinking(found[0], MARKS[found[0]]) if found else None

@@ -1,0 +1,127 @@
+"""A conversation with calls as a chat template takes it: arguments as objects, results beside the names of functions.
+
+Clients send the arguments of a call as JSON text; templates write an object down, and a text they would write as a
+quoted one. A template that cannot show functions gets calls and results as texts of ordinary turns.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenmill.errors import RequestError
+from tokenmill.text.tools.tool_format import ToolFormat
+from tokenmill.value_reader import brief
+
+Message = dict[str, Any]
+
+TOLD = (
+    "You may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{functions}\n</tools>\n\n"
+    "For each function call, write one in this form:\n{call}"
+)
+EXAMPLE = "<function-name>", {"<name>": "<value>"}
+
+
+def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat) -> list[Message]:
+    """The messages with the arguments of calls as objects, ids as the format has them, and names beside results.
+
+    RequestError for arguments that are no JSON object, and for a result without a call.
+    """
+    made: list[Message] = []
+    names: dict[str, str] = {}
+    for number, message in enumerate(messages, start=1):
+        where = f"message {number} of the chat"
+        new = dict(message)
+        if message.get("role") == "assistant" and message.get("tool_calls"):
+            new["tool_calls"] = [_call(call, form, where) for call in _calls(message["tool_calls"], where)]
+            for old, call in zip(message["tool_calls"], new["tool_calls"], strict=True):
+                names[str(old.get("id"))] = call["function"]["name"]
+        elif message.get("role") == "tool":
+            given = message.get("tool_call_id")
+            if not names or (given is not None and str(given) not in names):
+                raise RequestError(
+                    f"{where} is the result of a call, tool_call_id = {brief(given)}, which no message before it "
+                    "makes: leave it out, or put the assistant's message with that call in tool_calls before it"
+                )
+            new["name"] = message.get("name") or names.get(str(given), list(names.values())[-1])
+            if given is not None:
+                new["tool_call_id"] = known_id(str(given), form)
+        made.append(new)
+    return made
+
+
+def known_id(given: str, form: ToolFormat) -> str:
+    """An id as the format writes it: one of another form becomes, always, the same one of its own."""
+    if form.id_prefix or (len(given) == form.id_length and given.isalnum() and given.isascii()):
+        return given
+    return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[: form.id_length]
+
+
+def as_plain_turns(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], form: ToolFormat) -> list[Message]:
+    """The messages for a template that shows no functions: `tools` are told in the system message, calls are text of
+    the assistant, results are text of the user. Results that follow each other are one turn.
+    """
+    made: list[Message] = []
+    for message in messages:
+        content = message.get("content") or ""
+        if message.get("tool_calls"):
+            calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+            content = f"{content}{form.lead if content else ''}{form.text(calls)}"
+            new = {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}
+        elif message.get("role") == "tool":
+            content = f"<tool_response>\n{content}\n</tool_response>"
+            if made and made[-1].get("is_result"):
+                made[-1]["content"] += f"\n{content}"
+                continue
+            new = {"role": "user", "content": content, "is_result": True}
+        else:
+            new = dict(message)
+        made.append(new)
+    for message in made:
+        message.pop("is_result", None)
+    if not tools:
+        return made
+    told = TOLD.format(
+        functions="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools), call=form.text([EXAMPLE])
+    )
+    if made and made[0].get("role") == "system":
+        made[0] = made[0] | {"content": f"{made[0].get('content') or ''}\n\n{told}".lstrip()}
+        return made
+    return [{"role": "system", "content": told}, *made]
+
+
+def _calls(given: Any, where: str) -> list[Mapping[str, Any]]:
+    if not isinstance(given, list) or not all(isinstance(call, Mapping) for call in given):
+        raise RequestError(f"{where}: tool_calls = {brief(given)} is not allowed: a list of calls")
+    return given
+
+
+def _call(call: Mapping[str, Any], form: ToolFormat, where: str) -> Message:
+    inner = call.get("function")
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    if not isinstance(inner, Mapping) or not isinstance(name, str):
+        raise RequestError(f'{where}: {brief(call)} is no call: {{"id": …, "type": "function", "function": …}}')
+    arguments = inner.get("arguments")
+    new = {**call, "type": "function", "function": {**inner, "arguments": _object(arguments, name, where)}}
+    return new | {"id": known_id(str(call["id"]), form)} if call.get("id") is not None else new
+
+
+def _object(given: Any, name: str, where: str) -> Any:
+    """Arguments as an object; none, or an empty text, are an empty one."""
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    try:
+        found = json.loads(given, parse_constant=_refuse) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, Mapping):
+        raise RequestError(
+            f"{where}: the arguments of the call of {name!r} are no JSON object, {brief(given)}: give them as the "
+            "model made them, or leave the call out together with its result"
+        )
+    return found
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)

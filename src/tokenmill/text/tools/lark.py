@@ -1,0 +1,70 @@
+"""The text of a grammar in llguidance's Lark, put together of literals, terminals, JSON schemas and rules."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+ANYTHING = r"(.|\n)*"
+_SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}/\-&~#])")
+
+
+def quoted(text: str) -> str:
+    """A literal text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """A literal text inside a regular expression."""
+    return _SPECIAL.sub(r"\\\1", text).replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+
+
+class Lark:
+    """A grammar in the making. control: spelling → id of the vocabulary's control tokens, which letters never spell."""
+
+    def __init__(self, control: Mapping[str, int]) -> None:
+        self.control = control
+        self._rules: dict[str, tuple[str, str]] = {}
+
+    def literal(self, text: str) -> str:
+        """An expression for this text, with control tokens where it spells them."""
+        pattern = "|".join(map(re.escape, sorted(self.control, key=len, reverse=True)))
+        parts = re.split(f"({pattern})", text) if pattern else [text]
+        return " ".join(
+            f"<[{self.control[part]}]>" if number % 2 else quoted(part) for number, part in enumerate(parts) if part
+        )
+
+    def rule(self, name: str, body: str, options: str = "") -> str:
+        """A rule or, with an upper-case name, a terminal; its name, for use in others."""
+        assert self._rules.get(name, (body, options)) == (body, options), name
+        self._rules[name] = body, options
+        return name
+
+    def json(self, name: str, schema: Mapping[str, Any], **options: Any) -> str:
+        """A rule for JSON text of a schema, as Python's json.dumps spaces it. options: llguidance's."""
+        own = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, **options}
+        return self.rule(name, "%json " + json.dumps({**schema, "x-guidance": own}, ensure_ascii=False))
+
+    def text(self, *, without: Iterable[str] = ()) -> str:
+        """An expression for any text that does not begin, after white space, with one of these."""
+        if not (begins := [escaped(begin) for begin in without]):
+            return self.rule("TEXT", f"/{ANYTHING}/")
+        return self.rule("TEXT", rf"/{ANYTHING}/ & ~/[ \t\r\n]*({'|'.join(begins)}){ANYTHING}/")
+
+    def until(self, name: str, mark: str, before: str) -> str:
+        """An expression for text that goes on up to the first place where this mark stands, and for the mark.
+
+        before: an expression for the text. A mark that is a control token ends it too when it is spelled in letters.
+        """
+        spelled = self.rule(f"{name}_spelled", f"{before} {quoted(mark)}", "[lazy]")
+        return f"({before} <[{self.control[mark]}]> | {spelled})" if mark in self.control else spelled
+
+    def __str__(self) -> str:
+        lines = [f"{name}{options}: {body}" for name, (body, options) in self._rules.items()]
+        return "\n".join(["%llguidance {}", *lines, ""])
+
+
+def choice(expressions: Iterable[str]) -> str:
+    """An expression for one of these."""
+    found = list(expressions)
+    return found[0] if len(found) == 1 else f"({' | '.join(found)})"

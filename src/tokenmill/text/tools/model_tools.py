@@ -1,0 +1,90 @@
+"""The tools of a model: how its answers call functions, by the words of its chat template or by the format's name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.registry import TEMPLATES, TOOL_FORMATS, check_name, lookup
+from tokenmill.text.thinking import Thinking, thinking_of
+from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.text.tools.functions import Choice, Function
+from tokenmill.text.tools.grammar import calls_grammar
+from tokenmill.text.tools.history import as_plain_turns, with_objects
+from tokenmill.text.tools.parser import Parser
+from tokenmill.text.tools.tool_format import ToolFormat
+
+FALLBACK = "hermes"
+
+
+@dataclass(frozen=True)
+class ModelTools:
+    """form: how calls are written. thinking: the marks of thinking, if the family has them. is_native: the chat
+    template shows functions; else they are told in the system message. control: spelling → id of control tokens.
+    shown_ids: control tokens that must be in the text of an answer for its parser. note: how this was chosen.
+    """
+
+    form: ToolFormat
+    thinking: Thinking | None
+    is_native: bool
+    control: Mapping[str, int]
+    shown_ids: frozenset[int]
+    note: str
+
+    def conversation(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The messages, and the variables beside them, that the chat template gets; tools: as the request has them."""
+        made = with_objects(messages, self.form)
+        if self.is_native:
+            return made, {"tools": list(tools)} if tools else {}
+        return as_plain_turns(made, tools, self.form), {}
+
+    def grammar(self, functions: Sequence[Function], wanted: Choice, *, is_open: bool = False) -> str | None:
+        """The text of llguidance's grammar for an answer; None where no call is allowed.
+
+        is_open: the prompt ends inside thinking; see Thinking.is_open.
+        """
+        if not (allowed := wanted.among(functions)):
+            return None
+        return calls_grammar(self.form, allowed, wanted, control=self.control, thinking=self.thinking, is_open=is_open)
+
+    def parser(
+        self, functions: Sequence[Function], wanted: Choice, *, is_open: bool = False, is_trusted: bool = True
+    ) -> Parser:
+        """The parser of an answer; is_trusted: the grammar made it."""
+        allowed = wanted.among(functions)
+        return Parser(self.form, allowed, thinking=self.thinking, is_open=is_open, is_trusted=is_trusted)
+
+
+def tools_of(tokenizer: Tokenizer, name: str = "auto") -> ModelTools:
+    """The tools of a model. name: of the format; "auto" finds it by the words of the chat template.
+
+    ConfigError for a name that is not known.
+    """
+    check_name("tool_format", name, TOOL_FORMATS)
+    template = tokenizer.named_templates.get("tool_use", tokenizer.chat_template)
+    names = lookup(TEMPLATES, "names", "chat_template")(template) if template is not None else frozenset()
+    is_native = "tools" in names
+    found = name if name != "auto" else _format_in(template or "") if is_native else None
+    form = lookup(TOOL_FORMATS, found or FALLBACK, "tool_format")
+    thinking = thinking_of(template, tokenizer.control_ids)
+    marks = {*form.texts(), *(thinking.marks() if thinking is not None else ())}
+    shown = {number for spelling, number in tokenizer.control_ids.items() if any(spelling in mark for mark in marks)}
+    if name != "auto":
+        note = f"tool format {name}, as set"
+    elif not is_native:
+        note = f"the chat template shows no functions, so they are told in the system message, tool format {FALLBACK}"
+    elif found is None:
+        note = f"the chat template's way of calling is not known, so it is taken for tool format {FALLBACK}"
+    else:
+        note = f"tool format {found}, by the words of the chat template"
+    return ModelTools(form, thinking, is_native, tokenizer.control_ids, frozenset(shown), note)
+
+
+def _format_in(template: str) -> str | None:
+    """The first format of the registry of which a template holds all words."""
+    for name in TOOL_FORMATS:
+        words = lookup(TOOL_FORMATS, name, "tool_format").words
+        if words and all(word in template for word in words):
+            return name
+    return None

@@ -1,0 +1,232 @@
+"""The parser of answers: text that comes in pieces becomes text, thinking and calls, and nothing of it is lost.
+
+It needs no grammar: what is no call of a function that may be called is text. An answer that a grammar made holds none
+but whole calls, so its arguments are shown as they come; in any other a call is shown when it is complete, since until
+then it may turn out to be text. What is held back is the beginning of a mark, or of such a call.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+
+from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
+from tokenmill.text.thinking import Thinking
+from tokenmill.text.tools.functions import Function
+from tokenmill.text.tools.source import Reading, Source
+from tokenmill.text.tools.tool_format import ToolFormat
+
+Reads = Generator[None, None, None]
+MAX_BREAKS = 2  # after the mark that ends thinking
+
+
+class Parser:
+    """One answer. functions: those that may be called; without any, or without a format, there are no calls.
+
+    thinking: the marks of thinking. is_open: the answer begins inside it. is_trusted: a grammar made the answer.
+    """
+
+    def __init__(
+        self,
+        form: ToolFormat | None,
+        functions: Sequence[Function] = (),
+        *,
+        thinking: Thinking | None = None,
+        is_open: bool = False,
+        is_trusted: bool = False,
+    ) -> None:
+        self._form, self._functions = form, {function.name: function for function in functions}
+        self._thinking, self._is_open, self._is_trusted = thinking, is_open, is_trusted
+        self._source, self._parts = Source(), list[Part]()
+        self._num_calls = 0
+        self._reading = self._read()
+
+    def push(self, text: str) -> list[Part]:
+        """Take in more of the answer; the parts that are safe to show because of it."""
+        self._source.feed(text)
+        return self._go_on()
+
+    def finish(self) -> list[Part]:
+        """The parts that were held back, now that the answer is at its end."""
+        self._source.ended = True
+        return self._go_on()
+
+    def _go_on(self) -> list[Part]:
+        next(self._reading, None)
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _read(self) -> Reads:
+        if self._thinking is not None:
+            yield from self._read_thinking(self._thinking)
+        form, functions = self._form, list(self._functions.values())
+        if form is None or not functions:
+            yield from self._read_up_to((), "", self._show_text)
+        elif form.is_alone:
+            yield from self._read_alone(form, form.marks(functions))
+        else:
+            yield from self._read_among_text(form, form.marks(functions))
+
+    def _read_thinking(self, thinking: Thinking) -> Reads:
+        """Read the thinking that the answer begins with, if it does, without the line breaks beside its marks."""
+        source = self._source
+        if not self._is_open:
+            source.kept = source.at
+            yield from source.spaces()
+            if not (yield from source.literal(thinking.begin)):
+                source.at, source.kept = source.kept, None
+                return
+            source.kept = None
+        yield from source.literal("\n")
+        if (yield from self._read_up_to((thinking.end,), "\n", self._show_thinking)):
+            yield from source.literal("\n")
+            yield from source.literal(thinking.end)
+            for _ in range(MAX_BREAKS):
+                yield from source.literal("\n")
+
+    def _read_among_text(self, form: ToolFormat, marks: Sequence[str]) -> Reads:
+        """Read to the end: text and, from each mark on, calls."""
+        source = self._source
+        while (yield from self._read_up_to(marks, form.lead, self._show_text)):
+            source.kept = source.at
+            if not (yield from self._read_frame(form)) and source.kept is not None:
+                # The mark is text, and perhaps more; inside it another may begin.
+                first, source.at, source.kept = source.kept, source.kept, None
+                while not any(source.text.startswith(mark, source.at) for mark in marks):
+                    source.at += 1
+                source.at += 1
+                self._show_text(source.text[first : source.at])
+            source.kept = None
+
+    def _read_alone(self, form: ToolFormat, marks: Sequence[str]) -> Reads:
+        """Read to the end an answer that begins with calls, or is text."""
+        source = self._source
+        source.kept = source.at
+        yield from source.spaces()
+        for mark in marks:
+            place = source.at - source.kept
+            if (yield from source.literal(mark)):
+                source.at = source.kept + place
+                if not (yield from self._read_frame(form)) and source.kept is not None:
+                    break
+                source.kept = None
+                yield from self._read_up_to((), "", self._show_text)
+                return
+        source.at, source.kept = source.kept, None
+        yield from self._read_up_to((), "", self._show_text)
+
+    def _read_frame(self, form: ToolFormat) -> Reading:
+        """Read calls from the mark on, after white space; whether they are complete.
+
+        As far as they are shown, the source keeps nothing.
+        """
+        source = self._source
+        waiting: list[_Taken] = []
+        if not (yield from source.frame(form.lead + form.opening)):
+            return False
+        while True:
+            taken = _Taken(self._functions, self._begin if self._is_trusted else None, self._show)
+            waiting.append(taken)
+            if not (yield from form.body.read(source, taken)):
+                return False
+            goes_on = form.comma is not None and (yield from source.frame(form.comma))
+            if not goes_on and not (yield from source.frame(form.closing, may_end=True)):
+                return False
+            if not goes_on or not form.is_alone:
+                for each in waiting:
+                    each.show(self._begin)
+                waiting.clear()
+                source.kept = source.at if goes_on else None
+            if not goes_on:
+                return True
+
+    def _read_up_to(self, marks: Sequence[str], lead: str, show: Callable[[str], None]) -> Generator[None, None, bool]:
+        """Show text up to the first mark, and up to the lead where one stands before it; whether there is a mark."""
+        source = self._source
+        while True:
+            text, at = source.text, source.at
+            places = [place for mark in marks if (place := text.find(mark, at)) >= 0]
+            if places:
+                end = min(places)
+                if lead and text.endswith(lead, at, end):
+                    end -= len(lead)
+            elif source.ended:
+                end = len(text)
+            else:
+                end = len(text) - _could_begin(text, at, marks, lead)
+            source.at = end
+            show(text[at:end])
+            if places or source.ended:
+                return bool(places)
+            yield
+
+    def _begin(self, name: str) -> int:
+        """Show that a call begins; its number. It can be taken back no more."""
+        assert self._form is not None
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        self._source.kept = None
+        self._parts.append(CallBegin(number, self._form.new_id(), name))
+        return number
+
+    def _show(self, number: int, text: str) -> None:
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, CallArguments) and last.index == number:
+            self._parts[-1] = CallArguments(number, last.text + text)
+        elif text:
+            self._parts.append(CallArguments(number, text))
+
+    def _show_text(self, text: str) -> None:
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, TextPart):
+            self._parts[-1] = TextPart(last.text + text)
+        elif text:
+            self._parts.append(TextPart(text))
+
+    def _show_thinking(self, text: str) -> None:
+        if text:
+            self._parts.append(ThinkingPart(text))
+
+
+class _Taken:
+    """What is read of one call: shown at once where `begin` is given, else kept until it is complete."""
+
+    def __init__(
+        self,
+        functions: dict[str, Function],
+        begin: Callable[[str], int] | None,
+        show: Callable[[int, str], None],
+    ) -> None:
+        self._functions, self._begin, self._show = functions, begin, show
+        self._name, self._pieces = "", list[str]()
+        self._number: int | None = None
+
+    def function(self, name: str) -> Function | None:
+        """See Taker."""
+        return self._functions.get(name)
+
+    def begin(self, name: str) -> None:
+        """See Taker."""
+        self._name = name
+        if self._begin is not None:
+            self._number = self._begin(name)
+
+    def append(self, text: str, /) -> None:
+        """See Taker."""
+        if self._number is None:
+            self._pieces.append(text)
+        else:
+            self._show(self._number, text)
+
+    def show(self, begin: Callable[[str], int]) -> None:
+        """The call is complete."""
+        if self._number is None:
+            self._number = begin(self._name)
+            self._show(self._number, "".join(self._pieces))
+
+
+def _could_begin(text: str, at: int, marks: Sequence[str], lead: str) -> int:
+    """Length of the longest end of the text that may be the beginning of a mark, or of a lead and a mark."""
+    longest = 0
+    for wanted in {*marks, *(lead + mark for mark in marks)}:
+        for length in range(min(len(wanted) - 1, len(text) - at), longest, -1):
+            if text.endswith(wanted[:length]):
+                longest = length
+                break
+    return longest
