@@ -212,7 +212,7 @@ def test_the_help_of_chat_says_what_holds_there(tm):
         "The same seed gives the same tokens. Default: a new one for each answer.",
     ):
         assert words in out
-    assert "128" not in out and "--json" not in out and "max-sequences times" not in out
+    assert "128" not in out and "--json " not in out and "max-sequences times" not in out
 
 
 def test_the_module_is_the_command():

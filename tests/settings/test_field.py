@@ -10,6 +10,7 @@ from mypy import api
 
 from tokenmill.errors import ConfigError
 from tokenmill.serve.schema import ChatBody, CompletionBody
+from tokenmill.settings.constraint import CONSTRAINTS
 from tokenmill.settings.engine_config import EngineConfig, EngineKeywords
 from tokenmill.settings.field import (
     Setting,
@@ -26,6 +27,7 @@ from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingKeywords, Sa
 TAKES = {
     str | None: str | PathLike[str] | None,
     tuple[str, ...]: str | Sequence[str] | None,
+    tuple[str, ...] | None: str | Sequence[str] | None,
     tuple[int, ...]: Sequence[int] | None,
     tuple[int, ...] | None: Sequence[int] | None,
     Mapping[int, float]: Mapping[int, float] | Mapping[str, float] | None,
@@ -38,13 +40,15 @@ def test_the_keywords_are_the_fields_and_their_aliases(kind, keywords):
     wanted = {entry.name: TAKES.get(entry.type, entry.type) for entry in fields(kind) if entry.name != "model"}
     wanted |= {alias: wanted[name] for alias, name in aliases_of(kind).items()}
     wanted |= dict.fromkeys(wanted.keys() & {"dtype", "device"}, Any)  # those of torch
+    wanted |= dict.fromkeys(wanted.keys() & {"json_schema", "structural_tag"}, Any)  # mappings, classes
+    wanted |= dict.fromkeys(wanted.keys() & {"regex", "grammar"}, str | None)  # a path is not taken for its name
     assert get_type_hints(keywords) == wanted
 
 
 @pytest.mark.parametrize("body", [ChatBody, CompletionBody])
 def test_a_body_has_the_fields_of_the_settings(body):
     assert set(HTTP_FIELDS.values()) <= body.model_fields.keys()
-    assert set(HTTP_FIELDS) == {entry.name for entry in fields(SamplingParams)} - {"logprobs"}
+    assert set(HTTP_FIELDS) == {entry.name for entry in fields(SamplingParams)} - {"logprobs", *CONSTRAINTS}
 
 
 def test_a_field_is_checked_by_its_type_and_limits_under_all_of_its_names():

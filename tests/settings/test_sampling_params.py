@@ -5,6 +5,7 @@ import math
 import pytest
 
 from tokenmill.errors import ConfigError
+from tokenmill.settings.constraint import CONSTRAINTS
 from tokenmill.settings.field import Shown, settings_of
 from tokenmill.settings.sampling_params import ALIASES, HTTP_FIELDS, SamplingParams
 
@@ -42,7 +43,7 @@ def test_nothing_is_changed_by_default():
     params = SamplingParams()
     given = {name: getattr(params, name) for name in SamplingParams.__dataclass_fields__}
     assert given == {
-        **dict.fromkeys(("max_new_tokens", "allowed_token_ids", "seed", "logprobs")),
+        **dict.fromkeys(("max_new_tokens", "allowed_token_ids", "seed", "logprobs", *CONSTRAINTS)),
         "min_new_tokens": 0,
         "temperature": 0.0,
         "top_k": 0,
@@ -121,7 +122,7 @@ def test_what_a_choice_needs(settings, looks_back, changes_logits):
 
 
 def test_other_names():
-    """OpenAI's max_tokens in Python; in a body each setting has one field, and logprobs none of this kind."""
+    """OpenAI's max_tokens in Python; in a body each setting has one field, logprobs and constraints none of this kind."""
     assert ALIASES == {"max_tokens": "max_new_tokens"}
     assert SamplingParams(max_tokens=3) == SamplingParams(max_new_tokens=3)
     renamed = {name: field for name, field in HTTP_FIELDS.items() if name != field}
@@ -130,7 +131,7 @@ def test_other_names():
         "min_new_tokens": "min_tokens",
         "include_stop": "include_stop_str_in_output",
     }
-    assert "logprobs" not in HTTP_FIELDS and len(HTTP_FIELDS) == len(SamplingParams.__dataclass_fields__) - 1
+    assert SamplingParams.__dataclass_fields__.keys() - HTTP_FIELDS.keys() == {"logprobs", *CONSTRAINTS}
 
 
 TOLD = settings_of(SamplingParams)
@@ -148,7 +149,7 @@ def test_where_each_setting_is_shown():
         "seed": Shown("Seed", 2, "random"),
     }
     not_in_chat = """logit_bias allowed_token_ids stop_token_ids skip_special_tokens logprobs n""".split()
-    assert [name for name, told in TOLD.items() if not told.in_chat] == not_in_chat
+    assert {name for name, told in TOLD.items() if not told.in_chat} == {*not_in_chat, *CONSTRAINTS}
 
 
 def test_what_depends_on_drawing_and_on_earlier_tokens():

@@ -8,6 +8,7 @@ import logging
 import math
 import secrets
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import asdict, replace
@@ -16,6 +17,10 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
+from tokenmill.constrain.compile import compile
+from tokenmill.constrain.constraint import Constraint
+from tokenmill.constrain.grammar import spec_of
+from tokenmill.constrain.vocabulary import Vocabulary, vocabulary_of
 from tokenmill.engine.requests import Prompt, token_ids
 from tokenmill.errors import AS_IDS, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
@@ -57,6 +62,7 @@ class InputProcessor:
             log.warning(message, self._name, absent_ids, last)
         ids = self._tokenizer.suppressed_ids if self._tokenizer is not None else ()
         self._suppressed = {number: -math.inf for number in ids if number < model.vocab_size}
+        self._vocabulary_lock, self._vocabulary = threading.Lock(), None  # type: tuple[threading.Lock, Vocabulary | None]
         self._ids = count(1)
 
     def params(self, settings: Mapping[str, Any], given: SamplingParams | None = None) -> SamplingParams:
@@ -130,6 +136,22 @@ class InputProcessor:
             choosing = Choosing(params, (seed + number) % 2**63, stops, bad_words=bad_words)
             prompt, rows = (next(self._ids), list(tokens), len(tokens)), Rows(salt=salt)
             yield Sequence(*prompt, max_tokens, choosing, rows, priority=priority)
+
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """The constraint of the settings, compiled; None without one. It may take seconds."""
+        if (spec := spec_of(params)) is None:
+            return None
+        if self._tokenizer is None:
+            raise RequestError(f"{spec.kind} needs a tokenizer, which this model does not have", spec.kind)
+        return compile(spec, self.vocabulary)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's tokens for constraints, made once."""
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = vocabulary_of(self._need_tokenizer(), self._vocab_size, self._eos)
+            return self._vocabulary
 
     def resume(self, sequences: List[Sequence], emitted: List[List[int]]) -> None:
         """Append to each sequence the tokens that were generated of it before, see Core.request.

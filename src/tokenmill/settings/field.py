@@ -44,6 +44,7 @@ class Setting:
     short: str = ""
     metavar: str | None = None
     options: tuple[str, ...] = ()
+    reads_file: tuple[str, ...] = ()
     in_chat: bool = True
     http: str | None = ""
     http_aliases: tuple[str, ...] = ()

@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from tokenmill.errors import ConfigError
+from tokenmill.settings.constraint import CONSTRAINTS, check_one, check_texts, schema_text
 from tokenmill.settings.field import Shown, aliases_of, by_any_name, check_fields, setting, settings_of
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -24,6 +25,9 @@ class SamplingParams:
     over the output only, as OpenAI's API defines them. logit_bias: -inf forbids a token. stop_token_ids: beside the
     model's own. bad_words: the token that would complete one is forbidden (vLLM's rule). seed: the token at position p
     draws one number from (seed, p). logprobs: 0 for the chosen token's alone. n: the i-th continuation uses seed + i.
+
+    At most one of json_schema, regex, grammar, choice and structural_tag constrains the text. A json_schema may be a
+    mapping, JSON text, a pydantic model or a dataclass, and is kept as JSON text; see docs/structured-output.md.
     """
 
     # fmt: off
@@ -66,12 +70,30 @@ class SamplingParams:
     logprobs: int | None = setting(None,
         "Show the log-probability of each token, and the N likeliest tokens in its place.", minimum=0, maximum=1000,
         in_chat=False, http=None)
+    json_schema: str | None = setting(None,
+        "The text is JSON that fits this schema: a file of it, or the schema itself.", metavar="FILE|TEXT", http=None,
+        options=("-j", "--json-schema-file"), reads_file=("{",), in_chat=False)
+    regex: str | None = setting(None, "The text matches this regular expression.", metavar="REGEX", http=None,
+        in_chat=False)
+    grammar: str | None = setting(None, "The text fits this grammar, in Lark or GBNF.", metavar="FILE", http=None,
+        options=("--grammar-file",), reads_file=(":", "::="), in_chat=False)
+    choice: tuple[str, ...] | None = setting(None, "The text is this one, or another that is given so.", http=None,
+        in_chat=False)
+    structural_tag: str | None = setting(None, "Parts of the text fit schemas: structures and triggers, as JSON.",
+        metavar="FILE|TEXT", http=None, reads_file=("{",), in_chat=False)
     n: int = setting(1, "Continuations of each prompt.", maximum=1000, in_chat=False,
         http_aliases=("n_cmpl", "num_return_sequences"))
     # fmt: on
 
     def __post_init__(self) -> None:
+        for name in ("json_schema", "structural_tag"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, schema_text(name, value))
+        check_texts({name: getattr(self, name) for name in ("regex", "grammar")})
         check_fields(self)
+        check_one({name: value for name in CONSTRAINTS if (value := getattr(self, name)) is not None})
+        if self.choice == ():
+            raise ConfigError("choice", [], "at least one text; without the setting any text may come")
         if self.allowed_token_ids == ():
             raise ConfigError("allowed_token_ids", [], "at least one id; without the setting every id is allowed")
         if len(self.bad_words) > MAX_BAD_WORDS:
@@ -124,4 +146,9 @@ class SamplingKeywords(TypedDict, total=False):
     skip_special_tokens: bool
     seed: int | None
     logprobs: int | None
+    json_schema: Any
+    regex: str | None
+    grammar: str | None
+    choice: str | Sequence[str] | None
+    structural_tag: Any
     n: int

@@ -137,13 +137,28 @@ def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
         if listed is not None and value:
             settings[field.name] = listed.parse(value, option_name(field.name))
         elif listed is None and value is not None:
-            settings[field.name] = value
+            marks = setting_of(field).reads_file
+            settings[field.name] = read_value(field.name, value, marks) if marks else value
     built = kind(**settings)
     if settings.get("device", "auto") not in ("auto", "cpu"):
         with uninterrupted():
             from tokenmill.kernels.devices import find_device
         find_device(settings["device"])
     return built
+
+
+def read_value(name: str, value: str, marks: tuple[str, ...]) -> str:
+    """The text of a file, or the value itself, which holds one of `marks`; see Setting."""
+    path = Path(value)
+    try:
+        if "\n" not in value and path.is_file():
+            return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ConfigError(name, value, f"a file that can be read ({why})", option_name(name)) from None
+    if any(mark in value for mark in marks):
+        return value
+    raise ConfigError(name, value, "the name of a file, which is not there, or the text itself", option_name(name))
 
 
 def _parse_bias(texts: Iterable[str], name: str) -> dict[int, float]:
@@ -167,6 +182,7 @@ class _Listed(NamedTuple):
 _IDS = _Listed("IDS", parse_ids)
 LISTED: Mapping[Any, _Listed] = {
     tuple[str, ...]: _Listed("TEXT", lambda texts, _: texts),
+    tuple[str, ...] | None: _Listed("TEXT", lambda texts, _: texts),
     tuple[int, ...]: _IDS,
     tuple[int, ...] | None: _IDS,
     Mapping[int, float]: _Listed("ID=AMOUNT", _parse_bias),

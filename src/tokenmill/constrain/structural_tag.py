@@ -1,0 +1,66 @@
+"""Structural tags, as vLLM and SGLang have them: free text, in which a trigger begins a part that fits a schema."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenmill.constrain.lark import json_value, literal
+from tokenmill.errors import ConfigError
+
+_TEXT = r"TEXT: /(.|\n)*/"
+
+
+def lark_of_tags(given: Any, control: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The grammar of `structures`, each {begin, schema, end}, and of the `triggers` with which they begin."""
+    structures, triggers = _checked(given)
+    lines = [
+        _TEXT,
+        "start: (" + " | ".join(f"tag_{number}" for number in range(len(structures))) + ")* rest",
+        "rest: TEXT",
+    ]
+    for number, structure in enumerate(structures):
+        begin, end = structure["begin"], structure["end"]
+        trigger = next((each for each in triggers if begin.startswith(each)), None)
+        if trigger is None:
+            raise _wrong(f"structures[{number}].begin = {begin!r} begins with none of the triggers {triggers}")
+        head = f"{literal(begin[len(trigger) :], control)} " if begin != trigger else ""
+        tail = f" {literal(end, control)}" if end else ""
+        if trigger in control:
+            lines.append(
+                f"tag_{number}: TEXT {literal(trigger, control)} {head}{json_value(structure['schema'])}{tail}"
+            )
+        else:
+            lines.append(f"before_{number}[lazy]: TEXT {literal(trigger, {})}")
+            lines.append(f"tag_{number}: before_{number} {head}{json_value(structure['schema'])}{tail}")
+    return [{"name": "tags", "lark_grammar": "\n".join(lines)}]
+
+
+def _checked(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """The structures and the triggers, each of its right type."""
+    if not isinstance(given, dict) or not isinstance(given.get("structures"), list):
+        raise _wrong("an object with `structures`, each {begin, schema, end}, and `triggers`")
+    if unknown := sorted(given.keys() - {"structures", "triggers", "type"}):
+        raise _wrong(f"no key {unknown[0]!r}")
+    structures, triggers = given["structures"], given.get("triggers")
+    if not isinstance(triggers, list) or not all(isinstance(each, str) and each for each in triggers):
+        raise _wrong("`triggers` is a list of texts")
+    if not structures or not triggers:
+        raise _wrong("at least one structure and one trigger")
+    for number, structure in enumerate(structures):
+        _check_structure(f"structures[{number}]", structure)
+    return [{"end": "", **structure} for structure in structures], triggers
+
+
+def _check_structure(where: str, structure: Any) -> None:
+    if not isinstance(structure, dict):
+        raise _wrong(f"{where} is an object with begin, schema and end")
+    if unknown := sorted(structure.keys() - {"begin", "schema", "end"}):
+        raise _wrong(f"no key {unknown[0]!r} in {where}")
+    for name in ("begin", "end"):
+        if not isinstance(structure.get(name, "" if name == "end" else None), str):
+            raise _wrong(f"{where}.{name} is a text")
+    if not isinstance(structure.get("schema"), dict):
+        raise _wrong(f"{where}.schema is a JSON schema, an object")
+
+
+def _wrong(why: str) -> ConfigError:
+    return ConfigError("structural_tag", "…", why)

@@ -1,0 +1,94 @@
+"""The tokens of a model as llguidance reads them: bytes for what is text, a mark before what is control.
+
+Control tokens begin with the byte 0xFF, which is in no text, so that no grammar of letters admits them; a grammar names
+one by its id, `<[42]>`. A model whose logits are wider than its tokenizer has tokens of no bytes there, which are never
+admitted.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import llguidance
+from llguidance import LLTokenizer
+
+from tokenmill.text.token_bytes import token_bytes
+from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
+
+CONTROL = b"\xff"
+BITS = 32  # of a word of a mask
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """See `vocabulary_of`, which makes one for each model.
+
+    size: the number of logits. ends: ids that end a text; one after the last token stands for them where a model has
+    none. control: spelling → id of control tokens.
+    """
+
+    tokens: LLTokenizer
+    size: int
+    ends: tuple[int, ...]
+    control: dict[str, int]
+
+    @property
+    def words(self) -> int:
+        """Words of 32 bits in the mask of one position."""
+        return -(-int(self.tokens.vocab_size) // BITS)
+
+
+def vocabulary_of(tokenizer: Tokenizer, size: int, ends: Iterable[int] = ()) -> Vocabulary:
+    """The vocabulary of a model of `size` logits. It takes about a second for a large one, so it is made once."""
+    ends = tuple(number for number in ends if 0 <= number < size)
+    words = _Words(tokenizer, size, ends)
+    made = LLTokenizer(llguidance.TokenizerWrapper(words), eos_token=list(ends or (size,)))
+    control = {spelling: number for spelling, number in tokenizer.control_ids.items() if number < size}
+    return Vocabulary(made, size, ends or (size,), control)
+
+
+class _Words:
+    """A tokenizer by the interface of llguidance, which calls it to spell bytes that must come as tokens."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, size: int, ends: tuple[int, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._control = {*tokenizer.special_ids, *tokenizer.control_ids.values(), *ends}
+        self.tokens = [self._bytes(number) for number in range(size)]
+        self.special_token_ids = sorted(number for number in self._control if number < size)
+        self.eos_token_id = (*ends, size)[0]
+        if not ends:
+            self.tokens.append(CONTROL + b"<end>")
+            self.special_token_ids.append(size)
+        spelled = self._ids = dict[bytes, int]()
+        for number, raw in enumerate(self.tokens):
+            spelled.setdefault(raw, number)
+
+    def _bytes(self, number: int) -> bytes:
+        raw = token_bytes(self._tokenizer, number)
+        return CONTROL + (raw or b"<%d>" % number) if number in self._control else raw
+
+    @cached_property
+    def _letters(self):  # type: ignore[no-untyped-def]
+        """The backend without names of control tokens, so that letters stay letters."""
+        names = {spelling: f"\0{number}\0" for spelling, number in self._tokenizer.control_ids.items()}
+        return with_names(for_continuation(self._tokenizer.backend), names)
+
+    def __call__(self, raw: bytes) -> Sequence[int]:
+        """The tokens of a text, whose bytes are exactly these; none where the model cannot spell them."""
+        try:
+            return self._encode(raw.decode())
+        except (UnicodeDecodeError, KeyError):
+            return []
+
+    def _encode(self, text: str) -> list[int]:
+        found = list(self._letters.encode(text, add_special_tokens=False).ids)
+        is_exact = all(number < len(self.tokens) for number in found)
+        if is_exact and b"".join(self.tokens[number] for number in found) == text.encode():
+            return found
+        if len(text) > 1:
+            half = len(text) // 2
+            return self._encode(text[:half]) + self._encode(text[half:])
+        raw = text.encode()
+        return [self._ids[raw]] if raw in self._ids else [self._ids[bytes([byte])] for byte in raw]
