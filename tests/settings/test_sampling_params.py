@@ -122,7 +122,7 @@ def test_what_a_choice_needs(settings, looks_back, changes_logits):
 
 
 def test_other_names():
-    """OpenAI's max_tokens in Python; in a body each setting has one field, logprobs and constraints none of this kind."""
+    """OpenAI's max_tokens in Python; in a body each setting has one field, but logprobs and constraints."""
     assert ALIASES == {"max_tokens": "max_new_tokens"}
     assert SamplingParams(max_tokens=3) == SamplingParams(max_new_tokens=3)
     renamed = {name: field for name, field in HTTP_FIELDS.items() if name != field}

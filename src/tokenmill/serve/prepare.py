@@ -15,6 +15,7 @@ from tokenmill.engine.scoring import prompt_logprobs
 from tokenmill.errors import RequestError
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.serve.constraint_fields import about_constraint, constraint_of
 from tokenmill.serve.errors import ApiError, TooLong, about
 from tokenmill.serve.reading import Readers
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
@@ -122,13 +123,15 @@ def _prepared(
     more: dict[str, Any],
 ) -> Prepared:
     """field: where the prompts come from. more: settings that not every body has under their own name."""
-    settings = _settings(core.inputs.defaults, body) | more
+    constrained, constraint = constraint_of(body)
+    settings = _settings(core.inputs.defaults, body) | more | constraint
     salt, sequences = _salt(body, tenant), []
     for tokens in prompts:
         num_new = _clamped(core, len(tokens), field, max_tokens)
         _check_min_tokens(body.min_tokens, num_new, _limit(core) - len(tokens))
-        params = SamplingParams(**{**settings, "max_new_tokens": num_new})
-        sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
+        with about_constraint(constrained):
+            params = SamplingParams(**{**settings, "max_new_tokens": num_new})
+            sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
     for sequence in sequences:
         sequence.client = tenant
     deadline_s = core.loop.clock() + (inf if body.timeout is None else body.timeout)

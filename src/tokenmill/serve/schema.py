@@ -15,6 +15,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, m
 from pydantic.fields import FieldInfo
 
 from tokenmill.engine.inputs import PARTS, WITHOUT_CONTENT
+from tokenmill.serve.constraint_fields import ConstraintFields
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.field_names import nearest
 from tokenmill.settings.field import settings_of
@@ -138,17 +139,15 @@ NEEDS = {
 """The reason that is added to the refusal of a field."""
 
 NO_CONSTRAINTS: dict[str, tuple[Any, ...]] = {
-    "structured_outputs": (),
-    **dict.fromkeys(("grammar", "json_schema", "regex", "ebnf", "format"), ("",)),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ("",)),
-    **dict.fromkeys(("structural_tag", "guided_decoding", "response_schema", "logits_processors"), ("", [])),
-    "response_format": ({"type": "text"},),
+    **dict.fromkeys(("guided_decoding", "response_schema", "logits_processors"), ("", [])),
+    **dict.fromkeys(("guided_whitespace_pattern", "grammar_triggers"), ("", [])),
+    "grammar_lazy": (False,),
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none",),
     "function_call": ("none",),
 }
-"""Every name under which OpenAI's API, vLLM, SGLang, llama.cpp or Ollama take a constraint of the text or a tool."""
+"""Names under which other servers take a constraint of the text, or a tool, that is not served."""
 
 
 SETTINGS = settings_of(SamplingParams)
@@ -173,7 +172,7 @@ def _of_settings() -> Iterator[tuple[str, Any]]:
             yield name, (TYPES[entry.type], _also(name, *also, default=default) if also else default)
 
 
-class SamplingBody(create_model("Settings", __base__=Body, **dict(_of_settings()))):  # type: ignore[misc]
+class SamplingBody(create_model("Settings", __base__=(Body, ConstraintFields), **dict(_of_settings()))):  # type: ignore[misc]
     """The fields that choose tokens, and how the answer comes."""
 
     UNSERVED: ClassVar = {
