@@ -27,7 +27,7 @@ GREEDY = {"temperature": 0.0}
 )
 def test_what_a_choice_needs(given, num_generated, kind):
     params = SamplingParams(**given)
-    assert choice_kind(params, num_generated) is kind
+    assert choice_kind(Choosing(params), num_generated) is kind
     assert Row(Choosing(params), 5 + num_generated, [0] * (5 + num_generated), 5).kind is kind
 
 

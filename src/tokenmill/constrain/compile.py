@@ -81,7 +81,7 @@ def _compiled(spec: Spec, vocabulary: Vocabulary, limits: Limits) -> Constraint:
     mask = matcher.compute_bitmask()
     if matcher.is_error() or not any(mask):
         raise refusal(spec, "no text of this model's tokens fits it")
-    return Constraint(grammar, matcher, vocabulary)
+    return Constraint(grammar, matcher, vocabulary, limits.of_parser)
 
 
 def told(error: str) -> str:

@@ -1,19 +1,219 @@
-"""A compiled constraint, and the matcher of one sequence."""
+"""A constraint on a text, and the matcher that goes along with one text: which tokens may come next, and how often the
+text may end.
 
+A matcher is a function of its tokens: `follow` brings it from any text to any other, by the beginning that both have.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
 
-from llguidance import LLMatcher
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits
+from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
+from numpy.typing import NDArray
 
 from tokenmill.constrain.vocabulary import Vocabulary
+from tokenmill.errors import RequestError
+
+Words = NDArray[np.int32]
+"""A mask of one position: bit i of word w is 1 if the token 32 w + i may come."""
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """A grammar that is compiled for a vocabulary. Two of the same grammar are equal.
+    """A grammar that is compiled for a vocabulary; see compile.py. Two of the same grammar are equal.
 
-    first: a matcher at the beginning of a text, which is copied and never advanced.
+    first: a matcher at the beginning of a text, which is copied and never advanced. Copies share what they find out
+    about the grammar's words, and the limit of how much that may be; one that reaches a limit is made anew without it.
     """
 
     grammar: str
     first: LLMatcher = field(compare=False, repr=False)
     vocabulary: Vocabulary = field(compare=False, repr=False)
+    limits: LLParserLimits | None = field(default=None, compare=False, repr=False)
+
+    def matcher(self) -> "Matcher":
+        """Make the matcher of a text without tokens."""
+        return Matcher(self, self.first.deep_copy())
+
+    def renew(self) -> LLMatcher:
+        """Compile the grammar again, so that neither this text nor later ones share with earlier ones."""
+        made = LLMatcher(self.vocabulary.tokens, self.grammar, log_level=0, limits=self.limits)
+        object.__setattr__(self, "first", made)
+        return made.deep_copy()
+
+
+class Matcher:
+    """The state of a constraint after some tokens. `tokens` are those that it has accepted."""
+
+    def __init__(self, constraint: Constraint, compiled: LLMatcher) -> None:
+        self.constraint, self.compiled = constraint, compiled
+        self.tokens: list[int] = []
+        self._is_short = False  # it could not be made anew
+        self.is_over = (
+            False  # the last token is an end; the compiled grammar does not know of it, as it could not go back
+        )
+
+    def follow(self, tokens: Sequence[int]) -> int:
+        """Go to the state after these tokens, or as many as fit; their number."""
+        alike = _num_alike(self.tokens, tokens)
+        self.rollback(len(self.tokens) - alike)
+        return alike + self.accept(tokens[alike:])
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        """Go on by these tokens, or as many as fit; their number."""
+        if self.is_over:
+            return 0
+        text, end = self.until_end(tokens)
+        accepted = self.compiled.try_consume_tokens(text) if text else 0
+        self.tokens += text[:accepted]
+        if end and accepted == len(text) and self.compiled.is_accepting():
+            self.tokens += end
+            self.is_over = True
+            accepted += 1
+        return accepted
+
+    def rollback(self, count: int) -> None:
+        """Go back by so many tokens."""
+        if not count:
+            return
+        del self.tokens[len(self.tokens) - count :]
+        count -= self.is_over
+        self.is_over = False
+        if count:
+            self.compiled.rollback(count)
+
+    def num_fitting(self, tokens: Sequence[int]) -> int:
+        """Count how many of these tokens could come next, one after the other."""
+        text, end = self.until_end(tokens)
+        if self.is_over:
+            return 0
+        if not end:
+            return self.compiled.validate_tokens(text) if text else 0
+        accepted = self.accept(tokens)
+        self.rollback(accepted)
+        return accepted
+
+    def mask(self, words_W: Words) -> None:
+        """Fill the mask of the next token. RequestError if the grammar takes more than its limits allow."""
+        (error,) = fill_masks([Asked(self, 0, ())], words_W[None])
+        if error is not None:
+            raise error
+
+    def forced(self) -> list[int]:
+        """Find the tokens that spell what must come next, and the end if nothing else may follow them.
+
+        Other tokens may spell the same, so these are likely and no more.
+        """
+        if self.is_over:
+            return []
+        tokens = list(self.compiled.compute_ff_tokens())
+        accepted = self.accept(tokens)
+        if accepted == len(tokens) and self.has_ended:
+            tokens.append(self.constraint.vocabulary.ends[0])
+        self.rollback(accepted)
+        return tokens
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text so far is whole."""
+        return self.is_over or bool(self.compiled.is_accepting())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the text so far is whole, and nothing may follow but its end."""
+        if self.is_over:
+            return True
+        return bool(self.compiled.is_accepting()) and (bool(self.compiled.is_stopped()) or self._admits_only_ends())
+
+    def _admits_only_ends(self) -> bool:
+        """Whether the mask says so, because a grammar may find out late that nothing can follow."""
+        vocabulary = self.constraint.vocabulary
+        words_W = np.zeros(vocabulary.words, dtype=np.int32)
+        fill_masks([Asked(self, 0, ())], words_W[None])
+        admitted = np.unpackbits(words_W.view(np.uint8), bitorder="little")
+        admitted[list(vocabulary.ends)] = 0
+        return not admitted.any()
+
+    def fork(self) -> "Matcher":
+        """Make another matcher in the same state."""
+        other = Matcher(self.constraint, self.compiled.deep_copy())
+        other.tokens, other.is_over = list(self.tokens), self.is_over
+        return other
+
+    def renew(self) -> None:
+        """Come to the same state without what was shared with other texts."""
+        tokens, self.tokens, self.is_over = self.tokens, [], False
+        self.compiled = self.constraint.renew()
+        self._is_short = self.accept(tokens) < len(tokens)
+
+    @property
+    def error(self) -> RequestError | None:
+        """Say that the grammar has reached a limit, after which it admits nothing, if it has."""
+        if not (self.compiled.is_error() or self._is_short):
+            return None
+        why = " ".join(str(self.compiled.get_error()).split("\n<")[0].split())
+        place = f"at token {len(self.tokens) + 1} of the text"
+        return RequestError(f"the constraint of this request takes more than is allowed, {place}: {why}")
+
+    def until_end(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The tokens before the first end, and that end if there is one."""
+        ends = self.constraint.vocabulary.ends
+        place = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
+        return list(tokens[:place]), list(tokens[place : place + 1])
+
+
+class Asked(NamedTuple):
+    """The masks that are wanted of a matcher: from row `first` on, of the next position and of the one after each
+    draft."""
+
+    matcher: Matcher
+    first: int
+    drafts: Sequence[int]
+
+
+def fill_masks(asked: Sequence[Asked], words_RW: Words) -> list[RequestError | None]:
+    """Fill the masks of several texts; for each, the error of a grammar that has reached a limit.
+
+    Rows behind an end, or behind a draft that does not fit, stay as they are.
+    """
+    _fill(asked, words_RW)
+    errors = []
+    for each in asked:
+        if each.matcher.error is not None:  # others may have used up what they share
+            each.matcher.renew()
+            _fill([each], words_RW)
+        errors.append(each.matcher.error)
+    return errors
+
+
+def _fill(asked: Sequence[Asked], words_RW: Words) -> None:
+    plain, drafted = [], []
+    for matcher, first, drafts in asked:
+        text, _ = matcher.until_end(drafts)
+        if matcher.is_over:
+            words_RW[first] = 0
+        elif text:
+            drafted.append((matcher.compiled, first, text))
+        else:
+            plain.append((matcher.compiled, first))
+    if plain:
+        fill_next_token_bitmask_par(_executor(), plain, words_RW)
+    if drafted:
+        fill_next_token_bitmask_par_with_draft_tokens(_executor(), drafted, words_RW)
+
+
+@cache
+def _executor() -> LLExecutor:
+    """Its one thread is the caller's: a mask takes a hundredth of a pass, whose threads need the cores."""
+    return LLExecutor(num_threads=1)
+
+
+def _num_alike(ours: list[int], theirs: Sequence[int]) -> int:
+    """Count the tokens at the beginning that both have."""
+    shorter = min(len(ours), len(theirs))
+    if ours[:shorter] == list(theirs[:shorter]):
+        return shorter
+    return next(at for at, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other)

@@ -5,11 +5,14 @@ step, while the scheduler holds a placeholder for each, the mark of the row that
 flight.
 """
 
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+
 from torch import Tensor
 
 from tokenmill.errors import RequestError
 from tokenmill.sample.sampler import Sampled, choose, sample_singly, take
-from tokenmill.sample.state import ChoiceKind, Row, choice_kind, rows_of
+from tokenmill.sample.state import ChoiceKind, Mask, Row, choice_kind, rows_of
 from tokenmill.schedule.sequence import Plan, Work, unread_mark
 
 
@@ -17,10 +20,10 @@ class InFlight:
     """Scored sequences are handed their logits, [R, V] of every wanted row; the choice of the others' tokens begins.
 
     rows_of: for each work item of the plan, which of the sampled rows are its own. next_is_planned: with marks in the
-    places of this step's tokens.
+    places of this step's tokens. masks: of the rows of constrained sequences, by their ids.
     """
 
-    def __init__(self, plan: Plan, logits_RV: Tensor) -> None:
+    def __init__(self, plan: Plan, logits_RV: Tensor, masks: Mapping[int, List[Mask]]) -> None:
         self.plan, self.next_is_planned = plan, False
         self.rows_of: list[range] = []
         self._rows: list[Row] = []
@@ -32,7 +35,8 @@ class InFlight:
             if work.sequence.score_from is not None:
                 _collect(work, logits_RV[wanted.start : wanted.stop])
             elif wanted:
-                self._rows += rows_of(work.sequence, work.drafts[: work.num_logits - 1])
+                drafts = work.drafts[: work.num_logits - 1]
+                self._rows += rows_of(work.sequence, drafts, masks.get(work.sequence.id, ()))
                 picked += wanted
             self.rows_of.append(range(num_before, len(self._rows)))
         self._logits_RV = take(logits_RV, picked) if 0 < len(picked) < first else logits_RV
@@ -81,7 +85,7 @@ def _collect(work: Work, logits_RV: Tensor) -> None:
 
 
 def _can_go_unread(work: Work) -> bool:
-    """Say whether the next token can be chosen before this one is read: there are no drafts, penalties or logprobs."""
+    """Say whether the next token can be chosen before this one is read: nothing looks back, and there are no drafts."""
     sequence = work.sequence
-    kind = choice_kind(sequence.choosing.params, len(sequence.tokens) - sequence.num_prompt_tokens)
+    kind = choice_kind(sequence.choosing, len(sequence.tokens) - sequence.num_prompt_tokens)
     return sequence.score_from is None and not work.drafts and kind is not ChoiceKind.HISTORY

@@ -18,15 +18,16 @@ from types import MappingProxyType
 from typing import Any
 
 from tokenmill.constrain.compile import compile
-from tokenmill.constrain.constraint import Constraint
+from tokenmill.constrain.constraint import Constraint, Matcher
 from tokenmill.constrain.grammar import spec_of
 from tokenmill.constrain.vocabulary import Vocabulary, vocabulary_of
 from tokenmill.engine.requests import Prompt, token_ids
 from tokenmill.errors import AS_IDS, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.resolve import ResolvedModel, default_blocks
+from tokenmill.sample.matchers import is_whole
 from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import Rows, Sequence
+from tokenmill.schedule.sequence import WHOLE, Rows, Sequence
 from tokenmill.settings.sampling_params import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.literal import encode_chat, unread_variables
@@ -131,9 +132,9 @@ class InputProcessor:
             params = replace(params, logit_bias={**params.logit_bias, **self._suppressed})
         stops = self._stop_ids(params)
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
-        salt, bad_words = salt_of(salt), self._bad_words(params.bad_words)
+        salt, bad_words, constraint = salt_of(salt), self._bad_words(params.bad_words), self.constraint(params)
         for number in range(params.n):
-            choosing = Choosing(params, (seed + number) % 2**63, stops, bad_words=bad_words)
+            choosing = Choosing(params, (seed + number) % 2**63, stops, bad_words=bad_words, constraint=constraint)
             prompt, rows = (next(self._ids), list(tokens), len(tokens)), Rows(salt=salt)
             yield Sequence(*prompt, max_tokens, choosing, rows, priority=priority)
 
@@ -168,6 +169,8 @@ class InputProcessor:
             if tokens and params.seed is None and params.temperature > 0:
                 raise RequestError("emitted: a request is resumed with the seed of its completions: give it", "seed")
             sequence.tokens += self._possible(sequence, tokens)
+            if (constraint := sequence.choosing.constraint) is not None:
+                _go_on(sequence, constraint.matcher())
 
     def _possible(self, sequence: Sequence, tokens: list[int]) -> list[int]:
         """Return the tokens if none but the last of them ends the text."""
@@ -303,6 +306,16 @@ def _cache_limit(resolved: ResolvedModel) -> float:
     grows = config.cache_tokens >= default_blocks(config, cache) * config.block_size
     is_enough = resolved.window.max_blocks(sys.maxsize) <= cache.num_blocks
     return math.inf if grows or is_enough else config.cache_tokens
+
+
+def _go_on(sequence: Sequence, matcher: Matcher) -> None:
+    """Check that the tokens of a resumed sequence fit its constraint, and end it if nothing may follow them."""
+    given = sequence.tokens[sequence.num_prompt_tokens :]
+    if (num_fitting := matcher.follow(given)) < len(given):
+        place = f"token {num_fitting + 1} of {len(given)}"
+        raise RequestError(f"emitted: {place} does not fit the constraint of this request", "emitted")
+    if is_whole(sequence, matcher):
+        sequence.finish_reason = WHOLE
 
 
 def salt_of(given: bytes) -> bytes:

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import NoReturn
 
 from tokenmill.sample.logprobs import TokenLogprobs
-from tokenmill.schedule.sequence import Sequence
+from tokenmill.schedule.sequence import WHOLE, Sequence
 from tokenmill.text.detokenize import Detokenizer
 
 MAX_UNDECODED = 32
@@ -136,7 +136,7 @@ class Tracker:
         if not (tokens := sequence.tokens[sequence.num_prompt_tokens :]):
             return
         self.tokens, self.num_emitted = tokens, len(tokens)
-        sequence.finish_reason = sequence.end_reason
+        sequence.finish_reason = sequence.finish_reason or sequence.end_reason
         if self._decode():
             sequence.finish_reason = "stop"
         if sequence.finish_reason is not None:
@@ -225,7 +225,7 @@ class Tracker:
         self.completion = Completion(
             self._text,
             tuple(self.tokens),
-            reason,
+            "stop" if reason == WHOLE else reason,
             Timing(first_s, gaps),
             self.sequence.num_prompt_tokens,
             self.sequence.choosing.seed,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,6 +16,17 @@ def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = 
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def bits(words_RW: NDArray[np.int32], size: int, device: torch.device) -> Tensor:
+    """The first `size` bits of each row of words, lowest first, as a bool tensor on a device."""
+    if device.type != "cuda":
+        bits_RV = np.unpackbits(words_RW.view(np.uint8), axis=-1, count=size, bitorder="little")
+        return torch.from_numpy(bits_RV.view(np.bool_)).to(device)
+    # A word goes to the device and not its bits, which take eight times as much.
+    words = torch.from_numpy(words_RW).pin_memory().to(device, non_blocking=True)
+    places = torch.arange(32, dtype=torch.int32, device=device)
+    return ((words[:, :, None] >> places) & 1).bool().flatten(1)[:, :size]
 
 
 class Reading:

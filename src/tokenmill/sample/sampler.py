@@ -1,9 +1,10 @@
 """The sampler: one token per row of logits.
 
-The order is fixed: repetition, presence and frequency penalty, logit bias, the masks of allowed tokens, minimum lengths
-and bad words; then, at temperature 0, the largest (lowest id among equals); otherwise temperature, top_k, top_p, min_p
-and a draw with the one number of (seed, position). A row's token depends on that row alone, bit for bit, so batches and
-drafts cannot change it. A filter runs on the rows that use it; when every row is plain greedy, only one `max` runs.
+The order is fixed: repetition, presence and frequency penalty, logit bias, the masks of allowed tokens and constraints,
+minimum lengths and bad words; then, at temperature 0, the largest (lowest id among equals); otherwise temperature,
+top_k, top_p, min_p and a draw with the one number of (seed, position). A row's token depends on that row alone, bit for
+bit, so batches and drafts cannot change it. A filter runs on the rows that use it; when every row is plain greedy, only
+one `max` runs.
 """
 
 import math
@@ -11,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tokenmill.errors import RequestError
-from tokenmill.memory.transfer import Reading, Vector, to_device
+from tokenmill.memory.transfer import Reading, Vector, bits, to_device
 from tokenmill.sample import filters
 from tokenmill.sample.largest import largest
 from tokenmill.sample.logprobs import TokenLogprobs, logprobs_of
@@ -97,7 +99,7 @@ def _check(values: list[float], rows: Sequence[Row]) -> None:
     for value, row in zip(values, rows, strict=True):
         if not math.isfinite(value):
             if value == -math.inf:
-                masks = "logit_bias, allowed_token_ids, bad_words or min_new_tokens"
+                masks = "logit_bias, allowed_token_ids, bad_words, min_new_tokens or the constraint"
                 raise RequestError(f"every token is masked at position {row.position}; relax {masks}")
             raise RequestError(
                 f"logits are not finite at position {row.position}: {value}; try dtype float32 if it is another"
@@ -159,6 +161,17 @@ def _mask(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
     return allowed_RV[0]
 
 
+def _constrain(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    size = logits_RV.shape[-1]
+    words_RW = np.zeros((len(rows), -(-size // 32)), dtype=np.int32)
+    for words_W, row in zip(words_RW, rows, strict=True):
+        if isinstance(row.mask, RequestError):
+            raise RequestError(str(row.mask))
+        given = row.mask[: len(words_W)] if row.mask is not None else ()
+        words_W[: len(given)] = given
+    return filters.allowed_tokens(logits_RV, bits(words_RW, size, logits_RV.device))
+
+
 def _forbid(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     rows_N, ids_N = _places(logits_RV, [row.forbidden_ids for row in rows], "stop_token_ids")
     return filters.logit_bias(logits_RV, rows_N, ids_N, logits_RV.new_full((), -math.inf))
@@ -196,6 +209,7 @@ _PENALTIES: _Stages = (
     (lambda row: row.params.presence_penalty != 0 or row.params.frequency_penalty != 0, _presence_and_frequency),
     (lambda row: bool(row.params.logit_bias), _bias),
     (lambda row: row.params.allowed_token_ids is not None, _allow),
+    (lambda row: row.mask is not None, _constrain),
     (lambda row: bool(row.forbidden_ids), _forbid),
 )
 _WARPERS: _Stages = (

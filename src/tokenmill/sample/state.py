@@ -8,6 +8,10 @@ from collections.abc import Sequence as List
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.errors import RequestError
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingParams
@@ -22,10 +26,16 @@ class ChoiceKind(Enum):
     HISTORY = 2
 
 
-def choice_kind(params: SamplingParams, num_generated: int) -> ChoiceKind:
+Mask = NDArray[np.int32] | RequestError | None
+"""Which tokens a row's constraint admits: bit i of word w is token 32 w + i, and no token behind its end. An error says
+what the constraint could not do; None admits every token."""
+
+
+def choice_kind(choosing: Choosing, num_generated: int) -> ChoiceKind:
     """The kind of choice of the token after num_generated others, and of every later one."""
-    if params.looks_back:
+    if choosing.looks_back:
         return ChoiceKind.HISTORY
+    params = choosing.params
     is_masked = num_generated < params.min_new_tokens  # end tokens are forbidden
     is_plain = params.temperature == 0 and not params.changes_logits and not is_masked
     return ChoiceKind.LARGEST if is_plain else ChoiceKind.LOGITS
@@ -35,13 +45,14 @@ class Row(NamedTuple):
     """One row of logits whose token is to be chosen.
 
     position: index that the chosen token will have in its sequence. tokens: all before it (prompt, output, drafts), or
-    the sequence's own alone where the choice does not look back.
+    the sequence's own alone where the choice does not look back. mask: of the choosing's constraint.
     """
 
     choosing: Choosing
     position: int
     tokens: List[int]
     num_prompt_tokens: int
+    mask: Mask = None
 
     @property
     def params(self) -> SamplingParams:
@@ -49,7 +60,7 @@ class Row(NamedTuple):
 
     @property
     def kind(self) -> ChoiceKind:
-        return choice_kind(self.params, self.position - self.num_prompt_tokens)
+        return choice_kind(self.choosing, self.position - self.num_prompt_tokens)
 
     @property
     def output(self) -> List[int]:
@@ -72,9 +83,11 @@ class Row(NamedTuple):
                 yield last
 
 
-def rows_of(sequence: Sequence, drafts: List[int]) -> Iterator[Row]:
-    """The row of the token after the sequence's own, and of the one after each of the drafts."""
+def rows_of(sequence: Sequence, drafts: List[int], masks: List[Mask] = ()) -> Iterator[Row]:
+    """The row of the token after the sequence's own, and of the one after each of the drafts, with masks if it is
+    constrained."""
     choosing, own = sequence.choosing, sequence.tokens
     for count in range(len(drafts) + 1):
         tokens = [*own, *drafts[:count]] if count and choosing.params.looks_back else own
-        yield Row(choosing, len(own) + count, tokens, sequence.num_prompt_tokens)
+        mask = masks[count] if masks else None
+        yield Row(choosing, len(own) + count, tokens, sequence.num_prompt_tokens, mask)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tokenmill.constrain.constraint import Constraint
+from tokenmill.constrain.thinking import Thinking
 from tokenmill.settings.sampling_params import SamplingParams
 
 
@@ -12,6 +14,8 @@ class Choosing:
 
     stop_ids: token id → the finish reason it gives. penalties_from: the position from which presence and frequency
     penalties count; None is the end of the prompt. bad_words: token ids of each word that the output must not hold.
+    constraint: the grammar that the tokens from constrained_from on follow; None is the end of the prompt. thinking:
+    the limit of what the model thinks, from the same position on.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -19,3 +23,16 @@ class Choosing:
     stop_ids: Mapping[int, str] = field(default_factory=dict)
     penalties_from: int | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    constraint: Constraint | None = None
+    thinking: Thinking | None = None
+    constrained_from: int | None = None
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a mask depends on the tokens before a choice."""
+        return self.constraint is not None or self.thinking is not None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a choice, or what is reported of it, needs the values of the tokens before it on the host."""
+        return self.is_constrained or self.params.looks_back

@@ -19,6 +19,10 @@ UNKNOWN = -1
 """A draft whose token the program finds in the same step: the one with the largest logit at that position."""
 
 
+WHOLE = "whole"
+"""Why a text has ended whose constraint admits nothing more, although none of its tokens is an end."""
+
+
 def unread_mark(row: int) -> int:
     """Make the placeholder in `Sequence.tokens` for a token that was chosen on the device, by `row`, and is not read
     yet.

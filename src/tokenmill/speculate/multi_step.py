@@ -46,7 +46,6 @@ def take_largest(sequences: List[Sequence]) -> bool:
     return bool(sequences) and all(
         sequence.num_pending_tokens == 1
         and sequence.score_from is None
-        and choice_kind(sequence.choosing.params, len(sequence.tokens) - sequence.num_prompt_tokens)
-        is ChoiceKind.LARGEST
+        and choice_kind(sequence.choosing, len(sequence.tokens) - sequence.num_prompt_tokens) is ChoiceKind.LARGEST
         for sequence in sequences
     )

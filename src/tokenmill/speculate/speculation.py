@@ -10,14 +10,15 @@ from itertools import takewhile
 from typing import Any
 from weakref import WeakSet
 
-from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
+from tokenmill.schedule.sequence import UNKNOWN, WHOLE, Plan, Sequence
 from tokenmill.speculate.proposer import Facts, Proposer
 from tokenmill.units import counted
 
 log = logging.getLogger(__name__)
 
-ENDS = ("eos", "stop", "length")  # of a text that was not broken off
+ENDS = ("eos", "stop", WHOLE, "length")  # of a text that was not broken off
 Drafts = dict[int, list[int]]  # by the id of the sequence
+Fitting = Callable[[Sequence, list[int], int], list[int]]
 
 
 @dataclass
@@ -92,12 +93,15 @@ class Speculation:
         self._drafted: set[int] = set()  # ids of sequences with guessed drafts in the step that is made
         self._drafted_s = 0.0
 
-    def drafts(self, sequences: List[Sequence]) -> Drafts:
-        """Guessed tokens that may follow those of running sequences."""
+    def drafts(self, sequences: List[Sequence], fitting: Fitting = lambda _, tokens, limit: tokens) -> Drafts:
+        """Guessed tokens that may follow those of running sequences. fitting: what a constraint makes of guesses."""
         limit = min(self._limit, self._max_step_tokens // max(len(sequences), 1) - 1)
         begun_s = self._clock()
         found = self._propose([each for each in sequences if each not in self._without], limit)
         found = {number: self._usable(tokens, limit) for number, tokens in found.items()}
+        for each in sequences:
+            if each.choosing.is_constrained:
+                found[each.id] = fitting(each, found.get(each.id, []), limit)
         self._drafted = {number for number, tokens in found.items() if tokens and tokens[0] != UNKNOWN}
         self._drafted_s = self._clock()
         self.stats.drafting_s += self._drafted_s - begun_s

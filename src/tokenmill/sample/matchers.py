@@ -1,0 +1,177 @@
+"""The matchers of constrained sequences: drafts that fit, forced tokens as drafts, masks of the rows of a step, and where
+a text has ended by its grammar.
+
+A sequence's matcher is a function of its tokens: whatever became of these (a preemption, a rewind, an edit, a resumed
+request), `_follow` goes on from the beginning that is still the same. Nothing else moves a matcher.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from tokenmill.constrain.constraint import Asked, Matcher, Words, fill_masks
+from tokenmill.errors import RequestError
+from tokenmill.sample.state import Mask
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
+
+
+class Matchers:
+    """One for each sequence with a grammar. What a limit of thinking demands is made from the tokens each time."""
+
+    def __init__(self) -> None:
+        self._matchers: WeakKeyDictionary[Sequence, Matcher] = WeakKeyDictionary()
+
+    def drafts(self, sequence: Sequence, guessed: list[int], limit: int) -> list[int]:
+        """The drafts of a sequence: forced tokens, or what was guessed up to the first token that does not fit."""
+        if not sequence.choosing.is_constrained:
+            return guessed
+        if sequence.num_pending_tokens != 1 or sequence.has_unread_token or sequence.score_from is not None:
+            return []
+        fitting = guessed if guessed[:1] != [UNKNOWN] else []
+        if (matcher := self._follow(sequence)) is not None:
+            forced = matcher.forced()[: max(limit, 0)]
+            is_guessed = fitting[: len(forced)] == forced
+            fitting = fitting[: matcher.num_fitting(fitting)] if is_guessed else forced
+        return _with_marks(sequence, fitting, limit)
+
+    def masks(self, plan: Plan) -> dict[int, list[Mask]]:
+        """The masks of the rows of each constrained sequence, by its id."""
+        asked: list[tuple[Sequence, Asked]] = []
+        masks: dict[int, list[Mask]] = {}
+        num_rows = 0
+        for work in plan.work:
+            sequence = work.sequence
+            if not work.num_logits or sequence.score_from is not None or not sequence.choosing.is_constrained:
+                continue
+            drafts = work.drafts[: work.num_logits - 1]
+            masks[sequence.id] = [None] * (1 + len(drafts))
+            if (matcher := self._follow(sequence)) is not None:
+                asked.append((sequence, Asked(matcher, num_rows, drafts)))
+                num_rows += 1 + len(drafts)
+        masks |= _filled(asked, num_rows)
+        for work in plan.work:
+            if work.sequence.id in masks:
+                _force_marks(work.sequence, work.drafts, masks[work.sequence.id])
+        return masks
+
+    def settle(self, plan: Plan, accepted: List[list[int]]) -> list[list[int]]:
+        """Leave out what was accepted behind the end of a grammar. The first token stays, because its row was masked."""
+        kept = []
+        for work, tokens in zip(plan.work, accepted, strict=True):
+            count = len(tokens)
+            if count and (matcher := self._follow(work.sequence, tokens)) is not None:
+                count = max(len(matcher.tokens) - _num_constrained(work.sequence), 1)
+            kept.append(tokens[:count])
+        return kept
+
+    def whole(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Those that have ended by their grammar, although none of their tokens ends them."""
+        return [each for each in sequences if each.finish_reason is None and self._is_whole(each)]
+
+    def _is_whole(self, sequence: Sequence) -> bool:
+        matcher = self._follow(sequence) if sequence.choosing.constraint is not None else None
+        return matcher is not None and is_whole(sequence, matcher)
+
+    def _follow(self, sequence: Sequence, more: List[int] = ()) -> Matcher | None:
+        """The matcher of a sequence with a grammar, in the state after its tokens and `more`."""
+        if (constraint := sequence.choosing.constraint) is None:
+            return None
+        matcher = self._matchers.get(sequence)
+        if matcher is None or matcher.constraint != constraint:
+            self._matchers[sequence] = matcher = constraint.matcher()
+        matcher.follow([*sequence.tokens[_start(sequence) :], *more])
+        return matcher
+
+
+def is_whole(sequence: Sequence, matcher: Matcher) -> bool:
+    """Whether nothing may follow the tokens of a sequence, which its matcher has followed, though none is an end."""
+    stop_ids, num_generated = sequence.choosing.stop_ids, len(sequence.tokens) - sequence.num_prompt_tokens
+    return (
+        num_generated >= sequence.choosing.params.min_new_tokens
+        and not any(end in stop_ids for end in matcher.constraint.vocabulary.ends)
+        and matcher.has_ended
+    )
+
+
+def _start(sequence: Sequence) -> int:
+    """Where the text begins that the constraint of a sequence is about."""
+    start = sequence.choosing.constrained_from
+    return sequence.num_prompt_tokens if start is None else start
+
+
+def _num_constrained(sequence: Sequence) -> int:
+    return len(sequence.tokens) - _start(sequence)
+
+
+def _filled(asked: List[tuple[Sequence, Asked]], num_rows: int) -> dict[int, list[Mask]]:
+    """The masks of matchers, by the id of the sequence. A row behind an end does not count, and admits every token."""
+    if not asked:
+        return {}
+    words_RW = np.full((num_rows, asked[0][1].matcher.constraint.vocabulary.words), -1, dtype=np.int32)
+    errors = fill_masks([each for _, each in asked], words_RW)
+    masks: dict[int, list[Mask]] = {}
+    for (sequence, (matcher, first, drafts)), failed in zip(asked, errors, strict=True):
+        count = 1 + len(drafts)
+        _remove_ends(sequence, matcher, words_RW[first : first + count])
+        error = failed or _misfit(sequence, matcher)
+        masks[sequence.id] = [error] * count if error is not None else list(words_RW[first : first + count])
+    return masks
+
+
+def _misfit(sequence: Sequence, matcher: Matcher) -> RequestError | None:
+    """The error of a text that its matcher could not follow, which is a fault of ours: no row of it goes unmasked."""
+    number = len(matcher.tokens)
+    if number == _num_constrained(sequence):
+        return None
+    return RequestError(f"token {number + 1} of the text so far does not fit the constraint of this request")
+
+
+def _remove_ends(sequence: Sequence, matcher: Matcher, words_RW: Words) -> None:
+    """Forbid ends that do not end this text. A draft that nothing may follow then has an end in itself."""
+    absent = [end for end in matcher.constraint.vocabulary.ends if end not in sequence.choosing.stop_ids]
+    if not absent:
+        return
+    for number, words_W in enumerate(words_RW.view(np.uint32)):
+        had_any = words_W.any()
+        for end in absent:
+            words_W[end // 32] &= np.uint32(~(1 << end % 32) & 0xFFFFFFFF)
+        if number and had_any and not words_W.any():
+            words_W[:] = 0xFFFFFFFF
+
+
+def _force_marks(sequence: Sequence, drafts: List[int], masks: list[Mask]) -> None:
+    """Where the closing mark of a thought has to come, admit its token alone."""
+    thinking, length = sequence.choosing.thinking, _num_constrained(sequence)
+    if thinking is None or not thinking.concerns(length, length + len(masks)):
+        return
+    output = sequence.tokens[_start(sequence) :]
+    for number, mask in enumerate(masks):
+        token = thinking.forced([*output, *drafts[:number]])
+        if token is not None and not isinstance(mask, RequestError):
+            masks[number] = _only(token, mask)
+
+
+def _only(token: int, mask: Words | None) -> Words:
+    words_W = np.zeros(token // 32 + 1, dtype=np.int32)
+    words_W.view(np.uint32)[-1] = 1 << token % 32
+    if mask is not None:
+        words_W &= mask[: len(words_W)]
+    return words_W
+
+
+def _with_marks(sequence: Sequence, fitting: list[int], limit: int) -> list[int]:
+    """The drafts with the tokens of a closing mark where it has to come."""
+    thinking, length = sequence.choosing.thinking, _num_constrained(sequence)
+    if thinking is None or not thinking.concerns(length, length + max(len(fitting), limit)):
+        return fitting
+    output, drafts = sequence.tokens[_start(sequence) :], list[int]()
+    while len(drafts) < limit:
+        token = thinking.forced([*output, *drafts])
+        if token is None and fitting[: len(drafts)] == drafts and len(drafts) < len(fitting):
+            token = fitting[len(drafts)]
+        if token is None:
+            break
+        drafts.append(token)
+    return drafts
