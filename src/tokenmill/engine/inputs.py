@@ -102,7 +102,9 @@ class InputProcessor:
         """See Engine.chat_prompt."""
         if not isinstance(messages, list | tuple) or not messages:
             raise RequestError(f"{brief(messages)} is no conversation: give a list of messages with role and content")
-        texts = [_message(message, f"message {number} of the chat") for number, message in enumerate(messages, start=1)]
+        texts = [
+            plain_message(message, f"message {number} of the chat") for number, message in enumerate(messages, start=1)
+        ]
         if wrong := [name for name in variables if name in TEMPLATE_OWN]:
             raise RequestError(f"{wrong[0]} is no variable of a chat template that a request may set")
         if variables.get("continue_final_message") and variables.get("add_generation_prompt", True):
@@ -325,7 +327,7 @@ def salt_of(given: bytes) -> bytes:
     return sha512(given).digest() if given else b""
 
 
-def _message(message: Any, where: str) -> Mapping[str, Any]:
+def plain_message(message: Any, where: str) -> Mapping[str, Any]:
     """Check one chat message. Parts, which OpenAI's API has as a list, are joined by newlines, as in vLLM."""
     reader = ValueReader(message, where, RequestError)
     role, content = reader.text("role"), reader.values.get("content")

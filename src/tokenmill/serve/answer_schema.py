@@ -123,12 +123,30 @@ class ChatLogprobs(Answer):
     content: list[ChatToken]
 
 
+class CalledFunction(Answer):
+    """The function that is called. arguments: the JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Answer):
+    """A call of a function, whose result the client gives in a message with this id."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Answer):
-    """The message that the model writes."""
+    """The message that the model writes. content: null beside calls if there is no text."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = []
 
 
 class ChatChoice(Answer):
@@ -137,7 +155,7 @@ class ChatChoice(Answer):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Reason
+    finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: StopReason
     token_ids: list[int] = []
 

@@ -23,6 +23,7 @@ from tokenmill.serve.completion_answers import CompletionFormat
 from tokenmill.serve.errors import ApiError, api_error_of
 from tokenmill.serve.prepare import Prepared, prepare_chat, prepare_completion
 from tokenmill.serve.refusals import body_of
+from tokenmill.serve.resumption import Resumption
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody, check_model
 
 MAX_TEXTS = 1024  # of one request
@@ -97,6 +98,7 @@ class BatchLines(Task):
 
         def answer(completions: List[Completion]) -> Any:
             made = form(body, prepared, self._name, self._fingerprint, core.loaded.tokenizer)
+            made.resume(Resumption({"id": f"{made.prefix}{key.text}"}), {})  # of which the ids of calls are made
             return self._response(key, 200, _without_moment(made.answer(completions), made.prefix, key))
 
         return Work(prepared.request, prepared.prompts[0], answer, scored)

@@ -1,5 +1,6 @@
 """The answers of POST /v1/chat/completions."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from typing import Any
@@ -9,7 +10,9 @@ from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.answers import Json
 from tokenmill.serve.choices import Choices, end_of, likeliest
 from tokenmill.serve.prepare import Prepared
+from tokenmill.serve.reading import Reading
 from tokenmill.serve.schema import ChatBody
+from tokenmill.text.parts import CallBegin, Part, TextPart, ThinkingPart
 from tokenmill.text.token_bytes import Spelling
 
 
@@ -21,15 +24,24 @@ class ChatFormat(Choices):
     def __init__(self, body: ChatBody, prepared: Prepared, *more: Any) -> None:
         super().__init__(body, prepared, *more)
         self._spellings: dict[int, Spelling] = {}
+        self._readings = defaultdict[int, Reading](lambda: Reading(prepared.readers.make()))
 
     def answer(self, completions: List[Completion]) -> Json:
         """See Format."""
         return {**super().answer(completions), **self._prompt_logprobs(0), **self._prompt_ids(0)}
 
     def _choice(self, index: int, done: Completion) -> Json:
-        message = {"role": "assistant", "content": done.text, "refusal": None}
+        reading = self._readings[index]
+        reading.take(Piece(done.text, done.tokens, done))
+        text, thinking = "".join(reading.texts), "".join(reading.thinking)
+        message: Json = {"role": "assistant", "content": text if text or not reading.calls else None, "refusal": None}
+        message |= _thinking(thinking) if thinking else {}
+        if reading.calls:
+            message["tool_calls"] = [self._call(index, number) for number in range(len(reading.calls))]
         logprobs = self._logprobs(index, done.tokens, done.logprobs)
-        return {"index": index, "message": message, "logprobs": logprobs, **end_of(done), **self._ids(done.tokens)}
+        return {"index": index, "message": message, "logprobs": logprobs, **self._end(index, done)} | self._ids(
+            done.tokens
+        )
 
     def opening(self) -> Iterator[Json]:
         """See Format: the role of each continuation."""
@@ -39,10 +51,36 @@ class ChatFormat(Choices):
 
     def _deltas(self, piece: Piece) -> Iterable[Json]:
         logprobs = self._logprobs(piece.index, piece.tokens, piece.logprobs)
-        if piece.text or logprobs or self._body.return_token_ids:
-            yield _delta(piece.index, {"content": piece.text}) | {"logprobs": logprobs} | self._ids(piece.tokens)
+        deltas = [self._of_part(piece.index, part) for part in self._readings[piece.index].take(piece)]
+        if not deltas and (logprobs or self._body.return_token_ids):
+            deltas = [{"content": ""}]
+        for number, delta in enumerate(deltas):
+            about_tokens = {} if number else {"logprobs": logprobs} | self._ids(piece.tokens)
+            yield _delta(piece.index, delta) | about_tokens
         if piece.done is not None:
-            yield _delta(piece.index, {}) | end_of(piece.done)
+            yield _delta(piece.index, {}) | self._end(piece.index, piece.done)
+
+    def _of_part(self, index: int, part: Part) -> Json:
+        if isinstance(part, TextPart):
+            return {"content": part.text}
+        if isinstance(part, ThinkingPart):
+            return _thinking(part.text)
+        if isinstance(part, CallBegin):
+            return {"tool_calls": [{"index": part.index, **self._call(index, part.index, "")}]}
+        return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+
+    def _call(self, index: int, number: int, arguments: str | None = None) -> Json:
+        """A call of a continuation; its arguments so far, or those that are given."""
+        name, pieces = self._readings[index].calls[number]
+        function = {"name": name, "arguments": "".join(pieces) if arguments is None else arguments}
+        call = self._prepared.readers.call_id(self._id, index, number)
+        return {"id": call, "type": "function", "function": function}
+
+    def _end(self, index: int, done: Completion) -> Json:
+        """See end_of. A text that ends after a call waits for its result."""
+        end = end_of(done)
+        is_call = bool(self._readings[index].calls) and end["finish_reason"] == "stop"
+        return end | {"finish_reason": "tool_calls"} if is_call else end
 
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs] | None) -> Json | None:
         if entries is None:
@@ -55,6 +93,7 @@ class ChatFormat(Choices):
         return {"content": content}
 
     def _pass_over(self, piece: Piece) -> None:
+        self._readings[piece.index].take(piece)
         spelling = self._spelling(piece.index)
         for token in piece.tokens if self._body.logprobs else ():
             spelling.go_on(token)
@@ -67,6 +106,11 @@ class ChatFormat(Choices):
 
 def _entry(spelling: Spelling, token: int, value: float) -> Json:
     return {"token": spelling.text(token), "logprob": value, "bytes": list(spelling.bytes(token))}
+
+
+def _thinking(text: str) -> Json:
+    """Under both names that clients look for."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _delta(index: int, delta: Json) -> Json:

@@ -15,6 +15,7 @@ from tokenmill.engine.scoring import prompt_logprobs
 from tokenmill.errors import RequestError
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.serve.calling import Calling, calling_of
 from tokenmill.serve.constraint_fields import about_constraint, constraint_of
 from tokenmill.serve.errors import ApiError, TooLong, about
 from tokenmill.serve.reading import Readers
@@ -65,20 +66,27 @@ def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") ->
 
 def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
     """See the module."""
-    tokens = _cut(core, body, chat_tokens(core, body))
+    calling = calling_of(core.loaded, body)
+    tokens = _cut(core, body, chat_tokens(core, body, calling))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     which = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     _check_max_tokens(max_tokens := getattr(body, which), which)
-    prepared = _prepared(core, body, tenant, [tokens], "messages", max_tokens, {"logprobs": logprobs})
-    return replace(prepared, warnings=[*warnings_of(body), *template_warnings(core, body)])
+    answer = calling.answer(core.inputs, tokens, body)
+    prepared = _prepared(
+        core, body, tenant, [tokens], "messages", max_tokens, {"logprobs": logprobs}, answer.constraint
+    )
+    warnings = [*warnings_of(body), *template_warnings(core, body)]
+    return replace(prepared, warnings=warnings, readers=answer.readers)
 
 
-def chat_tokens(core: Core, body: ChatBody) -> list[int]:
+def chat_tokens(core: Core, body: ChatBody, calling: Calling | None = None) -> list[int]:
     """The token ids of a conversation."""
+    calling = calling or calling_of(core.loaded, body)
     with about("messages"):
-        return core.inputs.chat_prompt(body.messages, variables=template_variables(body))
+        messages, more = calling.conversation(body.messages)
+        return core.inputs.chat_prompt(messages, variables={**template_variables(body), **more})
 
 
 def template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:
@@ -121,10 +129,13 @@ def _prepared(
     field: str,
     max_tokens: int | None,
     more: dict[str, Any],
+    constraint: tuple[str, dict[str, Any]] | None = None,
 ) -> Prepared:
-    """field: where the prompts come from. more: settings that not every body has under their own name."""
-    constrained, constraint = constraint_of(body)
-    settings = _settings(core.inputs.defaults, body) | more | constraint
+    """field: where the prompts come from. more: settings that not every body has under their own name. constraint: the
+    field that constrains the text and the setting that it becomes, if they are not to be read from the body.
+    """
+    constrained, settled = constraint_of(body) if constraint is None else constraint
+    settings = _settings(core.inputs.defaults, body) | more | settled
     salt, sequences = _salt(body, tenant), []
     for tokens in prompts:
         num_new = _clamped(core, len(tokens), field, max_tokens)

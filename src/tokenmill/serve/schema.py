@@ -150,6 +150,7 @@ NO_CONSTRAINTS: dict[str, tuple[Any, ...]] = {
 """Names under which other servers take a constraint of the text, or a tool, that is not served."""
 
 
+TOOL_FIELDS = ("tools", "tool_choice")  # of conversations alone
 SETTINGS = settings_of(SamplingParams)
 PART_FIELDS = ("type", *PARTS.values())
 _KINDS: dict[Any, Any] = {
@@ -250,7 +251,7 @@ class CompletionBody(SamplingBody):
 class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
-    UNSERVED: ClassVar = SamplingBody.UNSERVED | {
+    UNSERVED: ClassVar = {name: each for name, each in SamplingBody.UNSERVED.items() if name not in TOOL_FIELDS} | {
         "chat_template": (),
         "documents": ([],),
         "audio": (),
@@ -268,6 +269,10 @@ class ChatBody(SamplingBody):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     top_logprobs: NumTop | None = None
+    tools: ListOf[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
 
     @property
     def unknown(self) -> list[str]:

@@ -1,0 +1,95 @@
+"""The tools of a conversation: what the chat template shows of them, and what an answer may be made of.
+
+The model's format of calls, text/tools/, makes both the grammar of the answer and the parser that reads it.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tokenmill.engine.inputs import InputProcessor, plain_message
+from tokenmill.errors import RequestError
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.reading import Readers
+from tokenmill.serve.schema import ChatBody
+from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.text.tools.functions import Choice, Function, read_choice, read_functions
+from tokenmill.text.tools.model_tools import ModelTools, tools_of
+
+NUM_LAST = 16  # tokens of a prompt, among which the mark is that begins thinking
+Constraint = tuple[str, dict[str, Any]]
+Json = dict[str, Any]
+
+_known: WeakKeyDictionary[Tokenizer, ModelTools] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How an answer is constrained and read. constraint: see constraint_of; None if that of the body counts."""
+
+    constraint: Constraint | None = None
+    readers: Readers = field(default_factory=Readers)
+
+
+@dataclass(frozen=True)
+class Calling:
+    """tools: of the model; None without a tokenizer. given: the functions as the template gets them."""
+
+    tools: ModelTools | None = None
+    tokenizer: Tokenizer | None = None
+    functions: tuple[Function, ...] = ()
+    choice: Choice = field(default_factory=lambda: Choice("none"))
+
+    def conversation(self, messages: List[Mapping[str, Any]]) -> tuple[list[Any], Json]:
+        """The messages, and the variables beside them, that the chat template gets."""
+        if self.tools is None or not (self.functions or any(map(_is_about_calls, messages))):
+            return list(messages), {}
+        plain = [plain_message(each, f"message {number} of the chat") for number, each in enumerate(messages, 1)]
+        return self.tools.conversation(plain, [function.shown() for function in self.functions])
+
+    def answer(self, inputs: InputProcessor, prompt: List[int], body: ChatBody) -> Answer:
+        """How the answer to a prompt is constrained and read."""
+        if (tools := self.tools) is None or self.tokenizer is None:
+            return Answer()
+        last = self.tokenizer.decode(list(prompt[-NUM_LAST:]), False)
+        is_open = tools.thinking is not None and tools.thinking.is_open(last)
+        allowed = self.choice.among(self.functions)
+        if not allowed and tools.thinking is None:
+            return Answer()
+
+        def make() -> Any:
+            return tools.parser(self.functions, self.choice, is_open=is_open)
+
+        readers = Readers(make, tools.form.id_prefix, tools.form.id_length)
+        grammar = tools.grammar(self.functions, self.choice, is_open=is_open) if allowed else None
+        if grammar is None:
+            return Answer(readers=readers)
+        return Answer(("tools", {"grammar": grammar}), readers)
+
+
+def calling_of(loaded: LoadedModel, body: ChatBody) -> Calling:
+    """The tools of a request. ApiError for those that are none."""
+    if (tokenizer := loaded.tokenizer) is None:
+        return Calling()
+    try:
+        functions = read_functions(body.tools or ())
+    except RequestError as error:
+        raise ApiError(400, str(error), "tools") from None
+    try:
+        choice = read_choice(body.tool_choice, functions, body.parallel_tool_calls)
+    except RequestError as error:
+        raise ApiError(400, str(error), "tool_choice") from None
+    return Calling(_tools(tokenizer), tokenizer, functions, choice)
+
+
+def _tools(tokenizer: Tokenizer) -> ModelTools:
+    if tokenizer not in _known:
+        _known[tokenizer] = tools_of(tokenizer)
+    return _known[tokenizer]
+
+
+def _is_about_calls(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "tool" or bool(message.get("tool_calls"))

@@ -1,0 +1,92 @@
+"""Tools on /v1/chat/completions, through OpenAI's own client. The model is random: the grammar makes its calls."""
+
+import json
+
+import jsonschema
+import openai
+import pytest
+
+from tests.serve.conftest import MODEL
+from tests.serve.protocols.conftest import CLOCK, WEATHER
+
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "get_time", "parameters": CLOCK}},
+]
+SCHEMAS = {"get_weather": WEATHER, "get_time": CLOCK}
+MESSAGES = [{"role": "user", "content": "Rome?"}]
+ASK = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "temperature": 1, "seed": 3, "max_tokens": 300}
+
+
+def check(call):
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+    assert call.type == "function" and call.id.startswith("call_")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_call_that_is_required(openai_writer, seed):
+    asked = ASK | {"tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
+    choice = openai_writer.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    (call,) = choice.message.tool_calls
+    check(call)
+
+
+def test_a_stream_joined_is_the_whole(openai_writer):
+    asked = ASK | {"tool_choice": "required", "parallel_tool_calls": False}
+    whole = openai_writer.chat.completions.create(**asked).choices[0].message.tool_calls[0]
+    with openai_writer.chat.completions.stream(**asked) as stream:
+        kinds = {event.type for event in stream}
+        done = stream.get_final_completion()
+    assert "tool_calls.function.arguments.delta" in kinds
+    (call,) = done.choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == (whole.function.name, whole.function.arguments)
+    assert done.choices[0].finish_reason == "tool_calls"
+    check(call)
+
+
+def test_one_function_that_is_named(openai_writer):
+    asked = ASK | {"tool_choice": {"type": "function", "function": {"name": "get_time"}}}
+    (call,) = openai_writer.chat.completions.create(**asked).choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("get_time", "{}")
+
+
+def test_none_and_auto_may_write_text(openai_writer):
+    for choice in ("none", "auto"):
+        done = openai_writer.chat.completions.create(**(ASK | {"tool_choice": choice, "max_tokens": 8})).choices[0]
+        assert done.message.content and not done.message.tool_calls
+
+
+def test_a_call_that_is_cut_has_the_reason_length(openai_writer):
+    asked = ASK | {"tool_choice": "required", "max_tokens": 30}
+    assert openai_writer.chat.completions.create(**asked).choices[0].finish_reason == "length"
+
+
+def test_the_history_has_calls_and_results(openai_writer):
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "noon"}]},
+    ]
+    done = openai_writer.chat.completions.create(**(ASK | {"messages": history, "max_tokens": 4}))
+    assert done.usage.completion_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "unknown"}}}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "http://a/b"}}}]}, "tools"),
+        ({"messages": [*MESSAGES, {"role": "tool", "tool_call_id": "x", "content": "y"}]}, "messages"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said(openai_writer, more, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        openai_writer.chat.completions.create(**(ASK | more))
+    assert caught.value.param == param
