@@ -12,11 +12,12 @@ from weakref import WeakKeyDictionary
 from tokenmill.engine.inputs import InputProcessor, plain_message
 from tokenmill.errors import RequestError
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.serve.custom_tools import read_tools
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.reading import Readers
 from tokenmill.serve.schema import ChatBody
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.text.tools.functions import Choice, Function, read_choice, read_functions
+from tokenmill.text.tools.functions import Choice, Function, read_choice
 from tokenmill.text.tools.model_tools import ModelTools, tools_of
 
 NUM_LAST = 16  # tokens of a prompt, among which the mark is that begins thinking
@@ -75,7 +76,7 @@ def calling_of(loaded: LoadedModel, body: ChatBody) -> Calling:
     if (tokenizer := loaded.tokenizer) is None:
         return Calling()
     try:
-        functions = read_functions(body.tools or ())
+        functions = read_tools(body.tools or ())
     except RequestError as error:
         raise ApiError(400, str(error), "tools") from None
     try:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.protocols.messages_body import IGNORED, CountBody, MessagesBody
+from tokenmill.serve.protocols.messages_tools import take_tools
 from tokenmill.serve.protocols.translated import Translated, field_of
 from tokenmill.value_reader import brief
 
@@ -27,6 +28,7 @@ def translate(body: CountBody) -> Translated:
         made.messages += _Message(message, f"messages[{number}]", made).translated()
     _prefill(made)
     _thinking(body, made)
+    take_tools(body, made)
     if isinstance(body, MessagesBody):
         named = {"max_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
         named |= {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}

@@ -37,10 +37,10 @@ def responses(service: Service) -> APIRouter:
         """Answer a conversation, as OpenAI's responses do."""
         service.check_model(body.model)
         body.check()
-        made = translate(body)
+        made, names = translate(body)
         if service.options.is_strict:
             made.check_strict()
-        form = partial(ResponsesFormat, _echoed(body))
+        form = partial(ResponsesFormat, _echoed(body), names)
         return await answered(Work(service, request, made.body(), made.prepare, form))
 
     return routes

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.protocols.responses_body import IGNORED, ResponsesBody
-from tokenmill.serve.protocols.responses_tools import flat_name
+from tokenmill.serve.protocols.responses_tools import Named, flat_name, take_tools
 from tokenmill.serve.protocols.translated import Translated, field_of
 from tokenmill.value_reader import brief
 
@@ -20,8 +20,8 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 Json = dict[str, Any]
 
 
-def translate(body: ResponsesBody) -> Translated:
-    """The messages and fields of a ChatBody."""
+def translate(body: ResponsesBody) -> tuple[Translated, dict[str, Named]]:
+    """The messages and fields of a ChatBody, and how the answer names the functions."""
     made = Translated()
     if body.instructions:
         told = (
@@ -39,8 +39,9 @@ def translate(body: ResponsesBody) -> Translated:
     made.fields |= {name: value for name, value in named.items() if value is not None} | {"stream": body.stream}
     effort = (body.reasoning or {}).get("effort")
     made.effort = effort if isinstance(effort, str) else None
+    names = take_tools(body, made)
     made.take_others(body.model_extra, IGNORED | dict.fromkeys(ResponsesBody.UNSERVED, ""))
-    return made
+    return made, names
 
 
 def _text(content: Any, where: str, made: Translated) -> str:

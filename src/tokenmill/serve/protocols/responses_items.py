@@ -5,6 +5,10 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
+import pydantic_core
+
+from tokenmill.serve.protocols.responses_tools import Named
+
 Json = dict[str, Any]
 
 
@@ -100,9 +104,10 @@ class FunctionItem(Item):
 
     prefix = "fc"
 
-    def __init__(self, place: int, answer: str, call: str, name: str, space: str | None = None) -> None:
+    def __init__(self, place: int, answer: str, call: str, named: Named) -> None:
         super().__init__(place, answer)
-        self._named = {"call_id": call, "name": name} | ({} if space is None else {"namespace": space})
+        space = {} if named.space is None else {"namespace": named.space}
+        self._named = {"call_id": call, "name": named.name} | space
 
     def whole(self, status: str, is_empty: bool = False) -> Json:
         """See Item."""
@@ -114,6 +119,41 @@ class FunctionItem(Item):
     def _ending(self) -> Iterator[Json]:
         name = self._named["name"]
         yield self._about("response.function_call_arguments.done", name=name, arguments=self.text)
+
+
+class CustomItem(FunctionItem):
+    """A call of a custom tool. Its input stands in the JSON text of the model's call, so it is shown when that ends."""
+
+    prefix = "ctc"
+
+    @property
+    def input(self) -> str:
+        """The text that the tool gets; of a call that was cut, as much of it as is there."""
+        try:
+            found = pydantic_core.from_json(self.text or "{}", allow_partial="trailing-strings")
+        except ValueError:
+            return ""
+        given = found.get("input") if isinstance(found, dict) else None
+        return given if isinstance(given, str) else ""
+
+    def whole(self, status: str, is_empty: bool = False) -> Json:
+        """See Item."""
+        given = "" if is_empty else self.input
+        return {"type": "custom_tool_call", "id": self._id, **self._named, "input": given, "status": status}
+
+    def add(self, text: str) -> Iterator[Json]:
+        """See Item."""
+        self._pieces.append(text)
+        yield from ()
+
+    def _ending(self) -> Iterator[Json]:
+        yield self._about("response.custom_tool_call_input.delta", delta=self.input)
+        yield self._about("response.custom_tool_call_input.done", input=self.input)
+
+
+def call_item(place: int, answer: str, call: str, named: Named) -> Item:
+    """The item of a call."""
+    return (CustomItem if named.is_custom else FunctionItem)(place, answer, call, named)
 
 
 def _part(text: str) -> Json:

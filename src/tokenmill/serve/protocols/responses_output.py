@@ -9,7 +9,8 @@ import pydantic_core
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.serve.answers import Format, Json
 from tokenmill.serve.prepare import Prepared
-from tokenmill.serve.protocols.responses_items import FunctionItem, Item, TextItem, ThinkingItem
+from tokenmill.serve.protocols.responses_items import Item, TextItem, ThinkingItem, call_item
+from tokenmill.serve.protocols.responses_tools import Named
 from tokenmill.serve.reading import Reading
 from tokenmill.serve.refusals import event_of
 from tokenmill.serve.resumption import Resumption
@@ -22,14 +23,21 @@ MAX_EVENTS = 8  # of one token, for the numbers of a stream that goes on at anot
 class ResponsesFormat(Format):
     """The items are made as parts come; a whole response is made of the same.
 
-    echoed: fields of the request that the answer repeats.
+    echoed: fields of the request that the answer repeats. names: of the functions, as the answer has them.
     """
 
     prefix, path = "resp_", "/v1/responses"
 
-    def __init__(self, echoed: Mapping[str, Any], body: ChatBody, prepared: Prepared, *more: Any) -> None:
+    def __init__(
+        self,
+        echoed: Mapping[str, Any],
+        names: Mapping[str, Named],
+        body: ChatBody,
+        prepared: Prepared,
+        *more: Any,
+    ) -> None:
         super().__init__(body, prepared, *more)
-        self._echoed = echoed
+        self._echoed, self._names = echoed, names
         self._reading = Reading(prepared.readers.make())
         self._items: list[Item] = []
         self._blanks = ""  # which are no text of their own if none follows
@@ -95,7 +103,7 @@ class ResponsesFormat(Format):
                 yield from self._items[-1].add(part.text)
             elif isinstance(part, CallBegin):
                 call = self._prepared.readers.call_id(self._id, part.index)
-                yield from self._open(FunctionItem(len(self._items), self._id, call, part.name))
+                yield from self._open(call_item(len(self._items), self._id, call, self._names[part.name]))
             elif isinstance(part, CallArguments):
                 yield from self._items[-1].add(part.text)
 

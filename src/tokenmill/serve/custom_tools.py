@@ -1,0 +1,75 @@
+"""Custom tools, which take a text: to the model each is a function with one argument, `input`.
+
+The text may have a grammar of its own, a regular expression or Lark. It becomes a pattern of the argument, so that
+it is enforced inside the JSON text of a call; a template does not show the pattern.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.errors import RequestError
+from tokenmill.text.tools.functions import Function, read_functions
+from tokenmill.text.tools.lark_pattern import pattern_of
+from tokenmill.value_reader import brief
+
+INPUT = "input"
+TEXT = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class CustomTool(Function):
+    """pattern: that the whole input fits; None for any text."""
+
+    pattern: str | None = None
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """See Function."""
+        if self.pattern is None:
+            return TEXT
+        return {**TEXT, "properties": {INPUT: {"type": "string", "pattern": f"^(?:{self.pattern})$"}}}
+
+
+def read_tools(tools: List[Mapping[str, Any]]) -> tuple[Function, ...]:
+    """The functions of a request's `tools`, custom ones among them; RequestError for what is none."""
+    plain = [_as_function(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+    functions = read_functions(plain)
+    return tuple(
+        CustomTool(function.name, function.description, TEXT, pattern=_pattern(tool["custom"], f"tools[{number}]"))
+        if _is_custom(tool)
+        else function
+        for number, (tool, function) in enumerate(zip(tools, functions, strict=True))
+    )
+
+
+def _is_custom(tool: Any) -> bool:
+    return isinstance(tool, Mapping) and tool.get("type") == "custom"
+
+
+def _as_function(tool: Any, where: str) -> Any:
+    if not _is_custom(tool):
+        return tool
+    if not isinstance(inner := tool.get("custom"), Mapping):
+        raise RequestError(f'{where} is not allowed: {{"type": "custom", "custom": {{"name": …}}}}')
+    return {"type": "function", "function": {key: inner.get(key) for key in ("name", "description")}}
+
+
+def _pattern(custom: Mapping[str, Any], where: str) -> str | None:
+    """The pattern of a custom tool's text; None for any text."""
+    form = custom.get("format") or {"type": "text"}
+    if not isinstance(form, Mapping) or form.get("type") not in ("text", "grammar"):
+        raise RequestError(f"{where}: format = {brief(form)} is not allowed: of type text or grammar")
+    if form["type"] == "text":
+        return None
+    told = form.get("grammar", form)
+    syntax, definition = (
+        (told.get(key) for key in ("syntax", "definition")) if isinstance(told, Mapping) else (None, None)
+    )
+    if syntax not in ("lark", "regex") or not isinstance(definition, str):
+        raise RequestError(f"{where}: a grammar has a syntax, lark or regex, and a definition, which is a text")
+    try:
+        return definition if syntax == "regex" else pattern_of(definition)
+    except ValueError as error:
+        raise RequestError(f"{where}: the grammar of {custom.get('name')!r} is not allowed: {error}") from None
