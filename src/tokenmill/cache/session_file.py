@@ -22,8 +22,8 @@ from tokenmill.value_reader import brief
 
 @dataclass(frozen=True)
 class SavedSession:
-    """The content of a saved session's file. answer_from: where the last prompt ends. tensors: name → [num_rows -
-    first_row, …].
+    """The content of a saved session's file. answer_from: where the last prompt ends. constrained_from: where the text
+    begins that the last constraint is about, if not with the answer. tensors: name → [num_rows - first_row, …].
 
     first_row: rows before it are not in the file: they lie before every window.
     is_own: the rows were computed as this engine computes, so that they may be shared.
@@ -33,6 +33,7 @@ class SavedSession:
     first_row: int
     num_rows: int
     answer_from: int
+    constrained_from: int
     sampling: SamplingParams
     notes: dict[str, Any]
     tensors: Mapping[str, Tensor]
@@ -62,4 +63,5 @@ def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Poo
         raise SnapshotError(f"{path} is damaged: its sampling settings: {brief(str(error))}") from error
     tokens, first_row, num_rows = list(reader.token_ids("tokens", vocab_size)), facts["first_row"], facts["num_rows"]
     pool.check_rows(path, rows, num_rows - first_row, convert)
-    return SavedSession(tokens, first_row, num_rows, facts["answer_from"], params, facts["notes"], rows, is_own)
+    begins = facts["answer_from"], facts.get("constrained_from") or 0
+    return SavedSession(tokens, first_row, num_rows, *begins, params, facts["notes"], rows, is_own)

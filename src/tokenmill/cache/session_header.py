@@ -27,4 +27,5 @@ def checked_header(path: Path, facts: Mapping[str, Any]) -> ValueReader:
     reader.count("num_rows", minimum=0, maximum=max(num_tokens - 1, 0))  # the last token is what the next step feeds
     reader.count("first_row", minimum=0, maximum=facts["num_rows"])
     reader.count("answer_from", minimum=0, maximum=num_tokens)
+    reader.count("constrained_from", 0, minimum=0, maximum=num_tokens)  # files of before constraints have none
     return reader

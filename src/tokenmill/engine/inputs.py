@@ -18,16 +18,17 @@ from types import MappingProxyType
 from typing import Any
 
 from tokenmill.constrain.compile import compile
-from tokenmill.constrain.constraint import Constraint, Matcher
+from tokenmill.constrain.constraint import Constraint
 from tokenmill.constrain.grammar import spec_of
 from tokenmill.constrain.vocabulary import Vocabulary, vocabulary_of
+from tokenmill.engine.constrained import check_resumed
 from tokenmill.engine.requests import Prompt, token_ids
 from tokenmill.errors import AS_IDS, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.resolve import ResolvedModel, default_blocks
-from tokenmill.sample.matchers import is_whole
 from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import WHOLE, Rows, Sequence
+from tokenmill.schedule.sequence import Rows, Sequence
+from tokenmill.settings.constraint import CONSTRAINTS
 from tokenmill.settings.sampling_params import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.literal import encode_chat, unread_variables
@@ -72,6 +73,8 @@ class InputProcessor:
             raise ConfigError("params", given, "a SamplingParams; single settings are keywords")
         named = {ALIASES.get(name, name) for name in settings}
         start = self.defaults if given is None else asdict(given)
+        if any(settings.get(name) is not None for name in CONSTRAINTS):  # another takes the place of the one before
+            named.update(CONSTRAINTS)
         if wrong := [name for name, value in settings.items() if isinstance(value, SamplingParams)]:
             raise ConfigError(wrong[0], "SamplingParams", "the keyword is params")
         return SamplingParams(**({k: v for k, v in start.items() if k not in named} | dict(settings)))
@@ -171,8 +174,7 @@ class InputProcessor:
             if tokens and params.seed is None and params.temperature > 0:
                 raise RequestError("emitted: a request is resumed with the seed of its completions: give it", "seed")
             sequence.tokens += self._possible(sequence, tokens)
-            if (constraint := sequence.choosing.constraint) is not None:
-                _go_on(sequence, constraint.matcher())
+            check_resumed(sequence)
 
     def _possible(self, sequence: Sequence, tokens: list[int]) -> list[int]:
         """Return the tokens if none but the last of them ends the text."""
@@ -308,16 +310,6 @@ def _cache_limit(resolved: ResolvedModel) -> float:
     grows = config.cache_tokens >= default_blocks(config, cache) * config.block_size
     is_enough = resolved.window.max_blocks(sys.maxsize) <= cache.num_blocks
     return math.inf if grows or is_enough else config.cache_tokens
-
-
-def _go_on(sequence: Sequence, matcher: Matcher) -> None:
-    """Check that the tokens of a resumed sequence fit its constraint, and end it if nothing may follow them."""
-    given = sequence.tokens[sequence.num_prompt_tokens :]
-    if (num_fitting := matcher.follow(given)) < len(given):
-        place = f"token {num_fitting + 1} of {len(given)}"
-        raise RequestError(f"emitted: {place} does not fit the constraint of this request", "emitted")
-    if is_whole(sequence, matcher):
-        sequence.finish_reason = WHOLE
 
 
 def salt_of(given: bytes) -> bytes:

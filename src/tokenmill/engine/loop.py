@@ -96,7 +96,7 @@ class Loop:
         accepted = self._matchers.settle(current.plan, accepted)
         self._note(current, accepted, sampled, errors)
         stores = self.scheduler.commit(current.plan, accepted, current.next_is_planned)
-        for sequence in self._matchers.whole(work.sequence for work in current.plan.work):
+        for sequence in self._matchers.whole(current.plan, accepted):
             self.scheduler.finish(sequence, WHOLE)
         if stores:
             self.loaded.runner.store(stores)

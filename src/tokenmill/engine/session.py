@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tokenmill.cache.session_file import read_session
 from tokenmill.cache.snapshot import write_snapshot
+from tokenmill.engine.constrained import where_constrained
 from tokenmill.engine.core import Core
 from tokenmill.engine.held import Held
 from tokenmill.engine.outputs import Completion, Piece
@@ -51,8 +52,7 @@ class Session:
         other = session.fork()
         session.save("tale.kv")
 
-    params: the sampling settings of the last call, which the next one starts from. notes: any JSON object, saved
-    with the session.
+    params: the settings of the last call, from which the next one starts. notes: any JSON object, saved with it.
     """
 
     def __init__(self, core: Core, params: SamplingParams | None = None, salt: bytes = b"") -> None:
@@ -61,6 +61,7 @@ class Session:
         self.notes: dict[str, Any] = {}
         self._end: int | None = None  # where the last answer ended; tokens after it are still to be removed
         self._answer_from: int | None = None  # where the last prompt ended; None is the end of the text
+        self._constrained_from = 0  # where the last constraint began, if behind that place
         self._stream: object | None = None  # the stream that is being read
         self._sequence = core.inputs.kept([], salt=salt)
         self._held = Held(core, self._sequence)
@@ -109,9 +110,8 @@ class Session:
         """Put `prompt` in the place of everything from `position` on. A refusal changes nothing."""
         if type(place := plain(position)) is not int or not 0 <= place <= len(self):
             raise RequestError(f"edit at {position!r}: this session has tokens 0 to {len(self)}")
-        inputs = self.core.inputs
-        tokens = inputs.encode(prompt, after=self._open().tokens[:place])
-        inputs.check_length(place + len(tokens))
+        tokens = self.core.inputs.encode(prompt, after=self._open().tokens[:place])
+        self.core.inputs.check_length(place + len(tokens))
         self._put(place, tokens)
 
     @in_engine
@@ -152,7 +152,8 @@ class Session:
         (wanted,) = self.core.inputs.sequences(tokens, params)  # the only place where it may be refused
         self.core.scheduler.check_length(wanted.max_tokens)
         start = len(tokens) if prompt is not None else self._penalties_from
-        wanted.choosing = replace(wanted.choosing, penalties_from=start)
+        constrained_from = where_constrained(wanted, self.params, max(start, self._constrained_from))
+        wanted.choosing = replace(wanted.choosing, penalties_from=start, constrained_from=constrained_from)
         wanted.earlier = (start, self.params) if start < len(tokens) else None
         self.params = replace(params, seed=wanted.choosing.seed)
         request = Request([sequence])
@@ -162,12 +163,13 @@ class Session:
     def _follow(self, request: Request, wanted: Sequence, before: int) -> Generator[Piece, None, None]:
         sequence, stream = self._sequence, object()
         shown: int | None = None
-        answer_from = self._answer_from
+        before_this = self._answer_from, self._constrained_from
 
         def prepare() -> None:
             if self._open().tokens != wanted.tokens[:before]:
                 raise RequestError("the session has changed since this stream was asked for: ask again")
             self._stream, self._answer_from = stream, wanted.choosing.penalties_from
+            self._constrained_from = wanted.choosing.constrained_from or 0
             sequence.tokens, sequence.num_prompt_tokens = wanted.tokens, wanted.num_prompt_tokens
             sequence.max_tokens, sequence.choosing = wanted.max_tokens, wanted.choosing
             sequence.earlier = wanted.earlier
@@ -181,17 +183,16 @@ class Session:
         finally:
             if self._stream is stream:
                 if shown is None:
-                    self._answer_from = answer_from
-                # The sequence may be longer than what was shown, by drafts or a stop text; it is cut by `_settled`. Not
-                # here, because an iterator may be garbage-collected in the middle of a step.
+                    self._answer_from, self._constrained_from = before_this
+                # What was not shown, as drafts or a stop text, is cut by `_settled`: here a step may be in the midst.
                 self._end = before if shown is None else wanted.num_prompt_tokens + shown
                 self._stream = None
 
     @property
     def _penalties_from(self) -> int:
         """The last prompt ends here. Penalties count from there, and so are the same in one call and in several."""
-        start, length = self._answer_from, len(self._sequence.tokens)
-        return length if start is None else min(start, length)
+        length = len(self._sequence.tokens)
+        return length if self._answer_from is None else min(self._answer_from, length)
 
     @in_engine
     def _settled(self) -> Sequence:
@@ -224,8 +225,7 @@ class Session:
         if num_there() >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
             return lambda: True
         self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
-        sequence.score_from = sequence.max_tokens = length
-        sequence.client = client
+        sequence.score_from, sequence.max_tokens, sequence.client = length, length, client
         self.core.enqueue(sequence)
 
         def is_over() -> bool:
@@ -255,6 +255,7 @@ class Session:
         other = Session(self.core, self.params)
         self.core.scheduler.share(self._open(), other._open())
         other.notes, other._answer_from = dict(self.notes), self._answer_from
+        other._constrained_from = self._constrained_from
         return other
 
     @in_engine
@@ -302,6 +303,7 @@ class Session:
             "first_row": first_row,
             "num_rows": num_rows,
             "answer_from": self._penalties_from,
+            "constrained_from": min(self._constrained_from, len(sequence.tokens)),
             "sampling": asdict(self.params),
             "notes": self.notes,
         }
@@ -323,7 +325,7 @@ class Session:
             session.notes = saved.notes
             session.append(saved.tokens)
             core.scheduler.check_length(len(saved.tokens))
-            session._answer_from = saved.answer_from
+            session._answer_from, session._constrained_from = saved.answer_from, saved.constrained_from
             if core.scheduler.cache:  # rows that are not its own are never shared with another text
                 rows = session._open().rows
                 rows.saved, rows.first_saved, rows.num_saved = saved.rows, saved.first_row, saved.num_rows

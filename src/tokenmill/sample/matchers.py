@@ -1,11 +1,10 @@
-"""The matchers of constrained sequences: drafts that fit, forced tokens as drafts, masks of the rows of a step, and where
-a text has ended by its grammar.
+"""The matchers of constrained sequences: drafts that fit, forced tokens as drafts, the masks of a step, and where a
+text has ended by its grammar.
 
 A sequence's matcher is a function of its tokens: whatever became of these (a preemption, a rewind, an edit, a resumed
 request), `_follow` goes on from the beginning that is still the same. Nothing else moves a matcher.
 """
 
-from collections.abc import Iterable
 from collections.abc import Sequence as List
 from weakref import WeakKeyDictionary
 
@@ -57,7 +56,7 @@ class Matchers:
         return masks
 
     def settle(self, plan: Plan, accepted: List[list[int]]) -> list[list[int]]:
-        """Leave out what was accepted behind the end of a grammar. The first token stays, because its row was masked."""
+        """Leave out what was accepted behind the end of a grammar. The first token stays: its row was masked."""
         kept = []
         for work, tokens in zip(plan.work, accepted, strict=True):
             count = len(tokens)
@@ -66,9 +65,10 @@ class Matchers:
             kept.append(tokens[:count])
         return kept
 
-    def whole(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Those that have ended by their grammar, although none of their tokens ends them."""
-        return [each for each in sequences if each.finish_reason is None and self._is_whole(each)]
+    def whole(self, plan: Plan, accepted: List[list[int]]) -> list[Sequence]:
+        """The sequences that have got tokens and end by their grammar, although none of their tokens ends them."""
+        grown = [work.sequence for work, tokens in zip(plan.work, accepted, strict=True) if tokens]
+        return [each for each in grown if each.finish_reason is None and self._is_whole(each)]
 
     def _is_whole(self, sequence: Sequence) -> bool:
         matcher = self._follow(sequence) if sequence.choosing.constraint is not None else None

@@ -112,6 +112,10 @@ class SamplingParams:
         penalties = (self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty)
         return self.logprobs is not None or bool(self.bad_words) or any(penalties)
 
+    def is_constrained_as(self, other: "SamplingParams") -> bool:
+        """Whether the same constraint, or none, holds for a text with these settings and for one with others."""
+        return all(getattr(self, name) == getattr(other, name) for name in CONSTRAINTS)
+
     @cached_property
     def changes_logits(self) -> bool:
         """Whether a setting that does not look back may make another token than the model's likeliest the largest."""
