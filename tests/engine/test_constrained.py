@@ -96,3 +96,107 @@ def test_the_text_in_a_batch_with_scarce_blocks(program, path, expected):
     for one, other in zip((each for texts in expected.values() for each in texts), done, strict=True):
         assert (other.text, other.tokens, other.finish_reason) == (one.text, one.tokens, one.finish_reason)
     check_empty(core)
+
+
+@pytest.fixture(scope="module")
+def adaptive(path):
+    return engine_for(path, program="native", speculate="adaptive")
+
+
+@pytest.mark.parametrize("how", ["greedy", "drawn", "no end", "penalties"])
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_a_session_gives_the_same_text_in_several_calls(name, how, adaptive, expected, tmp_path):
+    given = {**CONSTRAINTS[name], **SETTINGS[how]}
+    for prompt, whole in zip(PROMPTS, expected[name, how], strict=True):
+        session, found = adaptive.session(prompt), ()
+        for count in (1, 3, NEW):
+            done = session.generate(max_new_tokens=min(count, NEW - len(found)), **given)
+            found += done.tokens
+            if done.finish_reason != "length" or len(found) == NEW:
+                break
+            given = {}  # as in the last call
+            session.save(tmp_path / "saved.kv")
+            session = adaptive.open_session(tmp_path / "saved.kv").fork()
+            session.rewind(len(session) - 1)
+            found = found[:-1]
+        assert found == whole.tokens and done.finish_reason == whole.finish_reason
+        given = {**CONSTRAINTS[name], **SETTINGS[how]}
+
+
+def test_each_turn_of_a_session_may_have_another_constraint(adaptive):
+    session = adaptive.session("hello")
+    first = session.generate(max_new_tokens=9, regex="[0-9]{3}")
+    assert first.text.isdigit()
+    second = session.generate(max_new_tokens=9)  # the text is whole: the same expression again
+    assert second.text.isdigit() and len(second.text) == 3
+    part = session.generate(" and ", max_new_tokens=2, choice=["Paris", "Parma"])
+    assert part.text == "Pa" and part.finish_reason == "length"
+    assert session.generate(max_new_tokens=9, regex="[a-c]{2}").text.strip("abc") == ""
+    schema = session.generate("!", max_new_tokens=60, json_schema=SCHEMA)
+    assert json.loads(schema.text) if schema.finish_reason == "eos" else schema.finish_reason == "length"
+    free = session.generate("!", max_new_tokens=9, json_schema=None)
+    alone = adaptive.generate(session.tokens[: -len(free.tokens)], max_new_tokens=9)
+    assert free.tokens == alone.tokens
+
+
+@pytest.mark.parametrize("how", ["drawn", "no end"])
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_a_request_goes_on_from_every_token(name, how, adaptive, expected):
+    whole, core = expected[name, how][0], adaptive.core
+    params = SamplingParams(max_new_tokens=NEW, **{"seed": 0, **CONSTRAINTS[name], **SETTINGS[how]})
+    prompt = adaptive.encode(PROMPTS[0])
+    requests = [core.request(prompt, params, emitted=[whole.tokens[:n]]) for n in range(len(whole.tokens) + 1)]
+    for done in core.finish(requests):
+        assert done.tokens == whole.tokens and done.finish_reason == whole.finish_reason
+
+
+def test_emitted_tokens_that_do_not_fit_are_refused(adaptive):
+    params = SamplingParams(max_new_tokens=9, regex="[0-9]{3}")
+    for wrong, place in (([97], "token 1 of 1"), ([48, 49, 97], "token 3 of 3"), ([48, 256], "token 2 of 2")):
+        with pytest.raises(RequestError, match=f"emitted: {place} does not fit the constraint"):
+            adaptive.core.request([1], params, emitted=[wrong])
+
+
+def test_a_text_that_may_not_end_yet_and_has_to_is_an_error(adaptive, plain):
+    for engine in (adaptive, plain):
+        for more in ({}, {"ignore_eos": True}):
+            with pytest.raises(RequestError, match="every token is masked at position 8; relax .* or the constraint"):
+                engine.generate("hello", max_new_tokens=9, min_new_tokens=5, regex="[0-9]{3}", **more)
+            done = engine.generate("hello", max_new_tokens=9, min_new_tokens=5, regex="[0-9]{3,7}", **more)
+            assert len(done.tokens) >= 5 and done.finish_reason != "length"
+        with pytest.raises(RequestError, match="every token is masked at position 5; relax .* or the constraint"):
+            engine.generate("hello", max_new_tokens=9, regex="[0-9]{3}", allowed_token_ids=[97, 256])
+        good = engine.generate(["hello", "b"], max_new_tokens=9, regex="[0-9]{3}", allowed_token_ids=[48, 49, 256])
+        assert all(set(done.text) <= set("01") and len(done.text) == 3 for done in good)
+
+
+def test_an_error_of_one_text_leaves_the_others_alone(adaptive):
+    core = adaptive.core
+    wrong = core.request([1, 2], SamplingParams(max_new_tokens=9, min_new_tokens=5, regex="[0-9]{3}"))
+    right = core.request([1, 2], SamplingParams(max_new_tokens=9, regex="[0-9]{3}"))
+    other = core.request([1, 2], SamplingParams(max_new_tokens=9, ignore_eos=True))
+    for request in (wrong, right, other):
+        core.submit(request)
+    while not (right.is_done and other.is_done and wrong.is_done):
+        core.step()
+    with pytest.raises(RequestError, match="every token is masked"):
+        core.take(wrong)
+    assert core.take(right)[0].done.text.isdigit()
+    assert core.take(other)[0].done.tokens == adaptive.generate([1, 2], max_new_tokens=9, ignore_eos=True).tokens
+
+
+def test_stop_texts_and_lengths_end_a_constrained_text(adaptive, plain):
+    for engine in (adaptive, plain):
+        done = engine.generate("hello", max_new_tokens=40, json_schema=SCHEMA, stop=['","kind'])
+        assert done.finish_reason == "stop" and done.stop_reason == '","kind'
+        cut = engine.generate("hello", max_new_tokens=12, json_schema=SCHEMA)
+        assert cut.finish_reason == "length" and len(cut.tokens) == 12
+        by_id = engine.generate("hello", max_new_tokens=40, json_schema=SCHEMA, stop_token_ids=[ord("k")])
+        assert by_id.finish_reason == "stop" and by_id.stop_reason == ord("k")
+
+
+def test_several_continuations_each_have_a_matcher(adaptive, plain):
+    given = {"max_new_tokens": 40, "json_schema": SCHEMA, "temperature": 1.0, "seed": 8, "n": 4}
+    found, alone = adaptive.generate("hello", **given), plain.generate("hello", **given)
+    assert [each.tokens for each in found.completions] == [each.tokens for each in alone.completions]
+    assert len({each.text for each in found.completions}) > 1
