@@ -160,11 +160,11 @@ def test_emitted_tokens_that_do_not_fit_are_refused(adaptive):
 def test_a_text_that_may_not_end_yet_and_has_to_is_an_error(adaptive, plain):
     for engine in (adaptive, plain):
         for more in ({}, {"ignore_eos": True}):
-            with pytest.raises(RequestError, match="every token is masked at position 8; relax .* or the constraint"):
+            with pytest.raises(RequestError, match=r"every token is masked at position 8; relax .* or the constraint"):
                 engine.generate("hello", max_new_tokens=9, min_new_tokens=5, regex="[0-9]{3}", **more)
             done = engine.generate("hello", max_new_tokens=9, min_new_tokens=5, regex="[0-9]{3,7}", **more)
             assert len(done.tokens) >= 5 and done.finish_reason != "length"
-        with pytest.raises(RequestError, match="every token is masked at position 5; relax .* or the constraint"):
+        with pytest.raises(RequestError, match=r"every token is masked at position 5; relax .* or the constraint"):
             engine.generate("hello", max_new_tokens=9, regex="[0-9]{3}", allowed_token_ids=[97, 256])
         good = engine.generate(["hello", "b"], max_new_tokens=9, regex="[0-9]{3}", allowed_token_ids=[48, 49, 256])
         assert all(set(done.text) <= set("01") and len(done.text) == 3 for done in good)

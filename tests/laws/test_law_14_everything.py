@@ -1,6 +1,6 @@
 """Law 14: everything at once. Several threads, scarce blocks, shared blocks on disk, forks, rewinds, edits, saves,
-opens (converted too), scores, streams closed early and resumed, deadlines, interrupts, and drafts out of a store on
-disk: every text is that of a quiet engine.
+opens (converted too), scores, streams closed early and resumed, deadlines, interrupts, constraints, and drafts out of a
+store on disk: every text is that of a quiet engine.
 
 TOKENMILL_LAW_14_SECONDS says how long, for each program; `make test-long` takes ten minutes.
 """
@@ -9,11 +9,13 @@ import os
 import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 
 from tests import gguf_files
 from tests.at_once import run_at_once
+from tests.byte_model import save_byte_model
 from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
 from tests.tiny_models import VOCABULARY, prompt, reference, save
@@ -25,6 +27,14 @@ from tokenmill.schedule.choosing import Choosing
 
 SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "2"))
 THREADS = 4
+CONSTRAINTS = (
+    {},
+    {},
+    {"regex": "[a-f]{2,5}x[0-9]*"},
+    {"choice": ("Paris", "Parma", "Rome")},
+    {"json_schema": {"type": "array", "items": {"enum": [True, False, 1]}, "maxItems": 3}},
+    {"json_schema": {"type": "integer", "minimum": 5}},
+)
 DRAFT_FROM_TEXTS = ("adaptive", "suffix")
 BEGINNINGS = [prompt(length, seed=length) for length in (5, 12, 17)]
 SCARCE = {"block_size": 4, "cache_tokens": 60, "max_sequences": 3, "max_step_tokens": 9}
@@ -45,10 +55,11 @@ class Quiet:
         alone = {"speculate": "off", "async_scheduling": "off", "draft_model": None, "tensor_parallel": 1}
         settings = {**settings, **alone}
         self.engine = load(path, prefix_cache=False, max_length=96, threads=1, **settings)
+        self.constraints = CONSTRAINTS if self.engine.core.loaded.tokenizer is not None else ({},)
         self.lock, self.texts, self.scores = threading.Lock(), {}, {}
 
     def text(self, tokens, sampling):
-        key = (tuple(tokens), tuple(sorted(sampling.items())))
+        key = (tuple(tokens), str(sorted(sampling.items())))
         with self.lock:
             if key not in self.texts:
                 self.texts[key] = self.engine.generate(list(tokens), **sampling).tokens
@@ -67,7 +78,8 @@ class Quiet:
         with self.lock:
             logits_V = self.engine.logits(tokens)[-1]
         params = SamplingParams(**sampling)
-        row = Row(Choosing(params, params.seed or 0), len(tokens), tokens, len(tokens) - same)
+        mask = mask_of(self.engine, params, text[:same])
+        row = Row(Choosing(params, params.seed or 0), len(tokens), tokens, len(tokens) - same, mask)
         noise_RV = 1e-5 * torch.randn(1000, len(logits_V), generator=torch.Generator().manual_seed(0))
         return found[same] in choose(logits_V + noise_RV, [row] * 1000).read().tokens
 
@@ -77,6 +89,19 @@ class Quiet:
             if key not in self.scores:
                 self.scores[key] = self.engine.score(list(tokens), choices)
             return self.scores[key]
+
+
+def mask_of(engine, params, text):
+    """The mask of the token after `text`."""
+    if (constraint := engine.core.inputs.constraint(params)) is None:
+        return None
+    matcher, words = (
+        constraint.matcher(() if params.ignore_eos else None),
+        np.zeros(constraint.vocabulary.words, dtype=np.int32),
+    )
+    matcher.follow(text)
+    matcher.mask(words)
+    return words
 
 
 class Worker:
@@ -98,7 +123,8 @@ class Worker:
             new |= {"temperature": 0.9, "seed": self.random.randrange(3), "top_k": 50}
         if self.random.random() < 0.3:
             new["stop_token_ids"] = (self.random.randrange(VOCABULARY),)
-        return new
+        constraint = self.random.choice(self.quiet.constraints)
+        return new | constraint | ({"ignore_eos": self.random.random() < 0.3} if constraint else {})
 
     def work(self, stop):
         actions = [getattr(self, name) for name in dir(self) if name.startswith("do_")]
@@ -198,7 +224,11 @@ class Worker:
         sampling.setdefault("top_k", 0)
         sampling.setdefault("seed", 0)
         sampling.setdefault("stop_token_ids", ())
-        found = session.generate(**sampling).tokens
+        prompt = None
+        if any(sampling.setdefault(name, None) for name in ("regex", "choice", "json_schema")):
+            prompt = self.tokens()[-3:]  # else a constraint that the last call had goes on with that call's text
+            before += prompt
+        found = session.generate(prompt, **sampling).tokens
         assert not compare or self.quiet.says(before, sampling, found)
         assert session.tokens == (*before, *found)
 
@@ -264,6 +294,12 @@ DEPARTURES = ("gpt_oss", "gemma3_text", "glm4_moe", "granitemoeshared", "cohere2
 @pytest.mark.parametrize("family", DEPARTURES)
 def test_every_text_of_a_model_with_departures(family, program, models, tmp_path):
     everything_at_once(save(family, models), PROGRAMS[program], tmp_path)
+
+
+@pytest.mark.parametrize("program", slow_but(("native, adaptive",)))
+def test_every_text_of_a_model_that_is_constrained(program, tmp_path):
+    """Its tokens are bytes, so that grammars have something to say of them."""
+    everything_at_once(save_byte_model(tmp_path / "bytes"), PROGRAMS[program], tmp_path)
 
 
 @pytest.mark.parametrize("program", slow_but(("eager",)))

@@ -4,7 +4,7 @@ text may end.
 A matcher is a function of its tokens: `follow` brings it from any text to any other, by the beginning that both have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -34,9 +34,13 @@ class Constraint:
     vocabulary: Vocabulary = field(compare=False, repr=False)
     limits: LLParserLimits | None = field(default=None, compare=False, repr=False)
 
-    def matcher(self) -> "Matcher":
-        """Make the matcher of a text without tokens."""
-        return Matcher(self, self.first.deep_copy())
+    def matcher(self, stop_ids: Container[int] | None = None) -> "Matcher":
+        """Make the matcher of a text without tokens. stop_ids: the tokens that end it, where not all of the model's
+        ends do.
+        """
+        ends = self.vocabulary.ends
+        known = ends if stop_ids is None else tuple(each for each in ends if each in stop_ids)
+        return Matcher(self, self.first.deep_copy(), known)
 
     def renew(self) -> LLMatcher:
         """Compile the grammar again, so that neither this text nor later ones share with earlier ones."""
@@ -46,10 +50,10 @@ class Constraint:
 
 
 class Matcher:
-    """The state of a constraint after some tokens. `tokens` are those that it has accepted."""
+    """The state of a constraint after some tokens. tokens: those that it accepted. ends: those that end the text."""
 
-    def __init__(self, constraint: Constraint, compiled: LLMatcher) -> None:
-        self.constraint, self.compiled = constraint, compiled
+    def __init__(self, constraint: Constraint, compiled: LLMatcher, ends: tuple[int, ...]) -> None:
+        self.constraint, self.compiled, self.ends = constraint, compiled, ends
         self.tokens: list[int] = []
         self._is_short = False  # it could not be made anew
         self.is_over = (
@@ -111,8 +115,8 @@ class Matcher:
             return []
         tokens = list(self.compiled.compute_ff_tokens())
         accepted = self.accept(tokens)
-        if accepted == len(tokens) and self.has_ended:
-            tokens.append(self.constraint.vocabulary.ends[0])
+        if self.ends and accepted == len(tokens) and self.has_ended:
+            tokens.append(self.ends[0])
         self.rollback(accepted)
         return tokens
 
@@ -120,6 +124,11 @@ class Matcher:
     def may_end(self) -> bool:
         """Whether the text so far is whole."""
         return self.is_over or bool(self.compiled.is_accepting())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text has ended although no token may say so."""
+        return not self.ends and self.has_ended
 
     @property
     def has_ended(self) -> bool:
@@ -132,14 +141,13 @@ class Matcher:
         """Whether the mask says so, because a grammar may find out late that nothing can follow."""
         vocabulary = self.constraint.vocabulary
         words_W = np.zeros(vocabulary.words, dtype=np.int32)
-        fill_masks([Asked(self, 0, ())], words_W[None])
-        admitted = np.unpackbits(words_W.view(np.uint8), bitorder="little")
-        admitted[list(vocabulary.ends)] = 0
-        return not admitted.any()
+        _fill([Asked(self, 0, ())], words_W[None])
+        _remove(vocabulary.ends, words_W)
+        return not words_W.any()
 
     def fork(self) -> "Matcher":
         """Make another matcher in the same state."""
-        other = Matcher(self.constraint, self.compiled.deep_copy())
+        other = Matcher(self.constraint, self.compiled.deep_copy(), self.ends)
         other.tokens, other.is_over = list(self.tokens), self.is_over
         return other
 
@@ -159,10 +167,10 @@ class Matcher:
         return RequestError(f"the constraint of this request takes more than is allowed, {place}: {why}")
 
     def until_end(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The tokens before the first end, and that end if there is one."""
+        """The tokens before the first end of the model, and that end if there is one and it ends this text."""
         ends = self.constraint.vocabulary.ends
         place = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
-        return list(tokens[:place]), list(tokens[place : place + 1])
+        return list(tokens[:place]), [token for token in tokens[place : place + 1] if token in self.ends]
 
 
 class Asked(NamedTuple):
@@ -177,7 +185,8 @@ class Asked(NamedTuple):
 def fill_masks(asked: Sequence[Asked], words_RW: Words) -> list[RequestError | None]:
     """Fill the masks of several texts; for each, the error of a grammar that has reached a limit.
 
-    Rows behind an end, or behind a draft that does not fit, stay as they are.
+    Rows behind an end, or behind a draft that does not fit, are left as they are, or get all bits. They do not count:
+    nothing that is chosen there fits.
     """
     _fill(asked, words_RW)
     errors = []
@@ -186,7 +195,24 @@ def fill_masks(asked: Sequence[Asked], words_RW: Words) -> list[RequestError | N
             each.matcher.renew()
             _fill([each], words_RW)
         errors.append(each.matcher.error)
+        _remove_absent_ends(each, words_RW)
     return errors
+
+
+def _remove_absent_ends(asked: Asked, words_RW: Words) -> None:
+    """Forbid ends of the model that do not end this text. Behind a draft that nothing may follow, nothing counts."""
+    matcher, first, drafts = asked
+    if absent := [end for end in matcher.constraint.vocabulary.ends if end not in matcher.ends]:
+        for number, words_W in enumerate(words_RW[first : first + 1 + len(drafts)]):
+            could_end = words_W.any()
+            _remove(absent, words_W)
+            if number and could_end and not words_W.any():
+                words_W[:] = -1
+
+
+def _remove(tokens: Sequence[int], words_W: Words) -> None:
+    for token in tokens:
+        words_W.view(np.uint32)[token // 32] &= ~(1 << token % 32) & 0xFFFFFFFF
 
 
 def _fill(asked: Sequence[Asked], words_RW: Words) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from tokenmill.constrain.constraint import Asked, Matcher, Words, fill_masks
 from tokenmill.errors import RequestError
 from tokenmill.sample.state import Mask
+from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
 
 
@@ -20,7 +21,7 @@ class Matchers:
     """One for each sequence with a grammar. What a limit of thinking demands is made from the tokens each time."""
 
     def __init__(self) -> None:
-        self._matchers: WeakKeyDictionary[Sequence, Matcher] = WeakKeyDictionary()
+        self._matchers: WeakKeyDictionary[Sequence, tuple[Matcher, Choosing]] = WeakKeyDictionary()
 
     def drafts(self, sequence: Sequence, guessed: list[int], limit: int) -> list[int]:
         """The drafts of a sequence: forced tokens, or what was guessed up to the first token that does not fit."""
@@ -76,23 +77,26 @@ class Matchers:
 
     def _follow(self, sequence: Sequence, more: List[int] = ()) -> Matcher | None:
         """The matcher of a sequence with a grammar, in the state after its tokens and `more`."""
-        if (constraint := sequence.choosing.constraint) is None:
+        if sequence.choosing.constraint is None:
             return None
-        matcher = self._matchers.get(sequence)
-        if matcher is None or matcher.constraint != constraint:
-            self._matchers[sequence] = matcher = constraint.matcher()
+        matcher, given = self._matchers.get(sequence, (None, None))
+        if given is not sequence.choosing and (matcher := matcher_of(sequence)) is not None:
+            self._matchers[sequence] = matcher, sequence.choosing
+        assert matcher is not None, "its constraint has one"
         matcher.follow([*sequence.tokens[_start(sequence) :], *more])
         return matcher
 
 
+def matcher_of(sequence: Sequence) -> Matcher | None:
+    """Make a matcher of the constraint of a sequence, at the beginning of the text; None without one."""
+    constraint = sequence.choosing.constraint
+    return None if constraint is None else constraint.matcher(sequence.choosing.stop_ids)
+
+
 def is_whole(sequence: Sequence, matcher: Matcher) -> bool:
     """Whether nothing may follow the tokens of a sequence, which its matcher has followed, though none is an end."""
-    stop_ids, num_generated = sequence.choosing.stop_ids, len(sequence.tokens) - sequence.num_prompt_tokens
-    return (
-        num_generated >= sequence.choosing.params.min_new_tokens
-        and not any(end in stop_ids for end in matcher.constraint.vocabulary.ends)
-        and matcher.has_ended
-    )
+    num_generated = len(sequence.tokens) - sequence.num_prompt_tokens
+    return num_generated >= sequence.choosing.params.min_new_tokens and matcher.is_whole
 
 
 def _start(sequence: Sequence) -> int:
@@ -114,7 +118,6 @@ def _filled(asked: List[tuple[Sequence, Asked]], num_rows: int) -> dict[int, lis
     masks: dict[int, list[Mask]] = {}
     for (sequence, (matcher, first, drafts)), failed in zip(asked, errors, strict=True):
         count = 1 + len(drafts)
-        _remove_ends(sequence, matcher, words_RW[first : first + count])
         error = failed or _misfit(sequence, matcher)
         masks[sequence.id] = [error] * count if error is not None else list(words_RW[first : first + count])
     return masks
@@ -126,19 +129,6 @@ def _misfit(sequence: Sequence, matcher: Matcher) -> RequestError | None:
     if number == _num_constrained(sequence):
         return None
     return RequestError(f"token {number + 1} of the text so far does not fit the constraint of this request")
-
-
-def _remove_ends(sequence: Sequence, matcher: Matcher, words_RW: Words) -> None:
-    """Forbid ends that do not end this text. A draft that nothing may follow then has an end in itself."""
-    absent = [end for end in matcher.constraint.vocabulary.ends if end not in sequence.choosing.stop_ids]
-    if not absent:
-        return
-    for number, words_W in enumerate(words_RW.view(np.uint32)):
-        had_any = words_W.any()
-        for end in absent:
-            words_W[end // 32] &= np.uint32(~(1 << end % 32) & 0xFFFFFFFF)
-        if number and had_any and not words_W.any():
-            words_W[:] = 0xFFFFFFFF
 
 
 def _force_marks(sequence: Sequence, drafts: List[int], masks: list[Mask]) -> None:
