@@ -1,31 +1,37 @@
 """Compiling: a constraint becomes a grammar that some text of the model's tokens fits, or is refused.
 
-A refusal has llguidance's message. Compiling lets other threads run, has limits of its own for what a grammar may
-cost, and a budget of time: one that is over it goes on in its thread, and nobody waits for it.
+A refusal has llguidance's message and, for a JSON schema, the place in it. Compiling lets other threads run, has
+limits for what a grammar may cost, and a budget of time: one that is over it goes on in its thread, and nobody waits.
 """
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from llguidance import LLMatcher, LLParserLimits
 
 from tokenmill.constrain.constraint import Constraint
 from tokenmill.constrain.grammar import Spec, grammar_text
+from tokenmill.constrain.lark import with_options
+from tokenmill.constrain.schema import deepest
+from tokenmill.constrain.schema_parts import SchemaError, pointer
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.settings.constraint import shortened
 
 T = TypeVar("T")
+KEPT = 32  # constraints, since the requests of an agent have the same ones again and again
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a constraint may cost. seconds: until it is compiled. abandoned: compilations that may go on after that.
 
-    Sizes are llguidance's: items of a position, and states of the lexer, which take one to two kB each.
+    Sizes are llguidance's: symbols of a grammar, and states of its lexer, which take one to two kB each.
     """
 
     seconds: float = 5.0
@@ -41,47 +47,62 @@ class Limits:
         )
 
 
-_abandoned: set[threading.Thread] = set()
+class Compiler:
+    """Compiles the constraints of one model, and keeps the last ones."""
 
+    def __init__(self, vocabulary: Vocabulary, limits: Limits | None = None) -> None:
+        self.vocabulary, self._limits = vocabulary, limits or Limits()
+        self._abandoned: list[threading.Thread] = []
+        self._kept = lru_cache(KEPT)(self._compile)
 
-def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits = Limits()) -> Constraint:
-    """The constraint of a spec. ConfigError, which names the setting, for one that cannot be."""
-    return within(limits, spec, lambda: _compiled(spec, vocabulary, limits))
+    def compile(self, spec: Spec) -> Constraint:
+        """The constraint of a spec. ConfigError, which names the setting, for one that cannot be."""
+        return self._kept(spec)
 
+    def _compile(self, spec: Spec) -> Constraint:
+        return self.within(spec, lambda: compile(spec, self.vocabulary, self._limits))
 
-def within(limits: Limits, spec: Spec, make: Callable[[], T]) -> T:
-    """What a function returns or raises, if it does so in time."""
-    _abandoned.difference_update([thread for thread in list(_abandoned) if not thread.is_alive()])
-    if len(_abandoned) >= limits.abandoned:
-        raise CapacityError(
-            "constraints that are being compiled for too long", 1, 0, f"{spec.kind}, or try again later"
-        )
-    outcome: Future[T] = Future()
+    def within(self, spec: Spec, make: Callable[[], T]) -> T:
+        """What a function returns or raises, if it does so in time."""
+        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+        if len(self._abandoned) >= self._limits.abandoned:
+            what = "constraints that are compiled for longer than they may"
+            raise CapacityError(
+                what, len(self._abandoned) + 1, self._limits.abandoned, f"{spec.kind}, or try again later"
+            )
+        outcome: Future[T] = Future()
 
-    def run() -> None:
+        def run() -> None:
+            try:
+                outcome.set_result(make())
+            except Exception as error:  # noqa: BLE001  (it is raised where it is waited for)
+                outcome.set_exception(error)
+
+        thread = threading.Thread(target=run, name="compile a constraint", daemon=True)
+        thread.start()
         try:
-            outcome.set_result(make())
-        except Exception as error:  # noqa: BLE001  (it is raised where it is waited for)
-            outcome.set_exception(error)
+            return outcome.result(self._limits.seconds)
+        except TimeoutError:
+            self._abandoned.append(thread)
+            raise refusal(spec, f"it was not compiled in {self._limits.seconds:g} s: make it simpler") from None
 
-    thread = threading.Thread(target=run, name="compile a constraint", daemon=True)
-    thread.start()
+
+def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) -> Constraint:
+    """The constraint of a spec, however long it takes. Errors are those of Compiler."""
+    of_parser = (limits or Limits()).of_parser
     try:
-        return outcome.result(limits.seconds)
-    except TimeoutError:
-        _abandoned.add(thread)
-        raise refusal(spec, f"it was not compiled in {limits.seconds:g} s: make it simpler") from None
-
-
-def _compiled(spec: Spec, vocabulary: Vocabulary, limits: Limits) -> Constraint:
-    grammar = grammar_text(spec, vocabulary)
-    matcher = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits.of_parser)
-    if matcher.is_error():
-        raise refusal(spec, told(matcher.get_error()))
-    mask = matcher.compute_bitmask()
-    if matcher.is_error() or not any(mask):
+        grammar = grammar_text(spec, vocabulary)
+    except SchemaError as error:
+        raise refusal(spec, str(error)) from None
+    except RecursionError:
+        raise refusal(spec, "it is nested too deeply") from None
+    first = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=of_parser)
+    if first.is_error():
+        raise refusal(spec, _placed(spec, told(first.get_error())))
+    mask = first.compute_bitmask()
+    if first.is_error() or not any(mask):
         raise refusal(spec, "no text of this model's tokens fits it")
-    return Constraint(grammar, matcher, vocabulary, limits.of_parser)
+    return Constraint(grammar, first, vocabulary, of_parser)
 
 
 def told(error: str) -> str:
@@ -92,3 +113,16 @@ def told(error: str) -> str:
 def refusal(spec: Spec, why: str) -> ConfigError:
     """The error for a constraint that is refused."""
     return ConfigError(spec.kind, shortened(str(spec.value)), why)
+
+
+def _placed(spec: Spec, message: str) -> str:
+    """A message about a schema after the place in it that is wrong by itself."""
+    if spec.kind != "json_schema":
+        return message
+    schema = json.loads(str(spec.value))
+
+    def fails(part: dict[str, object]) -> bool:
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(with_options(part)))
+        return told(LLMatcher.validate_grammar(grammar)) == message
+
+    return f"at {pointer(deepest(schema, fails))}: {message}"

@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from tokenmill.constrain.lark import literal, one_of, with_options
+from tokenmill.constrain.schema import read_schema
 from tokenmill.constrain.structural_tag import lark_of_tags
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import ConfigError
@@ -56,8 +57,7 @@ def grammar_text(spec: Spec, vocabulary: Vocabulary) -> str:
 
 
 def _of_schema(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    schema = json.loads(value)
-    return [{"name": "schema", "json_schema": with_options({} if schema is True else schema)}]
+    return [{"name": "schema", "json_schema": with_options(read_schema(json.loads(value)))}]
 
 
 def _of_regex(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.constrain.lark import json_value, literal
+from tokenmill.constrain.schema import read_schema
+from tokenmill.constrain.schema_parts import SchemaError
 from tokenmill.errors import ConfigError
 
 _TEXT = r"TEXT: /(.|\n)*/"
@@ -47,7 +49,16 @@ def _checked(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
         raise _wrong("at least one structure and one trigger")
     for number, structure in enumerate(structures):
         _check_structure(f"structures[{number}]", structure)
-    return [{"end": "", **structure} for structure in structures], triggers
+    return [
+        {"end": "", **each, "schema": _read(number, each["schema"])} for number, each in enumerate(structures)
+    ], triggers
+
+
+def _read(number: int, schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return read_schema(schema)
+    except SchemaError as error:
+        raise _wrong(f"structures[{number}].schema {error}") from None
 
 
 def _check_structure(where: str, structure: Any) -> None:

@@ -17,10 +17,10 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.constrain.compile import compile
+from tokenmill.constrain.compile import Compiler
 from tokenmill.constrain.constraint import Constraint
 from tokenmill.constrain.grammar import spec_of
-from tokenmill.constrain.vocabulary import Vocabulary, vocabulary_of
+from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.engine.constrained import check_resumed
 from tokenmill.engine.requests import Prompt, token_ids
 from tokenmill.errors import AS_IDS, ConfigError, RequestError
@@ -64,7 +64,8 @@ class InputProcessor:
             log.warning(message, self._name, absent_ids, last)
         ids = self._tokenizer.suppressed_ids if self._tokenizer is not None else ()
         self._suppressed = {number: -math.inf for number in ids if number < model.vocab_size}
-        self._vocabulary_lock, self._vocabulary = threading.Lock(), None  # type: tuple[threading.Lock, Vocabulary | None]
+        self._compiler: Compiler | None = None
+        self._compiler_lock = threading.Lock()
         self._ids = count(1)
 
     def params(self, settings: Mapping[str, Any], given: SamplingParams | None = None) -> SamplingParams:
@@ -149,15 +150,16 @@ class InputProcessor:
             return None
         if self._tokenizer is None:
             raise RequestError(f"{spec.kind} needs a tokenizer, which this model does not have", spec.kind)
-        return compile(spec, self.vocabulary)
+        return self.compiler.compile(spec)
 
     @property
-    def vocabulary(self) -> Vocabulary:
-        """The model's tokens for constraints, made once."""
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                self._vocabulary = vocabulary_of(self._need_tokenizer(), self._vocab_size, self._eos)
-            return self._vocabulary
+    def compiler(self) -> Compiler:
+        """What makes this model's constraints. The first use reads its vocabulary, which may take a second."""
+        with self._compiler_lock:
+            if self._compiler is None:
+                vocabulary = vocabulary_of(self._need_tokenizer(), self._vocab_size, self._eos)
+                self._compiler = Compiler(vocabulary)
+            return self._compiler
 
     def resume(self, sequences: List[Sequence], emitted: List[List[int]]) -> None:
         """Append to each sequence the tokens that were generated of it before, see Core.request.

@@ -1,0 +1,164 @@
+"""The schemas inside a JSON schema by their places, the references among them, and which of them a text with an end
+fits.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+Path = tuple[str | int, ...]
+
+MAPS = ("properties", "patternProperties")
+LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+SINGLE = ("items", "additionalItems", "additionalProperties")
+"""Keywords whose value is an object of schemas, a list of them, or one."""
+
+
+class SchemaError(Exception):
+    """A schema is refused. The message begins with the place in it, as a JSON pointer."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(f"at {pointer(path)}: {message}")
+
+
+def pointer(path: Path) -> str:
+    """A place in a schema, as a reference would name it."""
+    return "#" + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+
+
+class Reached(NamedTuple):
+    """The schemas that a schema uses, by their places, and the places that references among them name."""
+
+    nodes: dict[Path, Any]
+    targets: dict[Path, Path]
+
+
+def reach(schema: Any) -> Reached:
+    """Everything that is part of a schema or referred to by a part. SchemaError for a reference that leads nowhere.
+
+    Where parts have an `$id`, references are resolved by it, in llguidance alone, and not followed here.
+    """
+    nodes, targets = dict[Path, Any](), dict[Path, Path]()
+    waiting: list[tuple[Path, Any]] = [((), schema)]
+    follows = not _has_inner_ids(schema)
+    while waiting:
+        path, node = waiting.pop()
+        if path in nodes:
+            continue
+        nodes[path] = node
+        if not isinstance(node, dict | bool):
+            raise SchemaError(path, f"a schema is an object, or true or false, and not {node!r:.50}")
+        if isinstance(node, bool):
+            continue
+        waiting += _children(path, node)
+        if "$ref" in node and follows:
+            target, found = _target(schema, path, node["$ref"])
+            targets[path] = target
+            waiting.append((target, found))
+    return Reached(nodes, targets)
+
+
+def finite(reached: Reached) -> set[Path]:
+    """The places of the schemas that some text with an end fits, as far as references and required parts tell."""
+    found: set[Path] = set()
+    left = list(reversed(reached.nodes))  # most parts come before what they are part of
+    while left:
+        kept = []
+        for path in left:
+            if _ends(path, reached, found):
+                found.add(path)
+            else:
+                kept.append(path)
+        if len(kept) == len(left):
+            break
+        left = kept
+    return found
+
+
+def _ends(path: Path, reached: Reached, found: set[Path]) -> bool:
+    """Whether a value of a schema has an end, if values of the `found` ones do. Other contradictions are not seen."""
+    node = reached.nodes[path]
+    if isinstance(node, bool):
+        return node
+    if path in reached.targets and reached.targets[path] not in found:
+        return False
+    for key, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
+        parts = node.get(key)
+        if isinstance(parts, list) and parts and not enough((*path, key, n) in found for n in range(len(parts))):
+            return False
+    types = node.get("type")
+    types = types if isinstance(types, list) else [types]
+    if "const" in node or "enum" in node or not types or any(kind not in ("object", "array") for kind in types):
+        return True
+    needed = {"object": _required, "array": _first_items}
+    return any(all(each in found for each in needed[kind](path, reached.nodes)) for kind in types)
+
+
+def _required(path: Path, nodes: Mapping[Path, Any]) -> Iterator[Path]:
+    """The schemas of the properties that an object must have."""
+    names = nodes[path].get("required")
+    for name in names if isinstance(names, list) else ():
+        own, other = (*path, "properties", name), (*path, "additionalProperties")
+        if own in nodes:
+            yield own
+        elif other in nodes and "patternProperties" not in nodes[path]:
+            yield other
+
+
+def _first_items(path: Path, nodes: Mapping[Path, Any]) -> Iterator[Path]:
+    """The schemas of the items that an array must have."""
+    least = nodes[path].get("minItems")
+    least = least if isinstance(least, int) else 0
+    key = "prefixItems" if "prefixItems" in nodes[path] else "items"
+    first = nodes[path].get(key)
+    number = len(first) if isinstance(first, list) else 0
+    yield from ((*path, key, place) for place in range(min(least, number)))
+    rest = (*path, "items" if key == "prefixItems" or not number else "additionalItems")
+    if least > number and rest in nodes:
+        yield rest
+
+
+def _children(path: Path, node: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+    for key in MAPS:
+        if isinstance(inner := node.get(key), dict):
+            yield from (((*path, key, name), each) for name, each in inner.items())
+    for key in LISTS:
+        if isinstance(inner := node.get(key), list):
+            yield from (((*path, key, number), each) for number, each in enumerate(inner))
+    for key in SINGLE:
+        if key in node and not isinstance(node[key], list):
+            yield (*path, key), node[key]
+
+
+def _has_inner_ids(schema: Any) -> bool:
+    """Whether a part of a schema has a name of its own."""
+    waiting = list(schema.values()) if isinstance(schema, dict) else []
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            if isinstance(each.get("$id"), str):
+                return True
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+    return False
+
+
+def _target(schema: Any, path: Path, reference: Any) -> tuple[Path, Any]:
+    """The place that a reference names, and the schema there."""
+    if not isinstance(reference, str):
+        raise SchemaError(path, "$ref is no text")
+    if not reference.startswith("#"):
+        raise SchemaError(path, f"$ref names another document, {reference[:100]!r}: put its schema into $defs")
+    if reference != "#" and not reference.startswith("#/"):
+        raise SchemaError(path, f"$ref names an anchor, {reference[:100]!r}: name its place, as #/$defs/NAME")
+    found, place = schema, list[str | int]()
+    for part in unquote(reference).split("/")[1:]:
+        key: str | int = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+            key = int(part)
+        elif not isinstance(found, dict) or key not in found:
+            raise SchemaError(path, f"$ref names {reference[:100]!r}, which is not there")
+        found = found[key]
+        place.append(key)
+    return tuple(place), found

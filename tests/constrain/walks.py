@@ -1,0 +1,54 @@
+"""Random walks through the masks of a constraint: texts that a model without any sense would write under it."""
+
+import json
+import random
+
+from tokenmill.constrain.compile import compile
+from tokenmill.constrain.grammar import spec_of
+from tokenmill.settings.sampling_params import SamplingParams
+
+CLOSING = b'"]},:0'
+
+
+def compiled(vocabulary, **settings):
+    """The constraint of settings."""
+    return compile(spec_of(SamplingParams(**settings)), vocabulary)
+
+
+def allowed(matcher, vocabulary):
+    """The ids that may come."""
+    mask = matcher.compute_bitmask()
+    assert not matcher.is_error(), matcher.get_error()[:200]
+    return [number for number in range(vocabulary.words * 32) if mask[number // 8] >> number % 8 & 1]
+
+
+def walk(constraint, seed, most=200):
+    """The bytes of a walk, and whether it came to an end. Half of the steps take a token that closes something."""
+    chance, matcher, vocabulary = random.Random(seed), constraint.first.deep_copy(), constraint.vocabulary
+    tokens = []
+    while len(tokens) < most:
+        found = allowed(matcher, vocabulary)
+        assert found, f"nothing may follow {vocabulary.tokens.decode_bytes(tokens)!r}"
+        ends = [number for number in found if number in vocabulary.ends]
+        assert bool(ends) == matcher.is_accepting()
+        if ends and (chance.random() < 0.5 or len(ends) == len(found)):
+            return vocabulary.tokens.decode_bytes(tokens), True
+        found = [number for number in found if number not in ends]
+        if chance.random() < 0.5:
+            closing = [number for number in found if vocabulary.tokens.decode_bytes([number]) in map(bytes, zip(CLOSING))]
+            found = closing or found
+        tokens.append(chance.choice(found))
+        assert matcher.consume_token(tokens[-1])
+    return vocabulary.tokens.decode_bytes(tokens), False
+
+
+def accepts(constraint, text):
+    """Whether a whole text, a token per byte or longer ones, fits."""
+    matcher, vocabulary = constraint.first.deep_copy(), constraint.vocabulary
+    tokens = vocabulary.tokens.tokenize_str(text)
+    return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
+
+
+def compact(value):
+    """A value as JSON without white space, which is how constrained texts are written."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
