@@ -190,8 +190,31 @@ PICTURES: Names = {
 
 # How calls of functions are written. A chat template's format is the first of which it holds all words.
 TOOL_FORMATS: Names = {
+    "deepseek_v3": Entry("JSON in a fence between DeepSeek's tokens: DeepSeek V3, R1",
+        "tokenmill.text.tools.deepseek:DEEPSEEK_V3"),
+    "deepseek_v31": Entry("JSON between DeepSeek's tokens: DeepSeek V3.1",
+        "tokenmill.text.tools.deepseek:DEEPSEEK_V31"),
+    "kimi_k2": Entry("JSON between Kimi's tokens: Kimi K2", "tokenmill.text.tools.kimi_k2:KIMI_K2"),
+    "mistral_args": Entry("names and [ARGS] after [TOOL_CALLS]: Mistral since 2025, Ministral 3",
+        "tokenmill.text.tools.mistral:MISTRAL_ARGS"),
+    "mistral": Entry("a JSON list after [TOOL_CALLS]: Mistral 7B, Nemo, Small 3",
+        "tokenmill.text.tools.mistral:MISTRAL"),
+    "granite": Entry("a JSON list after <|tool_call|>: Granite 3", "tokenmill.text.tools.granite:GRANITE"),
+    "phi4_mini_json": Entry("a JSON list after the word functools: Phi-4-mini with vLLM's template",
+        "tokenmill.text.tools.phi4_mini:PHI4_MINI_JSON"),
+    "phi4_mini": Entry("a JSON list between <|tool_call|> and <|/tool_call|>: Phi-4-mini",
+        "tokenmill.text.tools.phi4_mini:PHI4_MINI"),
+    "seed_oss": Entry("functions and parameters in tags: Seed-OSS", "tokenmill.text.tools.seed_oss:SEED_OSS"),
+    "minimax_m2": Entry("tags with names as attributes: MiniMax-M2", "tokenmill.text.tools.minimax_m2:MINIMAX_M2"),
+    "glm45": Entry("keys and values in tags: GLM-4.5 to 4.7", "tokenmill.text.tools.glm45:GLM45"),
+    "qwen3_xml": Entry("functions and parameters in tags: Qwen 3 Coder, Qwen 3.5",
+        "tokenmill.text.tools.qwen3_xml:QWEN3_XML", also=("qwen3_coder",)),
     "hermes": Entry("JSON between <tool_call> and </tool_call>: Qwen 2.5 and 3, Granite 4, SmolLM3",
         "tokenmill.text.tools.hermes:HERMES"),
+    "llama3_json": Entry("JSON with parameters alone in the answer: Llama 3.1 to 3.3",
+        "tokenmill.text.tools.llama3_json:LLAMA3_JSON", also=("llama4_json",)),
+    "gemma": Entry("JSON in a fence of tool_code, told in the system message: Gemma 2 and 3",
+        "tokenmill.text.tools.gemma:GEMMA"),
 }
 
 # The cases of `tokenmill prove`, in the order of its table: each compares texts of one request.

@@ -47,19 +47,23 @@ def _answer(
 ) -> str:
     """An expression for text or calls, whatever the choice allows."""
     bodies = [form.body.rule(lark, function, f"call_{number}") for number, function in enumerate(functions)]
-    body = lark.rule("call", choice(bodies))
-    marks = form.marks(functions)
-    is_one = not wanted.parallel
-    after_mark = [lark.literal(part) for part in (form.opening.removeprefix(marks[0]), form.closing)]
-    rest = f"{after_mark[0]} {_repeated(body, form.comma, lark, is_one)} {after_mark[1]}"
-    rest = lark.rule("after_mark", rest)
-    more = "" if is_one or form.comma is not None else f" ({lark.literal(form.lead + marks[0])} {rest})*"
+    calls = _calls(lark, form, lark.rule("call", choice(bodies)), is_one=not wanted.parallel)
+    mark = lark.literal(form.mark)
     if wanted.mode == "required":
-        return f"{lark.literal(marks[0])} {rest}{more}"
+        return f"{mark} {calls}"
     unlike = [thinking.begin] if thinking is not None and thinking.begin not in lark.control else []
+    if form.is_alone:
+        unlike += form.marks(function.name for function in functions)
+        return f"{lark.text(without=unlike)} | {calls}"
     text = lark.text(without=unlike)
-    return f"{text} | {lark.until('text_to_mark', marks[0], text)} {rest}{more}"
+    return f"{text} | {lark.until('text_to_mark', form.mark, text)} {calls}"
 
 
-def _repeated(body: str, comma: str | None, lark: Lark, is_one: bool) -> str:
-    return body if comma is None or is_one else f"{body} ({lark.literal(comma)} {body})*"
+def _calls(lark: Lark, form: ToolFormat, call: str, *, is_one: bool) -> str:
+    """An expression for one or more calls, after the mark of the first."""
+    opening, closing = lark.literal(form.opening.removeprefix(form.mark)), lark.literal(form.closing)
+    if form.comma is not None:
+        more = "" if is_one else f"({lark.literal(form.comma)} {call})*"
+        return f"{opening} {call} {more} {closing}"
+    rest = lark.rule("after_mark", f"{opening} {call} {closing}")
+    return rest if is_one else f"{rest} ({lark.literal(form.lead + form.mark)} {rest})*"

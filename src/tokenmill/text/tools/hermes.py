@@ -7,6 +7,7 @@ HERMES = ToolFormat(
     name="hermes",
     words=("<tool_call>", '"name"', '"arguments"'),
     body=JsonCall(),
+    mark="<tool_call>",
     opening="<tool_call>\n",
     closing="\n</tool_call>",
     lead="\n",

@@ -103,7 +103,11 @@ def _call(call: Mapping[str, Any], form: ToolFormat, where: str) -> Message:
     if not isinstance(inner, Mapping) or not isinstance(name, str):
         raise RequestError(f'{where}: {brief(call)} is no call: {{"id": …, "type": "function", "function": …}}')
     arguments = inner.get("arguments")
-    new = {**call, "type": "function", "function": {**inner, "arguments": _object(arguments, name, where)}}
+    new = {
+        **call,
+        "type": "function",
+        "function": {"name": name, **inner, "arguments": _object(arguments, name, where)},
+    }
     return new | {"id": known_id(str(call["id"]), form)} if call.get("id") is not None else new
 
 

@@ -12,6 +12,7 @@ from tokenmill.text.tools.source import Reading, Source
 from tokenmill.text.tools.tool_format import Taker
 
 ARGUMENTS = ("arguments", "parameters")  # families differ, and models mix them up
+OTHERS = ("id", "type")
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,15 @@ class JsonCall:
             is_more = yield from source.literal(",")
         return (yield from source.literal("}")) and members.finish(self.may_lack)
 
+    def first(self, name: str) -> str:
+        """See Body."""
+        return f'{{"name": {json.dumps(name)}'
+
     def texts(self) -> tuple[str, ...]:
         """See Body."""
         return ()
 
-    def text(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
         """See Body."""
         return json.dumps({"name": name, self.arguments: arguments}, ensure_ascii=False)
 
@@ -67,8 +72,10 @@ class _Members:
         if key == "name" and self._name is None:
             self._name = yield from _read_text(source)
             return self._name is not None and self._taker.function(self._name) is not None
-        if key not in ARGUMENTS or self._is_given:
+        if key in OTHERS:
             return (yield from read_json(source, []))
+        if key not in ARGUMENTS or self._is_given:
+            return False
         self._is_given = True
         if self._name is None:
             return (yield from _read_object(source, self._pieces))

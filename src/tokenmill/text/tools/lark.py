@@ -27,11 +27,16 @@ class Lark:
         self._rules: dict[str, tuple[str, str]] = {}
 
     def literal(self, text: str) -> str:
-        """An expression for this text, with control tokens where it spells them."""
-        pattern = "|".join(map(re.escape, sorted(self.control, key=len, reverse=True)))
-        parts = re.split(f"({pattern})", text) if pattern else [text]
+        """An expression for this text, with control tokens where it spells them.
+
+        White space stands alone: the longest terminal that fits is read, so that a line break which is one terminal,
+        and begins another, would never end where it does.
+        """
+        words = "|".join([*map(re.escape, sorted(self.control, key=len, reverse=True)), r"\s+"])
         return " ".join(
-            f"<[{self.control[part]}]>" if number % 2 else quoted(part) for number, part in enumerate(parts) if part
+            f"<[{self.control[part]}]>" if part in self.control else quoted(part)
+            for part in re.split(f"({words})", text)
+            if part
         )
 
     def rule(self, name: str, body: str, options: str = "") -> str:

@@ -35,7 +35,7 @@ class Parser:
         self._form, self._functions = form, {function.name: function for function in functions}
         self._thinking, self._is_open, self._is_trusted = thinking, is_open, is_trusted
         self._source, self._parts = Source(), list[Part]()
-        self._num_calls = 0
+        self._ids: list[str] = []  # of the calls that are shown
         self._reading = self._read()
 
     def push(self, text: str) -> list[Part]:
@@ -56,13 +56,13 @@ class Parser:
     def _read(self) -> Reads:
         if self._thinking is not None:
             yield from self._read_thinking(self._thinking)
-        form, functions = self._form, list(self._functions.values())
-        if form is None or not functions:
+        form = self._form
+        if form is None or not self._functions:
             yield from self._read_up_to((), "", self._show_text)
         elif form.is_alone:
-            yield from self._read_alone(form, form.marks(functions))
+            yield from self._read_alone(form, form.marks(self._functions))
         else:
-            yield from self._read_among_text(form, form.marks(functions))
+            yield from self._read_among_text(form, form.marks(self._functions))
 
     def _read_thinking(self, thinking: Thinking) -> Reads:
         """Read the thinking that the answer begins with, if it does, without the line breaks beside its marks."""
@@ -87,11 +87,13 @@ class Parser:
         while (yield from self._read_up_to(marks, form.lead, self._show_text)):
             source.kept = source.at
             if not (yield from self._read_frame(form)) and source.kept is not None:
-                # The mark is text, and perhaps more; inside it another may begin.
+                # The mark is text, and perhaps more; inside it another may begin. After a call that was shown there is
+                # no mark.
                 first, source.at, source.kept = source.kept, source.kept, None
-                while not any(source.text.startswith(mark, source.at) for mark in marks):
-                    source.at += 1
-                source.at += 1
+                marked = first + len(form.lead) * source.text.startswith(form.lead, first)
+                for place in {first, marked}:
+                    if source.text.startswith(tuple(marks), place):
+                        source.at = place + 1
                 self._show_text(source.text[first : source.at])
             source.kept = None
 
@@ -100,7 +102,7 @@ class Parser:
         source = self._source
         source.kept = source.at
         yield from source.spaces()
-        for mark in marks:
+        for mark in marks if self._is_trusted else {mark[0] for mark in marks}:
             place = source.at - source.kept
             if (yield from source.literal(mark)):
                 source.at = source.kept + place
@@ -126,9 +128,11 @@ class Parser:
             waiting.append(taken)
             if not (yield from form.body.read(source, taken)):
                 return False
-            goes_on = form.comma is not None and (yield from source.frame(form.comma))
+            goes_on = bool(form.comma and form.comma.strip()) and (yield from source.frame(form.comma or ""))
             if not goes_on and not (yield from source.frame(form.closing, may_end=True)):
-                return False
+                if form.comma is None or form.comma.strip():
+                    return False
+                goes_on = True
             if not goes_on or not form.is_alone:
                 for each in waiting:
                     each.show(self._begin)
@@ -157,12 +161,13 @@ class Parser:
                 return bool(places)
             yield
 
-    def _begin(self, name: str) -> int:
+    def _begin(self, name: str, given_id: str | None) -> int:
         """Show that a call begins; its number. It can be taken back no more."""
         assert self._form is not None
-        number, self._num_calls = self._num_calls, self._num_calls + 1
+        number = len(self._ids)
+        self._ids.append(self._form.new_id() if given_id is None or given_id in self._ids else given_id)
         self._source.kept = None
-        self._parts.append(CallBegin(number, self._form.new_id(), name))
+        self._parts.append(CallBegin(number, self._ids[number], name))
         return number
 
     def _show(self, number: int, text: str) -> None:
@@ -190,22 +195,23 @@ class _Taken:
     def __init__(
         self,
         functions: dict[str, Function],
-        begin: Callable[[str], int] | None,
+        begin: Callable[[str, str | None], int] | None,
         show: Callable[[int, str], None],
     ) -> None:
         self._functions, self._begin, self._show = functions, begin, show
         self._name, self._pieces = "", list[str]()
+        self._given_id: str | None = None
         self._number: int | None = None
 
     def function(self, name: str) -> Function | None:
         """See Taker."""
         return self._functions.get(name)
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, given_id: str | None = None) -> None:
         """See Taker."""
-        self._name = name
+        self._name, self._given_id = name, given_id
         if self._begin is not None:
-            self._number = self._begin(name)
+            self._number = self._begin(name, given_id)
 
     def append(self, text: str, /) -> None:
         """See Taker."""
@@ -214,10 +220,10 @@ class _Taken:
         else:
             self._show(self._number, text)
 
-    def show(self, begin: Callable[[str], int]) -> None:
+    def show(self, begin: Callable[[str, str | None], int]) -> None:
         """The call is complete."""
         if self._number is None:
-            self._number = begin(self._name)
+            self._number = begin(self._name, self._given_id)
             self._show(self._number, "".join(self._pieces))
 
 

@@ -2,7 +2,7 @@
 
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,8 +19,8 @@ class Taker(Protocol):
     def function(self, name: str) -> Function | None:
         """The function of this name, if there is one that may be called."""
 
-    def begin(self, name: str) -> None:
-        """The call is of this function; its arguments follow."""
+    def begin(self, name: str, given_id: str | None = None) -> None:
+        """The call is of this function; its arguments follow. given_id: where the model wrote one."""
 
     def append(self, text: str, /) -> None:
         """A piece of the arguments, which are JSON text."""
@@ -35,8 +35,11 @@ class Body(Protocol):
     def read(self, source: Source, taker: Taker) -> Reading:
         """Read a call."""
 
-    def text(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call as the history shows it."""
+    def first(self, name: str) -> str:
+        """The beginning of a call of the function of this name."""
+
+    def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
+        """A call as the history shows it. number: which of the conversation."""
 
     def texts(self) -> tuple[str, ...]:
         """All texts of its own in which control tokens may stand."""
@@ -46,27 +49,28 @@ class Body(Protocol):
 class ToolFormat:
     """opening body comma body … closing.
 
-    name: that of the registry. words: a chat template that shows calls so holds all of them. opening: begins with
-    the mark at which the text ends and calls begin; its white space is optional to the parser, as everywhere in a
-    frame. comma: stands between calls inside the frame; None where each call has a frame of its own. lead: stands
-    between a text and the frame after it, and between frames. is_alone: nothing but calls is in an answer, so that the
-    mark counts at the beginning only.
+    name: that of the registry. words: a chat template that shows calls so holds all of them. mark: where it stands in
+    an answer the text ends and calls begin; the opening begins with it. White space of a frame is optional to the
+    parser. comma: stands between calls inside the frame; None where each call has a frame of its own. lead: stands
+    between a text and the frame after it, and between frames. is_alone: there is no mark, and an answer that begins
+    with a call has no text.
     """
 
     name: str
     words: tuple[str, ...]
     body: Body
-    opening: str
-    closing: str
+    mark: str = ""
+    opening: str = ""
+    closing: str = ""
     comma: str | None = None
     lead: str = ""
     is_alone: bool = False
     id_prefix: str = "call_"
     id_length: int = 24
 
-    def marks(self, functions: Sequence[Function]) -> list[str]:
-        """The texts that say that calls begin."""
-        return [self.opening.split()[0]]
+    def marks(self, functions: Iterable[str]) -> list[str]:
+        """The texts that say that calls of functions of these names begin."""
+        return [self.opening + self.body.first(name) for name in functions] if self.is_alone else [self.mark]
 
     def texts(self) -> tuple[str, ...]:
         """All texts of the frame and the body in which control tokens may stand."""
@@ -78,7 +82,7 @@ class ToolFormat:
 
     def text(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """Calls as the history shows them."""
-        bodies = [self.body.text(name, arguments) for name, arguments in calls]
+        bodies = [self.body.text(name, arguments, number) for number, (name, arguments) in enumerate(calls)]
         if self.comma is not None:
             return f"{self.opening}{self.comma.join(bodies)}{self.closing}"
         return self.lead.join(f"{self.opening}{body}{self.closing}" for body in bodies)

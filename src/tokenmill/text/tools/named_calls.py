@@ -1,0 +1,86 @@
+"""A call whose name stands before its arguments, which are JSON: `name[ARGS]{…}`."""
+
+import json
+import re
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.text.tools.functions import Function
+from tokenmill.text.tools.json_scanner import read_json
+from tokenmill.text.tools.lark import Lark
+from tokenmill.text.tools.source import Reading, Source
+from tokenmill.text.tools.tool_format import Taker
+
+IN_NAME = re.compile(r"[\w.:/-]", re.ASCII)
+NUMBER = re.compile(r":\d+$")
+
+
+@dataclass(frozen=True)
+class NamedCall:
+    """before name after arguments end. also: a mark that may stand after the name, before an id and `after`.
+
+    is_numbered: the name ends with a colon and the number of the call, and with it is the call's id.
+    """
+
+    after: str
+    before: str = ""
+    end: str = ""
+    also: str = ""
+    is_numbered: bool = False
+
+    def rule(self, lark: Lark, function: Function, name: str) -> str:
+        """See Body."""
+        number = lark.rule("CALL_NUMBER", r"/:[0-9]{1,3}/") if self.is_numbered else ""
+        parts = (lark.literal(self.before + function.name), number, lark.literal(self.after))
+        return " ".join(
+            part for part in (*parts, lark.json(f"{name}_arguments", function.schema), lark.literal(self.end)) if part
+        )
+
+    def read(self, source: Source, taker: Taker) -> Reading:
+        """See Body."""
+        if not (yield from source.frame(self.before)):
+            return False
+        written = yield from read_name(source)
+        name = NUMBER.sub("", written) if self.is_numbered else written
+        if taker.function(name) is None:
+            return False
+        if self.also and (yield from source.frame(self.also)):
+            yield from read_name(source)
+        if not (yield from source.frame(self.after)):
+            return False
+        yield from source.spaces()
+        while source.at == len(source.text) and not source.ended:
+            yield
+        if not source.text.startswith("{", source.at):
+            return False
+        taker.begin(name, f"functions.{written}" if self.is_numbered else None)
+        return (yield from read_json(source, taker)) and (yield from source.frame(self.end, may_end=True))
+
+    def first(self, name: str) -> str:
+        """See Body."""
+        return self.before + name
+
+    def texts(self) -> tuple[str, ...]:
+        """See Body."""
+        return self.before, self.after, self.end, self.also
+
+    def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
+        """See Body."""
+        written = f"{name}:{number}" if self.is_numbered else name
+        return f"{self.before}{written}{self.after}{json.dumps(arguments, ensure_ascii=False)}{self.end}"
+
+
+def read_name(source: Source) -> Generator[None, None, str]:
+    """Read the name of a function, which may be empty; it ends with the first other character."""
+    letters: list[str] = []
+    yield from source.spaces()
+    while True:
+        while source.at < len(source.text):
+            if not IN_NAME.match(letter := source.text[source.at]):
+                return "".join(letters)
+            letters.append(letter)
+            source.at += 1
+        if source.ended:
+            return "".join(letters)
+        yield

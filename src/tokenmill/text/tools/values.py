@@ -1,0 +1,66 @@
+"""Values that a format writes as plain texts or in Python's spelling, and the JSON text that they stand for."""
+
+import ast
+import json
+from typing import Any
+
+PYTHON = {"True": "true", "False": "false", "None": "null"}
+DEEPEST = 100
+
+
+def json_of_text(text: str) -> str:
+    """JSON text of a text, without its quotes; of pieces it is the pieces of the whole."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def json_of_value(written: str, kinds: frozenset[str]) -> str:
+    """JSON text of a value of one of these types, which JSON or Python writes so, or which is a text as it stands."""
+    stripped = written.strip()
+    spelled = PYTHON.get(stripped, stripped)
+    found, value = _read(spelled)
+    if found and (kind_of(value) & kinds) and not isinstance(value, str):
+        return spelled
+    if found and isinstance(value, str) and "string" not in kinds:
+        return spelled
+    return json.dumps(written, ensure_ascii=False)
+
+
+def json_of_literal(written: str) -> str | None:
+    """JSON text of a literal in JSON's or Python's spelling; None for anything else."""
+    stripped = written.strip()
+    spelled = PYTHON.get(stripped, stripped)
+    if _read(spelled)[0]:
+        return spelled
+    try:
+        return json.dumps(ast.literal_eval(stripped), ensure_ascii=False, allow_nan=False)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def spelled(value: Any) -> str:
+    """JSON text of a value, as Python spaces it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def kind_of(value: Any) -> frozenset[str]:
+    """The types of a value in JSON schema."""
+    if isinstance(value, bool):
+        return frozenset({"boolean"})
+    if isinstance(value, int):
+        return frozenset({"integer", "number"})
+    for kind, name in ((float, "number"), (str, "string"), (list, "array"), (dict, "object")):
+        if isinstance(value, kind):
+            return frozenset({name})
+    return frozenset({"null"})
+
+
+def _read(text: str) -> tuple[bool, Any]:
+    """Whether a text is JSON, and its value."""
+    try:
+        return True, json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False, None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)

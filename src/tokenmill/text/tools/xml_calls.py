@@ -1,0 +1,206 @@
+"""A call in tags: a tag for each argument, in which texts stand as they are and all else stands as JSON.
+
+A text ends at the first closing tag after which the call can go on, so that one inside a text that no grammar made
+does no harm; a closing tag that stands twice is read once. The grammar admits no closing tag inside a text.
+"""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.errors import RequestError
+from tokenmill.text.tools.functions import Function
+from tokenmill.text.tools.kinds import kinds_of, texts_of, unenforced, with_definitions
+from tokenmill.text.tools.lark import ANYTHING, Lark, choice, escaped, quoted
+from tokenmill.text.tools.named_calls import read_name
+from tokenmill.text.tools.source import SPACES, Reading, Source
+from tokenmill.text.tools.tool_format import Taker
+from tokenmill.text.tools.values import json_of_text, json_of_value, spelled
+
+TEXT = frozenset({"string"})
+
+
+@dataclass(frozen=True)
+class XmlCall:
+    """begin name after_name (key_begin key key_end pad value pad value_end after_value)… end.
+
+    stop: what stands behind the last argument. python: truth values and nothing are spelled as in Python too, since the
+    chat template writes them so.
+    """
+
+    begin: str
+    after_name: str
+    key_begin: str
+    key_end: str
+    value_end: str
+    end: str
+    stop: str
+    pad: str = ""
+    after_value: str = "\n"
+    python: bool = False
+
+    def rule(self, lark: Lark, function: Function, name: str) -> str:
+        """See Body."""
+        schema = function.schema
+        properties, required = schema.get("properties"), schema.get("required") or ()
+        parts = [lark.literal(self.begin + function.name + self.after_name)]
+        if isinstance(properties, Mapping) and (properties or schema.get("additionalProperties") is False):
+            for number, (key, inner) in enumerate(properties.items()):
+                value = self._value(lark, function, key, inner, f"{name}_{number}")
+                written = f"{lark.literal(self.key_begin + key + self.key_end + self.pad)} {value}"
+                rule = lark.rule(f"{name}_argument_{number}", f"{written} {quoted(self.after_value)}")
+                parts.append(rule if key in required else f"{rule}?")
+        else:
+            key = lark.rule("KEY", r"/[^<>\"\n]+/")
+            written = f"{lark.literal(self.key_begin)} {key} {lark.literal(self.key_end + self.pad)}"
+            any_one = lark.rule("any_argument", f"{written} {self._text(lark)} {quoted(self.after_value)}")
+            parts.append(f"{any_one}*")
+        return " ".join([*parts, lark.literal(self.end)])
+
+    def read(self, source: Source, taker: Taker) -> Reading:
+        """See Body."""
+        if not (yield from source.frame(self.begin)):
+            return False
+        name = yield from read_name(source)
+        if (function := taker.function(name)) is None or not (yield from source.frame(self.after_name)):
+            return False
+        keys: list[str] = []
+        yield from source.spaces()
+        while (yield from source.literal(self.key_begin)):
+            key = yield from self._key(source)
+            if key is None or key in keys:
+                return False
+            if not keys:
+                taker.begin(name)
+            taker.append(f'{", " if keys else "{"}"{json_of_text(key)}": ')
+            keys.append(key)
+            if not (yield from self._read_value(source, taker, _kinds(function, key))):
+                return False
+            yield from source.spaces()
+            while (yield from source.literal(self.value_end)):
+                yield from source.spaces()
+        if self.end and not (yield from source.frame(self.end)):
+            return False
+        if not keys:
+            taker.begin(name)
+        taker.append("}" if keys else "{}")
+        return True
+
+    def first(self, name: str) -> str:
+        """See Body."""
+        return self.begin + name
+
+    def texts(self) -> tuple[str, ...]:
+        """See Body."""
+        return self.begin, self.after_name, self.key_begin, self.key_end, self.value_end, self.end
+
+    def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
+        """See Body."""
+        parts = [f"{self.begin}{name}{self.after_name}"]
+        for key, value in arguments.items():
+            written = value if isinstance(value, str) else spelled(value)
+            parts.append(f"{self.key_begin}{key}{self.key_end}{self.pad}{written}{self.pad}{self.value_end}")
+            parts.append(self.after_value)
+        return "".join([*parts, self.end])
+
+    def _value(self, lark: Lark, function: Function, key: str, schema: Any, name: str) -> str:
+        """An expression for a value and what ends it."""
+        root = function.schema
+        kinds, end = kinds_of(schema, root), lark.literal(self.pad + self.value_end)
+        if "string" not in kinds:
+            value = lark.json(name, with_definitions(schema, root))
+            others = {"boolean": ["True", "False"], "null": ["None"]} if self.python else {}
+            python = [quoted(other) for kind, words in others.items() if kind in kinds for other in words]
+            return f"{choice([value, *python])} {end}"
+        if function.strict and (words := unenforced(schema, root)):
+            raise RequestError(
+                f"{function.name}: strict is not possible, because this model writes the text {key!r} as it is and "
+                f"{', '.join(words)} cannot be enforced there: leave that out of its schema, or leave out strict"
+            )
+        if kinds == TEXT and (texts := texts_of(schema, root)):
+            return f"{choice(map(quoted, texts))} {end}"
+        return self._text(lark)
+
+    def _text(self, lark: Lark) -> str:
+        """An expression for any text without the closing tag, and for that."""
+        if self.value_end in lark.control:
+            anything = lark.rule("VALUE_TEXT", f"/{ANYTHING}{escaped(self.pad)}/")
+            return f"{anything} {lark.literal(self.value_end)}"
+        ends = escaped(self.pad + self.value_end)
+        pattern = f"/{ANYTHING}{ends}/"
+        if self.pad:
+            pattern += f" & ~/({ANYTHING}[^{escaped(self.pad)}])?{escaped(self.value_end)}{ANYTHING}/"
+        return lark.rule("text_value", pattern, "[lazy]")
+
+    def _key(self, source: Source) -> Generator[None, None, str | None]:
+        """Read a key and what ends it; None where there is no such thing."""
+        first, *rest = self.key_end.split()
+        while (end := source.text.find(first, source.at)) < 0 and not source.ended:
+            if "\n" in source.text[source.at :]:
+                return None
+            yield
+        key = source.text[source.at : end]
+        if end < 0 or "\n" in key:
+            return None
+        source.at = end + len(first)
+        return key if (yield from source.frame(" ".join(rest))) else None
+
+    def _read_value(self, source: Source, taker: Taker, kinds: frozenset[str]) -> Reading:
+        """Read a value and what ends it: a text as it comes, any other when it is there."""
+        if self.pad:
+            yield from source.literal(self.pad)
+        pieces: list[str] = []
+        is_text = kinds == TEXT
+        if is_text:
+            taker.append('"')
+        while True:
+            text, at = source.text, source.at
+            end = text.find(self.value_end, at)
+            goes_on = None if end < 0 else self._goes_on(source, end + len(self.value_end))
+            if goes_on:
+                stop = end - len(self.pad) if self.pad and text.endswith(self.pad, at, end) else end
+            elif goes_on is False:
+                stop = end + len(self.value_end)
+            elif source.ended:
+                return False
+            else:
+                wanted = self.pad + self.value_end if end < 0 else ""
+                stop = len(text) - _begun(text, at, wanted, self.value_end) if end < 0 else max(at, end - len(self.pad))
+            piece = text[at:stop]
+            source.at = stop
+            if is_text and piece:
+                taker.append(json_of_text(piece))
+            elif piece:
+                pieces.append(piece)
+            if goes_on:
+                source.at = end + len(self.value_end)
+                taker.append('"' if is_text else json_of_value("".join(pieces), kinds))
+                return True
+            if goes_on is None:
+                yield
+
+    def _goes_on(self, source: Source, at: int) -> bool | None:
+        """Whether behind a closing tag the call goes on; None where more text will tell."""
+        text = source.text
+        while at < len(text) and text[at] in SPACES:
+            at += 1
+        words = (self.key_begin, self.stop, self.value_end)
+        if any(text.startswith(word, at) for word in words):
+            return True
+        rest = text[at : at + max(map(len, words))]
+        if any(word.startswith(rest) for word in words):
+            return True if source.ended else None
+        return False
+
+
+def _begun(text: str, at: int, *wanted: str) -> int:
+    """Length of the longest end of the text that is the beginning of one of these."""
+    lengths = (length for word in wanted for length in range(1, len(word)) if text.endswith(word[:length], at))
+    return max(lengths, default=0)
+
+
+def _kinds(function: Function, key: str) -> frozenset[str]:
+    """The types of an argument."""
+    properties = function.parameters.get("properties")
+    known = isinstance(properties, Mapping) and key in properties
+    return kinds_of(properties[key] if known else {}, function.parameters)  # type: ignore[index]
