@@ -35,7 +35,9 @@ def walk(constraint, seed, most=200):
             return vocabulary.tokens.decode_bytes(tokens), True
         found = [number for number in found if number not in ends]
         if chance.random() < 0.5:
-            closing = [number for number in found if vocabulary.tokens.decode_bytes([number]) in map(bytes, zip(CLOSING))]
+            closing = [
+                number for number in found if vocabulary.tokens.decode_bytes([number]) in map(bytes, zip(CLOSING))
+            ]
             found = closing or found
         tokens.append(chance.choice(found))
         assert matcher.consume_token(tokens[-1])

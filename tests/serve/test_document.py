@@ -5,6 +5,7 @@ import pytest
 
 from tests.serve.conftest import MODEL, served
 from tokenmill.serve import answer_schema as forms
+from tokenmill.serve.protocols import answer_schema as protocols
 
 MESSAGES = [{"role": "user", "content": "w1 w2"}]
 COMPLETION = {"prompt": "w1 w2", "max_tokens": 3, "logprobs": 2, "echo": True, "return_token_ids": True, "unknown": 1}
@@ -15,6 +16,9 @@ ANSWERS = [
     ("POST", "/v1/completions", COMPLETION, forms.CompletionAnswer),
     ("POST", "/v1/chat/completions", {"messages": MESSAGES}, forms.ChatAnswer),
     ("POST", "/v1/chat/completions", CHAT, forms.ChatAnswer),
+    ("POST", "/v1/messages", {"messages": MESSAGES, "max_tokens": 3}, protocols.MessageAnswer),
+    ("POST", "/v1/messages/count_tokens", {"messages": MESSAGES}, protocols.CountAnswer),
+    ("POST", "/v1/responses", {"input": "w1", "max_output_tokens": 3}, protocols.ResponseAnswer),
     ("POST", "/tokenize", {"prompt": "w1"}, forms.TokensAnswer),
     ("GET", "/tokenizer_info", None, forms.TokenizerAnswer),
     ("POST", "/detokenize", {"tokens": [1]}, forms.TextAnswer),
@@ -71,7 +75,8 @@ def test_every_refusal_has_the_same_form(document):
         assert "422" not in statuses
         for status in statuses:
             (form,) = operation["responses"][status]["content"].values()
-            assert form["schema"]["$ref"].endswith("/ErrorAnswer"), where
+            name = "MessagesError" if where[1].startswith("/v1/messages") else "ErrorAnswer"
+            assert form["schema"]["$ref"].endswith(f"/{name}"), where
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,7 @@ def test_keys_are_wanted_where_it_says_so(document, server):
 def test_bodies_have_ranges_and_name_the_model(document):
     properties = document["components"]["schemas"]["CompletionBody"]["properties"]
     assert properties["model"]["enum"] == [MODEL, None]
-    assert properties["structured_outputs"]["enum"] == [None]
+    assert properties["logits_processors"]["enum"] == ["", [], None]
     assert properties["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 100}
     assert properties["logprobs"]["anyOf"][0]["maximum"] == 20
 

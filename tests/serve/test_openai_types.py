@@ -61,7 +61,6 @@ def test_null_in_an_object_too(http):
     [
         {"content": None},
         {"content": None, "tool_calls": None, "name": None, "refusal": "w5", "audio": None, "function_call": None},
-        {"tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
         {"content": []},
     ],
     ids=str,
@@ -142,22 +141,22 @@ def test_a_name_that_is_almost_that_of_a_field_is_refused(http, given, meant):
     assert error["param"] == given and repr(meant) in error["message"]
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETION])
 @pytest.mark.parametrize(
-    "name",
-    """grammar json_schema regex ebnf format response_format structured_outputs structural_tag guided_json guided_regex
-    guided_choice guided_grammar tools tool_choice functions function_call""".split(),
+    ("path", "name"),
+    [
+        *((path, name) for path in (CHAT, COMPLETION) for name in ("functions", "function_call", "logits_processors")),
+        *((COMPLETION, name) for name in ("tools", "tool_choice")),
+    ],
 )
-def test_a_constraint_is_refused_by_its_name_and_not_passed_over(http, path, name):
+def test_what_is_not_served_is_refused_by_its_name_and_not_passed_over(http, path, name):
     error = refusal(http, path, **BODIES[path], **{name: {"type": "json_object"}})
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
     assert post(http, path, **BODIES[path], **{name: None})["choices"]
 
 
 def test_a_refusal_of_tool_choice_blames_tools(http):
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    assert refusal(http, CHAT, messages=MESSAGES, tool_choice="auto", tools=tools)["param"] == "tools"
-    assert "tools, which are not supported" in refusal(http, CHAT, messages=MESSAGES, tool_choice="auto")["message"]
+    assert refusal(http, CHAT, messages=MESSAGES, tool_choice="required")["param"] == "tool_choice"
+    assert "tools, which are not supported" in refusal(http, prompt=PROMPT, tool_choice="auto")["message"]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,9 @@ def _describe_bodies(schemas: Json, model: str) -> None:
     for name in (
         "CompletionBody",
         "ChatBody",
+        "MessagesBody",
+        "CountBody",
+        "ResponsesBody",
         "TokenizeBody",
         "DetokenizeBody",
         "SessionBody",
@@ -126,8 +129,9 @@ def _describe_routes(document: Json, has_keys: bool) -> None:
         for operation in operations.values():
             operation["security"] = [{"key": []}] if needs_key else []
             refusals = {status: each for status, each in operation["responses"].items() if status != "200"}
+            own = refusals.get("400")  # which says the protocol's form; that of what stands before the routes is alike
             for status, each in refusals.items():
                 if status in ("422", "403" if has_keys else "401") or (status == "401" and not needs_key):
                     del operation["responses"][status]
                 else:
-                    each["content"] = {"application/json": next(iter(each["content"].values()))}
+                    each["content"] = {"application/json": next(iter((own or each)["content"].values()))}
