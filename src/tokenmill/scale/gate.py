@@ -15,13 +15,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.scale.fleet import Call, Fleet
-from tokenmill.scale.heads import SESSION_HEADER, head_key, session_key
+from tokenmill.scale.heads import SESSION_HEADERS, head_key, session_key
 from tokenmill.scale.relay import Relay
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.refusals import respond
 from tokenmill.serve.resumption import Resumption
 
-GENERATES = ("/v1/completions", "/v1/chat/completions")
+GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 SESSIONS = "/v1/sessions/"
 PROBES = ("/health", "/ping", "/ready")
 PROBE_S = 5.0
@@ -71,7 +71,7 @@ class Gate:
             key, written = head_key(tenant, read), Resumption() if read.get("stream") is True else None
         if path.startswith(SESSIONS):
             key = session_key(tenant, path.removeprefix(SESSIONS).partition("/")[0])
-        elif (named := given.get(SESSION_HEADER)) is not None:
+        elif (named := next((given[name] for name in SESSION_HEADERS if name in given), None)) is not None:
             key = session_key(tenant, named)
         return Call(sent, body, key, written=written)
 

@@ -1,7 +1,7 @@
 """The head of a conversation, by which a gate chooses a replica: what stays the same while the conversation grows.
 
 The next request of a conversation finds the rows of the last one where that was computed. A client can name a session
-itself, in the header X-Session-Id; then nothing else counts.
+itself, in the header X-Session-Id or as agents do; then nothing else counts.
 """
 
 import json
@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-SESSION_HEADER = "x-session-id"
+SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "session-id")
+BILLING = "x-anthropic-billing-header:"
 MAX_CHARACTERS, MAX_IDS = 256, 64  # of a first message or a prompt, which may itself grow
 
 
@@ -19,12 +20,24 @@ def session_key(tenant: bytes, name: str) -> str:
 
 
 def head_key(tenant: bytes, body: Mapping[str, Any]) -> str:
-    """The key of a body of /v1/chat/completions or /v1/completions, whatever is wrong with it."""
-    shared = [body.get(name) for name in ("model", "cache_salt", "tools", "chat_template_kwargs")]
-    messages = body.get("messages")
-    return _digest(
-        tenant, [*shared, _first(messages) if isinstance(messages, list) else _beginning(body.get("prompt"))]
-    )
+    """The key of a body of any route that generates, whatever is wrong with it."""
+    shared = [body.get(name) for name in ("model", "cache_salt", "tools", "chat_template_kwargs", "prompt_cache_key")]
+    told = [_told(body.get(name)) for name in ("system", "instructions")]
+    messages = body.get("messages", body.get("input"))
+    first = _first(messages) if isinstance(messages, list) else _beginning(body.get("prompt", messages))
+    return _digest(tenant, [*shared, *told, first])
+
+
+def _told(content: Any) -> Any:
+    """What the system is told, but for the line of Claude Code that changes with every request."""
+    if isinstance(content, list):
+        kept = [each for each in content if not (isinstance(each, dict) and _is_billing(each.get("text")))]
+        return _beginning(kept)
+    return None if _is_billing(content) else _beginning(content)
+
+
+def _is_billing(text: Any) -> bool:
+    return isinstance(text, str) and text.startswith(BILLING)
 
 
 def _first(messages: list[Any]) -> list[Any]:
@@ -43,6 +56,8 @@ def _beginning(content: Any) -> Any:
         return content[:MAX_CHARACTERS]
     if isinstance(content, list):
         first = content[0] if content else None
+        if isinstance(first, dict) and isinstance(text := first.get("text"), str):
+            return text[:MAX_CHARACTERS]  # a client may send the same message as a text later
         return [_beginning(first)] if isinstance(first, str | list) else content[:MAX_IDS]
     return content
 

@@ -15,7 +15,7 @@ from starlette.types import Message, Send
 from tokenmill.scale.fleet import AllBusy, Call, Fleet, Part, ReplicaLost
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.event_stream import KEEP_ALIVE
-from tokenmill.serve.refusals import event_of
+from tokenmill.serve.refusals import event_of, event_of_response
 from tokenmill.serve.resumption import EXTENSION, Update
 
 MAX_LOST = 5  # replicas that may end while they work on a request of which nothing comes: it may be what ends them
@@ -194,7 +194,7 @@ class Relay:
         """Hand on what a replica has said."""
         body = b"".join(message.get("body", b"") for message in answer)
         if self._is_begun:
-            await self._end(b"data: " + body + b"\n\n")
+            await self._end(event_of_response(body, self._call.scope["path"], self._begun))
             return
         for message in answer:
             await self._send(message)
@@ -204,7 +204,7 @@ class Relay:
         """Send an error: as a response, if none was begun; else as the last event of a stream."""
         if not self._is_begun:
             raise error
-        await self._end(event_of(error, self._call.scope["path"]))
+        await self._end(event_of(error, self._call.scope["path"], self._begun))
 
     async def _end(self, event: bytes) -> None:
         if self._written is not None:
@@ -213,6 +213,12 @@ class Relay:
         self._is_over = True
 
     # ---- what is known
+
+    @property
+    def _begun(self) -> dict[str, str]:
+        """What the client knows of an answer that was begun."""
+        begun = {} if self._written is None else self._written.begun
+        return {"id": begun["id"]} if "id" in begun else {}
 
     @property
     def _now_s(self) -> float:

@@ -26,9 +26,9 @@ class Refusals:
         param = error.param and error.param[:MAX_MESSAGE]
         return {"error": {"message": _cut(error.message), "type": kind, "param": param, "code": error.code}}
 
-    def event(self, error: ApiError, begun: Json) -> bytes:
+    def event(self, body: Json, begun: Json) -> bytes:
         """The last event of a stream. begun: what is known of the answer."""
-        return b"data: " + pydantic_core.to_json(self.body(error)) + b"\n\n"
+        return b"data: " + pydantic_core.to_json(body) + b"\n\n"
 
 
 class ResponsesRefusals(Refusals):
@@ -38,9 +38,10 @@ class ResponsesRefusals(Refusals):
         """See Refusals."""
         return {"error": super().body(error)["error"] | self._told(error)}
 
-    def event(self, error: ApiError, begun: Json) -> bytes:
+    def event(self, body: Json, begun: Json) -> bytes:
         """See Refusals."""
-        failed = {"object": "response", "output": [], **begun, "status": "failed", "error": self._told(error)}
+        told = {name: body["error"][name] for name in ("code", "message")}
+        failed = {"object": "response", "output": [], **begun, "status": "failed", "error": told}
         event = {"type": "response.failed", "response": failed}
         return b"event: response.failed\ndata: " + pydantic_core.to_json(event) + b"\n\n"
 
@@ -74,9 +75,9 @@ class MessagesRefusals(Refusals):
             message = f"prompt is too long: {error.num_tokens} tokens > {error.limit - 1} maximum"
         return {"type": "error", "error": {"type": kind, "message": message}}
 
-    def event(self, error: ApiError, begun: Json) -> bytes:
+    def event(self, body: Json, begun: Json) -> bytes:
         """See Refusals."""
-        return b"event: error\ndata: " + pydantic_core.to_json(self.body(error)) + b"\n\n"
+        return b"event: error\ndata: " + pydantic_core.to_json(body) + b"\n\n"
 
 
 PLAIN = Refusals()
@@ -90,7 +91,13 @@ def body_of(error: ApiError, path: str = "") -> Json:
 
 def event_of(error: Exception, path: str = "", begun: Json | None = None) -> bytes:
     """The last event of a stream that has failed: after its first byte there is no status to say it with."""
-    return _form_of(path).event(api_error_of(error), begun or {})
+    form = _form_of(path)
+    return form.event(form.body(api_error_of(error)), begun or {})
+
+
+def event_of_response(body: bytes, path: str, begun: Json) -> bytes:
+    """The same of a stream that goes on at another server, which has refused it with this response."""
+    return _form_of(path).event(pydantic_core.from_json(body), begun)
 
 
 def respond(error: Exception, path: str = "") -> JSONResponse:

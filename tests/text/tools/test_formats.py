@@ -112,7 +112,7 @@ def test_a_call_that_is_none_is_refused_and_is_text(name):
     text = form.text([("unknown", {"path": "x"})])
     for wanted in (Choice(), Choice("required")):
         grammar = calls_grammar(form, FUNCTIONS, wanted, control={})
-        assert form.is_alone and wanted.mode == "auto" or admitted(grammar, text) not in ("whole", "prefix")
+        assert (form.is_alone and wanted.mode == "auto") or admitted(grammar, text) not in ("whole", "prefix")
     for seed in range(10):
         assert (parsed(name, text, Random(seed)).text, parsed(name, text).calls) == (text, [])
 

@@ -1,0 +1,130 @@
+"""Streams of other protocols, and those with calls, go on at another replica: the client sees one stream."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.byte_model import save_byte_model
+from tests.marks import slow_but
+from tests.scale.fakes import FakeFleet, ask
+from tokenmill.scale.gate import Gate
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Paris"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+CHAT_TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
+ASKED = [{"role": "user", "content": "Rome?"}]
+SAMPLED = {"temperature": 0.8, "seed": 7, "stream": True}
+BODIES = {
+    "messages": ("/v1/messages", {**SAMPLED, "messages": ASKED, "max_tokens": 12}),
+    "messages with a call": (
+        "/v1/messages",
+        {
+            **SAMPLED,
+            "messages": ASKED,
+            "max_tokens": 150,
+            "tools": [{"name": "get_weather", "input_schema": CITY}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        },
+    ),
+    "responses": ("/v1/responses", {**SAMPLED, "input": "Rome?", "max_output_tokens": 12}),
+    "responses with a call": (
+        "/v1/responses",
+        {
+            **SAMPLED,
+            "input": "Rome?",
+            "max_output_tokens": 150,
+            "tools": [{"type": "function", "name": "get_weather", "parameters": CITY}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        },
+    ),
+    "chat with a call": (
+        "/v1/chat/completions",
+        {
+            **SAMPLED,
+            "messages": ASKED,
+            "max_tokens": 150,
+            "tools": [CHAT_TOOL],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    path = save_byte_model(tmp_path_factory.mktemp("bytes"), context=2048)
+    made = FakeFleet(str(path), 2, {"max_length": 2048, "block_size": 32})
+    yield made
+    made.close()
+
+
+def stream(fleet, path, body):
+    status, headers, data = asyncio.run(ask(Gate(fleet), path, body))
+    assert status == 200 and headers["content-type"].startswith("text/event-stream"), data
+    lines = [line for event in data.decode().split("\n\n") for line in event.split("\n")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+
+
+def read(events):
+    """What a stream says, whatever its chunks: ids are left out, and pieces that follow each other are joined."""
+    found, ids, numbers = [], {}, [event["sequence_number"] for event in events if "sequence_number" in event]
+    assert numbers == sorted(set(numbers))
+    for event in events:
+        kept = json.loads(json.dumps(event), object_hook=lambda each: _without_ids(each, ids))
+        pieces = [each.pop(name) for each, name in _texts(kept) if each[name]]
+        shape = json.dumps(kept, sort_keys=True)
+        if found and pieces and found[-1][0] == shape:
+            found[-1][1].extend(pieces)
+        else:
+            found.append((shape, pieces))
+    return [(shape, "".join(texts)) for shape, texts in found]
+
+
+def _without_ids(each, ids):
+    """An object with each id by the number of its first appearance."""
+    names = [name for name in ("id", "item_id", "call_id") if name in each]
+    numbers = {name: ids.setdefault(each[name], len(ids)) for name in names}
+    dropped = ("created", "created_at", "sequence_number")
+    return {name: value for name, value in each.items() if name not in dropped} | numbers
+
+
+def _texts(event):
+    """The pieces of text in an event, as (object, key)."""
+    if event.get("type", "").endswith(".delta"):
+        return [(event, "delta")]
+    if event.get("type") == "content_block_delta":
+        return [(event["delta"], name) for name in ("text", "partial_json", "thinking") if name in event["delta"]]
+    deltas = [choice["delta"] for choice in event.get("choices", ())]
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+    return [(delta, "content") for delta in deltas if "content" in delta] + [(call, "arguments") for call in calls]
+
+
+@pytest.mark.parametrize("name", slow_but(BODIES, "messages", "responses", "chat with a call"))
+def test_a_stream_is_cut_at_every_message(name, fleet):
+    """The replica that writes it is lost before a message; the one that goes on is not."""
+    path, body = BODIES[name]
+    fleet.on_part = lambda *_: False
+    stream(fleet, path, body)  # so that the rows of the prompt are cached, as in all that follow
+    fleet.calls.clear()
+    wanted = read(stream(fleet, path, body))
+    (first, _), seen = fleet.calls[0], []
+    fleet.on_part = lambda call, replica, part: seen.append(replica)
+    stream(fleet, path, body)
+    for cut in range(0, len(seen), 1 + len(seen) // 20):
+        left = [cut]
+
+        def lose(call, replica, part, left=left):
+            left[0] -= replica == first
+            return left[0] < 0 and replica == first
+
+        fleet.on_part = lose
+        found = read(stream(fleet, path, body))
+        assert [each for each in found if "usage" not in each[0]] == [each for each in wanted if "usage" not in each[0]]
+        assert cut == 0 or found == wanted
