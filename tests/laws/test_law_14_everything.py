@@ -93,7 +93,7 @@ class Quiet:
 
 def mask_of(engine, params, text):
     """The mask of the token after `text`."""
-    if (constraint := engine.core.inputs.constraint(params)) is None:
+    if (constraint := engine.core.inputs.constraints.constraint(params)) is None:
         return None
     matcher, words = (
         constraint.matcher(() if params.ignore_eos else None),

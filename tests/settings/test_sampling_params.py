@@ -43,7 +43,7 @@ def test_nothing_is_changed_by_default():
     params = SamplingParams()
     given = {name: getattr(params, name) for name in SamplingParams.__dataclass_fields__}
     assert given == {
-        **dict.fromkeys(("max_new_tokens", "allowed_token_ids", "seed", "logprobs", *CONSTRAINTS)),
+        **dict.fromkeys(("max_new_tokens", "allowed_token_ids", "seed", "logprobs", "thinking_budget", *CONSTRAINTS)),
         "min_new_tokens": 0,
         "temperature": 0.0,
         "top_k": 0,

@@ -28,32 +28,39 @@ class Spec:
     """A constraint that is not compiled. kind: the name of the setting; value: the setting's value.
 
     after: the constraint begins after this text, which a model writes at the end of its thinking; empty: at once.
+    begin: the text before it may begin with this mark, or be absent; empty: it has begun.
     """
 
     kind: str
     value: str | tuple[str, ...]
     after: str = ""
+    begin: str = ""
 
 
-def spec_of(params: SamplingParams, after: str = "") -> Spec | None:
+def spec_of(params: SamplingParams, after: str = "", begin: str = "") -> Spec | None:
     """The constraint of a sequence's settings; None without one."""
     given = [(name, value) for name in CONSTRAINTS if (value := getattr(params, name)) is not None]
-    return Spec(*given[0], after) if given else None
+    return Spec(*given[0], after, begin) if given else None
 
 
 def grammar_text(spec: Spec, vocabulary: Vocabulary) -> str:
     """The grammar of a constraint. ConfigError where its kind has its own syntax and the value is wrong by it."""
     grammars = _MAKERS[spec.kind](spec.value, vocabulary)
     if spec.after:
-        before = literal(spec.after, vocabulary.control)
-        is_token = spec.after in vocabulary.control
-        lark = (
-            f"start: thought {before} @constrained\nthought: {_ANY_TEXT}"
-            if is_token
-            else f"start: thought @constrained\nthought[suffix={before}]: {_ANY_TEXT}"
-        )
-        grammars = [{"name": "after", "lark_grammar": lark}, {**grammars[0], "name": "constrained"}, *grammars[1:]]
+        after = {"name": "after", "lark_grammar": _after(spec, vocabulary)}
+        grammars = [after, {**grammars[0], "name": "constrained"}, *grammars[1:]]
     return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _after(spec: Spec, vocabulary: Vocabulary) -> str:
+    """A thought, the mark behind it, as a token or in letters, a line break or two, and what is constrained."""
+    closed = spelled = "spelled"
+    if spec.after in vocabulary.control:
+        closed = f"(THOUGHT {literal(spec.after, vocabulary.control)} | {spelled})"
+    closed += ' ("\\n" | "\\n\\n")?'
+    if spec.begin:
+        closed = f"({literal(spec.begin, vocabulary.control)} {closed})?"
+    return f"start: {closed} @constrained\nTHOUGHT: {_ANY_TEXT}\n{spelled}[lazy]: THOUGHT {literal(spec.after, {})}"
 
 
 def _of_schema(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:

@@ -1,29 +1,113 @@
-"""Where a constraint begins in a session's text, and whether the tokens of a resumed request fit theirs."""
+"""What constrains the texts of one model: grammars and limits of thinking, and the place where each begins."""
 
-from tokenmill.errors import RequestError
+import threading
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+from dataclasses import replace
+
+from tokenmill.constrain.compile import Compiler
+from tokenmill.constrain.constraint import Constraint
+from tokenmill.constrain.grammar import spec_of
+from tokenmill.constrain.thinking import Thinking
+from tokenmill.constrain.vocabulary import vocabulary_of
+from tokenmill.errors import ConfigError, RequestError
 from tokenmill.sample.matchers import is_whole, matcher_of
+from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import WHOLE, Sequence
 from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.text.thinking import thinking_of
+from tokenmill.text.tokenizer import Tokenizer
+
+MARK = 32  # tokens at the end of a prompt, among which a mark is looked for
 
 
-def where_constrained(wanted: Sequence, before: SamplingParams, start: int) -> int:
-    """Where the text begins that the constraint of a session's call is about. before: the settings of the last call.
+class Constraints:
+    """Makes the constraints of one model's requests. ends: ids that end a text."""
 
-    It is `start`, so that a text is the same in one call and in several. If the last call had another constraint, or
-    the text is whole that has begun there, another text begins.
-    """
-    choosing, length = wanted.choosing, len(wanted.tokens)
-    if start >= length or not choosing.params.is_constrained_as(before):
-        return length
-    if (matcher := matcher_of(wanted)) is None:
-        return start
-    fits = matcher.follow(wanted.tokens[start:]) == length - start
-    return start if fits and not matcher.has_ended else length
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, ends: Iterable[int]) -> None:
+        self._tokenizer, self._vocab_size, self._ends = tokenizer, vocab_size, tuple(ends)
+        self._marks = None if tokenizer is None else thinking_of(tokenizer.chat_template, tokenizer.control_ids)
+        self._compiler: Compiler | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def compiler(self) -> Compiler:
+        """What makes this model's grammars. The first use reads its vocabulary, which may take a second."""
+        with self._lock:
+            if self._compiler is None:
+                assert self._tokenizer is not None, "without one nothing is compiled"
+                self._compiler = Compiler(vocabulary_of(self._tokenizer, self._vocab_size, self._ends))
+            return self._compiler
+
+    def constrained(self, choosing: Choosing, tokens: List[int], start: int) -> Choosing:
+        """The settings of a sequence with what constrains its text from `start` on, or from the end on if the text is
+        whole that begins there. It may take seconds.
+        """
+        if not (choosing.params.is_constrained_as(SamplingParams())):
+            made = self._from(choosing, tokens, start)
+            if start < len(tokens) and (matcher := matcher_of(made)) is not None:
+                fits = matcher.follow(tokens[start:]) == len(tokens) - start
+                if not fits or matcher.has_ended:
+                    made = self._from(choosing, tokens, len(tokens))
+            return made
+        return replace(choosing, constrained_from=start)
+
+    def constraint(self, params: SamplingParams, prompt: List[int] = ()) -> Constraint | None:
+        """The constraint of the settings after a prompt, compiled; None without one."""
+        marks, after, begin = self._marks, "", ""
+        if marks is not None and self._speaks_of_thinking(params):
+            pass
+        elif marks is not None and self._is_open(prompt):
+            after = marks.end
+        elif marks is not None and params.thinking_budget:
+            after, begin = marks.end, marks.begin
+        if (spec := spec_of(params, after, begin)) is None:
+            return None
+        if self._tokenizer is None:
+            raise RequestError(f"{spec.kind} needs a tokenizer, which this model does not have", spec.kind)
+        return self.compiler.compile(spec)
+
+    def _from(self, choosing: Choosing, tokens: List[int], start: int) -> Choosing:
+        params, prompt = choosing.params, tokens[:start]
+        constraint, thinking = self.constraint(params, prompt), self._thinking(params.thinking_budget, prompt)
+        return replace(choosing, constraint=constraint, thinking=thinking, constrained_from=start)
+
+    def _thinking(self, budget: int | None, prompt: List[int]) -> Thinking | None:
+        if budget is None:
+            return None
+        if self._marks is None or self._tokenizer is None:
+            allowed = "a model that thinks: neither its chat template nor its tokens have marks of thinking"
+            raise ConfigError("thinking_budget", budget, allowed)
+        marks, tokenizer = self._marks, self._tokenizer
+        opening, closing = (tuple(_ids(tokenizer, mark)) for mark in marks.marks())
+
+        def is_closed(thought: List[int]) -> bool:
+            return marks.end in tokenizer.decode(thought, skip_special=False)
+
+        return Thinking(budget, opening, closing, self._is_open(prompt), is_closed)
+
+    def _is_open(self, prompt: List[int]) -> bool:
+        """Whether a prompt ends with the mark that begins a thought."""
+        if self._marks is None or self._tokenizer is None:
+            return False
+        return self._marks.is_open(self._tokenizer.decode(prompt[-MARK:], skip_special=False))
+
+    def _speaks_of_thinking(self, params: SamplingParams) -> bool:
+        """Whether a grammar names the mark behind a thought itself, so that it is about the thought, too."""
+        if params.grammar is None or self._marks is None or self._tokenizer is None:
+            return False
+        number = self._tokenizer.control_ids.get(self._marks.end)
+        return self._marks.end in params.grammar or (number is not None and f"<[{number}]>" in params.grammar)
+
+
+def _ids(tokenizer: Tokenizer, mark: str) -> List[int]:
+    number = tokenizer.control_ids.get(mark)
+    return [number] if number is not None else tokenizer.encode(mark, add_special_tokens=False, continues=True)
 
 
 def check_resumed(sequence: Sequence) -> None:
     """Check that the tokens of a resumed request fit its constraint, and end the sequence if nothing may follow."""
-    if (matcher := matcher_of(sequence)) is None:
+    if (matcher := matcher_of(sequence.choosing)) is None:
         return
     given = sequence.tokens[sequence.num_prompt_tokens :]
     if (num_fitting := matcher.follow(given)) < len(given):

@@ -8,7 +8,6 @@ import logging
 import math
 import secrets
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import asdict, replace
@@ -17,11 +16,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.constrain.compile import Compiler
-from tokenmill.constrain.constraint import Constraint
-from tokenmill.constrain.grammar import spec_of
-from tokenmill.constrain.vocabulary import vocabulary_of
-from tokenmill.engine.constrained import check_resumed
+from tokenmill.engine.constrained import Constraints, check_resumed
 from tokenmill.engine.requests import Prompt, token_ids
 from tokenmill.errors import AS_IDS, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
@@ -64,8 +59,7 @@ class InputProcessor:
             log.warning(message, self._name, absent_ids, last)
         ids = self._tokenizer.suppressed_ids if self._tokenizer is not None else ()
         self._suppressed = {number: -math.inf for number in ids if number < model.vocab_size}
-        self._compiler: Compiler | None = None
-        self._compiler_lock = threading.Lock()
+        self.constraints = Constraints(self._tokenizer, self._vocab_size, self._eos)
         self._ids = count(1)
 
     def params(self, settings: Mapping[str, Any], given: SamplingParams | None = None) -> SamplingParams:
@@ -126,9 +120,14 @@ class InputProcessor:
         return unread_variables(self._need_tokenizer(), {k: v for k, v in variables.items() if k not in HOW_IT_ENDS})
 
     def sequences(
-        self, tokens: list[int], params: SamplingParams, priority: int = 0, salt: bytes = b""
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        salt: bytes = b"",
+        constrained_from: int | None = None,
     ) -> Iterator[Sequence]:
-        """The n continuations of a prompt. priority: see Sequence. salt: see Rows."""
+        """The n continuations of a prompt. priority: see Sequence. salt: see Rows. constrained_from: see Choosing."""
         max_tokens = self._max_tokens(len(tokens), params)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
@@ -138,28 +137,13 @@ class InputProcessor:
             params = replace(params, logit_bias={**params.logit_bias, **self._suppressed})
         stops = self._stop_ids(params)
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
-        salt, bad_words, constraint = salt_of(salt), self._bad_words(params.bad_words), self.constraint(params)
+        salt, start = salt_of(salt), len(tokens) if constrained_from is None else constrained_from
+        choosing = Choosing(params, seed, stops, bad_words=self._bad_words(params.bad_words))
+        choosing = self.constraints.constrained(choosing, tokens, start)
         for number in range(params.n):
-            choosing = Choosing(params, (seed + number) % 2**63, stops, bad_words=bad_words, constraint=constraint)
+            each = replace(choosing, seed=(seed + number) % 2**63)
             prompt, rows = (next(self._ids), list(tokens), len(tokens)), Rows(salt=salt)
-            yield Sequence(*prompt, max_tokens, choosing, rows, priority=priority)
-
-    def constraint(self, params: SamplingParams) -> Constraint | None:
-        """The constraint of the settings, compiled; None without one. It may take seconds."""
-        if (spec := spec_of(params)) is None:
-            return None
-        if self._tokenizer is None:
-            raise RequestError(f"{spec.kind} needs a tokenizer, which this model does not have", spec.kind)
-        return self.compiler.compile(spec)
-
-    @property
-    def compiler(self) -> Compiler:
-        """What makes this model's constraints. The first use reads its vocabulary, which may take a second."""
-        with self._compiler_lock:
-            if self._compiler is None:
-                vocabulary = vocabulary_of(self._need_tokenizer(), self._vocab_size, self._eos)
-                self._compiler = Compiler(vocabulary)
-            return self._compiler
+            yield Sequence(*prompt, max_tokens, each, rows, priority=priority)
 
     def resume(self, sequences: List[Sequence], emitted: List[List[int]]) -> None:
         """Append to each sequence the tokens that were generated of it before, see Core.request.

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tokenmill.cache.session_file import read_session
 from tokenmill.cache.snapshot import write_snapshot
-from tokenmill.engine.constrained import where_constrained
 from tokenmill.engine.core import Core
 from tokenmill.engine.held import Held
 from tokenmill.engine.outputs import Completion, Piece
@@ -149,11 +148,11 @@ class Session:
             tokens += self.core.inputs.encode(prompt, after=tokens)
         if not tokens:
             raise RequestError("the session is empty: give a prompt")
-        (wanted,) = self.core.inputs.sequences(tokens, params)  # the only place where it may be refused
-        self.core.scheduler.check_length(wanted.max_tokens)
         start = len(tokens) if prompt is not None else self._penalties_from
-        constrained_from = where_constrained(wanted, self.params, max(start, self._constrained_from))
-        wanted.choosing = replace(wanted.choosing, penalties_from=start, constrained_from=constrained_from)
+        begin = max(start, self._constrained_from) if params.is_constrained_as(self.params) else len(tokens)
+        (wanted,) = self.core.inputs.sequences(tokens, params, constrained_from=min(begin, len(tokens)))  # may refuse
+        self.core.scheduler.check_length(wanted.max_tokens)
+        wanted.choosing = replace(wanted.choosing, penalties_from=start)
         wanted.earlier = (start, self.params) if start < len(tokens) else None
         self.params = replace(params, seed=wanted.choosing.seed)
         request = Request([sequence])

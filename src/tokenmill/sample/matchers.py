@@ -80,17 +80,16 @@ class Matchers:
         if sequence.choosing.constraint is None:
             return None
         matcher, given = self._matchers.get(sequence, (None, None))
-        if given is not sequence.choosing and (matcher := matcher_of(sequence)) is not None:
+        if given is not sequence.choosing and (matcher := matcher_of(sequence.choosing)) is not None:
             self._matchers[sequence] = matcher, sequence.choosing
         assert matcher is not None, "its constraint has one"
         matcher.follow([*sequence.tokens[_start(sequence) :], *more])
         return matcher
 
 
-def matcher_of(sequence: Sequence) -> Matcher | None:
-    """Make a matcher of the constraint of a sequence, at the beginning of the text; None without one."""
-    constraint = sequence.choosing.constraint
-    return None if constraint is None else constraint.matcher(sequence.choosing.stop_ids)
+def matcher_of(choosing: Choosing) -> Matcher | None:
+    """Make a matcher of a constraint, at the beginning of the text; None without one."""
+    return None if choosing.constraint is None else choosing.constraint.matcher(choosing.stop_ids)
 
 
 def is_whole(sequence: Sequence, matcher: Matcher) -> bool:
@@ -140,7 +139,8 @@ def _force_marks(sequence: Sequence, drafts: List[int], masks: list[Mask]) -> No
     for number, mask in enumerate(masks):
         token = thinking.forced([*output, *drafts[:number]])
         if token is not None and not isinstance(mask, RequestError):
-            masks[number] = _only(token, mask)
+            only_W = _only(token, mask)
+            masks[number] = only_W if only_W.any() else mask  # else the grammar has found the thought closed
 
 
 def _only(token: int, mask: Words | None) -> Words:

@@ -33,7 +33,7 @@ what the constraint could not do; None admits every token."""
 
 def choice_kind(choosing: Choosing, num_generated: int) -> ChoiceKind:
     """The kind of choice of the token after num_generated others, and of every later one."""
-    if choosing.looks_back:
+    if choosing.looks_back(num_generated):
         return ChoiceKind.HISTORY
     params = choosing.params
     is_masked = num_generated < params.min_new_tokens  # end tokens are forbidden

@@ -32,7 +32,7 @@ class Choosing:
         """Whether a mask depends on the tokens before a choice."""
         return self.constraint is not None or self.thinking is not None
 
-    @property
-    def looks_back(self) -> bool:
-        """Whether a choice, or what is reported of it, needs the values of the tokens before it on the host."""
-        return self.is_constrained or self.params.looks_back
+    def looks_back(self, num_generated: int) -> bool:
+        """Whether the choice after so many tokens, or what is reported of it, needs their values on the host."""
+        thinks = self.thinking is not None and num_generated < self.thinking.num_concerned
+        return self.constraint is not None or thinks or self.params.looks_back

@@ -28,6 +28,7 @@ class SamplingParams:
 
     At most one of json_schema, regex, grammar, choice and structural_tag constrains the text. A json_schema may be a
     mapping, JSON text, a pydantic model or a dataclass, and is kept as JSON text; see docs/structured-output.md.
+    thinking_budget: at so many tokens of thinking the mark comes that ends it; a constraint begins after that mark.
     """
 
     # fmt: off
@@ -81,6 +82,8 @@ class SamplingParams:
         in_chat=False)
     structural_tag: str | None = setting(None, "Parts of the text fit schemas: structures and triggers, as JSON.",
         metavar="FILE|TEXT", http=None, reads_file=("{",), in_chat=False)
+    thinking_budget: int | None = setting(None, "The most tokens that the model thinks for before it answers.",
+        minimum=0, http_aliases=("thinking_token_budget",))
     n: int = setting(1, "Continuations of each prompt.", maximum=1000, in_chat=False,
         http_aliases=("n_cmpl", "num_return_sequences"))
     # fmt: on
@@ -114,7 +117,7 @@ class SamplingParams:
 
     def is_constrained_as(self, other: "SamplingParams") -> bool:
         """Whether the same constraint, or none, holds for a text with these settings and for one with others."""
-        return all(getattr(self, name) == getattr(other, name) for name in CONSTRAINTS)
+        return all(getattr(self, name) == getattr(other, name) for name in (*CONSTRAINTS, "thinking_budget"))
 
     @cached_property
     def changes_logits(self) -> bool:
@@ -155,4 +158,5 @@ class SamplingKeywords(TypedDict, total=False):
     grammar: str | None
     choice: str | Sequence[str] | None
     structural_tag: Any
+    thinking_budget: int | None
     n: int

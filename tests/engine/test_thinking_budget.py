@@ -1,0 +1,115 @@
+"""Limits of thinking: the text is the model's own up to the limit, and its own again behind the mark."""
+
+import json
+
+import pytest
+import tokenizers
+
+from tests.byte_model import save_byte_model
+from tokenmill import ConfigError, SamplingParams, load
+
+BEGIN, END = 257, 258
+PROMPTS = ["hello", "Once upon a time"]
+SETTINGS = {"greedy": {"ignore_eos": True}, "drawn": {"ignore_eos": True, "temperature": 1.0, "seed": 3}}
+PROGRAMS = {
+    "eager": {"program": "eager", "speculate": "off"},
+    "eager, async": {"program": "eager", "async_scheduling": "on"},
+    "native, several steps": {"program": "native", "speculate": "multi_step"},
+    "native, adaptive": {"program": "native", "speculate": "adaptive"},
+    "native, draft model": {"program": "native", "speculate": "draft_model", "draft_model": "q8"},
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    directory = save_byte_model(tmp_path_factory.mktemp("thinks"), vocab_size=259)
+    file = str(directory / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(file)
+    tokenizer.add_special_tokens(["<think>", "</think>"])
+    tokenizer.save(file)
+    return str(directory)
+
+
+def engine_for(path, **how):
+    return load(path, **{"dtype": "float32", "threads": 1, "max_length": 256, "max_sequences": 2, **how})
+
+
+@pytest.fixture(scope="module")
+def plain(path):
+    return engine_for(path, program="eager", speculate="off")
+
+
+def limited(plain, prompt, budget, count, settings, opening=()):
+    """What the model says with a limit, by two calls without one."""
+    prompt = [*plain.encode(prompt), *opening]
+    thought = plain.generate(prompt, max_new_tokens=budget, **settings).tokens if budget else ()
+    if END in thought:
+        return plain.generate(prompt, max_new_tokens=count, **settings).tokens
+    rest = plain.generate([*prompt, *thought, END], max_new_tokens=count - budget - 1, **settings)
+    return (*thought, END, *rest.tokens)
+
+
+@pytest.mark.parametrize("how", SETTINGS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_text_with_a_limit(program, how, path, plain):
+    engine, settings = engine_for(path, **PROGRAMS[program]), SETTINGS[how]
+    cases = [(prompt, budget) for prompt in PROMPTS for budget in (0, 1, 7, 19)]
+    core = engine.core
+    requests = []
+    for prompt, budget in cases:
+        params = SamplingParams(max_new_tokens=24, thinking_budget=budget, **settings)
+        requests += [core.request([*engine.encode(prompt), BEGIN], params)]
+    free = core.request([1, 2, 3], SamplingParams(max_new_tokens=24, **settings))
+    *found, other = core.finish([*requests, free])
+    for (prompt, budget), done in zip(cases, found, strict=True):
+        assert done.tokens == limited(plain, prompt, budget, 24, settings, (BEGIN,)), (prompt, budget)
+    assert other.tokens == plain.generate([1, 2, 3], max_new_tokens=24, **settings).tokens
+
+
+def test_a_model_that_begins_the_thought_itself_or_does_not_think(plain):
+    favour = {"logit_bias": {BEGIN: 99.0}, "max_new_tokens": 2, "ignore_eos": True}
+    assert plain.generate("hello", thinking_budget=0, **favour).tokens == (BEGIN, END)
+    free = plain.generate("hello", max_new_tokens=9, ignore_eos=True)
+    assert plain.generate("hello", max_new_tokens=9, ignore_eos=True, thinking_budget=2).tokens == free.tokens
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5, 40])
+@pytest.mark.parametrize("program", ["eager", "native, adaptive"])
+def test_a_constraint_begins_behind_the_thought(program, budget, path, plain):
+    engine = engine_for(path, **PROGRAMS[program])
+    schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 4}
+    for settings in ({}, {"temperature": 1.0, "seed": 5}):
+        given = {"max_new_tokens": 90, "json_schema": schema, "thinking_budget": budget, **settings}
+        prompts = [[*engine.encode(prompt), BEGIN] for prompt in PROMPTS]
+        for prompt, done in zip(prompts, engine.generate(prompts, **given), strict=True):
+            thought, rest = done.tokens[: done.tokens.index(END)], done.tokens[done.tokens.index(END) + 1 :]
+            assert len(thought) <= budget + 3  # which end the character that the limit is in
+            bytes(thought).decode()
+            assert isinstance(json.loads(bytes(rest[:-1])), list) and rest[-1] == 256
+            assert done.tokens == plain.generate(prompt, **given).tokens
+        for done in engine.generate(PROMPTS, **given):  # the thought is not begun, and the model need not
+            answer = done.tokens[done.tokens.index(END) + 1 if END in done.tokens else 0 : -1]
+            assert isinstance(json.loads(bytes(answer)), list)
+
+
+def test_without_a_limit_a_constraint_begins_behind_an_open_thought_alone(plain):
+    given = {"max_new_tokens": 60, "regex": "[0-9]{3}", "logit_bias": {END: 99.0}}
+    assert plain.generate([*plain.encode("hello"), BEGIN], **given).tokens[0] == END
+    assert plain.generate("hello", **given).text.isdigit()
+    closed = [*plain.encode("hello"), BEGIN, 10, 10, END, 10, 10]
+    assert plain.generate(closed, **given).text.isdigit()
+
+
+def test_a_session_keeps_to_the_limit_in_several_calls(path, plain):
+    engine = engine_for(path, program="native", speculate="adaptive")
+    settings = {"ignore_eos": True, "thinking_budget": 7}
+    session, found = engine.session([*engine.encode("hello"), BEGIN]), ()
+    for count in (3, 4, 1, 2, 10):
+        found += session.generate(max_new_tokens=count, **settings).tokens
+        settings = {}
+    assert found == limited(plain, "hello", 7, 20, {"ignore_eos": True}, (BEGIN,))
+
+
+def test_a_model_without_marks_refuses_a_limit(tmp_path):
+    with pytest.raises(ConfigError, match="thinking_budget = 3 is not allowed: a model that thinks"):
+        load(str(save_byte_model(tmp_path)), dtype="float32").generate("a", thinking_budget=3)
