@@ -59,6 +59,7 @@ def test_nothing_is_changed_by_default():
         "stop_token_ids": (),
         "ignore_eos": False,
         "skip_special_tokens": True,
+        "shown_token_ids": (),
         "n": 1,
     }
 
@@ -131,7 +132,11 @@ def test_other_names():
         "min_new_tokens": "min_tokens",
         "include_stop": "include_stop_str_in_output",
     }
-    assert SamplingParams.__dataclass_fields__.keys() - HTTP_FIELDS.keys() == {"logprobs", *CONSTRAINTS}
+    assert SamplingParams.__dataclass_fields__.keys() - HTTP_FIELDS.keys() == {
+        "logprobs",
+        "shown_token_ids",
+        *CONSTRAINTS,
+    }
 
 
 TOLD = settings_of(SamplingParams)
@@ -148,7 +153,9 @@ def test_where_each_setting_is_shown():
         "max_new_tokens": Shown("Most new tokens", 2, "what fits"),
         "seed": Shown("Seed", 2, "random"),
     }
-    not_in_chat = """logit_bias allowed_token_ids stop_token_ids skip_special_tokens logprobs n""".split()
+    not_in_chat = (
+        """logit_bias allowed_token_ids stop_token_ids skip_special_tokens shown_token_ids logprobs n""".split()
+    )
     assert {name for name, told in TOLD.items() if not told.in_chat} == {*not_in_chat, *CONSTRAINTS}
 
 

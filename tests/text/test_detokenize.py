@@ -197,6 +197,10 @@ def test_special_tokens_count_and_have_no_text(tokenizer):
     assert [detokenizer.push([token]) for token in ids] == ["a", "", "b"] and detokenizer.num_tokens_used == 3
     shown = Detokenizer(tokenizer, skip_special=False)
     assert "".join(shown.push([token]) for token in ids) == "a<|end|>b"
+    some = Detokenizer(tokenizer, shown=[ids[1]])
+    assert "".join(some.push([token]) for token in ids) == "a<|end|>b"
+    others = Detokenizer(tokenizer, shown=[ids[0]])
+    assert "".join(others.push([token]) for token in ids) == "ab"
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4])

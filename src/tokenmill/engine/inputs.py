@@ -208,7 +208,8 @@ class InputProcessor:
         """
         longest = max(map(len, before.stop), default=0)
         start, stop_ids = max(start, len(tokens) - MIN_REPLAYED - 4 * longest), self._stop_ids(before)
-        settings = replace(before, skip_special_tokens=params.skip_special_tokens)
+        shows = {name: getattr(params, name) for name in ("skip_special_tokens", "shown_token_ids")}
+        settings = replace(before, **shows)
         found = self._detokenizer(settings, tokens[:start])
         for place, token in enumerate(tokens[start:], start + 1):
             found.push([token])
@@ -217,9 +218,8 @@ class InputProcessor:
         return found
 
     def _detokenizer(self, params: SamplingParams, prompt: list[int]) -> Detokenizer:
-        return Detokenizer(
-            self._need_tokenizer(), stop=params.stop, prompt=prompt, skip_special=params.skip_special_tokens
-        )
+        skips, shown = params.skip_special_tokens, params.shown_token_ids
+        return Detokenizer(self._need_tokenizer(), stop=params.stop, prompt=prompt, skip_special=skips, shown=shown)
 
     def check_length(self, num_tokens: int) -> None:
         """Raise RequestError for more tokens than max_length."""

@@ -65,6 +65,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = setting((), "Ids that end the output, as 1,2,3.", in_chat=False)
     ignore_eos: bool = setting(False, "Continue past the model's end-of-text token.")
     skip_special_tokens: bool = setting(True, "Leave special tokens out of the text.", in_chat=False)
+    shown_token_ids: tuple[int, ...] = setting((), "Special tokens that stay in the text all the same, as 1,2,3.",
+        in_chat=False, http=None)
     seed: int | None = setting(None,
         "The same seed gives the same tokens. Default: a new one each time, which --json reports.", minimum=0,
         maximum=2**63 - 1, http_aliases=("random_seed",), page=Shown("Seed", 2, "random"))
@@ -151,6 +153,7 @@ class SamplingKeywords(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool
     skip_special_tokens: bool
+    shown_token_ids: Sequence[int] | None
     seed: int | None
     logprobs: int | None
     json_schema: Any

@@ -7,7 +7,7 @@ the cost of a token does not grow with the length.
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenmill.text.token_bytes import token_bytes
 from tokenmill.text.tokenizer import Tokenizer
@@ -16,7 +16,8 @@ UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no character ye
 
 
 class Detokenizer:
-    """One sequence's text, after the tokens of `prompt`. skip_special: without the text of special tokens.
+    """One sequence's text, after the tokens of `prompt`. skip_special: without the text of special tokens, unless they
+    are among `shown`.
 
     text: all that was shown. stopped: the stop string that ended it. num_tokens_used: pushed tokens up to and including
     the one that completed that match; all of them while there is none. The match that is complete first wins, the
@@ -31,12 +32,13 @@ class Detokenizer:
         include_stop: bool = False,
         prompt: Sequence[int] = (),
         skip_special: bool = True,
+        shown: Collection[int] = (),
         min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         # After a prompt that is text, the first token's space is a space; otherwise sentencepiece leaves it out.
         self._continues = tokenizer.is_text(prompt)
-        self._skip_special = skip_special
+        self._skipped = tokenizer.special_ids.difference(shown) if skip_special else frozenset()
         # Tokens before `_first` are decoded for good; those up to `_shown` are decoded again as context only.
         self._tokens: list[int] = []
         self._first = self._shown = 0
@@ -61,7 +63,7 @@ class Detokenizer:
             if self.stopped is not None:
                 break
             self.num_tokens_used += 1
-            if self._skip_special and token in self._tokenizer.special_ids:
+            if token in self._skipped:
                 continue  # no text, and what stands around it is decoded as if it were not there
             self._tokens.append(token)
             pieces.append(self._release(final=False))
@@ -89,7 +91,7 @@ class Detokenizer:
         self._first = self._shown = len(self._tokens)
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special=self._skip_special, continues=self._continues)
+        return self._tokenizer.decode(tokens, skip_special=False, continues=self._continues)
 
     def _decode(self, final: bool) -> str:
         """New text since the last call; none while it ends in an unfinished character."""

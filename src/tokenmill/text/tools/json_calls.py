@@ -25,7 +25,7 @@ class JsonCall:
     def rule(self, lark: Lark, function: Function, name: str) -> str:
         """See Body."""
         before = f'{{"name": {json.dumps(function.name)}, "{self.arguments}": '
-        return f"{quoted(before)} {lark.json(f'{name}_arguments', function.schema)} {quoted('}')}"
+        return f"{quoted(before)} {lark.json(f'{name}_arguments', function.schema, function.strict)} {quoted('}')}"
 
     def read(self, source: Source, taker: Taker) -> Reading:
         """See Body. The keys may stand in any order; where the name is first, the arguments go on as they come."""

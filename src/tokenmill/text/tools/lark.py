@@ -45,9 +45,14 @@ class Lark:
         self._rules[name] = body, options
         return name
 
-    def json(self, name: str, schema: Mapping[str, Any], **options: Any) -> str:
-        """A rule for JSON text of a schema, as Python's json.dumps spaces it. options: llguidance's."""
-        own = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, **options}
+    def json(self, name: str, schema: Mapping[str, Any], strict: bool | None = None) -> str:
+        """A rule for JSON text of a schema, as Python's json.dumps spaces it. strict: see Function."""
+        own = {
+            "item_separator": ", ",
+            "key_separator": ": ",
+            "whitespace_flexible": False,
+            "lenient": strict is not True,
+        }
         return self.rule(name, "%json " + json.dumps({**schema, "x-guidance": own}, ensure_ascii=False))
 
     def text(self, *, without: Iterable[str] = ()) -> str:

@@ -34,7 +34,13 @@ class NamedCall:
         number = lark.rule("CALL_NUMBER", r"/:[0-9]{1,3}/") if self.is_numbered else ""
         parts = (lark.literal(self.before + function.name), number, lark.literal(self.after))
         return " ".join(
-            part for part in (*parts, lark.json(f"{name}_arguments", function.schema), lark.literal(self.end)) if part
+            part
+            for part in (
+                *parts,
+                lark.json(f"{name}_arguments", function.schema, function.strict),
+                lark.literal(self.end),
+            )
+            if part
         )
 
     def read(self, source: Source, taker: Taker) -> Reading:

@@ -108,7 +108,7 @@ class XmlCall:
         root = function.schema
         kinds, end = kinds_of(schema, root), lark.literal(self.pad + self.value_end)
         if "string" not in kinds:
-            value = lark.json(name, with_definitions(schema, root))
+            value = lark.json(name, with_definitions(schema, root), function.strict)
             others = {"boolean": ["True", "False"], "null": ["None"]} if self.python else {}
             python = [quoted(other) for kind, words in others.items() if kind in kinds for other in words]
             return f"{choice([value, *python])} {end}"
