@@ -6,6 +6,10 @@ each character that could begin or end one together with its neighbours (`<` in 
 second), is replaced by a mark: digits that nobody can guess, which a template passes on as it does any word. Where the
 rendered text spells a control token with a character that a mark stood for, that is read as plain text: the whole is
 encoded by a variant of the tokenizer that knows control tokens by secret names alone.
+
+Tokens such as `<think>` and `</tool_response>` are no control tokens to a tokenizer, and yet give a conversation its
+structure where the template writes them. They are treated so too, but not in what the assistant said, where templates
+look for them.
 """
 
 import re
@@ -19,6 +23,8 @@ from tokenmill.registry import TEMPLATES, lookup
 from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
 
 DIGITS = 20
+DEEPEST = 100  # of lists and objects in a message; what lies deeper is refused by the template
+_TAG = re.compile(r"</?[A-Za-z][\w:-]*>|\[/?[A-Z_]+\]")
 
 
 def encode_chat(
@@ -31,14 +37,20 @@ def encode_chat(
 ) -> list[int]:
     """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
 
-    Without `allow_special` nothing in a message, nor in `variables`, becomes a control token; where no message spells
-    one the ids are the same with and without. continue_final_message: they end with the text of the last message, as
+    Without `allow_special` nothing in a message, nor in `variables`, becomes a control token, and nothing in messages
+    of others than the assistant a token that the template writes; where no message spells one the ids are the same with
+    and without. continue_final_message: they end with the text of the last message, as
     in transformers' `apply_chat_template`. Errors are those of `render_chat`.
     """
-    control = sorted(tokenizer.control_ids, key=len, reverse=True)
-    marks = _Marks(() if allow_special else control)
+    known = tokenizer.control_ids | _written(tokenizer, tokenizer.template_for(variables.get("tools")))
+    control = sorted(known, key=len, reverse=True)
+    marks = _Marks((), ()) if allow_special else _Marks(sorted(tokenizer.control_ids, key=len, reverse=True), control)
     end = marks.end if continue_final_message else ""
-    parts = marks.split(_rendered(tokenizer, messages, end, mark=marks.put, **variables))
+    num_others = len(messages) - bool(end)  # a message that is continued is the model's own
+    shown = [marks.in_message(message) for message in messages[:num_others]] + list(messages[num_others:])
+    if "tools" in variables:
+        variables["tools"] = marks.in_value(variables["tools"])
+    parts = marks.split(_rendered(tokenizer, shown, end, mark=marks.put, **variables))
     text = "".join(parts)
     if continue_final_message:
         _check_ends_with(text, messages[-1])
@@ -46,14 +58,15 @@ def encode_chat(
     if len(parts) == 1:
         return ids
     nonce, pattern = _nonce(), re.compile("|".join(map(re.escape, control)))
-    names = {content: f"<{nonce}:{number}>" for content, number in tokenizer.control_ids.items()}
+    names = {content: f"<{nonce}:{number}>" for content, number in known.items()}
     rename = partial(pattern.sub, lambda found: names[found[0]])
     # A control token is the template's own where it holds no character that a mark stood for.
     renamed = "".join(part if number % 2 else rename(part) for number, part in enumerate(parts))
-    read = [number for number in ids if number in _spellings(tokenizer)]
-    if rename(text) == renamed and read == [tokenizer.control_ids[content] for content in pattern.findall(text)]:
+    contents = _spellings(tokenizer, known)
+    read = [number for number in ids if number in contents]
+    if rename(text) == renamed and read == [known[content] for content in pattern.findall(text)]:
         return ids
-    return _encode_literally(tokenizer, renamed, names)
+    return _encode_literally(tokenizer, renamed, names, contents)
 
 
 def chat_text(
@@ -127,12 +140,14 @@ def _check_ends_with(text: str, message: Mapping[str, Any]) -> None:
 class _Marks:
     """The marks of one conversation, for a tokenizer with the given control tokens. end: that of the last message."""
 
-    def __init__(self, control: Sequence[str]) -> None:
+    def __init__(self, control: Sequence[str], known: Sequence[str]) -> None:
+        """known: control tokens, and those that the template writes."""
         edges = {edge for text in control for edge in (text[0], text[-1]) if not (edge.isalnum() or edge.isspace())}
         firsts = "".join(map(re.escape, edges | {text[0] for text in control}))  # asked first, for speed
         # Tags such as `</think>` are no control tokens and stay as they are: templates look for them in messages.
         parts = [*map(re.escape, control), r"(?P<tag></?[A-Za-z][\w-]*>)", *map(re.escape, sorted(edges))]
         self._pattern = re.compile(f"(?=[{firsts}])(?:{'|'.join(parts)})" if control else r"(?!)(?P<tag>)")
+        self._known = re.compile("|".join(map(re.escape, known)) if known else r"(?!)")
         self._nonce = f"1{_nonce()}"  # a number with a zero in front could be written without it
         self.end = _new_end()
         self._texts: list[str] = []  # what each mark stands for
@@ -140,9 +155,26 @@ class _Marks:
     def put(self, text: str) -> str:
         return self._pattern.sub(self._mark, text)
 
+    def in_message(self, message: Any) -> Any:
+        """A message in whose text, unless it is the assistant's, no token of the template is spelled."""
+        if not isinstance(message, Mapping) or message.get("role") == "assistant" or "content" not in message:
+            return message
+        return {**message, "content": self.in_value(message["content"])}
+
+    def in_value(self, value: Any, depth: int = 0) -> Any:
+        """A value in whose texts, however deep, no token of the template is spelled."""
+        if isinstance(value, str):
+            return self._known.sub(self._mark_of, value)
+        if isinstance(value, Mapping) and depth < DEEPEST:
+            return {name: self.in_value(inner, depth + 1) for name, inner in value.items()}
+        if isinstance(value, list | tuple) and depth < DEEPEST:
+            return [self.in_value(inner, depth + 1) for inner in value]
+        return value
+
     def _mark(self, found: re.Match[str]) -> str:
-        if found["tag"] is not None:
-            return found[0]
+        return found[0] if found["tag"] is not None else self._mark_of(found)
+
+    def _mark_of(self, found: re.Match[str]) -> str:
         if found[0] not in self._texts:
             self._texts.append(found[0])
         return f"{self._nonce}{self._texts.index(found[0]):06d}"
@@ -159,9 +191,13 @@ def _nonce() -> str:
     return f"{secrets.randbelow(10**DIGITS):0{DIGITS}d}"
 
 
-def _encode_literally(tokenizer: Tokenizer, renamed: str, names: Mapping[str, str]) -> list[int]:
-    """Token ids of a text whose control tokens are written with their secret `names`; other spellings are letters."""
-    backend, contents = tokenizer.backend, _spellings(tokenizer)
+def _encode_literally(
+    tokenizer: Tokenizer, renamed: str, names: Mapping[str, str], contents: Mapping[int, str]
+) -> list[int]:
+    """Token ids of a text whose control tokens are written with their secret `names`; other spellings, the `contents`
+    of such tokens, are letters.
+    """
+    backend = tokenizer.backend
     variant, letters = with_names(backend, names), with_names(for_continuation(backend), names)  # with the same ids
     tokens = backend.get_added_tokens_decoder().items()
     added = {variant.token_to_id(names.get(token.content, token.content)): number for number, token in tokens}
@@ -181,7 +217,23 @@ def _encode_literally(tokenizer: Tokenizer, renamed: str, names: Mapping[str, st
     return [number for part in variant.encode(renamed, add_special_tokens=False).ids for number in ids_of(part)]
 
 
-def _spellings(tokenizer: Tokenizer) -> dict[int, str]:
+def _spellings(tokenizer: Tokenizer, known: Mapping[str, int]) -> dict[int, str]:
     """Control tokens by id, without the one that stands for letters that are not in the vocabulary."""
     unknown = getattr(tokenizer.backend.model, "unk_token", None)
-    return {number: content for content, number in tokenizer.control_ids.items() if content != unknown}
+    return {number: content for content, number in known.items() if content != unknown}
+
+
+def _written(tokenizer: Tokenizer, template: str | None) -> dict[str, int]:
+    """Tokens of the form <…> that a template writes, or whose partner it writes, though they are no control tokens:
+    spelling → id.
+    """
+    if template is None:
+        return {}
+    added = {token.content: number for number, token in tokenizer.backend.get_added_tokens_decoder().items()}
+    tags = {content: number for content, number in added.items() if _TAG.fullmatch(content)}
+    return {tag: number for tag, number in tags.items() if tag in template or _partner(tag) in template}
+
+
+def _partner(tag: str) -> str:
+    """The closing tag of an opening one, and the other way round."""
+    return tag[0] + tag[2:] if tag[1] == "/" else f"{tag[0]}/{tag[1:]}"
