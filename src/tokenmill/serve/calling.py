@@ -29,9 +29,12 @@ _known: WeakKeyDictionary[Tokenizer, ModelTools] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Answer:
-    """How an answer is constrained and read. constraint: see constraint_of; None if that of the body counts."""
+    """How an answer is constrained and read. constraint: see constraint_of; None if that of the body counts.
+    shown_ids: special tokens that its reader needs.
+    """
 
     constraint: Constraint | None = None
+    shown_ids: tuple[int, ...] = ()
     readers: Readers = field(default_factory=Readers)
 
 
@@ -67,8 +70,10 @@ class Calling:
         readers = Readers(make, tools.form.id_prefix, tools.form.id_length)
         grammar = tools.grammar(self.functions, self.choice, is_open=is_open) if allowed else None
         if grammar is None:
-            return Answer(readers=readers)
-        return Answer(("tools", {"grammar": grammar}), readers)
+            marks = tools.thinking.marks() if tools.thinking is not None else ()
+            shown = tuple(tools.control[mark] for mark in marks if mark in tools.control)
+            return Answer(None, shown, readers)
+        return Answer(("tools", {"grammar": grammar}), tuple(sorted(tools.shown_ids)), readers)
 
 
 def calling_of(loaded: LoadedModel, body: ChatBody) -> Calling:

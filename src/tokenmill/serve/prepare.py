@@ -17,6 +17,7 @@ from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.calling import Calling, calling_of
 from tokenmill.serve.constraint_fields import about_constraint, constraint_of
+from tokenmill.serve.effort import settle_effort
 from tokenmill.serve.errors import ApiError, TooLong, about
 from tokenmill.serve.reading import Readers
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
@@ -66,27 +67,27 @@ def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") ->
 
 def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
     """See the module."""
-    calling = calling_of(core.loaded, body)
-    tokens = _cut(core, body, chat_tokens(core, body, calling))
+    calling, tokens, warnings = chat_prompt(core, body)
+    tokens = _cut(core, body, tokens)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     which = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     _check_max_tokens(max_tokens := getattr(body, which), which)
     answer = calling.answer(core.inputs, tokens, body)
-    prepared = _prepared(
-        core, body, tenant, [tokens], "messages", max_tokens, {"logprobs": logprobs}, answer.constraint
-    )
-    warnings = [*warnings_of(body), *template_warnings(core, body)]
+    more = {"logprobs": logprobs, "shown_token_ids": answer.shown_ids}
+    prepared = _prepared(core, body, tenant, [tokens], "messages", max_tokens, more, answer.constraint)
+    warnings = [*warnings_of(body), *warnings, *template_warnings(core, body)]
     return replace(prepared, warnings=warnings, readers=answer.readers)
 
 
-def chat_tokens(core: Core, body: ChatBody, calling: Calling | None = None) -> list[int]:
-    """The token ids of a conversation."""
-    calling = calling or calling_of(core.loaded, body)
+def chat_prompt(core: Core, body: ChatBody) -> tuple[Calling, list[int], list[str]]:
+    """The tools of a conversation, its token ids, and warnings."""
+    calling = calling_of(core.loaded, body)
+    warnings = settle_effort(core.inputs, calling.tools, body)
     with about("messages"):
         messages, more = calling.conversation(body.messages)
-        return core.inputs.chat_prompt(messages, variables={**template_variables(body), **more})
+        return calling, core.inputs.chat_prompt(messages, variables={**template_variables(body), **more}), warnings
 
 
 def template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """A server whose model writes bytes, so that it can write calls, and Anthropic's own client."""
 
+import json
+
 import anthropic
 import openai
 import pytest
@@ -53,3 +55,22 @@ def claude_writer(writer):
         base_url=writer.url, api_key="none", max_retries=0, timeout=120, http_client=plain
     ) as client:
         yield client
+
+
+THINKS = """{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}
+{% endfor %}{% if add_generation_prompt %}assistant: {% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% else %}<think>
+{% endif %}{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    """A server of a model that thinks before it answers, unless it is told not to."""
+    path = save_byte_model(tmp_path_factory.mktemp("thinks"), context=4096)
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": THINKS}))
+    with served(str(path), {"max_length": 4096, "block_size": 32}) as server:
+        yield server

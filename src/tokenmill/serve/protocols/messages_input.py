@@ -149,6 +149,10 @@ def _thinking(body: CountBody, made: Translated) -> None:
     made.variables["enable_thinking"] = kind != "disabled"
     if kind == "enabled":
         made.thinking_budget = field_of(given, "budget_tokens", int, "thinking")
+        if made.thinking_budget < 1:
+            raise ApiError(
+                400, f"thinking.budget_tokens = {made.thinking_budget} is not allowed: at least 1", "thinking"
+            )
     effort = (body.output_config or {}).get("effort")
     if kind != "disabled" and isinstance(effort, str):
         made.effort = effort

@@ -8,8 +8,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from tokenmill.engine.core import Core
+from tokenmill.serve.calling import calling_of
+from tokenmill.serve.effort import BUDGETS
 from tokenmill.serve.errors import ApiError
-from tokenmill.serve.prepare import Prepared, chat_tokens, prepare_chat
+from tokenmill.serve.prepare import Prepared, chat_prompt, prepare_chat
 from tokenmill.serve.protocols.conversation import in_turns
 from tokenmill.serve.schema import ChatBody
 from tokenmill.text.turns import turns_of
@@ -91,7 +93,7 @@ class Translated:
         """The tokens of the conversation."""
         body = self.body()
         self._settle(core, body)
-        return len(chat_tokens(core, body))
+        return len(chat_prompt(core, body)[1])
 
     def _settle(self, core: Core, body: ChatBody) -> None:
         """Give the model's chat template the turns and the variables that it takes."""
@@ -100,3 +102,18 @@ class Translated:
             unread = core.inputs.unread_variables(self.variables)
             read = {name: value for name, value in self.variables.items() if name not in unread}
             body.chat_template_kwargs = {**read, **(body.chat_template_kwargs or {})} or None
+        if self.effort in BUDGETS and body.reasoning_effort is None:
+            body.reasoning_effort = self.effort
+        elif self.effort is not None:
+            self.warn(f"an effort of {brief(self.effort)} is not known, so it changes nothing")
+        self._limit_thinking(core, body)
+
+    def _limit_thinking(self, core: Core, body: ChatBody) -> None:
+        """Set the budget that a protocol names, if the model's answers have marks of thinking."""
+        if self.thinking_budget is None:
+            return
+        tools = calling_of(core.loaded, body).tools
+        if tools is not None and tools.thinking is not None:
+            body.thinking_budget = self.thinking_budget
+        else:
+            self.warn("a budget of thinking changes nothing: this model's answers have no marks of thinking")

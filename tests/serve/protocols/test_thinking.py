@@ -1,0 +1,114 @@
+"""Thinking in all three protocols: a budget ends it, and it stands in a field, a block and an item of its own."""
+
+import json
+
+import anthropic
+import httpx2
+import jsonschema
+import openai
+import pytest
+
+from tests.serve.conftest import MODEL
+from tests.serve.protocols.conftest import WEATHER
+
+ASKED = [{"role": "user", "content": "Rome?"}]
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
+CHAT = {"model": MODEL, "messages": ASKED, "max_tokens": 40, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def chat(thinker):
+    plain = openai.DefaultHttpxClient(verify=False)
+    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0, http_client=plain) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def claude(thinker):
+    plain = anthropic.DefaultHttpxClient(verify=False)
+    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0, http_client=plain) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def post(thinker):
+    with httpx2.Client(base_url=thinker.url, timeout=120, trust_env=False, verify=False) as http:
+        yield lambda **more: http.post("/v1/chat/completions", json=CHAT | more).json()
+
+
+def test_chat_has_it_in_a_field_of_its_own(chat):
+    asked = {**CHAT, "extra_body": {"thinking_budget": 8}}
+    message = chat.chat.completions.create(**asked).choices[0].message
+    assert len(message.reasoning_content) <= 8 and message.reasoning == message.reasoning_content
+    assert message.content and "think>" not in message.content
+    thoughts, texts = [], []
+    for chunk in chat.chat.completions.create(**asked, stream=True):
+        delta = chunk.choices[0].delta
+        thoughts.append(getattr(delta, "reasoning_content", None) or "")
+        texts.append(delta.content or "")
+    assert ("".join(thoughts), "".join(texts)) == (message.reasoning_content, message.content)
+
+
+def test_messages_have_a_block(claude):
+    asked = {"model": MODEL, "messages": ASKED, "max_tokens": 1100, "extra_body": {"seed": 5, "stop": ["e", "a", " "]}}
+    asked["thinking"] = {"type": "enabled", "budget_tokens": 8}
+    with claude.messages.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        done = stream.get_final_message()
+    thinking = done.content[0]
+    assert thinking.type == "thinking" and thinking.signature and "signature" in kinds
+    whole = claude.messages.create(**asked)
+    assert [block.model_dump() for block in whole.content] == [block.model_dump() for block in done.content]
+    history = [*ASKED, {"role": "assistant", "content": done.to_param()["content"]}, *ASKED]
+    assert claude.messages.count_tokens(model=MODEL, messages=history).input_tokens > 20
+
+
+def test_responses_have_an_item(chat):
+    asked = {"model": MODEL, "input": "Rome?", "max_output_tokens": 60}
+    asked["extra_body"] = {"seed": 5, "thinking_budget": 8}
+    whole = chat.responses.create(**asked)
+    with chat.responses.stream(**asked) as stream:
+        kinds = {event.type for event in stream}
+    assert whole.output[0].type == "reasoning" and whole.output[0].content[0].type == "reasoning_text"
+    assert whole.output[1].type == "message" and "response.reasoning_text.delta" in kinds
+    assert whole.usage.output_tokens_details.reasoning_tokens == len(whole.output[0].content[0].text.encode())
+
+
+def test_a_call_after_it(chat):
+    asked = {**CHAT, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 300}
+    choice = chat.chat.completions.create(**asked, extra_body={"thinking_budget": 8}).choices[0]
+    assert choice.message.reasoning_content and choice.finish_reason == "tool_calls"
+    jsonschema.validate(json.loads(choice.message.tool_calls[0].function.arguments), WEATHER)
+
+
+def test_a_schema_after_it(chat):
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": WEATHER}}
+    asked = {**CHAT, "response_format": form, "max_tokens": 300}
+    message = chat.chat.completions.create(**asked, extra_body={"thinking_budget": 8}).choices[0].message
+    assert message.reasoning_content
+    jsonschema.validate(json.loads(message.content), WEATHER)
+
+
+def test_none_of_it(post, claude):
+    for more in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        message = post(**more)["choices"][0]["message"]
+        assert message["content"] and "reasoning_content" not in message
+    done = claude.messages.create(model=MODEL, messages=ASKED, max_tokens=10)
+    assert [block.type for block in done.content] == ["text"]
+
+
+def test_efforts(post):
+    for effort in ("minimal", "low", "medium", "high", "xhigh"):
+        assert "warnings" not in post(reasoning_effort=effort, max_tokens=2)
+    assert post(reasoning_effort="enormous")["error"]["param"] == "reasoning_effort"
+
+
+def test_a_model_that_does_not_think(http):
+    for path, more in (
+        ("/v1/chat/completions", {"reasoning_effort": "low"}),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 9}, "output_config": {"effort": "low"}}),
+    ):
+        said = http.post(path, json={"messages": [{"role": "user", "content": "w1"}], "max_tokens": 1} | more).json()
+        assert any("no marks of thinking" in each for each in said["warnings"])
+    refused = {"messages": [{"role": "user", "content": "w1"}], "thinking": {"type": "enabled", "budget_tokens": 0}}
+    assert http.post("/v1/messages", json=refused | {"max_tokens": 1}).status_code == 400
