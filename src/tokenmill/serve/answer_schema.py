@@ -245,11 +245,20 @@ class ModelAnswer(Answer):
     max_model_len: int
 
 
+class DescribedModel(Answer):
+    """The model, as Codex looks for it. context_window: as max_model_len."""
+
+    slug: str
+    display_name: str
+    context_window: int
+
+
 class ModelsAnswer(Answer):
     """A list of one."""
 
     object: Literal["list"]
     data: list[ModelAnswer] = Field(min_length=1, max_length=1)
+    models: list[DescribedModel] = Field(min_length=1, max_length=1)
 
 
 class SavedAnswer(Answer):

@@ -98,6 +98,14 @@ def test_what_is_unknown_is_accepted_and_named(http, claude):
     assert response.json()["warnings"] == ["unknown field 'tempreature' is ignored"]
 
 
+def test_the_model_that_is_served(claude):
+    (model,) = claude.models.list()
+    assert model.type == "model" and model.display_name == model.id == claude.models.retrieve("claude-x").id
+    assert model.max_input_tokens == 95
+    with pytest.raises(anthropic.NotFoundError):
+        claude.models.retrieve("gpt-4")
+
+
 def test_an_image_is_not_passed_over_in_silence(http):
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
     body = BODY | {"messages": [{"role": "user", "content": [{"type": "text", "text": "w3"}, image]}]}

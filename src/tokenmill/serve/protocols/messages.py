@@ -6,6 +6,7 @@ from starlette.responses import JSONResponse, Response
 
 from tokenmill.serve.answering import answered
 from tokenmill.serve.document import answers
+from tokenmill.serve.models import FOREIGN
 from tokenmill.serve.protocols.answer_schema import CountAnswer, MessageAnswer, MessagesError
 from tokenmill.serve.protocols.messages_body import CountBody, MessagesBody
 from tokenmill.serve.protocols.messages_input import translate
@@ -13,8 +14,6 @@ from tokenmill.serve.protocols.messages_output import MessagesFormat
 from tokenmill.serve.protocols.translated import Translated
 from tokenmill.serve.service import JsonRoute, Service
 from tokenmill.serve.work import Work
-
-FOREIGN = "claude-"  # names of models, which clients send whatever is served
 
 
 def messages(service: Service) -> APIRouter:
