@@ -195,6 +195,13 @@ def test_tokenize_has_the_prompt_of_a_chat(http, quiet, variables):
     assert answer["prompt_token_ids"] == found["tokens"]
 
 
+def test_tokenize_has_the_prompt_of_a_chat_with_tools(http):
+    body = {"messages": OPEN[:-1], "tools": [{"type": "function", "function": {"name": "f"}}]}
+    prompt = post(http, CHAT, **body, return_token_ids=True, max_tokens=1)["prompt_token_ids"]
+    assert post(http, "/tokenize", **body)["tokens"] == prompt
+    assert refusal(http, "/tokenize", **body | {"tools": [{}]})["param"] == "tools"
+
+
 def test_what_is_said_of_messages_changes_no_prompt(http):
     names = {"add_generation_prompt": False, "chat_template_kwargs": {"a": 1}, "tools": [{}]}
     said = http.post("/tokenize", json={"prompt": PROMPT, **names}).json()["warnings"]
@@ -205,9 +212,8 @@ def test_warnings_on_every_route(http):
     kwargs = {"messages": OPEN, "chat_template_kwargs": {"enable_thinking": False}}
     unread = "this model's chat template does not read '{}', so it changes nothing"
     assert post(http, CHAT, **kwargs)["warnings"] == [unread.format("enable_thinking")]
-    found = http.post("/tokenize", json=kwargs | {"tools": [{}], "zzz": 1}).json()
-    names = ["enable_thinking", "tools"]
-    assert found["warnings"] == ["unknown field 'zzz' is ignored", *map(unread.format, names)]
+    found = http.post("/tokenize", json=kwargs | {"zzz": 1}).json()
+    assert found["warnings"] == ["unknown field 'zzz' is ignored", unread.format("enable_thinking")]
     assert http.post("/detokenize", json={"tokens": [1], "zzz": 1}).json()["warnings"]
 
 

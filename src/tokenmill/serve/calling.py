@@ -3,24 +3,29 @@
 The model's format of calls, text/tools/, makes both the grammar of the answer and the parser that reads it.
 """
 
+import json
 from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from tokenmill.constrain.grammar import grammar_text, spec_of
 from tokenmill.engine.inputs import InputProcessor, plain_message
 from tokenmill.errors import RequestError
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.serve.constraint_fields import about_constraint, constraint_of
 from tokenmill.serve.custom_tools import read_tools
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.reading import Readers
-from tokenmill.serve.schema import ChatBody
+from tokenmill.serve.schema import ChatBody, TokenizeBody
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.functions import Choice, Function, read_choice
 from tokenmill.text.tools.model_tools import ModelTools, tools_of
 
 NUM_LAST = 16  # tokens of a prompt, among which the mark is that begins thinking
+TEXT = "plain_text"  # the name of the grammar of an answer without calls
 Constraint = tuple[str, dict[str, Any]]
 Json = dict[str, Any]
 
@@ -68,15 +73,28 @@ class Calling:
             return tools.parser(self.functions, self.choice, is_open=is_open)
 
         readers = Readers(make, tools.form.id_prefix, tools.form.id_length)
-        grammar = tools.grammar(self.functions, self.choice, is_open=is_open) if allowed else None
+        grammar = self._grammar(tools, inputs, body, is_open) if allowed else None
         if grammar is None:
             marks = tools.thinking.marks() if tools.thinking is not None else ()
             shown = tuple(tools.control[mark] for mark in marks if mark in tools.control)
             return Answer(None, shown, readers)
         return Answer(("tools", {"grammar": grammar}), tuple(sorted(tools.shown_ids)), readers)
 
+    def _grammar(self, tools: ModelTools, inputs: InputProcessor, body: ChatBody, is_open: bool) -> str | None:
+        """The grammar of an answer that may have calls. A constraint of the body is about an answer without any."""
+        field, setting = constraint_of(body)
+        if not setting or self.choice.mode == "required":
+            return tools.grammar(self.functions, self.choice, is_open=is_open)
+        with about_constraint(field):
+            spec = spec_of(SamplingParams(**setting))
+            assert spec is not None, "there is a constraint"
+            first, *others = json.loads(grammar_text(spec, inputs.constraints.compiler.vocabulary))["grammars"]
+        lark = tools.grammar(self.functions, self.choice, is_open=is_open, text=f"@{TEXT}")
+        grammars = [{"name": "answer", "lark_grammar": lark}, {**first, "name": TEXT}, *others]
+        return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
-def calling_of(loaded: LoadedModel, body: ChatBody) -> Calling:
+
+def calling_of(loaded: LoadedModel, body: ChatBody | TokenizeBody) -> Calling:
     """The tools of a request. ApiError for those that are none."""
     if (tokenizer := loaded.tokenizer) is None:
         return Calling()
@@ -84,6 +102,8 @@ def calling_of(loaded: LoadedModel, body: ChatBody) -> Calling:
         functions = read_tools(body.tools or ())
     except RequestError as error:
         raise ApiError(400, str(error), "tools") from None
+    if isinstance(body, TokenizeBody):
+        return Calling(_tools(tokenizer), tokenizer, functions)
     try:
         choice = read_choice(body.tool_choice, functions, body.parallel_tool_calls)
     except RequestError as error:

@@ -81,20 +81,19 @@ def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
     return replace(prepared, warnings=warnings, readers=answer.readers)
 
 
-def chat_prompt(core: Core, body: ChatBody) -> tuple[Calling, list[int], list[str]]:
+def chat_prompt(core: Core, body: ChatBody | TokenizeBody) -> tuple[Calling, list[int], list[str]]:
     """The tools of a conversation, its token ids, and warnings."""
     calling = calling_of(core.loaded, body)
-    warnings = settle_effort(core.inputs, calling.tools, body)
+    warnings = settle_effort(core.inputs, calling.tools, body) if isinstance(body, ChatBody) else []
     with about("messages"):
-        messages, more = calling.conversation(body.messages)
+        messages, more = calling.conversation(body.messages or ())
         return calling, core.inputs.chat_prompt(messages, variables={**template_variables(body), **more}), warnings
 
 
 def template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:
     """The variables that the chat template reads beside the messages."""
     own = {name: getattr(body, name) for name in ("add_generation_prompt", "continue_final_message")}
-    tools = {"tools": body.tools} if isinstance(body, TokenizeBody) and body.tools else {}
-    return {**(body.chat_template_kwargs or {}), **own, **tools}
+    return {**(body.chat_template_kwargs or {}), **own}
 
 
 def template_warnings(core: Core, body: ChatBody | TokenizeBody) -> list[str]:

@@ -10,7 +10,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.serve.answer_schema import TextAnswer, TokenizerAnswer, TokensAnswer
 from tokenmill.serve.document import answers
 from tokenmill.serve.errors import ApiError, about
-from tokenmill.serve.prepare import template_variables, template_warnings, warnings_of
+from tokenmill.serve.prepare import chat_prompt, template_warnings, warnings_of
 from tokenmill.serve.schema import DetokenizeBody, TokenizeBody
 from tokenmill.serve.service import JsonRoute, Service
 from tokenmill.text.token_bytes import spelled_texts
@@ -58,8 +58,7 @@ def encode(engine: Engine, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give a prompt or messages, one of the two", "prompt")
     if body.messages is not None:
-        with about("messages"):
-            return engine.core.inputs.chat_prompt(body.messages, variables=template_variables(body))
+        return chat_prompt(engine.core, body)[1]
     if isinstance(body.prompt, str):
         _tokenizer(engine)
     with about("prompt"):

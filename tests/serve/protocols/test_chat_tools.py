@@ -57,6 +57,20 @@ def test_none_and_auto_may_write_text(openai_writer):
         assert done.message.content and not done.message.tool_calls
 
 
+def test_a_schema_is_about_an_answer_without_calls(openai_writer):
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": WEATHER}}
+    for seed in range(3):
+        asked = ASK | {"response_format": form, "seed": seed, "parallel_tool_calls": False}
+        message = openai_writer.chat.completions.create(**asked).choices[0].message
+        assert bool(message.tool_calls) != bool(message.content)
+        if message.content:
+            jsonschema.validate(json.loads(message.content), WEATHER)
+        for call in message.tool_calls or ():
+            check(call)
+    forced = openai_writer.chat.completions.create(**(asked | {"tool_choice": "required"})).choices[0].message
+    check(forced.tool_calls[0])
+
+
 def test_a_call_that_is_cut_has_the_reason_length(openai_writer):
     asked = ASK | {"tool_choice": "required", "max_tokens": 30}
     assert openai_writer.chat.completions.create(**asked).choices[0].finish_reason == "length"

@@ -20,13 +20,15 @@ def calls_grammar(
     control: Mapping[str, int],
     thinking: Thinking | None = None,
     is_open: bool = False,
+    text: str | None = None,
 ) -> str:
     """The text of the grammar. functions: those that may be called. control: spelling → id of the control tokens.
 
-    thinking: the marks, if the model thinks before it answers. is_open: the answer begins inside thinking.
+    thinking: the marks, if the model thinks before it answers. is_open: the answer begins inside thinking. text: an
+    expression for an answer without calls, in the place of any text.
     """
     lark = Lark(control)
-    start = lark.rule("answer", _answer(lark, form, functions, wanted, thinking))
+    start = lark.rule("answer", _answer(lark, form, functions, wanted, thinking, text))
     if thinking is not None:
         start = think_first(lark, thinking, start, is_open=is_open, gap='("\\n" | "\\n\\n")?')
     return f"{lark}start: {start}\n"
@@ -43,7 +45,12 @@ def think_first(lark: Lark, thinking: Thinking, answer: str, *, is_open: bool, g
 
 
 def _answer(
-    lark: Lark, form: ToolFormat, functions: Sequence[Function], wanted: Choice, thinking: Thinking | None
+    lark: Lark,
+    form: ToolFormat,
+    functions: Sequence[Function],
+    wanted: Choice,
+    thinking: Thinking | None,
+    own_text: str | None,
 ) -> str:
     """An expression for text or calls, whatever the choice allows."""
     bodies = [form.body.rule(lark, function, f"call_{number}") for number, function in enumerate(functions)]
@@ -51,6 +58,8 @@ def _answer(
     mark = lark.literal(form.mark)
     if wanted.mode == "required":
         return f"{mark} {calls}"
+    if own_text is not None:
+        return f"{own_text} | {mark} {calls}"
     unlike = [thinking.begin] if thinking is not None and thinking.begin not in lark.control else []
     if form.is_alone:
         unlike += form.marks(function.name for function in functions)

@@ -39,14 +39,17 @@ class ModelTools:
             return made, {"tools": list(tools)} if tools else {}
         return as_plain_turns(made, tools, self.form), {}
 
-    def grammar(self, functions: Sequence[Function], wanted: Choice, *, is_open: bool = False) -> str | None:
+    def grammar(
+        self, functions: Sequence[Function], wanted: Choice, *, is_open: bool = False, text: str | None = None
+    ) -> str | None:
         """The text of llguidance's grammar for an answer; None where no call is allowed.
 
-        is_open: the prompt ends inside thinking; see Thinking.is_open.
+        is_open: the prompt ends inside thinking; see Thinking.is_open. text: an expression for an answer without calls.
         """
         if not (allowed := wanted.among(functions)):
             return None
-        return calls_grammar(self.form, allowed, wanted, control=self.control, thinking=self.thinking, is_open=is_open)
+        control, thinking = self.control, self.thinking
+        return calls_grammar(self.form, allowed, wanted, control=control, thinking=thinking, is_open=is_open, text=text)
 
     def parser(
         self, functions: Sequence[Function], wanted: Choice, *, is_open: bool = False, is_trusted: bool = True
