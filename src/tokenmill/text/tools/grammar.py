@@ -54,7 +54,7 @@ def _answer(
 ) -> str:
     """An expression for text or calls, whatever the choice allows."""
     bodies = [form.body.rule(lark, function, f"call_{number}") for number, function in enumerate(functions)]
-    calls = _calls(lark, form, lark.rule("call", choice(bodies)), is_one=not wanted.parallel)
+    calls = _calls(lark, form, lark.rule("call", choice(bodies)), functions, is_one=not wanted.parallel)
     mark = lark.literal(form.mark)
     if wanted.mode == "required":
         return f"{mark} {calls}"
@@ -68,11 +68,15 @@ def _answer(
     return f"{text} | {lark.until('text_to_mark', form.mark, text)} {calls}"
 
 
-def _calls(lark: Lark, form: ToolFormat, call: str, *, is_one: bool) -> str:
+def _calls(lark: Lark, form: ToolFormat, call: str, functions: Sequence[Function], *, is_one: bool) -> str:
     """An expression for one or more calls, after the mark of the first."""
     opening, closing = lark.literal(form.opening.removeprefix(form.mark)), lark.literal(form.closing)
-    if form.comma is not None:
-        more = "" if is_one else f"({lark.literal(form.comma)} {call})*"
-        return f"{opening} {call} {more} {closing}"
-    rest = lark.rule("after_mark", f"{opening} {call} {closing}")
-    return rest if is_one else f"{rest} ({lark.literal(form.lead + form.mark)} {rest})*"
+    if form.comma is None:
+        rest = lark.rule("after_mark", f"{opening} {call} {closing}")
+        return rest if is_one else f"{rest} ({lark.literal(form.lead + form.mark)} {rest})*"
+    first = f"{opening} {call}"
+    if form.is_alone:  # one terminal with the opening, since a shorter one would go on as text
+        before = [form.body.rule(lark, each, f"call_{number}", form.opening) for number, each in enumerate(functions)]
+        first = choice(before)
+    more = "" if is_one else f"({lark.literal(form.comma)} {call})*"
+    return f"{first} {more} {closing}"

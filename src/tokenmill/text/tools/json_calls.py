@@ -22,10 +22,10 @@ class JsonCall:
     arguments: str = "arguments"
     may_lack: bool = True
 
-    def rule(self, lark: Lark, function: Function, name: str) -> str:
+    def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         """See Body."""
-        before = f'{{"name": {json.dumps(function.name)}, "{self.arguments}": '
-        return f"{quoted(before)} {lark.json(f'{name}_arguments', function.schema, function.strict)} {quoted('}')}"
+        begin = f'{before}{{"name": {json.dumps(function.name)}, "{self.arguments}": '
+        return f"{quoted(begin)} {lark.json(f'{name}_arguments', function.schema, function.strict)} {quoted('}')}"
 
     def read(self, source: Source, taker: Taker) -> Reading:
         """See Body. The keys may stand in any order; where the name is first, the arguments go on as they come."""

@@ -50,9 +50,15 @@ def texts_of(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
     return [value for value in values if isinstance(value, str)]
 
 
-def unenforced(schema: Any, root: Mapping[str, Any]) -> list[str]:
+def unenforced(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[str]:
     """Keywords of a text's schema, such as pattern, that a format which writes texts plainly does not enforce."""
-    return sorted(name for name in resolved(schema, root) if name not in TOLD)
+    schema = resolved(schema, root)
+    found = {name for name in schema if name not in TOLD and name not in COMBINED}
+    for word in COMBINED:
+        for inner in schema.get(word) or () if depth < MAX_REFERENCES else ():
+            if "string" in kinds_of(inner, root, depth):
+                found.update(unenforced(inner, root, depth + 1))
+    return sorted(found)
 
 
 def with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,10 +29,10 @@ class NamedCall:
     also: str = ""
     is_numbered: bool = False
 
-    def rule(self, lark: Lark, function: Function, name: str) -> str:
+    def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         """See Body."""
         number = lark.rule("CALL_NUMBER", r"/:[0-9]{1,3}/") if self.is_numbered else ""
-        parts = (lark.literal(self.before + function.name), number, lark.literal(self.after))
+        parts = (lark.literal(before + self.before + function.name), number, lark.literal(self.after))
         return " ".join(
             part
             for part in (

@@ -29,8 +29,8 @@ class Taker(Protocol):
 class Body(Protocol):
     """How one call is written inside its frame."""
 
-    def rule(self, lark: Lark, function: Function, name: str) -> str:
-        """An expression for a call of this function; names of new rules begin with `name`."""
+    def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
+        """An expression for a call of this function after the text `before`; names of new rules begin with `name`."""
 
     def read(self, source: Source, taker: Taker) -> Reading:
         """Read a call."""

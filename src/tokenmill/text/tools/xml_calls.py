@@ -39,11 +39,11 @@ class XmlCall:
     after_value: str = "\n"
     python: bool = False
 
-    def rule(self, lark: Lark, function: Function, name: str) -> str:
+    def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         """See Body."""
         schema = function.schema
         properties, required = schema.get("properties"), schema.get("required") or ()
-        parts = [lark.literal(self.begin + function.name + self.after_name)]
+        parts = [lark.literal(before + self.begin + function.name + self.after_name)]
         if isinstance(properties, Mapping) and (properties or schema.get("additionalProperties") is False):
             for number, (key, inner) in enumerate(properties.items()):
                 value = self._value(lark, function, key, inner, f"{name}_{number}")
