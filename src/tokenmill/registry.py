@@ -190,6 +190,7 @@ PICTURES: Names = {
 
 # How calls of functions are written. A chat template's format is the first of which it holds all words.
 TOOL_FORMATS: Names = {
+    "harmony": Entry("messages in channels: gpt-oss", "tokenmill.text.tools.harmony:HARMONY", also=("openai",)),
     "deepseek_v3": Entry("JSON in a fence between DeepSeek's tokens: DeepSeek V3, R1",
         "tokenmill.text.tools.deepseek:DEEPSEEK_V3"),
     "deepseek_v31": Entry("JSON between DeepSeek's tokens: DeepSeek V3.1",

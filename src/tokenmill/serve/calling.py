@@ -66,7 +66,7 @@ class Calling:
         last = self.tokenizer.decode(list(prompt[-NUM_LAST:]), False)
         is_open = tools.thinking is not None and tools.thinking.is_open(last)
         allowed = self.choice.among(self.functions)
-        if not allowed and tools.thinking is None:
+        if not allowed and tools.thinking is None and tools.form.reader is None:
             return Answer()
 
         def make() -> Any:
@@ -74,11 +74,11 @@ class Calling:
 
         readers = Readers(make, tools.form.id_prefix, tools.form.id_length)
         grammar = self._grammar(tools, inputs, body, is_open) if allowed else None
-        if grammar is None:
-            marks = tools.thinking.marks() if tools.thinking is not None else ()
-            shown = tuple(tools.control[mark] for mark in marks if mark in tools.control)
-            return Answer(None, shown, readers)
-        return Answer(("tools", {"grammar": grammar}), tuple(sorted(tools.shown_ids)), readers)
+        if grammar is not None or tools.form.reader is not None:
+            constraint = None if grammar is None else ("tools", {"grammar": grammar})
+            return Answer(constraint, tuple(sorted(tools.shown_ids)), readers)
+        marks = tools.thinking.marks() if tools.thinking is not None else ()
+        return Answer(None, tuple(tools.control[mark] for mark in marks if mark in tools.control), readers)
 
     def _grammar(self, tools: ModelTools, inputs: InputProcessor, body: ChatBody, is_open: bool) -> str | None:
         """The grammar of an answer that may have calls. A constraint of the body is about an answer without any."""

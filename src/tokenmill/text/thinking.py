@@ -10,6 +10,7 @@ MARKS = {
     "[THINK]": "[/THINK]",
     "<|START_THINKING|>": "<|END_THINKING|>",
     "<|inner_prefix|>": "<|inner_suffix|>",
+    "<|channel|>analysis<|message|>": "<|end|>",
 }
 
 
@@ -32,6 +33,6 @@ class Thinking:
 def thinking_of(template: str | None, spellings: Mapping[str, int] = {}) -> Thinking | None:
     """The marks that a template speaks of; or those that are tokens, where it does not speak of thinking."""
     told = template or ""
-    found = [begin for begin, end in MARKS.items() if begin in told or end in told]
+    found = [begin for begin, end in MARKS.items() if begin in told or (end in told and end != "<|end|>")]
     found += [begin for begin, end in MARKS.items() if begin in spellings and end in spellings]
     return Thinking(found[0], MARKS[found[0]]) if found else None

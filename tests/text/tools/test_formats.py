@@ -52,6 +52,7 @@ CALLS = [
     [("now", {}), ("edit.file", {"path": "é"}), ("now", {})],
 ]
 NAMES = sorted(TOOL_FORMATS)
+FRAMED = [name for name in NAMES if name != "harmony"]
 
 
 def form_of(name):
@@ -81,6 +82,7 @@ def control_of(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_calls_of_the_history_are_admitted_and_parsed(name, calls):
     form = form_of(name)
+    calls = calls[:1] if form.answer else calls  # harmony's answers end with their first call
     text = form.text(calls)
     for control in ((), control_of(name)):
         grammar = calls_grammar(form, FUNCTIONS, Choice("required"), control=ids_of(control))
@@ -92,7 +94,7 @@ def test_calls_of_the_history_are_admitted_and_parsed(name, calls):
             assert called(parsed(name, text, Random(seed), is_trusted=is_trusted)) == calls
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FRAMED)
 def test_text_may_stand_before_calls(name):
     form, calls = form_of(name), [("edit.file", {"path": "x"})]
     text = f"I look <at> it.{form.lead}{form.text(calls)}"
@@ -117,7 +119,7 @@ def test_a_call_that_is_none_is_refused_and_is_text(name):
         assert (parsed(name, text, Random(seed)).text, parsed(name, text).calls) == (text, [])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FRAMED)
 def test_one_call_is_all_where_several_are_not_allowed(name):
     form, calls = form_of(name), [("now", {}), ("now", {})]
     grammar = calls_grammar(form, FUNCTIONS, Choice(parallel=False), control={})

@@ -5,13 +5,13 @@ but whole calls, so its arguments are shown as they come; in any other a call is
 then it may turn out to be text. What is held back is the beginning of a mark, or of such a call.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
 from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.functions import Function
 from tokenmill.text.tools.source import Reading, Source
-from tokenmill.text.tools.tool_format import ToolFormat
+from tokenmill.text.tools.tool_format import Body, ToolFormat
 
 Reads = Generator[None, None, None]
 MAX_BREAKS = 2  # after the mark that ends thinking
@@ -34,18 +34,19 @@ class Parser:
     ) -> None:
         self._form, self._functions = form, {function.name: function for function in functions}
         self._thinking, self._is_open, self._is_trusted = thinking, is_open, is_trusted
-        self._source, self._parts = Source(), list[Part]()
+        self.source, self._parts = Source(), list[Part]()
+        self.names: Collection[str] = self._functions.keys()
         self._ids: list[str] = []  # of the calls that are shown
         self._reading = self._read()
 
     def push(self, text: str) -> list[Part]:
         """Take in more of the answer; the parts that are safe to show because of it."""
-        self._source.feed(text)
+        self.source.feed(text)
         return self._go_on()
 
     def finish(self) -> list[Part]:
         """The parts that were held back, now that the answer is at its end."""
-        self._source.ended = True
+        self.source.ended = True
         return self._go_on()
 
     def _go_on(self) -> list[Part]:
@@ -54,11 +55,14 @@ class Parser:
         return parts
 
     def _read(self) -> Reads:
+        if self._form is not None and self._form.reader is not None:
+            yield from self._form.reader(self)
+            return
         if self._thinking is not None:
             yield from self._read_thinking(self._thinking)
         form = self._form
         if form is None or not self._functions:
-            yield from self._read_up_to((), "", self._show_text)
+            yield from self.read_up_to((), "", self.show_text)
         elif form.is_alone:
             yield from self._read_alone(form, form.marks(self._functions))
         else:
@@ -66,7 +70,7 @@ class Parser:
 
     def _read_thinking(self, thinking: Thinking) -> Reads:
         """Read the thinking that the answer begins with, if it does, without the line breaks beside its marks."""
-        source = self._source
+        source = self.source
         if not self._is_open:
             source.kept = source.at
             yield from source.spaces()
@@ -75,7 +79,7 @@ class Parser:
                 return
             source.kept = None
         yield from source.literal("\n")
-        if (yield from self._read_up_to((thinking.end,), "\n", self._show_thinking)):
+        if (yield from self.read_up_to((thinking.end,), "\n", self.show_thinking)):
             yield from source.literal("\n")
             yield from source.literal(thinking.end)
             for _ in range(MAX_BREAKS):
@@ -83,8 +87,8 @@ class Parser:
 
     def _read_among_text(self, form: ToolFormat, marks: Sequence[str]) -> Reads:
         """Read to the end: text and, from each mark on, calls."""
-        source = self._source
-        while (yield from self._read_up_to(marks, form.lead, self._show_text)):
+        source = self.source
+        while (yield from self.read_up_to(marks, form.lead, self.show_text)):
             source.kept = source.at
             if not (yield from self._read_frame(form)) and source.kept is not None:
                 # The mark is text, and perhaps more; inside it another may begin. After a call that was shown there is
@@ -94,12 +98,12 @@ class Parser:
                 for place in {first, marked}:
                     if source.text.startswith(tuple(marks), place):
                         source.at = place + 1
-                self._show_text(source.text[first : source.at])
+                self.show_text(source.text[first : source.at])
             source.kept = None
 
     def _read_alone(self, form: ToolFormat, marks: Sequence[str]) -> Reads:
         """Read to the end an answer that begins with calls, or is text."""
-        source = self._source
+        source = self.source
         source.kept = source.at
         yield from source.spaces()
         for mark in marks if self._is_trusted else {mark[0] for mark in marks}:
@@ -109,23 +113,22 @@ class Parser:
                 if not (yield from self._read_frame(form)) and source.kept is not None:
                     break
                 source.kept = None
-                yield from self._read_up_to((), "", self._show_text)
+                yield from self.read_up_to((), "", self.show_text)
                 return
         source.at, source.kept = source.kept, None
-        yield from self._read_up_to((), "", self._show_text)
+        yield from self.read_up_to((), "", self.show_text)
 
     def _read_frame(self, form: ToolFormat) -> Reading:
         """Read calls from the mark on, after white space; whether they are complete.
 
         As far as they are shown, the source keeps nothing.
         """
-        source = self._source
+        source = self.source
         waiting: list[_Taken] = []
         if not (yield from source.frame(form.lead + form.opening)):
             return False
         while True:
-            taken = _Taken(self._functions, self._begin if self._is_trusted else None, self._show)
-            waiting.append(taken)
+            waiting.append(taken := self._new_call())
             if not (yield from form.body.read(source, taken)):
                 return False
             goes_on = bool(form.comma and form.comma.strip()) and (yield from source.frame(form.comma or ""))
@@ -141,9 +144,22 @@ class Parser:
             if not goes_on:
                 return True
 
-    def _read_up_to(self, marks: Sequence[str], lead: str, show: Callable[[str], None]) -> Generator[None, None, bool]:
+    def read_call(self, body: Body, name: str) -> Reading:
+        """Read and show a call of this function; whether it is complete. See Reader."""
+        taken = self._new_call()
+        taken.begin(name)
+        is_complete = yield from body.read(self.source, taken)
+        if is_complete:
+            taken.show(self._begin)
+            self.source.kept = None
+        return is_complete
+
+    def _new_call(self) -> "_Taken":
+        return _Taken(self._functions, self._begin if self._is_trusted else None, self._show)
+
+    def read_up_to(self, marks: Sequence[str], lead: str, show: Callable[[str], None]) -> Generator[None, None, bool]:
         """Show text up to the first mark, and up to the lead where one stands before it; whether there is a mark."""
-        source = self._source
+        source = self.source
         while True:
             text, at = source.text, source.at
             places = [place for mark in marks if (place := text.find(mark, at)) >= 0]
@@ -166,7 +182,7 @@ class Parser:
         assert self._form is not None
         number = len(self._ids)
         self._ids.append(self._form.new_id() if given_id is None or given_id in self._ids else given_id)
-        self._source.kept = None
+        self.source.kept = None
         self._parts.append(CallBegin(number, self._ids[number], name))
         return number
 
@@ -177,14 +193,14 @@ class Parser:
         elif text:
             self._parts.append(CallArguments(number, text))
 
-    def _show_text(self, text: str) -> None:
+    def show_text(self, text: str) -> None:
         last = self._parts[-1] if self._parts else None
         if isinstance(last, TextPart):
             self._parts[-1] = TextPart(last.text + text)
         elif text:
             self._parts.append(TextPart(text))
 
-    def _show_thinking(self, text: str) -> None:
+    def show_thinking(self, text: str) -> None:
         if text:
             self._parts.append(ThinkingPart(text))
 

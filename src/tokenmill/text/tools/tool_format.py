@@ -2,11 +2,11 @@
 
 import secrets
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tokenmill.text.tools.functions import Function
+from tokenmill.text.tools.functions import Choice, Function
 from tokenmill.text.tools.lark import Lark
 from tokenmill.text.tools.source import Reading, Source
 
@@ -45,6 +45,25 @@ class Body(Protocol):
         """All texts of its own in which control tokens may stand."""
 
 
+class Reader(Protocol):
+    """The parser of an answer, as a format uses it that reads the whole answer in a way of its own."""
+
+    source: Source
+    names: Collection[str]  # of the functions that may be called
+
+    def show_text(self, text: str) -> None:
+        """It is text."""
+
+    def show_thinking(self, text: str) -> None:
+        """It is thinking."""
+
+    def read_up_to(self, marks: Sequence[str], lead: str, show: Callable[[str], None]) -> Generator[None, None, bool]:
+        """Show text up to the first mark, and up to the lead where one stands before it; whether there is a mark."""
+
+    def read_call(self, body: Body, name: str) -> Reading:
+        """Read and show a call of this function."""
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """opening body comma body … closing.
@@ -53,7 +72,7 @@ class ToolFormat:
     an answer the text ends and calls begin; the opening begins with it. White space of a frame is optional to the
     parser. comma: stands between calls inside the frame; None where each call has a frame of its own. lead: stands
     between a text and the frame after it, and between frames. is_alone: there is no mark, and an answer that begins
-    with a call has no text.
+    with a call has no text. reader, answer: read a whole answer, and the expression for one, in the place of the above.
     """
 
     name: str
@@ -65,6 +84,8 @@ class ToolFormat:
     comma: str | None = None
     lead: str = ""
     is_alone: bool = False
+    reader: Callable[[Reader], Generator[None, None, None]] | None = None
+    answer: Callable[[Lark, Sequence[Function], Choice, str | None], str] | None = None
     id_prefix: str = "call_"
     id_length: int = 24
 

@@ -1,0 +1,145 @@
+"""gpt-oss's harmony: messages in channels, of which one is thinking, one the answer, and one has calls.
+
+A call is a message to a function. Its end and that of the answer are tokens that end a text, so they are in no grammar.
+The chat template writes the receiver of an old call before its channel, and the model that of a new one behind it: the
+grammar admits both.
+"""
+
+import json
+import re
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.text.tools.functions import Choice, Function
+from tokenmill.text.tools.json_scanner import read_json
+from tokenmill.text.tools.lark import Lark, choice
+from tokenmill.text.tools.source import Reading, Source
+from tokenmill.text.tools.tool_format import Reader, Taker, ToolFormat
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
+ENDS = (END, RETURN, CALL)
+RECEIVER = "functions."
+MAX_HEADER = 400  # letters before a message: a channel, and the name of a function
+_HEADER = re.compile(
+    r"\s*(?:<\|start\|>\s*assistant)?\s*(?:to=([^\s<]+))?\s*<\|channel\|>\s*(\w+)\s*(?:to=([^\s<]+))?\s*"
+    r"(?:<\|constrain\|>)?\s*\w*\s*<\|message\|>"
+)
+
+
+@dataclass(frozen=True)
+class HarmonyCall:
+    """The message of a call: its header, and arguments as JSON."""
+
+    def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
+        """See Body."""
+        receiver = f"to={RECEIVER}{function.name}"
+        headers = [
+            f" {receiver}{CHANNEL}commentary json{MESSAGE}",
+            f"{CHANNEL}commentary {receiver} {CONSTRAIN}json{MESSAGE}",
+        ]
+        arguments = lark.json(f"{name}_arguments", function.schema, function.strict)
+        return f"{choice(lark.literal(before + header) for header in headers)} {arguments}"
+
+    def read(self, source: Source, taker: Taker) -> Reading:
+        """Read the arguments of a call that has begun, and its end."""
+        yield from source.spaces()
+        while source.at == len(source.text) and not source.ended:
+            yield
+        if not source.text.startswith("{", source.at) or not (yield from read_json(source, taker)):
+            return False
+        yield from source.spaces()
+        for end in ENDS:
+            if (yield from source.literal(end)):
+                return True
+        return source.ended and source.at == len(source.text)
+
+    def first(self, name: str) -> str:
+        """See Body."""
+        return f" to={RECEIVER}{name}"
+
+    def texts(self) -> tuple[str, ...]:
+        """See Body."""
+        return START, CHANNEL, MESSAGE, CONSTRAIN, END
+
+    def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
+        """See Body."""
+        return f" to={RECEIVER}{name}{CHANNEL}commentary json{MESSAGE}{json.dumps(arguments, ensure_ascii=False)}"
+
+
+def answer_of(lark: Lark, functions: Sequence[Function], wanted: Choice, own_text: str | None = None) -> str:
+    """An expression for messages of which the last is the answer or, where functions may be called, a call.
+
+    own_text: an expression for the answer, in the place of any text.
+    """
+    text = lark.text()
+    told = choice(lark.literal(f"{CHANNEL}{channel}{MESSAGE}") for channel in ("analysis", "commentary"))
+    before = lark.rule("before", f"{told} {lark.until('told', END, text)} {lark.literal(START + 'assistant')}")
+    last = [HarmonyCall().rule(lark, function, f"call_{number}") for number, function in enumerate(functions)]
+    if wanted.mode != "required":
+        last.append(f"{lark.literal(f'{CHANNEL}final{MESSAGE}')} {own_text or text}")
+    return f"{before}* {choice(last)}"
+
+
+def read_answer(reader: Reader) -> Generator[None, None, None]:
+    """Read messages to the end of an answer."""
+    source = reader.source
+    while source.at < len(source.text) or not source.ended:
+        source.kept = source.at
+        header = yield from _read_header(source)
+        if header is None:
+            source.at, source.kept = source.kept, None
+            yield from _read_text(reader)
+            continue
+        receiver, channel = header[1] or header[3] or "", header[2]
+        name = receiver.removeprefix(RECEIVER)
+        if receiver and (not receiver.startswith(RECEIVER) or name not in reader.names):
+            reader.show_text(header[0])
+            receiver = ""
+        elif receiver:
+            if not (yield from reader.read_call(HarmonyCall(), name)) and source.kept is not None:
+                source.at, source.kept = source.kept + len(header[0]), None
+                reader.show_text(header[0])
+                yield from reader.read_up_to(ENDS, "", reader.show_text)
+            continue
+        source.kept = None
+        yield from reader.read_up_to(ENDS, "", reader.show_thinking if channel == "analysis" else reader.show_text)
+        for end in ENDS:
+            if (yield from source.literal(end)):
+                break
+
+
+def _read_text(reader: Reader) -> Generator[None, None, None]:
+    """Read what is no message, up to where the next may begin."""
+    source = reader.source
+    reader.show_text(source.text[source.at : source.at + 1])
+    source.at = min(source.at + 1, len(source.text))
+    yield from reader.read_up_to((START, CHANNEL), "", reader.show_text)
+
+
+def _read_header(source: Source) -> Generator[None, None, re.Match[str] | None]:
+    """Read up to a message, if one begins here."""
+    while True:
+        text = source.text[source.at : source.at + MAX_HEADER]
+        if found := _HEADER.match(text):
+            source.at += found.end()
+            return found
+        if source.ended or len(text) == MAX_HEADER or MESSAGE in text or not _may_begin(text):
+            return None
+        yield
+
+
+def _may_begin(text: str) -> bool:
+    """Whether a header may begin so, as far as its first word tells."""
+    text = text.lstrip()
+    return any(text.startswith(word[: len(text)]) for word in (START, CHANNEL, "to="))
+
+
+HARMONY = ToolFormat(
+    name="harmony",
+    words=("<|channel|>", "<|start|>", "<|message|>"),
+    body=HarmonyCall(),
+    reader=read_answer,
+    answer=answer_of,
+)

@@ -1,0 +1,96 @@
+"""gpt-oss's harmony: what the grammar admits is what is parsed, however the text is cut."""
+
+from random import Random
+
+import pytest
+
+from tests.text.tools.byte_grammar import admitted, ids_of
+from tokenmill.text.parts import CallArguments, CallBegin, joined
+from tokenmill.text.tools.functions import Choice, read_functions
+from tokenmill.text.tools.grammar import calls_grammar
+from tokenmill.text.tools.harmony import CHANNEL, CONSTRAIN, END, HARMONY, MESSAGE, START
+from tokenmill.text.tools.parser import Parser
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTIONS = read_functions([{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}])
+CONTROL = (START, CHANNEL, MESSAGE, CONSTRAIN, END)
+THOUGHT = f"{CHANNEL}analysis{MESSAGE}A < b?{END}{START}assistant"
+FINAL = f"{CHANNEL}final{MESSAGE}It is blue.\n"
+CALL = f'{CHANNEL}commentary to=functions.get_weather {CONSTRAIN}json{MESSAGE}{{"city": "<|"}}'
+OLD_CALL = f' to=functions.get_weather{CHANNEL}commentary json{MESSAGE}{{"city": "<|"}}'
+SAID = f"{CHANNEL}commentary{MESSAGE}I look.{END}{START}assistant"
+CALLED = [("get_weather", '{"city": "<|"}')]
+ANSWERS = {
+    FINAL: ("It is blue.\n", "", []),
+    THOUGHT + FINAL: ("It is blue.\n", "A < b?", []),
+    THOUGHT + THOUGHT + FINAL: ("It is blue.\n", "A < b?A < b?", []),
+    THOUGHT + CALL: ("", "A < b?", CALLED),
+    THOUGHT + SAID + OLD_CALL: ("I look.", "A < b?", CALLED),
+}
+
+
+def parsed(text, cut=None, **more):
+    parser, parts, at = Parser(HARMONY, FUNCTIONS, **more), [], 0
+    while at < len(text):
+        length = cut.choice([1, 1, 2, 3, 8, 40]) if cut else len(text)
+        parts += parser.push(text[at : at + length])
+        at += length
+    return parts + parser.finish()
+
+
+def answer(parts):
+    found = joined(parts)
+    return found.text, found.thinking, [(call.name, call.arguments) for call in found.calls]
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+@pytest.mark.parametrize("text", ANSWERS)
+def test_messages_are_parsed_however_they_are_cut(text, is_trusted):
+    for end in ("", "<|call|>", "<|return|>"):
+        for seed in range(20):
+            assert answer(parsed(text + end, Random(seed), is_trusted=is_trusted)) == ANSWERS[text]
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_the_grammar_admits_what_is_parsed(text):
+    for control in ((), CONTROL):
+        grammar = calls_grammar(HARMONY, FUNCTIONS, Choice(), control=ids_of(control))
+        assert admitted(grammar, text, control) == "whole"
+
+
+def test_the_grammar_refuses_what_is_no_call():
+    grammar = calls_grammar(HARMONY, FUNCTIONS, Choice("required"), control=ids_of(CONTROL))
+    assert admitted(grammar, THOUGHT + FINAL, CONTROL).endswith("#")
+    assert admitted(grammar, THOUGHT + CALL.replace("get_weather", "other"), CONTROL).endswith("functions.")
+    assert admitted(grammar, CALL.replace("city", "town"), CONTROL).endswith('{"')
+    assert admitted(grammar, CALL + "x", CONTROL).endswith("}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello.",
+        "Hello <|x|> <b",
+        CALL.replace("get_weather", "other"),
+        CALL.replace('{"', "[1]"),
+        CALL[:-3],
+        f"{CHANNEL}analysis",
+        f"{CHANNEL} {CHANNEL}{CHANNEL}",
+        "<|start|>user",
+    ],
+)
+def test_what_is_no_message_is_text(text):
+    for seed in range(20):
+        assert answer(parsed(text, Random(seed))) == (text, "", [])
+
+
+def test_a_message_after_other_text_is_read():
+    assert answer(parsed(f"Hm {FINAL}")) == ("Hm It is blue.\n", "", [])
+
+
+def test_parts_are_shown_as_they_come():
+    parser = Parser(HARMONY, FUNCTIONS, is_trusted=True)
+    header = len(CALL) - len('{"city": "<|"}')
+    assert parser.push(CALL[:header]) == []
+    begin, first = parser.push(CALL[header : header + 3])
+    assert begin == CallBegin(0, begin.id, "get_weather") and first == CallArguments(0, '{"c')
