@@ -91,6 +91,6 @@ def test_a_message_after_other_text_is_read():
 def test_parts_are_shown_as_they_come():
     parser = Parser(HARMONY, FUNCTIONS, is_trusted=True)
     header = len(CALL) - len('{"city": "<|"}')
-    assert parser.push(CALL[:header]) == []
-    begin, first = parser.push(CALL[header : header + 3])
-    assert begin == CallBegin(0, begin.id, "get_weather") and first == CallArguments(0, '{"c')
+    (begin,) = parser.push(CALL[:header])
+    assert begin == CallBegin(0, begin.id, "get_weather")
+    assert parser.push(CALL[header : header + 3]) == [CallArguments(0, '{"c')]
