@@ -23,8 +23,10 @@ TOLD = (
 EXAMPLE = "<function-name>", {"<name>": "<value>"}
 
 
-def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat) -> list[Message]:
+def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat, *, as_text: bool = False) -> list[Message]:
     """The messages with the arguments of calls as objects, ids as the format has them, and names beside results.
+
+    as_text: the arguments stay JSON text, or become it, for a template that joins them with other texts.
 
     RequestError for arguments that are no JSON object, and for a result without a call.
     """
@@ -34,7 +36,7 @@ def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat) -> lis
         where = f"message {number} of the chat"
         new = dict(message)
         if message.get("role") == "assistant" and message.get("tool_calls"):
-            new["tool_calls"] = [_call(call, form, where) for call in _calls(message["tool_calls"], where)]
+            new["tool_calls"] = [_call(call, form, where, as_text) for call in _calls(message["tool_calls"], where)]
             for old, call in zip(message["tool_calls"], new["tool_calls"], strict=True):
                 names[str(old.get("id"))] = call["function"]["name"]
         elif message.get("role") == "tool":
@@ -97,17 +99,16 @@ def _calls(given: Any, where: str) -> list[Mapping[str, Any]]:
     return given
 
 
-def _call(call: Mapping[str, Any], form: ToolFormat, where: str) -> Message:
+def _call(call: Mapping[str, Any], form: ToolFormat, where: str, as_text: bool) -> Message:
     inner = call.get("function")
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(name, str):
         raise RequestError(f'{where}: {brief(call)} is no call: {{"id": …, "type": "function", "function": …}}')
-    arguments = inner.get("arguments")
-    new = {
-        **call,
-        "type": "function",
-        "function": {"name": name, **inner, "arguments": _object(arguments, name, where)},
-    }
+    given = inner.get("arguments")
+    arguments = _object(given, name, where)
+    if as_text:
+        arguments = given if isinstance(given, str) and given.strip() else json.dumps(arguments, ensure_ascii=False)
+    new = {**call, "type": "function", "function": {"name": name, **inner, "arguments": arguments}}
     return new | {"id": known_id(str(call["id"]), form)} if call.get("id") is not None else new
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.errors import RequestError
 from tokenmill.registry import TEMPLATES, TOOL_FORMATS, check_name, lookup
 from tokenmill.text.thinking import Thinking, thinking_of
 from tokenmill.text.tokenizer import Tokenizer
@@ -19,13 +20,15 @@ FALLBACK = "hermes"
 @dataclass(frozen=True)
 class ModelTools:
     """form: how calls are written. thinking: the marks of thinking, if the family has them. is_native: the chat
-    template shows functions; else they are told in the system message. control: spelling → id of control tokens.
-    shown_ids: control tokens that must be in the text of an answer for its parser. note: how this was chosen.
+    template shows functions; else they are told in the system message. takes_text: the template joins arguments with
+    other texts, so they are JSON text to it. control: spelling → id of control tokens. shown_ids: control tokens that
+    must be in the text of an answer for its parser. note: how this was chosen.
     """
 
     form: ToolFormat
     thinking: Thinking | None
     is_native: bool
+    takes_text: bool
     control: Mapping[str, int]
     shown_ids: frozenset[int]
     note: str
@@ -34,7 +37,7 @@ class ModelTools:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """The messages, and the variables beside them, that the chat template gets; tools: as the request has them."""
-        made = with_objects(messages, self.form)
+        made = with_objects(messages, self.form, as_text=self.takes_text)
         if self.is_native:
             return made, {"tools": list(tools)} if tools else {}
         return as_plain_turns(made, tools, self.form), {}
@@ -81,7 +84,8 @@ def tools_of(tokenizer: Tokenizer, name: str = "auto") -> ModelTools:
         note = f"the chat template's way of calling is not known, so it is taken for tool format {FALLBACK}"
     else:
         note = f"tool format {found}, by the words of the chat template"
-    return ModelTools(form, thinking, is_native, tokenizer.control_ids, frozenset(shown), note)
+    takes_text = is_native and template is not None and _takes_text(template, form, tokenizer.special_texts)
+    return ModelTools(form, thinking, is_native, takes_text, tokenizer.control_ids, frozenset(shown), note)
 
 
 def _format_in(template: str) -> str | None:
@@ -91,3 +95,17 @@ def _format_in(template: str) -> str | None:
         if words and all(word in template for word in words):
             return name
     return None
+
+
+def _takes_text(template: str, form: ToolFormat, special_texts: Mapping[str, str]) -> bool:
+    """Whether a template shows a call whose arguments are JSON text, and none whose arguments are an object."""
+    render = lookup(TEMPLATES, "jinja", "chat_template")
+    for as_text in (False, True):
+        call = {"id": form.new_id(), "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+        asked, called = {"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            render(template, with_objects([asked, called], form, as_text=as_text), special_texts=special_texts)
+        except RequestError:
+            continue
+        return as_text
+    return False

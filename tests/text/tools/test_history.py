@@ -1,0 +1,151 @@
+"""Conversations with calls: transformers' texts, and old calls as the model wrote them."""
+
+import copy
+import json
+
+import pytest
+import tokenizers
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from tests.text.tools.byte_grammar import admitted
+from tests.text.tools.templates import TEMPLATES
+from tokenmill.errors import RequestError
+from tokenmill.registry import TOOL_FORMATS, lookup
+from tokenmill.text.literal import chat_text
+from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.text.tools.functions import Choice, read_functions
+from tokenmill.text.tools.model_tools import tools_of
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "lines": {"type": "array", "items": {"type": "integer"}}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "edit", "description": "Édit.", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+]
+ARGUMENTS = {"path": "é 'a'", "lines": [1, 2]}
+ONE_CALL = ("harmony", "llama3_json")  # formats of which an answer holds one call
+IDS = {"kimi_k2": ["functions.edit:0", "functions.now:1"], "mistral": ["abcdefgh1", "abcdefgh2"]}
+
+
+def tokenizer_of(template):
+    return Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), chat_template=template)
+
+
+def conversation(name, *, as_text):
+    ids = IDS.get(name, ["call_1", "call_2"])
+    calls = [("edit", ARGUMENTS), ("now", {})][: 1 if name in ONE_CALL else 2]
+    written = [
+        {
+            "id": number,
+            "type": "function",
+            "function": {"name": called, "arguments": json.dumps(given, ensure_ascii=False) if as_text else given},
+        }
+        for number, (called, given) in zip(ids, calls, strict=False)
+    ]
+    results = [
+        {"role": "tool", "tool_call_id": each["id"], "name": each["function"]["name"], "content": "done"}
+        for each in written
+    ]
+    return [{"role": "user", "content": "Edit."}, {"role": "assistant", "tool_calls": written}, *results], calls
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_conversation_is_rendered_as_by_transformers(name):
+    template = TEMPLATES[name]
+    tools = tools_of(tokenizer_of(template))
+    assert tools.form.name == name and tools.is_native
+    # DeepSeek's template joins the arguments as a text, so there transformers needs one.
+    original, _ = conversation(name, as_text=name == "deepseek_v31")
+    sent, _ = conversation(name, as_text=True)
+    for each in sent[2:]:
+        del each["name"]
+    before = copy.deepcopy(sent)
+    made, variables = tools.conversation(sent, TOOLS)
+    assert sent == before
+    wanted = render_jinja_template([copy.deepcopy(original)], tools=TOOLS, chat_template=template)[0][0]
+    found = chat_text(tokenizer_of(template), made, add_generation_prompt=False, **variables)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_an_old_call_is_what_the_grammar_lets_the_model_write(name):
+    template, functions = TEMPLATES[name], read_functions(TOOLS)
+    tools, tokenizer = tools_of(tokenizer_of(template)), tokenizer_of(template)
+    sent, calls = conversation(name, as_text=True)
+    if name == "olmo3":  # its template does not escape texts
+        calls[0] = ("edit", {**ARGUMENTS, "path": "plain"})
+        sent[1]["tool_calls"][0]["function"]["arguments"] = json.dumps(calls[0][1], ensure_ascii=False)
+    texts = []
+    for messages, begins in ((sent[:1], True), (sent[:2], False)):
+        made, variables = tools.conversation(messages, TOOLS)
+        texts.append(chat_text(tokenizer, made, add_generation_prompt=begins, **variables))
+    assert texts[1].startswith(texts[0])
+    answer = texts[1][len(texts[0]) :]
+    written = tools.form.text([(called, given) for called, given in calls])
+    assert answer.startswith(written)
+    grammar = tools.grammar(functions, Choice("required"))
+    assert admitted(grammar, written) == "whole"
+
+
+def test_every_format_has_a_template_here():
+    missing = {name for name in TOOL_FORMATS if name not in TEMPLATES}
+    assert missing == {"gemma", "deepseek_v3"}
+    assert not lookup(TOOL_FORMATS, "gemma", "tool_format").words
+
+
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+def test_a_template_without_functions_gets_them_as_text():
+    tools = tools_of(tokenizer_of(PLAIN))
+    assert not tools.is_native and "system message" in tools.note
+    sent, _ = conversation("hermes", as_text=True)
+    made, variables = tools.conversation([{"role": "system", "content": "Be brief."}, *sent], TOOLS)
+    text = chat_text(tokenizer_of(PLAIN), made, **variables)
+    assert variables == {} and text.count("<tool_response>\ndone\n</tool_response>") == 2
+    assert text.startswith("<|im_start|>system\nBe brief.\n\n") and json.dumps(TOOLS[0], ensure_ascii=False) in text
+    assert (
+        '<tool_call>\n{"name": "edit", "arguments": {"path": "é \'a\'", "lines": [1, 2]}}\n</tool_call>\n<tool' in text
+    )
+    assert [message["role"] for message in made] == ["system", "user", "assistant", "user"]
+    made, _ = tools.conversation(sent, TOOLS)
+    assert made[0]["role"] == "system"
+    assert tools.conversation(sent[:1])[0] == sent[:1]
+
+
+def test_ids_of_others_become_ids_of_the_format():
+    tools = tools_of(tokenizer_of(TEMPLATES["mistral"]))
+    sent, _ = conversation("hermes", as_text=True)
+    made, _ = tools.conversation(sent, TOOLS)
+    ids = [call["id"] for call in made[1]["tool_calls"]]
+    assert [message["tool_call_id"] for message in made[2:]] == ids and {len(each) for each in ids} == {9}
+
+
+@pytest.mark.parametrize("arguments", [None, "", " ", "{}", {}])
+def test_no_arguments_are_an_empty_object(arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    made, _ = tools_of(tokenizer_of(TEMPLATES["hermes"])).conversation([{"role": "assistant", "tool_calls": [call]}])
+    assert made[0]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+REFUSED = {
+    "arguments of the call of 'now' are no JSON object": [
+        {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "now", "arguments": '{"a'}}]}
+    ],
+    "result of a call, tool_call_id = '2'": [
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "2", "content": "x"},
+    ],
+    "which no message before it makes": [{"role": "tool", "content": "x"}],
+    "is no call": [{"role": "assistant", "tool_calls": [{"id": "1"}]}],
+    "a list of calls": [{"role": "assistant", "tool_calls": "f()"}],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_no_conversation_with_calls_is_refused(message):
+    with pytest.raises(RequestError, match=message):
+        tools_of(tokenizer_of(TEMPLATES["hermes"])).conversation(REFUSED[message])
