@@ -17,6 +17,7 @@ from jinja2.utils import Namespace
 
 from tokenmill.errors import AS_TEXT, CheckpointError, RequestError
 from tokenmill.text.sandbox import BoundedEnvironment
+from tokenmill.text.spelled_number import SpelledNumber
 
 MAX_TEMPLATE = 100_000  # characters; the longest published ones have some 30 thousand
 MAX_DATE = 100  # characters of a date's format
@@ -100,6 +101,8 @@ def _plain(value: Any, mark: Callable[[str], str], is_name: bool = False, depth:
     """
     if value is None or type(value) in (int, float, bool):
         return value
+    if isinstance(value, SpelledNumber):
+        return float(value)
     if isinstance(value, str):
         return str.__str__(value) if is_name and value.isidentifier() else mark(str.__str__(value))
     if depth == MAX_NESTING:

@@ -9,7 +9,8 @@ encoded by a variant of the tokenizer that knows control tokens by secret names 
 
 Tokens such as `<think>` and `</tool_response>` are no control tokens to a tokenizer, and yet give a conversation its
 structure where the template writes them. They are treated so too, but not in what the assistant said, where templates
-look for them.
+look for them. A number of a call that JSON would spell otherwise is replaced by a mark too, which as a whole number
+passes through a template as it is, so that what a model wrote once is the same text in each later turn.
 """
 
 import re
@@ -20,6 +21,7 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.registry import TEMPLATES, lookup
+from tokenmill.text.spelled_number import SpelledNumber
 from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
 
 DIGITS = 20
@@ -157,7 +159,11 @@ class _Marks:
 
     def in_message(self, message: Any) -> Any:
         """A message in whose text, unless it is the assistant's, no token of the template is spelled."""
-        if not isinstance(message, Mapping) or message.get("role") == "assistant" or "content" not in message:
+        if not isinstance(message, Mapping):
+            return message
+        if message.get("role") == "assistant":
+            return {name: self._numbers(value) if name == "tool_calls" else value for name, value in message.items()}
+        if "content" not in message:
             return message
         return {**message, "content": self.in_value(message["content"])}
 
@@ -171,13 +177,26 @@ class _Marks:
             return [self.in_value(inner, depth + 1) for inner in value]
         return value
 
+    def _numbers(self, value: Any, depth: int = 0) -> Any:
+        """A value in which each spelled number, however deep, is a mark."""
+        if isinstance(value, SpelledNumber):
+            return int(self._mark_text(value.spelling))
+        if isinstance(value, Mapping) and depth < DEEPEST:
+            return {name: self._numbers(inner, depth + 1) for name, inner in value.items()}
+        if isinstance(value, list | tuple) and depth < DEEPEST:
+            return [self._numbers(inner, depth + 1) for inner in value]
+        return value
+
     def _mark(self, found: re.Match[str]) -> str:
         return found[0] if found["tag"] is not None else self._mark_of(found)
 
     def _mark_of(self, found: re.Match[str]) -> str:
-        if found[0] not in self._texts:
-            self._texts.append(found[0])
-        return f"{self._nonce}{self._texts.index(found[0]):06d}"
+        return self._mark_text(found[0])
+
+    def _mark_text(self, text: str) -> str:
+        if text not in self._texts:
+            self._texts.append(text)
+        return f"{self._nonce}{self._texts.index(text):06d}"
 
     def split(self, rendered: str) -> list[str]:
         """The parts of a rendered text; every second one is what a mark stood for."""

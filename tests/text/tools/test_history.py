@@ -7,11 +7,12 @@ import pytest
 import tokenizers
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.text.test_tokenizer import trained
 from tests.text.tools.byte_grammar import admitted
 from tests.text.tools.templates import TEMPLATES
 from tokenmill.errors import RequestError
 from tokenmill.registry import TOOL_FORMATS, lookup
-from tokenmill.text.literal import chat_text
+from tokenmill.text.literal import chat_text, encode_chat
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.functions import Choice, read_functions
 from tokenmill.text.tools.model_tools import tools_of
@@ -149,3 +150,15 @@ REFUSED = {
 def test_what_is_no_conversation_with_calls_is_refused(message):
     with pytest.raises(RequestError, match=message):
         tools_of(tokenizer_of(TEMPLATES["hermes"])).conversation(REFUSED[message])
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "glm45", "deepseek_v31"])
+def test_numbers_stay_as_they_were_spelled(name):
+    spelled = '{"x": 1.50, "y": [1e5, -0, 7, 0.25], "z": {"deep": 1E+2}}'
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": spelled}}
+    tokenizer = Tokenizer(trained(), chat_template=TEMPLATES[name])
+    made, _ = tools_of(tokenizer).conversation([{"role": "assistant", "tool_calls": [call]}])
+    text = tokenizer.decode(encode_chat(tokenizer, made), skip_special=False)
+    for number in ("1.50", "[1e5, -0, 7, 0.25]", '{"deep": 1E+2}'):
+        assert number in text
+    assert "100000.0" in chat_text(tokenizer, made) or name == "deepseek_v31"

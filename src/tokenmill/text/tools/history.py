@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.errors import RequestError
+from tokenmill.text.spelled_number import SpelledNumber
 from tokenmill.text.tools.tool_format import ToolFormat
 from tokenmill.value_reader import brief
 
@@ -117,7 +118,7 @@ def _object(given: Any, name: str, where: str) -> Any:
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     try:
-        found = json.loads(given, parse_constant=_refuse) if isinstance(given, str) else given
+        found = json.loads(given, parse_constant=_refuse, **NUMBERS) if isinstance(given, str) else given
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):
@@ -126,6 +127,14 @@ def _object(given: Any, name: str, where: str) -> Any:
             "model made them, or leave the call out together with its result"
         )
     return found
+
+
+def _number(spelling: str) -> int | float:
+    number: int | float = int(spelling) if spelling.lstrip("-").isdigit() else float(spelling)
+    return number if str(number) == spelling else SpelledNumber(spelling)
+
+
+NUMBERS: dict[str, Any] = {"parse_int": _number, "parse_float": _number}
 
 
 def _refuse(name: str) -> None:
