@@ -23,8 +23,8 @@ ENDS = (END, RETURN, CALL)
 RECEIVER = "functions."
 MAX_HEADER = 400  # letters before a message: a channel, and the name of a function
 _HEADER = re.compile(
-    r"\s*(?:<\|start\|>\s*assistant)?\s*(?:to=([^\s<]+))?\s*<\|channel\|>\s*(\w+)\s*(?:to=([^\s<]+))?\s*"
-    r"(?:<\|constrain\|>)?\s*\w*\s*<\|message\|>"
+    r"\s*(?:<\|start\|>\s*assistant)?\s*(?:to=([^\s<]+))?\s*<\|channel\|>\s*(analysis|commentary|final)\s*"
+    r"(?:to=([^\s<]+))?\s*(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>"
 )
 
 

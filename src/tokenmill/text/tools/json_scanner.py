@@ -96,12 +96,15 @@ class JsonScanner:
         return at + 1
 
     def _in_word(self, text: str, at: int) -> int:
-        end = _WORD.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing too
+        end, begun = _WORD.match(text, at).end(), len(self._word)  # type: ignore[union-attr]  # it matches nothing too
         self._word += text[at:end]
+        if not _is_begun(self._word):
+            # Up to the first letter that does not fit, however much of the word came at once.
+            fits = next(length for length in range(len(self._word) - 1, -1, -1) if _is_begun(self._word[:length]))
+            self.is_wrong = True
+            return at + fits - begun
         if end < len(text):
             self._close_word()
-        elif not (_BEGUN.fullmatch(self._word) or any(name.startswith(self._word) for name in _NAMES)):
-            self.is_wrong = True
         return end
 
     def _close_word(self) -> None:
@@ -113,6 +116,11 @@ class JsonScanner:
     def _after_value(self) -> None:
         self._expects = "comma or end"
         self.is_done = not self._open
+
+
+def _is_begun(word: str) -> bool:
+    """Whether a number or name may begin so."""
+    return bool(_BEGUN.fullmatch(word)) or any(name.startswith(word) for name in _NAMES)
 
 
 class Sink(Protocol):
