@@ -30,8 +30,7 @@ def calls_grammar(
     lark = Lark(control)
     if form.answer is not None:
         start = form.answer(lark, functions, wanted, text)
-        return f"{lark}start: {start}
-"
+        return f"{lark}start: {start}\n"
     start = lark.rule("answer", _answer(lark, form, functions, wanted, thinking, text))
     if thinking is not None:
         start = think_first(lark, thinking, start, is_open=is_open, gap='("\\n" | "\\n\\n")?')
