@@ -3,6 +3,8 @@
 import json
 import random
 
+import numpy as np
+
 from tokenmill.constrain.compile import compile
 from tokenmill.constrain.grammar import spec_of
 from tokenmill.settings.sampling_params import SamplingParams
@@ -17,15 +19,16 @@ def compiled(vocabulary, **settings):
 
 def allowed(matcher, vocabulary):
     """The ids that may come."""
-    mask = matcher.compute_bitmask()
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     assert not matcher.is_error(), matcher.get_error()[:200]
-    return [number for number in range(vocabulary.words * 32) if mask[number // 8] >> number % 8 & 1]
+    assert mask.size == 4 * vocabulary.words
+    return np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
 
 
 def walk(constraint, seed, most=200):
     """The bytes of a walk, and whether it came to an end. Half of the steps take a token that closes something."""
     chance, matcher, vocabulary = random.Random(seed), constraint.first.deep_copy(), constraint.vocabulary
-    tokens = []
+    tokens, closing = [], {number for byte in CLOSING for number in vocabulary.tokens.greedy_tokenize(chr(byte))}
     while len(tokens) < most:
         found = allowed(matcher, vocabulary)
         assert found, f"nothing may follow {vocabulary.tokens.decode_bytes(tokens)!r}"
@@ -35,10 +38,7 @@ def walk(constraint, seed, most=200):
             return vocabulary.tokens.decode_bytes(tokens), True
         found = [number for number in found if number not in ends]
         if chance.random() < 0.5:
-            closing = [
-                number for number in found if vocabulary.tokens.decode_bytes([number]) in map(bytes, zip(CLOSING))
-            ]
-            found = closing or found
+            found = sorted(closing.intersection(found)) or found
         tokens.append(chance.choice(found))
         assert matcher.consume_token(tokens[-1])
     return vocabulary.tokens.decode_bytes(tokens), False

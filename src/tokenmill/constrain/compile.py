@@ -5,6 +5,7 @@ limits for what a grammar may cost, and a budget of time: one that is over it go
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.settings.constraint import shortened
 
 T = TypeVar("T")
+_TRACES = re.compile(r"\n<backtrace>|<state>|\n *while processing json-schema:")
 KEPT = 32  # constraints, since the requests of an agent have the same ones again and again
 
 
@@ -106,8 +108,8 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
 
 
 def told(error: str) -> str:
-    """llguidance's message, without the traces that it may have."""
-    return error.partition("\n<backtrace>")[0].partition("<state>")[0].strip()
+    """llguidance's message, without the traces that it may have, and without references that it was following."""
+    return _TRACES.split(error, maxsplit=1)[0].strip()
 
 
 def refusal(spec: Spec, why: str) -> ConfigError:

@@ -34,13 +34,11 @@ class Reached(NamedTuple):
 
 
 def reach(schema: Any) -> Reached:
-    """Everything that is part of a schema or referred to by a part. SchemaError for a reference that leads nowhere.
-
-    Where parts have an `$id`, references are resolved by it, in llguidance alone, and not followed here.
+    """Everything that is part of a schema or referred to by a part. SchemaError for a reference that leads nowhere, and
+    for any where parts have names of their own: llguidance resolves some of them otherwise than the standard.
     """
     nodes, targets = dict[Path, Any](), dict[Path, Path]()
     waiting: list[tuple[Path, Any]] = [((), schema)]
-    follows = not _has_inner_ids(schema)
     while waiting:
         path, node = waiting.pop()
         if path in nodes:
@@ -51,7 +49,9 @@ def reach(schema: Any) -> Reached:
         if isinstance(node, bool):
             continue
         waiting += _children(path, node)
-        if "$ref" in node and follows:
+        if "$ref" in node:
+            if not targets and _has_inner_ids(schema):
+                raise SchemaError(path, "$ref is not possible where parts have an $id of their own: leave those out")
             target, found = _target(schema, path, node["$ref"])
             targets[path] = target
             waiting.append((target, found))
