@@ -239,7 +239,7 @@ def test_an_unknown_field_is_named(http):
         ({"prompt": "w1", "seed": -5}, "seed", ""),
         ({"prompt": "w1", "logit_bias": {"x": 1}}, "logit_bias", ""),
         ({"prompt": "w1", "suffix": "abc"}, "suffix", "not supported"),
-        ({"prompt": "w1", "structured_outputs": {}}, "structured_outputs", "is missing"),
+        ({"prompt": "w1", "structured_outputs": {}}, "structured_outputs", "one of json, regex"),
     ],
 )
 def test_bad_fields_are_named(http, body, param, says):

@@ -108,7 +108,8 @@ def test_keys_are_wanted_where_it_says_so(document, server):
 def test_bodies_have_ranges_and_name_the_model(document):
     properties = document["components"]["schemas"]["CompletionBody"]["properties"]
     assert properties["model"]["enum"] == [MODEL, None]
-    assert properties["logits_processors"]["enum"] == ["", [], None]
+    assert properties["guided_decoding"]["enum"] == ["", [], None]
+    assert {"type": "object", "additionalProperties": True} in properties["response_format"]["anyOf"]
     assert properties["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 100}
     assert properties["logprobs"]["anyOf"][0]["maximum"] == 20
 

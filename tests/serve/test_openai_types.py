@@ -141,10 +141,13 @@ def test_a_name_that_is_almost_that_of_a_field_is_refused(http, given, meant):
     assert error["param"] == given and repr(meant) in error["message"]
 
 
+NOWHERE = "guided_decoding response_schema logits_processors functions function_call".split()
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        *((path, name) for path in (CHAT, COMPLETION) for name in ("functions", "function_call", "logits_processors")),
+        *((path, name) for path in (CHAT, COMPLETION) for name in NOWHERE),
         *((COMPLETION, name) for name in ("tools", "tool_choice")),
     ],
 )

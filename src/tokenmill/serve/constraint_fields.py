@@ -22,7 +22,9 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 class ConstraintFields(BaseModel):
     """The fields. An empty text asks for nothing, since clients send it so."""
 
-    response_format: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="text, json_object, json_schema or another"
+    )
     structured_outputs: dict[str, Any] | None = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
@@ -47,6 +49,15 @@ def constraint_of(body: ConstraintFields) -> tuple[str, dict[str, Any]]:
         (first, _), (second, _), *_ = found
         raise ApiError(400, f"{second}: only one constraint at a time, and {first} is given", second)
     return found[0] if found else ("", {})
+
+
+def constraint_warnings(body: Any) -> list[str]:
+    """A warning where stop texts or ids may end a constrained text before it is whole; it is said once more by
+    finish_reason and stop_reason.
+    """
+    field, _ = constraint_of(body)
+    ends = [name for name in ("stop", "stop_token_ids") if field and getattr(body, name)]
+    return [f"{name} ends the text also where it does not fit {field} yet" for name in ends]
 
 
 @contextmanager

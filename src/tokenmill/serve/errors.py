@@ -83,6 +83,9 @@ SETTING = re.compile(rf"\b({'|'.join(FIELDS)})\b")
 ALLOWED = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
     "stop": "a text, or a list of texts",
+    **dict.fromkeys(("guided_json", "json_schema"), "a JSON schema, as an object or as text"),
+    "format": "the text json, or a JSON schema",
+    "structural_tag": "an object, or the JSON text of one",
 }
 """The allowed values of fields that have several types, in words."""
 

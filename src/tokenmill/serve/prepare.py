@@ -16,7 +16,7 @@ from tokenmill.errors import RequestError
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.calling import Calling, calling_of
-from tokenmill.serve.constraint_fields import about_constraint, constraint_of
+from tokenmill.serve.constraint_fields import about_constraint, constraint_of, constraint_warnings
 from tokenmill.serve.effort import settle_effort
 from tokenmill.serve.errors import ApiError, TooLong, about
 from tokenmill.serve.reading import Readers
@@ -103,8 +103,9 @@ def template_warnings(core: Core, body: ChatBody | TokenizeBody) -> list[str]:
 
 
 def warnings_of(body: Body) -> list[str]:
-    """A warning for each field that is not known."""
-    return [f"unknown field {name[:MAX_NAME]!r} is ignored" for name in body.unknown]
+    """A warning for each field that is not known, and for one that may cut what another asks for."""
+    unknown = [f"unknown field {name[:MAX_NAME]!r} is ignored" for name in body.unknown]
+    return [*unknown, *(constraint_warnings(body) if isinstance(body, SamplingBody) else ())]
 
 
 def _encoded(core: Core, body: CompletionBody, prompt: Any) -> list[int]:
