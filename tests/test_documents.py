@@ -243,6 +243,27 @@ def test_the_commands_about_speculation_run_as_written(folder):
         assert run(line, folder)
 
 
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_commands_about_structured_output_run_as_written(folder):
+    as_json, choice, regex, grammar = (
+        run(line, folder).strip() for line in commands(DOCUMENTS["structured-output.md"])
+    )
+    assert json.loads(as_json).keys() == {"name", "stones"}
+    assert choice in ("yes", "no") and re.fullmatch("1[0-9]{3}", regex)
+    assert re.fullmatch("[a-z]{3,9} and [a-z]{3,9}", grammar)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_refusal_that_structured_output_shows(folder):
+    (block,) = blocks(DOCUMENTS["structured-output.md"], ("text",))
+    line, shown = block.splitlines()
+    done = subprocess.run(["bash", "-c", line[2:]], cwd=folder, capture_output=True, text=True, check=False)
+    before, after = shown.split("…")
+    assert done.returncode == 2 and before in done.stderr and after in done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.model
 def test_the_commands_about_batches_run_as_written(folder):

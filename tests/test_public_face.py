@@ -16,7 +16,10 @@ from tokenmill.engine import core, engine, session
 ROOT = Path(tokenmill.__file__).parent
 PUBLIC = set(tokenmill.__all__)
 OUTSIDE = ("batches", "bench", "cli", "prove", "scale", "serve")  # whose errors become a row, an exit code, an answer
-CAUGHT = {"NotInvertible": "calibrate/rounding.py makes a CheckpointError of it"}
+CAUGHT = {
+    "NotInvertible": "calibrate/rounding.py makes a CheckpointError of it",
+    "SchemaError": "constrain/compile.py makes a ConfigError of it",
+}
 FACES = (engine.Engine, session.Session, core.Core)
 
 

@@ -117,6 +117,19 @@ def test_grammars(vocabulary, grammar):
             {"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"type": "string", "minLength": 9, "maxLength": 1}}}},
             "at #/.defs/a: Unsatisfiable schema: minLength",
         ),
+        (
+            {
+                "json_schema": {
+                    "type": "object",
+                    "properties": {
+                        "a": {"type": "object", "required": ["b"], "properties": {"b": {"enum": []}}},
+                        "c": {"enum": []},
+                    },
+                    "required": ["a"],
+                }
+            },
+            "at #/properties/a/properties/b: Unsatisfiable schema: anyOf is empty",
+        ),
         ({"json_schema": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "at #: oneOf constraints are not support"),
         ({"json_schema": {"properties": {"a": {"not": {}}}}}, "at #/properties/a: the keyword 'not' is not impl"),
         ({"json_schema": json.loads('{"items":' * 200 + "{}" + "}" * 200)}, "recursion limit exceeded"),

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits
 
 from tokenmill.constrain.constraint import Constraint
 from tokenmill.constrain.grammar import Spec, grammar_text
 from tokenmill.constrain.lark import with_options
-from tokenmill.constrain.schema import deepest
-from tokenmill.constrain.schema_parts import SchemaError, pointer
+from tokenmill.constrain.schema import parts_of
+from tokenmill.constrain.schema_parts import Path, SchemaError, pointer
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.settings.constraint import shortened
@@ -114,17 +114,29 @@ def told(error: str) -> str:
 
 def refusal(spec: Spec, why: str) -> ConfigError:
     """The error for a constraint that is refused."""
-    return ConfigError(spec.kind, shortened(str(spec.value)), why)
+    return ConfigError(spec.kind, shortened(spec.value), why)
 
 
 def _placed(spec: Spec, message: str) -> str:
     """A message about a schema after the place in it that is wrong by itself."""
     if spec.kind != "json_schema":
         return message
-    schema = json.loads(str(spec.value))
+    parts = parts_of(json.loads(str(spec.value)))
+    path: Path = ()
+    while True:
+        inner = (each for each in parts if each[: len(path)] == path and _error(parts[each]) == message)
+        path = next(inner, path)
+        found = _REQUIRED.fullmatch(message)  # not the part, but one inside it is what no text fits
+        needed = (*path, "properties", found[1]) if found else path
+        if needed == path or needed not in parts or not (error := _error(parts[needed])):
+            return f"at {pointer(path)}: {message}"
+        path, message = needed, error
 
-    def fails(part: dict[str, object]) -> bool:
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(with_options(part)))
-        return told(LLMatcher.validate_grammar(grammar)) == message
 
-    return f"at {pointer(deepest(schema, fails))}: {message}"
+_REQUIRED = re.compile("Unsatisfiable schema: required property '(.*)' is unsatisfiable")
+
+
+def _error(schema: dict[str, Any]) -> str:
+    """What is wrong with a schema by itself; empty if nothing is."""
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema)))
+    return told(LLMatcher.validate_grammar(grammar))

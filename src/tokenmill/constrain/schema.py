@@ -4,7 +4,7 @@ llguidance passes over keywords that it does not know; they are refused here, an
 does not implement, by their place. Parts that nothing refers to are not read, as there.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -74,15 +74,15 @@ def _rebuilt(value: Any, path: Path, endless: Collection[Path], dropped: Collect
     return value
 
 
-def deepest(schema: dict[str, Any], fails: Callable[[dict[str, Any]], bool]) -> Path:
-    """The place of the innermost part for which `fails` is true alone; the whole's if it is true of no other."""
+def parts_of(schema: dict[str, Any]) -> dict[Path, dict[str, Any]]:
+    """The parts of a schema as schemas by themselves, with its definitions; inner ones first, the whole last."""
     named: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions", "$schema") if key in schema}
     nodes = reach(schema).nodes
     paths = sorted((path for path, node in nodes.items() if path and isinstance(node, dict)), key=len, reverse=True)
-    return next((path for path in paths[:_MOST_TRIED] if fails({**named, **nodes[path]})), ())
+    return {path: {**named, **nodes[path]} for path in paths[:_MOST_TRIED]} | {(): schema}
 
 
-_MOST_TRIED = 300  # places of a schema, each of which is compiled to find what is wrong
+_MOST_TRIED = 300  # each of which is compiled to find what is wrong
 
 
 def _check_keywords(path: Path, node: Any) -> None:

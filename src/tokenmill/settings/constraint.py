@@ -14,8 +14,9 @@ MAX_CONSTRAINT = 512 * 1024
 _SHOWN = 100  # characters of a value in a message
 
 
-def shortened(text: str) -> str:
-    """The beginning of a text, for messages."""
+def shortened(text: str | tuple[str, ...]) -> str:
+    """The beginning of a text, or of several, for messages."""
+    text = text if isinstance(text, str) else ", ".join(text)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
 
 
@@ -33,7 +34,7 @@ def check_one(given: Mapping[str, Any]) -> None:
             raise ConfigError(name, f"{size:,} bytes", f"at most {MAX_CONSTRAINT:,} bytes")
     if len(given) > 1:
         first, second, *_ = given
-        raise ConfigError(second, shortened(str(given[second])), f"only one constraint at a time, and {first} is given")
+        raise ConfigError(second, shortened(given[second]), f"only one constraint at a time, and {first} is given")
 
 
 def check_texts(given: Mapping[str, Any]) -> None:
