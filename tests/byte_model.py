@@ -43,6 +43,19 @@ def save_byte_model(directory, context=1024, std=0.15, **numbers):
     return directory
 
 
+THINK = 257, 258  # the ids of the marks of a thought, in a model that thinks
+
+
+def save_thinking_model(directory):
+    """The directory of a byte model with marks of a thought."""
+    save_byte_model(directory, vocab_size=259)
+    file = str(directory / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(file)
+    tokenizer.add_special_tokens(["<think>", "</think>"])
+    tokenizer.save(file)
+    return directory
+
+
 def _bytes_to_letters():
     """GPT-2's letters for bytes (openai/gpt-2, src/encoder.py): printable bytes as they are, the others from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

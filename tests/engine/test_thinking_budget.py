@@ -3,12 +3,11 @@
 import json
 
 import pytest
-import tokenizers
 
-from tests.byte_model import save_byte_model
+from tests.byte_model import THINK, save_byte_model, save_thinking_model
 from tokenmill import ConfigError, SamplingParams, load
 
-BEGIN, END = 257, 258
+BEGIN, END = THINK
 PROMPTS = ["hello", "Once upon a time"]
 SETTINGS = {"greedy": {"ignore_eos": True}, "drawn": {"ignore_eos": True, "temperature": 1.0, "seed": 3}}
 PROGRAMS = {
@@ -22,12 +21,7 @@ PROGRAMS = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    directory = save_byte_model(tmp_path_factory.mktemp("thinks"), vocab_size=259)
-    file = str(directory / "tokenizer.json")
-    tokenizer = tokenizers.Tokenizer.from_file(file)
-    tokenizer.add_special_tokens(["<think>", "</think>"])
-    tokenizer.save(file)
-    return str(directory)
+    return str(save_thinking_model(tmp_path_factory.mktemp("thinks")))
 
 
 def engine_for(path, **how):

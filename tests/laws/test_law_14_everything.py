@@ -8,22 +8,24 @@ TOKENMILL_LAW_14_SECONDS says how long, for each program; `make test-long` takes
 import os
 import random
 import threading
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from tests import gguf_files
 from tests.at_once import run_at_once
-from tests.byte_model import save_byte_model
+from tests.byte_model import THINK, save_thinking_model
 from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
 from tests.tiny_models import VOCABULARY, prompt, reference, save
 from tests.unequal_model import save_unequal
 from tokenmill import RequestError, SamplingParams, load
+from tokenmill.sample.matchers import Matchers
 from tokenmill.sample.sampler import choose
 from tokenmill.sample.state import Row
 from tokenmill.schedule.choosing import Choosing
+from tokenmill.schedule.sequence import Plan, Work
 
 SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "2"))
 THREADS = 4
@@ -34,7 +36,10 @@ CONSTRAINTS = (
     {"choice": ("Paris", "Parma", "Rome")},
     {"json_schema": {"type": "array", "items": {"enum": [True, False, 1]}, "maxItems": 3}},
     {"json_schema": {"type": "integer", "minimum": 5}},
+    {"thinking_budget": 2},
+    {"thinking_budget": 3, "regex": "[a-f]{2,5}"},
 )
+CONSTRAINED = ("regex", "choice", "json_schema", "thinking_budget")
 DRAFT_FROM_TEXTS = ("adaptive", "suffix")
 BEGINNINGS = [prompt(length, seed=length) for length in (5, 12, 17)]
 SCARCE = {"block_size": 4, "cache_tokens": 60, "max_sequences": 3, "max_step_tokens": 9}
@@ -78,7 +83,7 @@ class Quiet:
         with self.lock:
             logits_V = self.engine.logits(tokens)[-1]
         params = SamplingParams(**sampling)
-        mask = mask_of(self.engine, params, text[:same])
+        mask = mask_of(self.engine, params, tokens[: len(tokens) - same], text[:same])
         row = Row(Choosing(params, params.seed or 0), len(tokens), tokens, len(tokens) - same, mask)
         noise_RV = 1e-5 * torch.randn(1000, len(logits_V), generator=torch.Generator().manual_seed(0))
         return found[same] in choose(logits_V + noise_RV, [row] * 1000).read().tokens
@@ -91,17 +96,11 @@ class Quiet:
             return self.scores[key]
 
 
-def mask_of(engine, params, text):
-    """The mask of the token after `text`."""
-    if (constraint := engine.core.inputs.constraints.constraint(params)) is None:
-        return None
-    matcher, words = (
-        constraint.matcher(() if params.ignore_eos else None),
-        np.zeros(constraint.vocabulary.words, dtype=np.int32),
-    )
-    matcher.follow(text)
-    matcher.mask(words)
-    return words
+def mask_of(engine, params, prompt, text):
+    """The mask of the token after `text`, made from the beginning."""
+    (wanted,) = engine.core.inputs.sequences(prompt, replace(params, max_new_tokens=len(text) + 1))
+    wanted.tokens += text
+    return Matchers().masks(Plan([Work(wanted, 0, len(wanted.tokens), 1)])).get(wanted.id, [None])[0]
 
 
 class Worker:
@@ -115,7 +114,9 @@ class Worker:
     def tokens(self):
         """Prompts often begin alike, and sometimes are alike."""
         begin = self.random.choice(BEGINNINGS)
-        return [*begin, *(self.random.randrange(VOCABULARY) for _ in range(self.random.choice((0, 0, 1, 6))))]
+        more = [self.random.randrange(VOCABULARY) for _ in range(self.random.choice((0, 0, 1, 6)))]
+        thinks = self.quiet.constraints is CONSTRAINTS and self.random.random() < 0.3
+        return [*begin, *more, *THINK[:thinks]]
 
     def sampling(self):
         new = {"max_new_tokens": self.random.randint(1, 9), "ignore_eos": True}
@@ -219,13 +220,13 @@ class Worker:
         return session
 
     def answer(self, session, compare=True):
-        sampling, before = self.sampling(), list(session.tokens)
+        sampling, before = dict.fromkeys(CONSTRAINED) | self.sampling(), list(session.tokens)
         sampling.setdefault("temperature", 0.0)
         sampling.setdefault("top_k", 0)
         sampling.setdefault("seed", 0)
         sampling.setdefault("stop_token_ids", ())
         prompt = None
-        if any(sampling.setdefault(name, None) for name in ("regex", "choice", "json_schema")):
+        if any(sampling[name] is not None for name in CONSTRAINED):
             prompt = self.tokens()[-3:]  # else a constraint that the last call had goes on with that call's text
             before += prompt
         found = session.generate(prompt, **sampling).tokens
@@ -299,7 +300,7 @@ def test_every_text_of_a_model_with_departures(family, program, models, tmp_path
 @pytest.mark.parametrize("program", slow_but(("native, adaptive",)))
 def test_every_text_of_a_model_that_is_constrained(program, tmp_path):
     """Its tokens are bytes, so that grammars have something to say of them."""
-    everything_at_once(save_byte_model(tmp_path / "bytes"), PROGRAMS[program], tmp_path)
+    everything_at_once(save_thinking_model(tmp_path / "bytes"), PROGRAMS[program], tmp_path)
 
 
 @pytest.mark.parametrize("program", slow_but(("eager",)))

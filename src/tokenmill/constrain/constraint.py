@@ -4,6 +4,7 @@ text may end.
 A matcher is a function of its tokens: `follow` brings it from any text to any other, by the beginning that both have.
 """
 
+import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -64,7 +65,11 @@ class Matcher:
         """Go to the state after these tokens, or as many as fit; their number."""
         alike = _num_alike(self.tokens, tokens)
         self.rollback(len(self.tokens) - alike)
-        return alike + self.accept(tokens[alike:])
+        self.accept(tokens[alike:])
+        if len(self.tokens) < len(tokens) and self.compiled.is_error():  # others may have used up what they share
+            self.renew()
+            self.accept(tokens[len(self.tokens) :])
+        return len(self.tokens)
 
     def accept(self, tokens: Sequence[int]) -> int:
         """Go on by these tokens, or as many as fit; their number."""
@@ -226,14 +231,14 @@ def _fill(asked: Sequence[Asked], words_RW: Words) -> None:
         else:
             plain.append((matcher.compiled, first))
     if plain:
-        fill_next_token_bitmask_par(_executor(), plain, words_RW)
+        fill_next_token_bitmask_par(_executor(os.getpid()), plain, words_RW)
     if drafted:
-        fill_next_token_bitmask_par_with_draft_tokens(_executor(), drafted, words_RW)
+        fill_next_token_bitmask_par_with_draft_tokens(_executor(os.getpid()), drafted, words_RW)
 
 
 @cache
-def _executor() -> LLExecutor:
-    """Its one thread is the caller's: a mask takes a hundredth of a pass, whose threads need the cores."""
+def _executor(process: int) -> LLExecutor:
+    """One thread of this process, since a forked one has none of its parent's, and a pass needs the cores itself."""
     return LLExecutor(num_threads=1)
 
 
