@@ -1,0 +1,150 @@
+"""A matcher is a function of its tokens, however it came to them; its masks are llguidance's own."""
+
+import random
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLParserLimits
+
+from tests.byte_model import save_byte_model
+from tokenmill.constrain.constraint import Asked, Constraint, fill_masks
+from tokenmill.constrain.vocabulary import vocabulary_of
+from tokenmill.errors import RequestError
+from tokenmill.text.tokenizer import Tokenizer
+
+END, SIZE = 256, 257
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}, "b": {"enum": ["cd", "ce", 1]}}}
+SCHEMA |= {"required": ["a"], "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+GRAMMARS = {
+    "more may follow": LLMatcher.grammar_from_regex("ab[0-9]+"),
+    "it ends by itself": LLMatcher.grammar_from_regex("ab[0-9]"),
+    "or nothing": LLMatcher.grammar_from_regex("(ab)?"),
+    "several ways": LLMatcher.grammar_from_regex("(a|ab|abc)*d?"),
+    "schema": LLMatcher.grammar_from_json_schema(SCHEMA),
+    "nested": LLMatcher.grammar_from_lark('start: "a" start "b" | "c"'),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return Tokenizer.from_directory(save_byte_model(tmp_path_factory.mktemp("bytes")))
+
+
+@pytest.fixture(scope="module", params=["an end", "no end"])
+def vocabulary(tokenizer, request):
+    return vocabulary_of(tokenizer, SIZE, [END] if request.param == "an end" else [])
+
+
+def made(grammar, vocabulary, limits=None):
+    return Constraint(grammar, LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits), vocabulary, limits)
+
+
+def ids(words_W):
+    return np.unpackbits(words_W.view(np.uint8), bitorder="little").nonzero()[0].tolist()
+
+
+def mask(matcher):
+    words_W = np.zeros(matcher.constraint.vocabulary.words, dtype=np.int32)
+    matcher.mask(words_W)
+    return ids(words_W)
+
+
+def after(constraint, tokens, stop_ids=None):
+    """A matcher that shares nothing with others."""
+    matcher = made(constraint.grammar, constraint.vocabulary).matcher(stop_ids)
+    assert matcher.follow(tokens) == len(tokens)
+    return matcher
+
+
+@pytest.mark.parametrize("stop_ids", [None, ()])
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_matcher_is_a_function_of_its_tokens(name, stop_ids, vocabulary):
+    chance, constraint = random.Random(name), made(GRAMMARS[name], vocabulary)
+    for _ in range(3):
+        matcher = constraint.matcher(stop_ids)
+        for _ in range(5):
+            same, drafts = after(constraint, matcher.tokens, stop_ids), []
+            state = matcher.may_end, matcher.has_ended, matcher.is_over, matcher.forced(), mask(matcher)
+            assert state == (same.may_end, same.has_ended, same.is_over, same.forced(), mask(same))
+            while len(drafts) < chance.randint(0, 6) and (allowed := mask(same)):
+                drafts.append(chance.choice(allowed))
+                same.accept(drafts[-1:])
+            drafts += [chance.randrange(SIZE)] * (chance.random() < 0.3)
+            count = matcher.num_fitting(drafts)
+            assert after(constraint, matcher.tokens, stop_ids).accept(drafts) == count
+            compare_masks(matcher, drafts[:count], stop_ids)
+            how = chance.random()
+            if how < 0.6:
+                matcher.accept(drafts[: chance.randint(0, count)])
+            elif how < 0.8:
+                matcher.rollback(chance.randint(0, len(matcher.tokens)))
+            elif how < 0.9:
+                matcher = matcher.fork()
+            else:
+                matcher.follow([*matcher.tokens[: chance.randint(0, len(matcher.tokens))], *drafts])
+
+
+def compare_masks(matcher, drafts, stop_ids):
+    """The masks of all positions in one call with those of a new matcher at each."""
+    words_RW = np.full((len(drafts) + 3, matcher.constraint.vocabulary.words), -1, dtype=np.int32)
+    assert fill_masks([Asked(matcher, 1, drafts)], words_RW) == [None]
+    for number in range(len(drafts) + 1):
+        alone = after(matcher.constraint, [*matcher.tokens, *drafts[:number]], stop_ids)
+        found = ids(words_RW[number + 1])
+        if number and (alone.is_over or alone.is_whole):  # what is chosen there does not count
+            assert len(found) == words_RW.shape[1] * 32
+        else:
+            assert found == mask(alone) == ([] if alone.is_over or alone.is_whole else _plain(alone))
+    assert (words_RW[0] == -1).all() and (words_RW[-1] == -1).all()
+
+
+def _plain(matcher):
+    """What llguidance itself admits, without ends that do not end the text."""
+    found = ids(np.frombuffer(matcher.compiled.compute_bitmask(), dtype=np.int32).copy())
+    return [each for each in found if each in matcher.ends or each not in matcher.constraint.vocabulary.ends]
+
+
+def test_forced_tokens_end_with_the_end(tokenizer):
+    constraint = made(LLMatcher.grammar_from_regex("abc"), vocabulary_of(tokenizer, SIZE, [END]))
+    assert constraint.matcher().forced() == [*b"abc", END]
+    assert constraint.matcher(()).forced() == [*b"abc"]
+    assert constraint.matcher().num_fitting([*b"abc", END, 97]) == 4
+    assert constraint.matcher(()).num_fitting([*b"abc", END]) == 3
+    assert constraint.matcher().num_fitting([END]) == 0
+
+
+def test_equal_grammars_are_equal_constraints(vocabulary):
+    one, same = (made(GRAMMARS["schema"], vocabulary) for _ in range(2))
+    assert one == same and hash(one) == hash(same) and one != made(GRAMMARS["nested"], vocabulary)
+
+
+def test_a_matcher_does_not_fail_for_what_others_have_used_up(vocabulary):
+    """Copies share the states of the lexer, and llguidance's limit of their number."""
+    limits, chance = LLParserLimits(max_lexer_states=200, verbose_errors=False), random.Random(1)
+    constraint = made(LLMatcher.grammar_from_regex("(.*a.{7}|[^b]*b.{6}c)+"), vocabulary, limits)
+    texts = [chance.choices(b"abcd", k=12) for _ in range(6)]
+    copies = [constraint.first.deep_copy() for _ in texts]
+    alone = [masks_along(made(constraint.grammar, vocabulary), text) for text in texts]
+    assert [masks_along(constraint, text) for text in texts] == alone
+    assert not all(map(_goes_through, copies, texts)), "llguidance does without this"
+
+
+def masks_along(constraint, text):
+    matcher, masks = constraint.matcher(), []
+    for token in text:
+        masks.append(mask(matcher))
+        assert matcher.accept([token]) == 1
+    return masks
+
+
+def _goes_through(compiled, text):
+    return all(compiled.compute_bitmask() and compiled.try_consume_tokens([token]) == 1 for token in text)
+
+
+def test_a_limit_is_an_error_of_the_text(vocabulary):
+    limits = LLParserLimits(step_lexer_fuel=30, verbose_errors=False)
+    matcher = made(LLMatcher.grammar_from_regex("(.*a.{7}|[^b]*b.{6}c)+"), vocabulary, limits).matcher()
+    with pytest.raises(RequestError, match=r"the constraint of this request takes more than is allowed, at token \d+"):
+        for token in b"abcdabcdabcdabcdabcd":
+            mask(matcher)
+            matcher.accept([token])
