@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tokenmill.constrain.grammar import grammar_text, spec_of
+from tokenmill.constrain.grammar import spec_of
 from tokenmill.engine.inputs import InputProcessor, plain_message
 from tokenmill.errors import RequestError
 from tokenmill.loader.loaded import LoadedModel
@@ -87,8 +87,9 @@ class Calling:
             return tools.grammar(self.functions, self.choice, is_open=is_open)
         with about_constraint(field):
             spec = spec_of(SamplingParams(**setting))
-            assert spec is not None, "there is a constraint"
-            first, *others = json.loads(grammar_text(spec, inputs.constraints.compiler.vocabulary))["grammars"]
+            if spec is None:
+                raise ApiError(400, f"{field}: there is nothing in it", field)
+            first, *others = json.loads(inputs.constraints.compiler.compile(spec).grammar)["grammars"]
         lark = tools.grammar(self.functions, self.choice, is_open=is_open, text=f"@{TEXT}")
         grammars = [{"name": "answer", "lark_grammar": lark}, {**first, "name": TEXT}, *others]
         return json.dumps({"grammars": grammars}, ensure_ascii=False)

@@ -118,7 +118,7 @@ def _inner_schema(where: str, field: str, value: Any) -> Any:
 
     strict is as good as true: a text is never left unconstrained.
     """
-    if not isinstance(value, Mapping) or "schema" not in value:
+    if not isinstance(value, Mapping) or value.get("schema") is None:
         raise ApiError(400, f"{where}.schema is missing", field)
     _check_keys(where, value, ("name", "description", "schema", "strict"), field)
     return value["schema"]
