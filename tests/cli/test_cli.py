@@ -83,7 +83,7 @@ OPTIONS = {
     "serve": f"""--api-key --api-key-file --batch-dir --chat-template --config --generation-config --host
         --log-format --max-file-size --max-queued-requests --max-stall --max-stored --metrics-prefix --offline --port
         --quiet -q --replicas --seed --served-model-name --session-dir --shutdown-timeout --ssl-certfile --ssl-keyfile
-        --strict --timeout-keep-alive
+        --strict --timeout-keep-alive --tool-format
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",

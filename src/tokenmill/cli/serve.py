@@ -18,6 +18,7 @@ from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.download import cache_folder, data_folder
+from tokenmill.registry import TOOL_FORMATS
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import counted, size
 
@@ -97,6 +98,13 @@ BatchDir = Annotated[
 ]
 MaxFile = Annotated[int, _option("--max-file-size", "Longest file that a client may send, in MB.", min=1)]
 MaxStored = Annotated[int, _option("--max-stored", "Size of all files of clients, in MB; more are refused.", min=1)]
+ToolFormat = Annotated[
+    str,
+    _option(
+        "--tool-format",
+        f"How the model writes calls of functions: {', '.join(TOOL_FORMATS)}. Auto: as its chat template says.",
+    ),
+]
 Seed = Annotated[
     int | None,
     _option("--seed", "Of requests that name none, which are then repeatable. Default: a new one each time.", min=0),
@@ -140,13 +148,15 @@ def command(
     max_file_size: MaxFile = 200,
     max_stored: MaxStored = 10_000,
     chat_template: ChatTemplate = None,
+    tool_format: ToolFormat = "auto",
     seed: Seed = None,
     strict: Strict = False,
     offline: Offline = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Serve a model over HTTP: /v1/completions and /v1/chat/completions, as OpenAI's API has them.
+    """Serve a model over HTTP: /v1/completions, /v1/chat/completions and /v1/responses, as OpenAI's API has them, and
+    /v1/messages, as Anthropic's has it.
 
     Requests run together and share the rows of prompts that begin alike. SIGTERM or Ctrl-C lets running requests end.
     """
@@ -187,6 +197,7 @@ def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
         "max_file": given["max_file_size"] * MB,
         "max_stored": given["max_stored"] * MB,
         "seed": given["seed"],
+        "tool_format": given["tool_format"],
     }
 
 
@@ -207,9 +218,12 @@ def _serve(
         fitted = fit_for_many(_with_prefixes(engine), read_model_config(engine.model, progress), num_sequences)
         loaded = load_engine(fitted, progress, chat_template)
     _warn_if_open(taken, options, address)
+    server = Server(loaded, taken, options, None if quiet else remark)
     if not quiet:
         remark(_greeting(loaded, options.name, address.url))
-    return Server(loaded, taken, options, None if quiet else remark).serve_to_end()
+        if server.tools is not None and loaded.tokenizer is not None and loaded.tokenizer.chat_template is not None:
+            remark(f"calls of functions: {server.tools}")
+    return server.serve_to_end()
 
 
 def _data_folder(name: str) -> Path:

@@ -112,9 +112,15 @@ def calling_of(loaded: LoadedModel, body: ChatBody | TokenizeBody) -> Calling:
     return Calling(_tools(tokenizer), tokenizer, functions, choice)
 
 
+def set_tools(tokenizer: Tokenizer, name: str) -> str:
+    """Have a model's calls written in the format of this name, or as its chat template says; a note of which it is."""
+    _known[tokenizer] = tools_of(tokenizer, name)
+    return _known[tokenizer].note
+
+
 def _tools(tokenizer: Tokenizer) -> ModelTools:
     if tokenizer not in _known:
-        _known[tokenizer] = tools_of(tokenizer)
+        set_tools(tokenizer, "auto")
     return _known[tokenizer]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenmill.errors import ConfigError
+from tokenmill.registry import TOOL_FORMATS
 from tokenmill.serve.access import FORMATS
 from tokenmill.settings.checks import check_choice
 from tokenmill.settings.sampling_params import SamplingParams
@@ -23,6 +24,7 @@ class Options:
     seed: of requests that name none; None takes a fresh one for each.
     batch_dir: where files and batches are kept; none are without it. max_file: bytes of one file that a client sends.
     max_stored: bytes of all files of all clients, beyond which none is taken.
+    tool_format: how the model writes calls of functions; auto: as its chat template says.
     """
 
     name: str
@@ -42,10 +44,12 @@ class Options:
     batch_dir: Path | None = None
     max_file: int = 200_000_000
     max_stored: int = 10_000_000_000
+    tool_format: str = "auto"
 
     def __post_init__(self) -> None:
         SamplingParams(seed=self.seed)  # refuses one out of range
         check_choice("log_format", self.log_format, FORMATS)
+        check_choice("tool_format", self.tool_format, ("auto", *TOOL_FORMATS))
         if self.key_file is not None and self.certificate is None:
             raise ConfigError("ssl_keyfile", str(self.key_file), "given with --ssl-certfile", "--ssl-keyfile")
         if self.certificate is not None:

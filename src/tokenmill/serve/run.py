@@ -58,11 +58,12 @@ class Server(DrainingServer):
     def __init__(
         self, engine: Engine, taken: socket.socket, options: Options, tell: Callable[[str], None] | None = None
     ) -> None:
-        """tell: writes a line for each request."""
+        """tell: writes a line for each request. tools: see Served."""
         self._engine, self._taken = engine, taken
         served = Served(engine, options, self._end)
         self._pace, self.driver, self.admission = served.pace, served.driver, served.admission
         self._service, self._app, self._batches = served.service, served.app, served.batches
+        self.tools = served.tools
         super().__init__(Guard(self._app, options, is_loopback(taken)), options, tell)
 
     def serve_to_end(self) -> bool:

@@ -6,6 +6,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.serve.admission import Admission
 from tokenmill.serve.app import make_app
 from tokenmill.serve.batch_worker import BatchWorker
+from tokenmill.serve.calling import set_tools
 from tokenmill.serve.driver import Driver
 from tokenmill.serve.metrics import Metrics
 from tokenmill.serve.options import Options
@@ -15,7 +16,9 @@ from tokenmill.serve.sessions import Sessions
 
 
 class Served:
-    """The parts of a server for one engine, and its application. on_failure: see Driver."""
+    """The parts of a server for one engine, and its application. on_failure: see Driver. tools: how it calls functions,
+    in words.
+    """
 
     def __init__(self, engine: Engine, options: Options, on_failure: Callable[[], None] = lambda: None) -> None:
         self.engine = engine
@@ -27,3 +30,4 @@ class Served:
         self.batches = BatchWorker(engine, options, options.batch_dir) if options.batch_dir is not None else None
         self.service = Service(engine, self.driver, self.admission, options, kept, self.batches)
         self.app = make_app(self.service)
+        self.tools = set_tools(engine.tokenizer, options.tool_format) if engine.tokenizer is not None else None

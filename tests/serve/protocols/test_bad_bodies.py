@@ -79,7 +79,25 @@ BODIES = {
         "max_tokens": 2,
     },
 }
-ODD = [None, True, False, 0, -1, 2**70, 0.5, "", "w1", "\u0000", "auto", [], [[]], [None], {}, {"type": "text"}, {"": {}}]
+ODD = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    2**70,
+    0.5,
+    "",
+    "w1",
+    "\u0000",
+    "auto",
+    [],
+    [[]],
+    [None],
+    {},
+    {"type": "text"},
+    {"": {}},
+]
 
 
 def places(value, path=()):

@@ -6,8 +6,10 @@ import jsonschema
 import openai
 import pytest
 
-from tests.serve.conftest import MODEL
+from tests.serve.conftest import MODEL, served
 from tests.serve.protocols.conftest import CLOCK, WEATHER
+from tokenmill.errors import ConfigError
+from tokenmill.serve.options import Options
 
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}},
@@ -104,3 +106,18 @@ def test_what_is_wrong_is_said(openai_writer, more, param):
     with pytest.raises(openai.BadRequestError) as caught:
         openai_writer.chat.completions.create(**(ASK | more))
     assert caught.value.param == param
+
+
+def test_the_format_of_calls_can_be_set(byte_model):
+    """The same call in words of another family: what stands before the parser is not to be seen."""
+    with served(byte_model, {"max_length": 4096, "block_size": 32}, tool_format="llama3_json") as server:
+        assert server.tools == "tool format llama3_json, as set"
+        plain = openai.DefaultHttpxClient(verify=False)
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, http_client=plain) as client:
+            asked = ASK | {"tool_choice": "required", "parallel_tool_calls": False, "logprobs": True}
+            choice = client.chat.completions.create(**asked).choices[0]
+    check(choice.message.tool_calls[0])
+    written = bytes(byte for entry in choice.logprobs.content for byte in entry.bytes).decode()
+    assert written.startswith('{"name": "get_')
+    with pytest.raises(ConfigError, match="tool_format = 'morse' is not allowed"):
+        Options(MODEL, tool_format="morse")
