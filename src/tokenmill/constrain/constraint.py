@@ -4,15 +4,11 @@ text may end.
 A matcher is a function of its tokens: `follow` brings it from any text to any other, by the beginning that both have.
 """
 
-import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import NamedTuple
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits
-from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
+from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from tokenmill.constrain.vocabulary import Vocabulary
@@ -56,6 +52,7 @@ class Matcher:
     def __init__(self, constraint: Constraint, compiled: LLMatcher, ends: tuple[int, ...]) -> None:
         self.constraint, self.compiled, self.ends = constraint, compiled, ends
         self.tokens: list[int] = []
+        self._absent = [each for each in constraint.vocabulary.ends if each not in ends]
         self._is_short = False  # it could not be made anew
         self.is_over = (
             False  # the last token is an end; the compiled grammar does not know of it, as it could not go back
@@ -106,10 +103,21 @@ class Matcher:
         return accepted
 
     def mask(self, words_W: Words) -> None:
-        """Fill the mask of the next token. RequestError if the grammar takes more than its limits allow."""
-        (error,) = fill_masks([Asked(self, 0, ())], words_W[None])
-        if error is not None:
-            raise error
+        """Fill the mask of the next position. RequestError if the grammar takes more than its limits allow."""
+        self.masks(words_W[None])
+
+    def masks(self, words_RW: Words, drafts: Sequence[int] = ()) -> None:
+        """Fill the masks of the next position and of the one after each draft. RequestError as in `mask`.
+
+        Rows behind an end, or behind a draft that does not fit, are left as they are, or get all bits. They do not
+        count: nothing that is chosen there fits.
+        """
+        self._fill(words_RW, drafts)
+        if self.error is not None:  # others may have used up what they share
+            self.renew()
+            self._fill(words_RW, drafts)
+        if self.error is not None:
+            raise self.error
 
     def forced(self) -> list[int]:
         """Find the tokens that spell what must come next, and the end if nothing else may follow them.
@@ -120,7 +128,7 @@ class Matcher:
             return []
         tokens = list(self.compiled.compute_ff_tokens())
         accepted = self.accept(tokens)
-        if self.ends and accepted == len(tokens) and self.has_ended:
+        if self.ends and accepted == len(tokens) and self.may_end and self.compiled.is_stopped():
             tokens.append(self.ends[0])
         self.rollback(accepted)
         return tokens
@@ -138,17 +146,36 @@ class Matcher:
     @property
     def has_ended(self) -> bool:
         """Whether the text so far is whole, and nothing may follow but its end."""
-        if self.is_over:
-            return True
-        return bool(self.compiled.is_accepting()) and (bool(self.compiled.is_stopped()) or self._admits_only_ends())
+        return self.is_over or (self.may_end and (bool(self.compiled.is_stopped()) or self._admits_only_ends()))
 
     def _admits_only_ends(self) -> bool:
         """Whether the mask says so, because a grammar may find out late that nothing can follow."""
-        vocabulary = self.constraint.vocabulary
-        words_W = np.zeros(vocabulary.words, dtype=np.int32)
-        _fill([Asked(self, 0, ())], words_W[None])
-        _remove(vocabulary.ends, words_W)
+        words_W = np.zeros(self.constraint.vocabulary.words, dtype=np.int32)
+        self.compiled.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
+        _remove(self.constraint.vocabulary.ends, words_W)
         return not words_W.any()
+
+    def _fill(self, words_RW: Words, drafts: Sequence[int]) -> None:
+        before, begin, size = len(self.tokens), words_RW.ctypes.data, words_RW[0].nbytes
+        for number in range(len(drafts) + 1):
+            if number and not self.accept(drafts[number - 1 : number]):
+                break
+            if self.is_over:
+                if not number:
+                    words_RW[0] = 0
+                break
+            # One by one: threads of llguidance's own would have to be woken, which takes longer than some masks.
+            self.compiled.unsafe_compute_mask_ptr(begin + number * size, size)
+            if self._absent:
+                self._remove_absent(words_RW[number], is_drafted=number > 0)
+        self.rollback(len(self.tokens) - before)
+
+    def _remove_absent(self, words_W: Words, is_drafted: bool) -> None:
+        """Forbid ends of the model that do not end this text. Behind a draft that nothing follows, nothing counts."""
+        could_end = words_W.any()
+        _remove(self._absent, words_W)
+        if is_drafted and could_end and not words_W.any():
+            words_W[:] = -1
 
     def fork(self) -> "Matcher":
         """Make another matcher in the same state."""
@@ -178,68 +205,9 @@ class Matcher:
         return list(tokens[:place]), [token for token in tokens[place : place + 1] if token in self.ends]
 
 
-class Asked(NamedTuple):
-    """The masks that are wanted of a matcher: from row `first` on, of the next position and of the one after each
-    draft."""
-
-    matcher: Matcher
-    first: int
-    drafts: Sequence[int]
-
-
-def fill_masks(asked: Sequence[Asked], words_RW: Words) -> list[RequestError | None]:
-    """Fill the masks of several texts; for each, the error of a grammar that has reached a limit.
-
-    Rows behind an end, or behind a draft that does not fit, are left as they are, or get all bits. They do not count:
-    nothing that is chosen there fits.
-    """
-    _fill(asked, words_RW)
-    errors = []
-    for each in asked:
-        if each.matcher.error is not None:  # others may have used up what they share
-            each.matcher.renew()
-            _fill([each], words_RW)
-        errors.append(each.matcher.error)
-        _remove_absent_ends(each, words_RW)
-    return errors
-
-
-def _remove_absent_ends(asked: Asked, words_RW: Words) -> None:
-    """Forbid ends of the model that do not end this text. Behind a draft that nothing may follow, nothing counts."""
-    matcher, first, drafts = asked
-    if absent := [end for end in matcher.constraint.vocabulary.ends if end not in matcher.ends]:
-        for number, words_W in enumerate(words_RW[first : first + 1 + len(drafts)]):
-            could_end = words_W.any()
-            _remove(absent, words_W)
-            if number and could_end and not words_W.any():
-                words_W[:] = -1
-
-
 def _remove(tokens: Sequence[int], words_W: Words) -> None:
     for token in tokens:
         words_W.view(np.uint32)[token // 32] &= ~(1 << token % 32) & 0xFFFFFFFF
-
-
-def _fill(asked: Sequence[Asked], words_RW: Words) -> None:
-    plain, drafted = [], []
-    for matcher, first, drafts in asked:
-        text, _ = matcher.until_end(drafts)
-        if matcher.is_over:
-            words_RW[first] = 0
-        elif text:
-            drafted.append((matcher.compiled, first, text))
-        else:
-            plain.append((matcher.compiled, first))
-    if plain:
-        fill_next_token_bitmask_par(_executor(os.getpid()), plain, words_RW)
-    if drafted:
-        fill_next_token_bitmask_par_with_draft_tokens(_executor(os.getpid()), drafted, words_RW)
-
-
-@cache
-def _executor(process: int) -> LLExecutor:
-    """One thread of this process, since a forked one has none of its parent's, and a pass needs the cores itself."""
-    return LLExecutor(num_threads=1)
 
 
 def _num_alike(ours: list[int], theirs: Sequence[int]) -> int:

@@ -35,7 +35,7 @@ class Loop:
         self.observers: list[Observer] = []
         self.trackers: dict[int, Tracker] = {}
         self.in_flight: InFlight | None = None
-        self._matchers = Matchers()
+        self.matchers = Matchers()
         self._is_async = loaded.config.async_scheduling == "on"
 
     def leave_out_finished(self) -> None:
@@ -75,28 +75,27 @@ class Loop:
     def _plan(self) -> Plan:
         """Make the next plan and copy and load its blocks; sequences whose rows could not be loaded are left out."""
         is_off = self.speculation.proposer.is_off
-        running, matchers = self.scheduler.running, self._matchers
+        running, matchers = self.scheduler.running, self.matchers
         plan = self.scheduler.plan(None if is_off else self.speculation.drafts(running, matchers.drafts))
         failed = self.loaded.runner.prepare(plan)
         return self.scheduler.withdraw(plan, failed) if failed else plan
 
     def _run(self, plan: Plan, fed_R: Tensor | None = None) -> InFlight:
         """Run a plan and begin to sample, without waiting for the device. fed_R: see Step."""
-        masks = self._matchers.masks(plan)
         plan, logits_RV = self.loaded.runner.run(plan, fed_R)
         for observer in self.observers:
             observer.logits(plan, logits_RV)
-        return InFlight(plan, logits_RV, masks)
+        return InFlight(plan, logits_RV, self.matchers.masks(plan))  # while a device still computes the logits
 
     def _end(self, current: InFlight) -> None:
         """Wait for the chosen tokens; commit those that are accepted, store full blocks, deliver."""
         sampled, errors = current.read()
         self._phase("sample", current.plan)
         accepted = verify(current.plan, [sampled.tokens[rows.start : rows.stop] for rows in current.rows_of])
-        accepted = self._matchers.settle(current.plan, accepted)
+        accepted = self.matchers.settle(current.plan, accepted)
         self._note(current, accepted, sampled, errors)
         stores = self.scheduler.commit(current.plan, accepted, current.next_is_planned)
-        for sequence in self._matchers.whole(current.plan, accepted):
+        for sequence in self.matchers.whole(current.plan, accepted):
             self.scheduler.finish(sequence, WHOLE)
         if stores:
             self.loaded.runner.store(stores)

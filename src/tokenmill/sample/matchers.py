@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tokenmill.constrain.constraint import Asked, Matcher, Words, fill_masks
+from tokenmill.constrain.constraint import Matcher, Words
 from tokenmill.errors import RequestError
 from tokenmill.sample.state import Mask
 from tokenmill.schedule.choosing import Choosing
@@ -38,22 +38,14 @@ class Matchers:
 
     def masks(self, plan: Plan) -> dict[int, list[Mask]]:
         """The masks of the rows of each constrained sequence, by its id."""
-        asked: list[tuple[Sequence, Asked]] = []
         masks: dict[int, list[Mask]] = {}
-        num_rows = 0
         for work in plan.work:
             sequence = work.sequence
-            if not work.num_logits or sequence.score_from is not None or not sequence.choosing.is_constrained:
-                continue
-            drafts = work.drafts[: work.num_logits - 1]
-            masks[sequence.id] = [None] * (1 + len(drafts))
-            if (matcher := self._follow(sequence)) is not None:
-                asked.append((sequence, Asked(matcher, num_rows, drafts)))
-                num_rows += 1 + len(drafts)
-        masks |= _filled(asked, num_rows)
-        for work in plan.work:
-            if work.sequence.id in masks:
-                _force_marks(work.sequence, work.drafts, masks[work.sequence.id])
+            if work.num_logits and sequence.score_from is None and sequence.choosing.is_constrained:
+                drafts, matcher = work.drafts[: work.num_logits - 1], self._follow(sequence)
+                found = _filled(sequence, matcher, drafts)
+                _force_marks(sequence, drafts, found)
+                masks[sequence.id] = found
         return masks
 
     def settle(self, plan: Plan, accepted: List[list[int]]) -> list[list[int]]:
@@ -72,7 +64,10 @@ class Matchers:
         return [each for each in grown if each.finish_reason is None and self._is_whole(each)]
 
     def _is_whole(self, sequence: Sequence) -> bool:
-        matcher = self._follow(sequence) if sequence.choosing.constraint is not None else None
+        known, _ = self._matchers.get(sequence, (None, None))
+        if known is None or known.ends:  # else a token says so
+            return False
+        matcher = self._follow(sequence)
         return matcher is not None and is_whole(sequence, matcher)
 
     def _follow(self, sequence: Sequence, more: List[int] = ()) -> Matcher | None:
@@ -108,26 +103,21 @@ def _num_constrained(sequence: Sequence) -> int:
     return len(sequence.tokens) - _start(sequence)
 
 
-def _filled(asked: List[tuple[Sequence, Asked]], num_rows: int) -> dict[int, list[Mask]]:
-    """The masks of matchers, by the id of the sequence. A row behind an end does not count, and admits every token."""
-    if not asked:
-        return {}
-    words_RW = np.full((num_rows, asked[0][1].matcher.constraint.vocabulary.words), -1, dtype=np.int32)
-    errors = fill_masks([each for _, each in asked], words_RW)
-    masks: dict[int, list[Mask]] = {}
-    for (sequence, (matcher, first, drafts)), failed in zip(asked, errors, strict=True):
-        count = 1 + len(drafts)
-        error = failed or _misfit(sequence, matcher)
-        masks[sequence.id] = [error] * count if error is not None else list(words_RW[first : first + count])
-    return masks
-
-
-def _misfit(sequence: Sequence, matcher: Matcher) -> RequestError | None:
-    """The error of a text that its matcher could not follow, which is a fault of ours: no row of it goes unmasked."""
+def _filled(sequence: Sequence, matcher: Matcher | None, drafts: List[int]) -> list[Mask]:
+    """The masks that a matcher gives. A row behind an end does not count, and admits every token."""
+    count = 1 + len(drafts)
+    if matcher is None:
+        return [None] * count
     number = len(matcher.tokens)
-    if number == _num_constrained(sequence):
-        return None
-    return RequestError(f"token {number + 1} of the text so far does not fit the constraint of this request")
+    if number < _num_constrained(sequence):  # a fault of ours: no row goes unmasked
+        message = f"token {number + 1} of the text so far does not fit the constraint of this request"
+        return [RequestError(message)] * count
+    words_RW = np.full((count, matcher.constraint.vocabulary.words), -1, dtype=np.int32)
+    try:
+        matcher.masks(words_RW, drafts)
+    except RequestError as error:
+        return [error] * count
+    return list(words_RW)
 
 
 def _force_marks(sequence: Sequence, drafts: List[int], masks: list[Mask]) -> None:

@@ -14,12 +14,13 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenmill.errors import RequestError
 from tokenmill.memory.transfer import Reading, Vector, bits, to_device
 from tokenmill.sample import filters
-from tokenmill.sample.largest import largest
+from tokenmill.sample.largest import largest, largest_allowed
 from tokenmill.sample.logprobs import TokenLogprobs, logprobs_of
 from tokenmill.sample.noise import uniform
 from tokenmill.sample.probabilities import draw
@@ -71,6 +72,8 @@ def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
     assert len(rows) == logits_RV.shape[0]
     if all(row.kind is ChoiceKind.LARGEST for row in rows):
         return Choice(logits_RV, rows, *largest(logits_RV))
+    if logits_RV.is_cpu and all(row.takes_largest for row in rows):
+        return Choice(logits_RV, rows, *largest_allowed(logits_RV, [_words(row) for row in rows]))
     logits_RV = logits_RV.float()
     processed_RV = _run(_PENALTIES, logits_RV, rows)
     largest_R, ids_R = processed_RV.max(dim=-1)
@@ -161,14 +164,20 @@ def _mask(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
     return allowed_RV[0]
 
 
+def _words(row: Row) -> NDArray[np.int32] | None:
+    """The mask of a row. RequestError if its constraint could make none."""
+    if isinstance(row.mask, RequestError):
+        raise RequestError(str(row.mask))
+    return row.mask
+
+
 def _constrain(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     size = logits_RV.shape[-1]
     words_RW = np.zeros((len(rows), -(-size // 32)), dtype=np.int32)
     for words_W, row in zip(words_RW, rows, strict=True):
-        if isinstance(row.mask, RequestError):
-            raise RequestError(str(row.mask))
-        given = row.mask[: len(words_W)] if row.mask is not None else ()
-        words_W[: len(given)] = given
+        given = _words(row)
+        assert given is not None, "the stage is of rows that use it"
+        words_W[: len(given)] = given[: len(words_W)]
     return filters.allowed_tokens(logits_RV, bits(words_RW, size, logits_RV.device))
 
 

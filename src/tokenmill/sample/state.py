@@ -35,10 +35,13 @@ def choice_kind(choosing: Choosing, num_generated: int) -> ChoiceKind:
     """The kind of choice of the token after num_generated others, and of every later one."""
     if choosing.looks_back(num_generated):
         return ChoiceKind.HISTORY
-    params = choosing.params
+    return ChoiceKind.LARGEST if _is_plain(choosing.params, num_generated) else ChoiceKind.LOGITS
+
+
+def _is_plain(params: SamplingParams, num_generated: int) -> bool:
+    """Whether a choice that does not look back is of the largest logit."""
     is_masked = num_generated < params.min_new_tokens  # end tokens are forbidden
-    is_plain = params.temperature == 0 and not params.changes_logits and not is_masked
-    return ChoiceKind.LARGEST if is_plain else ChoiceKind.LOGITS
+    return params.temperature == 0 and not params.changes_logits and not is_masked
 
 
 class Row(NamedTuple):
@@ -61,6 +64,11 @@ class Row(NamedTuple):
     @property
     def kind(self) -> ChoiceKind:
         return choice_kind(self.choosing, self.position - self.num_prompt_tokens)
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether its token is the one with the largest logit, of those that its mask admits."""
+        return not self.params.looks_back and _is_plain(self.params, self.position - self.num_prompt_tokens)
 
     @property
     def output(self) -> List[int]:
