@@ -1,5 +1,4 @@
-"""A constraint on a text, and the matcher that goes along with one text: which tokens may come next, and how often the
-text may end.
+"""A constraint on texts, and the matcher of one text: which tokens may come next, and whether the text may end.
 
 A matcher is a function of its tokens: `follow` brings it from any text to any other, by the beginning that both have.
 """
@@ -54,9 +53,7 @@ class Matcher:
         self.tokens: list[int] = []
         self._absent = [each for each in constraint.vocabulary.ends if each not in ends]
         self._is_short = False  # it could not be made anew
-        self.is_over = (
-            False  # the last token is an end; the compiled grammar does not know of it, as it could not go back
-        )
+        self.is_over = False  # the last token is an end, which is kept from llguidance: it cannot go back behind one
 
     def follow(self, tokens: Sequence[int]) -> int:
         """Go to the state after these tokens, or as many as fit; their number."""
