@@ -74,8 +74,9 @@ class DraftCore:
     def _warn_of_failure(self) -> None:
         """Warn once. `_follow` leaves the texts out whose follower has failed."""
         if not self._has_failed:
+            what = "logits that are no numbers, or none of tokens that may come"
             name = self._core.loaded.config.model
-            log.warning("%s, the draft model, has computed logits that are no numbers; texts go on without it", name)
+            log.warning("%s, the draft model, has computed %s; texts go on without it", name, what)
         self._has_failed = True
 
     @property
