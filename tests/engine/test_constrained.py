@@ -48,7 +48,7 @@ def engine_for(path, **how):
 
 @pytest.fixture(scope="module")
 def plain(path):
-    return engine_for(path, program="eager", speculate="off", max_sequences=1, prefix_cache=False)
+    return engine_for(path, speculate="off", max_sequences=1, prefix_cache=False)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,12 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+QUICK = ("native, adaptive", "native, several steps")
+
+
+@pytest.mark.parametrize(
+    "program", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PROGRAMS]
+)
 def test_the_text_in_a_batch_with_scarce_blocks(program, path, expected):
     scarce = {"max_sequences": 3, "max_step_tokens": 13, "block_size": 8, "cache_tokens": 288}
     engine = engine_for(path, **PROGRAMS[program], **scarce)

@@ -1,11 +1,15 @@
 """Limits of thinking: the text is the model's own up to the limit, and its own again behind the mark."""
 
 import json
+import re
 
 import pytest
 
 from tests.byte_model import THINK, save_byte_model, save_thinking_model
 from tokenmill import ConfigError, SamplingParams, load
+from tokenmill.text.thinking import Thinking
+from tokenmill.text.tools.grammar import think_first
+from tokenmill.text.tools.lark import Lark
 
 BEGIN, END = THINK
 PROMPTS = ["hello", "Once upon a time"]
@@ -107,3 +111,24 @@ def test_a_session_keeps_to_the_limit_in_several_calls(path, plain):
 def test_a_model_without_marks_refuses_a_limit(tmp_path):
     with pytest.raises(ConfigError, match="thinking_budget = 3 is not allowed: a model that thinks"):
         load(str(save_byte_model(tmp_path)), dtype="float32").generate("a", thinking_budget=3)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("program", ["eager", "native, adaptive"])
+def test_a_grammar_that_speaks_of_the_thought_is_taken_as_it_is(program, is_open, path, plain):
+    """As the grammars of calls do. Its thought has a limit like any other."""
+    engine = engine_for(path, **PROGRAMS[program])
+    lark = Lark({"<think>": BEGIN, "</think>": END})
+    answer = lark.rule("answer", '"call(" /[0-9]{2}/ ")"')
+    start = think_first(lark, Thinking("<think>", "</think>"), answer, is_open=is_open, gap='"\\n"?')
+    settings = {"max_new_tokens": 40, "temperature": 1.0, "seed": 1, "logit_bias": {BEGIN: 9.0}}
+    for budget in (0, 4):
+        given = {"grammar": f"{lark}start: {start}\n", "thinking_budget": budget, **settings}
+        for prompt in PROMPTS:
+            tokens = [*engine.encode(prompt), *[BEGIN] * is_open]
+            done = engine.generate(tokens, **given)
+            place = done.tokens.index(END)
+            thought, said = done.tokens[not is_open : place], done.tokens[place + 1 :]
+            assert len(thought) <= budget + 3
+            assert re.fullmatch(r"\n?call\([0-9]{2}\)", bytes(said[:-1]).decode())
+            assert done.tokens == plain.generate(tokens, **given).tokens
