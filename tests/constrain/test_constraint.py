@@ -21,6 +21,8 @@ GRAMMARS = {
     "or nothing": LLMatcher.grammar_from_regex("(ab)?"),
     "several ways": LLMatcher.grammar_from_regex("(a|ab|abc)*d?"),
     "schema": LLMatcher.grammar_from_json_schema(SCHEMA),
+    "counted": LLMatcher.grammar_from_lark('start: a "!" b\na[max_tokens=3]: /[a-d]*/\nb[max_tokens=2]: /[0-9]+/'),
+    "up to a mark": LLMatcher.grammar_from_lark('start: (a b)*\na[lazy]: /[a-d]*/ "x"\nb[suffix="y"]: /[a-e]*/'),
     "nested": LLMatcher.grammar_from_lark('start: "a" start "b" | "c"'),
 }
 
@@ -87,7 +89,7 @@ def test_a_matcher_is_a_function_of_its_tokens(name, stop_ids, vocabulary):
 def compare_masks(matcher, drafts, stop_ids):
     """The masks of all positions in one call with those of a new matcher at each."""
     words_RW = np.full((len(drafts) + 3, matcher.constraint.vocabulary.words), -1, dtype=np.int32)
-    matcher.masks(words_RW[1:-1], drafts)
+    assert not any(matcher.masks(words_RW[1:-1], drafts))
     for number in range(len(drafts) + 1):
         alone = after(matcher.constraint, [*matcher.tokens, *drafts[:number]], stop_ids)
         found = ids(words_RW[number + 1])

@@ -34,12 +34,13 @@ CONSTRAINTS = (
     {},
     {"regex": "[a-f]{2,5}x[0-9]*"},
     {"choice": ("Paris", "Parma", "Rome")},
+    {"grammar": "start: a \"!\" b\na[max_tokens=2]: /[a-d]*/\nb[max_tokens=2]: /[0-9]+/"},
     {"json_schema": {"type": "array", "items": {"enum": [True, False, 1]}, "maxItems": 3}},
     {"json_schema": {"type": "integer", "minimum": 5}},
     {"thinking_budget": 2},
     {"thinking_budget": 3, "regex": "[a-f]{2,5}"},
 )
-CONSTRAINED = ("regex", "choice", "json_schema", "thinking_budget")
+CONSTRAINED = ("grammar", "regex", "choice", "json_schema", "thinking_budget")
 DRAFT_FROM_TEXTS = ("adaptive", "suffix")
 BEGINNINGS = [prompt(length, seed=length) for length in (5, 12, 17)]
 SCARCE = {"block_size": 4, "cache_tokens": 60, "max_sequences": 3, "max_step_tokens": 9}

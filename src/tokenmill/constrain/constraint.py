@@ -57,7 +57,7 @@ class Matcher:
 
     def follow(self, tokens: Sequence[int]) -> int:
         """Go to the state after these tokens, or as many as fit; their number."""
-        alike = _num_alike(self.tokens, tokens)
+        self._is_short, alike = False, _num_alike(self.tokens, tokens)
         self.rollback(len(self.tokens) - alike)
         self.accept(tokens[alike:])
         if len(self.tokens) < len(tokens) and self.compiled.is_error():  # others may have used up what they share
@@ -85,36 +85,32 @@ class Matcher:
         del self.tokens[len(self.tokens) - count :]
         count -= self.is_over
         self.is_over = False
-        if count:
-            self.compiled.rollback(count)
+        if count and not self.compiled.rollback(count):  # llguidance cannot where a grammar counts tokens
+            self.compiled = self.constraint.first.deep_copy()
+            self.compiled.try_consume_tokens(self.tokens)
 
     def num_fitting(self, tokens: Sequence[int]) -> int:
         """Count how many of these tokens could come next, one after the other."""
-        text, end = self.until_end(tokens)
-        if self.is_over:
-            return 0
-        if not end:
-            return self.compiled.validate_tokens(text) if text else 0
-        accepted = self.accept(tokens)
-        self.rollback(accepted)
-        return accepted
+        return self.fork().accept(tokens)
 
     def mask(self, words_W: Words) -> None:
         """Fill the mask of the next position. RequestError if the grammar takes more than its limits allow."""
-        self.masks(words_W[None])
+        (error,) = self.masks(words_W[None])
+        if error is not None:
+            raise error
 
-    def masks(self, words_RW: Words, drafts: Sequence[int] = ()) -> None:
-        """Fill the masks of the next position and of the one after each draft. RequestError as in `mask`.
+    def masks(self, words_RW: Words, drafts: Sequence[int] = ()) -> list[RequestError | None]:
+        """Fill the masks of the next position and of the one after each draft. For each row, what it lacks if the
+        grammar takes more than its limits allow.
 
         Rows behind an end, or behind a draft that does not fit, are left as they are, or get all bits. They do not
         count: nothing that is chosen there fits.
         """
-        self._fill(words_RW, drafts)
-        if self.error is not None:  # others may have used up what they share
+        errors = self._fill(words_RW, drafts)
+        if errors[-1] is not None:  # others may have used up what they share
             self.renew()
-            self._fill(words_RW, drafts)
-        if self.error is not None:
-            raise self.error
+            errors = self._fill(words_RW, drafts)
+        return errors
 
     def forced(self) -> list[int]:
         """Find the tokens that spell what must come next, and the end if nothing else may follow them.
@@ -123,11 +119,9 @@ class Matcher:
         """
         if self.is_over:
             return []
-        tokens = list(self.compiled.compute_ff_tokens())
-        accepted = self.accept(tokens)
-        if self.ends and accepted == len(tokens) and self.may_end and self.compiled.is_stopped():
+        tokens, ahead = list(self.compiled.compute_ff_tokens()), self.fork()
+        if ahead.accept(tokens) == len(tokens) and self.ends and ahead.may_end and ahead.compiled.is_stopped():
             tokens.append(self.ends[0])
-        self.rollback(accepted)
         return tokens
 
     @property
@@ -152,20 +146,23 @@ class Matcher:
         _remove(self.constraint.vocabulary.ends, words_W)
         return not words_W.any()
 
-    def _fill(self, words_RW: Words, drafts: Sequence[int]) -> None:
-        before, begin, size = len(self.tokens), words_RW.ctypes.data, words_RW[0].nbytes
-        for number in range(len(drafts) + 1):
-            if number and not self.accept(drafts[number - 1 : number]):
+    def _fill(self, words_RW: Words, drafts: Sequence[int]) -> list[RequestError | None]:
+        begin, size, ahead = words_RW.ctypes.data, words_RW[0].nbytes, self.fork() if drafts else self
+        errors: list[RequestError | None] = [None] * (1 + len(drafts))
+        for number in range(len(errors)):
+            fits = not number or ahead.accept(drafts[number - 1 : number]) > 0
+            if fits and not ahead.is_over:
+                # One by one: threads of llguidance's own would have to be woken, which takes longer than some masks.
+                ahead.compiled.unsafe_compute_mask_ptr(begin + number * size, size)
+                if self._absent:
+                    self._remove_absent(words_RW[number], is_drafted=number > 0)
+            elif not number:
+                words_RW[0] = 0  # it is over
+            if ahead.error is not None:
+                errors[number:] = [ahead.error] * (len(errors) - number)
+            if not fits or ahead.is_over or errors[number] is not None:
                 break
-            if self.is_over:
-                if not number:
-                    words_RW[0] = 0
-                break
-            # One by one: threads of llguidance's own would have to be woken, which takes longer than some masks.
-            self.compiled.unsafe_compute_mask_ptr(begin + number * size, size)
-            if self._absent:
-                self._remove_absent(words_RW[number], is_drafted=number > 0)
-        self.rollback(len(self.tokens) - before)
+        return errors
 
     def _remove_absent(self, words_W: Words, is_drafted: bool) -> None:
         """Forbid ends of the model that do not end this text. Behind a draft that nothing follows, nothing counts."""
@@ -177,7 +174,7 @@ class Matcher:
     def fork(self) -> "Matcher":
         """Make another matcher in the same state."""
         other = Matcher(self.constraint, self.compiled.deep_copy(), self.ends)
-        other.tokens, other.is_over = list(self.tokens), self.is_over
+        other.tokens, other.is_over, other._is_short = list(self.tokens), self.is_over, self._is_short
         return other
 
     def renew(self) -> None:

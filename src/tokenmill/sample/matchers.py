@@ -113,11 +113,8 @@ def _filled(sequence: Sequence, matcher: Matcher | None, drafts: List[int]) -> l
         message = f"token {number + 1} of the text so far does not fit the constraint of this request"
         return [RequestError(message)] * count
     words_RW = np.full((count, matcher.constraint.vocabulary.words), -1, dtype=np.int32)
-    try:
-        matcher.masks(words_RW, drafts)
-    except RequestError as error:
-        return [error] * count
-    return list(words_RW)
+    errors = matcher.masks(words_RW, drafts)
+    return [words_W if error is None else error for words_W, error in zip(words_RW, errors, strict=True)]
 
 
 def _force_marks(sequence: Sequence, drafts: List[int], masks: list[Mask]) -> None:
