@@ -89,15 +89,11 @@ class Parser:
         """Read to the end: text and, from each mark on, calls."""
         source = self.source
         while (yield from self.read_up_to(marks, form.lead, self.show_text)):
-            source.kept = source.at
+            source.kept, num_shown = source.at, len(self._ids)
             if not (yield from self._read_frame(form)) and source.kept is not None:
-                # The mark is text, and perhaps more; inside it another may begin. After a call that was shown there is
-                # no mark.
                 first, source.at, source.kept = source.kept, source.kept, None
-                marked = first + len(form.lead) * source.text.startswith(form.lead, first)
-                for place in {first, marked}:
-                    if source.text.startswith(tuple(marks), place):
-                        source.at = place + 1
+                if len(self._ids) == num_shown:  # the mark is text, and perhaps more; inside it another may begin
+                    source.at += 1 + len(form.lead) * source.text.startswith(form.lead, first)
                 self.show_text(source.text[first : source.at])
             source.kept = None
 
@@ -131,16 +127,18 @@ class Parser:
             waiting.append(taken := self._new_call())
             if not (yield from form.body.read(source, taken)):
                 return False
+            length = source.at - (source.kept or 0)  # of what the call ends, and what is kept begins
             goes_on = bool(form.comma and form.comma.strip()) and (yield from source.frame(form.comma or ""))
             if not goes_on and not (yield from source.frame(form.closing, may_end=True)):
                 if form.comma is None or form.comma.strip():
                     return False
                 goes_on = True
             if not goes_on or not form.is_alone:
+                after = source.at if source.kept is None else source.kept + length
                 for each in waiting:
                     each.show(self._begin)
                 waiting.clear()
-                source.kept = source.at if goes_on else None
+                source.kept = after if goes_on else None
             if not goes_on:
                 return True
 

@@ -1,0 +1,56 @@
+"""What of the functions of a request can be enforced: schemas of agents hold words that no grammar knows.
+
+Where a function is strict, such a word is refused with its name. Otherwise it is left out and told, and a schema that
+cannot be read at all is left out whole: the arguments are then any object.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from llguidance import LLMatcher
+
+from tokenmill.errors import RequestError
+from tokenmill.registry import TOOL_FORMATS, lookup
+from tokenmill.text.tools.functions import Choice, Function
+from tokenmill.text.tools.grammar import calls_grammar
+
+KEPT = 512  # functions, since the requests of an agent have the same ones again and again
+MAX_TOLD = 300  # characters of llguidance's reason
+
+
+def enforced(functions: Sequence[Function], tool_format: str) -> tuple[tuple[Function, ...], list[str]]:
+    """The functions with schemas that a grammar can be made of, and a warning for each that is not enforced whole.
+
+    tool_format: the name of the format of calls. RequestError for a strict function with a schema that cannot be.
+    """
+    found, warnings = [], []
+    for function in functions:
+        reason, is_readable = _checked(json.dumps(function.parameters), function.strict, function.name, tool_format)
+        if function.strict and reason:
+            raise RequestError(
+                f"{function.name}: strict is not possible: {reason}: "
+                "leave that out of its parameters, or leave out strict"
+            )
+        if reason:
+            part = "parts of its parameters are" if is_readable else "its parameters are"
+            warnings.append(f"{function.name}: {part} not enforced: {reason}")
+        found.append(function if is_readable else replace(function, strict=False))
+    return tuple(found), warnings
+
+
+@lru_cache(KEPT)
+def _checked(parameters: str, strict: bool | None, name: str, tool_format: str) -> tuple[str, bool]:
+    """Why the schema of a function is not enforced whole, "" where it is, and whether any of it can be."""
+    function = Function(name, "", json.loads(parameters), strict)
+    form = lookup(TOOL_FORMATS, tool_format, "tool_format")
+    grammar = calls_grammar(form, [function], Choice("required"), control={})
+    is_wrong, told = LLMatcher.validate_grammar_with_warnings(grammar)
+    return _reason(told), not is_wrong
+
+
+def _reason(told: Sequence[str]) -> str:
+    """The reasons in llguidance's words, without the grammar that it quotes."""
+    reasons = [text.splitlines()[0].rpartition("failed to compile JSON schema: ")[2].strip() for text in told if text]
+    return "; ".join(dict.fromkeys(reasons))[:MAX_TOLD]
