@@ -14,7 +14,11 @@ from tokenmill.settings.field import settings_of
 
 REPOSITORY = Path(__file__).parent.parent
 PAGE = REPOSITORY / "docs" / "names.md"
-OTHERS = {"FAMILIES": "`model_type` of a config.json", "EXPORTS": "`tokenmill quantize --export`"}
+OTHERS = {
+    "FAMILIES": "`model_type` of a config.json",
+    "EXPORTS": "`tokenmill quantize --export`",
+    "TOOL_FORMATS": "`tokenmill serve --tool-format`",
+}
 HEAD = """# Names
 
 What can be plugged in, as `src/tokenmill/registry.py` has it. Options and refusals are made from it, and this page by

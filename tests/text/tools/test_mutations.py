@@ -94,7 +94,7 @@ def is_whole(name, text, parts, first=True):
     """Whether a text is that of its text parts and, in between, of the calls and thinking that it alone stands for."""
     at = next((number for number, part in enumerate(parts) if part[0] is TextPart), None)
     if at is None:
-        return not text if not parts else stands_for(name, text, parts, first)
+        return stands_for(name, text, parts, first)
     told, before, place = parts[at][2], parts[:at], text.find(parts[at][2])
     while place >= 0:
         if stands_for(name, text[:place], before, first) and is_whole(

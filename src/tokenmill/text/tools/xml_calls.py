@@ -4,13 +4,14 @@ A text ends at the first closing tag after which the call can go on, so that one
 does no harm; a closing tag that stands twice is read once. The grammar admits no closing tag inside a text.
 """
 
+import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.text.tools.functions import Function
-from tokenmill.text.tools.kinds import kinds_of, texts_of, unenforced, with_definitions
+from tokenmill.text.tools.kinds import kinds_of, resolved, texts_of, unenforced, with_definitions
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice, escaped, quoted
 from tokenmill.text.tools.named_calls import read_name
 from tokenmill.text.tools.source import SPACES, Reading, Source
@@ -112,6 +113,8 @@ class XmlCall:
             others = {"boolean": ["True", "False"], "null": ["None"]} if self.python else {}
             python = [quoted(other) for kind, words in others.items() if kind in kinds for other in words]
             return f"{choice([value, *python])} {end}"
+        if kinds == TEXT and isinstance(pattern := resolved(schema, root).get("pattern"), str):
+            return lark.rule(f"{name}_text", self._pattern(pattern), "[lazy]")
         if function.strict and (words := unenforced(schema, root)):
             raise RequestError(
                 f"{function.name}: strict is not possible, because this model writes the text {key!r} as it is and "
@@ -131,6 +134,14 @@ class XmlCall:
         if self.pad:
             pattern += f" & ~/({ANYTHING}[^{escaped(self.pad)}])?{escaped(self.value_end)}{ANYTHING}/"
         return lark.rule("text_value", pattern, "[lazy]")
+
+    def _pattern(self, pattern: str) -> str:
+        """A terminal for a text that fits a pattern, and for its closing tag, which is spelled nowhere in it."""
+        first, last = "" if pattern.startswith("^") else ANYTHING, "" if pattern.endswith("$") else ANYTHING
+        inner = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", pattern.removeprefix("^").removesuffix("$"))
+        end, pad = escaped(self.value_end), escaped(self.pad)
+        before = f" & ~/({ANYTHING}[^{pad}])?{end}/" if pad else ""
+        return f"/({first}({inner}){last}){pad}{end}/ & ~/{ANYTHING}{end}(.|\\n)+/{before}"
 
     def _key(self, source: Source) -> Generator[None, None, str | None]:
         """Read a key and what ends it; None where there is no such thing."""
