@@ -21,7 +21,7 @@ class _Bytes:
 
 
 @lru_cache
-def _tokenizer(control):
+def tokenizer(control):
     return LLTokenizer(TokenizerWrapper(_Bytes(control)))
 
 
@@ -45,7 +45,7 @@ def admitted(grammar, text, control=(), *, in_letters=False):
 
     in_letters: control tokens of the vocabulary are spelled.
     """
-    matcher = LLMatcher(_tokenizer(tuple(control)), grammar, log_level=0)
+    matcher = LLMatcher(tokenizer(tuple(control)), grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     tokens = tokens_of(text, () if in_letters else control)
     taken = matcher.try_consume_tokens(tokens)
