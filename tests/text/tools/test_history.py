@@ -162,3 +162,22 @@ def test_numbers_stay_as_they_were_spelled(name):
     for number in ("1.50", "[1e5, -0, 7, 0.25]", '{"deep": 1E+2}'):
         assert number in text
     assert "100000.0" in chat_text(tokenizer, made) or name == "deepseek_v31"
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_calls_of_one_message_are_turns_where_a_template_shows_one(name):
+    calls = [{**CALL, "id": number} for number in "12"]
+    sent = [
+        {"role": "user", "content": "What time is it?"},
+        {"role": "assistant", "reasoning_content": "Hm.", "content": "I look.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "2", "content": "two"},
+        {"role": "tool", "tool_call_id": "1", "content": "one"},
+    ]
+    tokenizer = tokenizer_of(TEMPLATES[name])
+    made, _ = tools_of(tokenizer).conversation(sent)
+    roles = ["user", "assistant", "tool", "assistant", "tool"]
+    assert [message["role"] for message in made] == roles
+    assert [message.get("tool_call_id") for message in made if message["role"] == "tool"] == ["1", "2"]
+    text = chat_text(tokenizer, made)
+    assert text.index("one") < text.index("two") and text.count("{}") == 2
+    assert ("Hm.\nI look." in text) == (name == "harmony")

@@ -140,6 +140,7 @@ HARMONY = ToolFormat(
     name="harmony",
     words=("<|channel|>", "<|start|>", "<|message|>"),
     body=HarmonyCall(),
+    is_single=True,
     reader=read_answer,
     answer=answer_of,
 )

@@ -21,6 +21,7 @@ TOLD = (
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{functions}\n</tools>\n\n"
     "For each function call, write one in this form:\n{call}"
 )
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 EXAMPLE = "<function-name>", {"<name>": "<value>"}
 
 
@@ -51,7 +52,38 @@ def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat, *, as_
             if given is not None:
                 new["tool_call_id"] = known_id(str(given), form)
         made.append(new)
+    return _one_call_each(made) if form.is_single else made
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a turn for each call, followed by its result, and no text beside thinking in such a turn."""
+    made: list[Message] = []
+    for message in messages:
+        if message.get("role") == "tool":  # behind its own call, where that is known
+            place = next((n for n, each in enumerate(made) if message.get("tool_call_id") in _ids(each)), len(made) - 1)
+            while place + 1 < len(made) and made[place + 1].get("role") == "tool":
+                place += 1
+            made.insert(place + 1, message)
+            continue
+        calls = message.get("tool_calls") or ()
+        for number, call in enumerate(calls):
+            rest = {} if number else {name: value for name, value in message.items() if name != "tool_calls"}
+            made.append({**_without_text(rest), "role": "assistant", "tool_calls": [call]})
+        if not calls:
+            made.append(message)
     return made
+
+
+def _ids(message: Message) -> list[Any]:
+    return [call["id"] for call in message.get("tool_calls") or () if call.get("id") is not None]
+
+
+def _without_text(message: Message) -> Message:
+    """A turn whose text is the end of its thinking, where it has both: templates show one of them before a call."""
+    name = next((name for name in THOUGHTS if isinstance(message.get(name), str) and message[name]), None)
+    if name is None or not isinstance(text := message.get("content"), str) or not text:
+        return message
+    return {**message, name: f"{message[name]}\n{text}", "content": None}
 
 
 def known_id(given: str, form: ToolFormat) -> str:

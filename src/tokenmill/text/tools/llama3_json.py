@@ -11,4 +11,5 @@ LLAMA3_JSON = ToolFormat(
     closing="",
     comma="; ",
     is_alone=True,
+    is_single=True,
 )

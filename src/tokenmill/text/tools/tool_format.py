@@ -72,7 +72,8 @@ class ToolFormat:
     an answer the text ends and calls begin; the opening begins with it. White space of a frame is optional to the
     parser. comma: stands between calls inside the frame; None where each call has a frame of its own. lead: stands
     between a text and the frame after it, and between frames. is_alone: there is no mark, and an answer that begins
-    with a call has no text. reader, answer: read a whole answer, and the expression for one, in the place of the above.
+    with a call has no text. is_single: the chat template shows one call of a message, so no more are asked for. reader,
+    answer: read a whole answer, and the expression for one, in the place of the above.
     """
 
     name: str
@@ -84,6 +85,7 @@ class ToolFormat:
     comma: str | None = None
     lead: str = ""
     is_alone: bool = False
+    is_single: bool = False
     reader: Callable[[Reader], Generator[None, None, None]] | None = None
     answer: Callable[[Lark, Sequence[Function], Choice, str | None], str] | None = None
     id_prefix: str = "call_"
