@@ -191,6 +191,12 @@ PICTURES: Names = {
 # How calls of functions are written. A chat template's format is the first of which it holds all words.
 TOOL_FORMATS: Names = {
     "harmony": Entry("messages in channels: gpt-oss", "tokenmill.text.tools.harmony:HARMONY", also=("openai",)),
+    "functiongemma": Entry("call:name{…} between <start_function_call> and <end_function_call>: FunctionGemma",
+        "tokenmill.text.tools.gemma:FUNCTION_GEMMA"),
+    "gemma4": Entry("call:name{…} between <|tool_call> and <tool_call|>: Gemma 4",
+        "tokenmill.text.tools.gemma:GEMMA4"),
+    "hunyuan": Entry("a JSON list between <tool_calls> and </tool_calls>: Hunyuan",
+        "tokenmill.text.tools.hunyuan:HUNYUAN", also=("hunyuan_a13b",)),
     "deepseek_v3": Entry("JSON in a fence between DeepSeek's tokens: DeepSeek V3, R1",
         "tokenmill.text.tools.deepseek:DEEPSEEK_V3"),
     "deepseek_v31": Entry("JSON between DeepSeek's tokens: DeepSeek V3.1",

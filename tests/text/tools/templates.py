@@ -36,6 +36,17 @@ PARAMETERS = (
 LISTED = "{% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}"
 BREAK = "{% if m.content or not loop.first %}\n{% endif %}"
 
+GEMMA = (
+    "{% macro shown(v) %}{% if v is string %}QUOTE{{ v }}QUOTE{% elif v is mapping %}{{ '{' }}{% for k, each in v | dictsort %}"
+    "{{ k }}:{{ shown(each) }}{% if not loop.last %},{% endif %}{% endfor %}{{ '}' }}{% elif v is sequence %}[{% for each in v %}"
+    "{{ shown(each) }}{% if not loop.last %},{% endif %}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
+    "{% if tools %}<start_of_turn>developer\n{{ tools | tojson }}<end_of_turn>\n{% endif %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}<start_function_response>response:{{ m.name }}{{ '{' }}value:QUOTE{{ m.content }}QUOTE{{ '}' }}"
+    "<end_function_response>{% elif m.tool_calls %}<start_of_turn>model\n{% for c in m.tool_calls %}OPENcall:{{ c.function.name }}"
+    "{{ shown(c.function.arguments) }}CLOSE{% endfor %}{% else %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+
 TEMPLATES = {
     "hermes": chatml(
         each(BREAK + "<tool_call>\n" + JSON_CALL + "\n</tool_call>"),
@@ -129,6 +140,11 @@ TEMPLATES = {
         each("{{ f.name }}(" + LISTED + ")", "[", "]", ", "),
         "[func_name1(params_name1=params_value1), func_name2(params)]",
     ),
+    "hunyuan": chatml(each(JSON_CALL, "<tool_calls>[", "]</tool_calls>", ", "), "<tool_calls>[…]</tool_calls>"),
+    "functiongemma": GEMMA.replace("OPEN", "<start_function_call>")
+    .replace("CLOSE", "<end_function_call>")
+    .replace("QUOTE", "<escape>"),
+    "gemma4": GEMMA.replace("OPEN", "<|tool_call>").replace("CLOSE", "<tool_call|>").replace("QUOTE", '<|"|>'),
     "harmony": "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{% if m.role == 'tool' %}"
     "<|start|>functions.{{ m.name }} to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>"
     "{% elif m.role == 'assistant' %}{% if m.content and m.thinking and m.tool_calls %}{{ raise_exception('both') }}"

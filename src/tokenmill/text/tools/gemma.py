@@ -1,5 +1,8 @@
-"""Calls of Gemma 2 and 3, whose templates show no functions: a JSON object in a code fence, as they are told to."""
+"""Gemma's calls: those of FunctionGemma and Gemma 4 between tokens of their own; of Gemma 2 and 3, whose templates show
+no functions, JSON in a code fence, as they are told to.
+"""
 
+from tokenmill.text.tools.gemma_calls import GemmaCall
 from tokenmill.text.tools.json_calls import JsonCall
 from tokenmill.text.tools.tool_format import ToolFormat
 
@@ -11,4 +14,22 @@ GEMMA = ToolFormat(
     opening="```tool_code\n",
     closing="\n```",
     lead="\n",
+)
+
+FUNCTION_GEMMA = ToolFormat(
+    name="functiongemma",
+    words=("<start_function_call>",),
+    body=GemmaCall("<escape>"),
+    mark="<start_function_call>",
+    opening="<start_function_call>",
+    closing="<end_function_call>",
+)
+
+GEMMA4 = ToolFormat(
+    name="gemma4",
+    words=("<|tool_call>", '<|"|>'),
+    body=GemmaCall('<|"|>'),
+    mark="<|tool_call>",
+    opening="<|tool_call>",
+    closing="<tool_call|>",
 )

@@ -1,10 +1,12 @@
 """What JSON a schema admits, as far as formats that write values otherwise must know."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 ALL = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 COMBINED = ("anyOf", "oneOf", "allOf")
+NOTHING: Mapping[str, Any] = {}
 MAX_REFERENCES = 20  # followed for one schema
 TOLD = frozenset({"type", "title", "description", "default", "examples", "enum", "const", "$comment", "deprecated"})
 """Keywords of a text's schema that are enforced, or enforce nothing."""
@@ -14,16 +16,23 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema with its own reference followed; an empty one where there is nothing to be followed."""
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, Mapping):
-            return {}
+            return NOTHING
         if not isinstance(place := schema.get("$ref"), str):
             return schema
         schema = _found(place, root)
-    return {}
+    return NOTHING
 
 
-def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def kinds_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """The types that a value of this schema may have. root: where references are looked up."""
-    schema = resolved(schema, root)
+    return _kinds(resolved(schema, root), root, {})
+
+
+def _kinds(
+    schema: Mapping[str, Any], root: Mapping[str, Any], known: dict[int, frozenset[str] | None]
+) -> frozenset[str]:
+    """See kinds_of. known: by the ids of schemas that were met; None while one is looked at, which adds nothing."""
+    known[id(schema)] = None
     kinds = ALL
     given = schema.get("type")
     if isinstance(given, str):
@@ -34,10 +43,15 @@ def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         values = [schema["const"]] if "const" in schema else schema["enum"]
         kinds &= frozenset(kind for value in values for kind in _kinds_of_value(value))
     for word in COMBINED:
-        inner = schema.get(word)
-        if isinstance(inner, list) and inner and depth < MAX_REFERENCES:
-            found = [kinds_of(each, root, depth + 1) for each in inner]
+        if not isinstance(inner := schema.get(word), list):
+            continue
+        found = []
+        for each in (resolved(one, root) for one in inner):
+            kind = known[id(each)] if id(each) in known else _kinds(each, root, known)
+            found += [kind] if kind is not None else []
+        if found:
             kinds &= frozenset.intersection(*found) if word == "allOf" else frozenset.union(*found)
+    known[id(schema)] = kinds
     return kinds
 
 
@@ -50,20 +64,24 @@ def texts_of(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
     return [value for value in values if isinstance(value, str)]
 
 
-def unenforced(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[str]:
-    """Keywords of a text's schema, such as pattern, that a format which writes texts plainly does not enforce."""
-    schema = resolved(schema, root)
-    found = {name for name in schema if name not in TOLD and name not in COMBINED}
-    for word in COMBINED:
-        for inner in schema.get(word) or () if depth < MAX_REFERENCES else ():
-            if "string" in kinds_of(inner, root, depth):
-                found.update(unenforced(inner, root, depth + 1))
+def unenforced(schema: Any, root: Mapping[str, Any]) -> list[str]:
+    """Keywords of a text's schema, such as maxLength, that a format which writes texts plainly does not enforce."""
+    waiting, met, found = [resolved(schema, root)], set[int](), set[str]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in met:
+            continue
+        met.add(id(each))
+        found.update(name for name in each if name not in TOLD and name not in COMBINED)
+        inner = [one for word in COMBINED if isinstance(each.get(word), list) for one in each[word]]
+        waiting += [resolved(one, root) for one in inner if "string" in kinds_of(one, root)]
     return sorted(found)
 
 
 def with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     """A part of a schema that stands alone, with the definitions that it refers to."""
-    whole = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    refers = '"$ref"' in json.dumps(schema)
+    whole = {name: root[name] for name in ("$defs", "definitions") if name in root and refers}
     if not isinstance(schema, Mapping):
         return {**whole, "allOf": [schema]} if isinstance(schema, bool) else whole
     return {**whole, **schema}

@@ -25,6 +25,7 @@ class Lark:
     def __init__(self, control: Mapping[str, int]) -> None:
         self.control = control
         self._rules: dict[str, tuple[str, str]] = {}
+        self._references: dict[tuple[str, str], str] = {}
 
     def literal(self, text: str) -> str:
         """An expression for this text, with control tokens where it spells them.
@@ -44,6 +45,11 @@ class Lark:
         assert self._rules.get(name, (body, options)) == (body, options), name
         self._rules[name] = body, options
         return name
+
+    def reference(self, owner: str, place: str) -> tuple[str, bool]:
+        """The name of the rule for a place in a schema of this owner, and whether it must still be made."""
+        is_new = (owner, place) not in self._references
+        return self._references.setdefault((owner, place), f"reference_{len(self._references)}"), is_new
 
     def json(self, name: str, schema: Mapping[str, Any], strict: bool | None = None) -> str:
         """A rule for JSON text of a schema, as Python's json.dumps spaces it. strict: see Function."""
