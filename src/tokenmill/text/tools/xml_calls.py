@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.text.tools.functions import Function
+from tokenmill.text.tools.json_scanner import JsonScanner
 from tokenmill.text.tools.kinds import kinds_of, resolved, texts_of, unenforced, with_definitions
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice, escaped, quoted
 from tokenmill.text.tools.named_calls import read_name
@@ -164,6 +165,9 @@ class XmlCall:
         is_text = kinds == TEXT
         if is_text:
             taker.append('"')
+        elif "string" not in kinds and (written := (yield from self._read_json(source))) is not None:
+            taker.append(written)
+            return True
         while True:
             text, at = source.text, source.at
             end = text.find(self.value_end, at)
@@ -189,6 +193,33 @@ class XmlCall:
                 return True
             if goes_on is None:
                 yield
+
+    def _read_json(self, source: Source) -> Generator[None, None, str | None]:
+        """Read a list or object, in whose texts no closing tag counts, and its closing tag; None for any other."""
+        yield from source.spaces()
+        scanner, length = JsonScanner(), 0
+        while True:
+            text, at = source.text, source.at
+            if at < len(text) and text[at] not in "[{":
+                return None
+            length = scanner.scan(text, at + length) - at
+            if scanner.is_done:
+                break
+            if scanner.is_wrong or source.ended:
+                return None
+            yield
+        # The closing tag is read from here, and where it is missing the value is read anew.
+        end = length
+        while True:
+            text, at = source.text, source.at
+            while at + end < len(text) and text[at + end] in SPACES:
+                end += 1
+            if text.startswith(self.value_end, at + end):
+                source.at = at + end + len(self.value_end)
+                return text[at : at + length]
+            if source.ended or not self.value_end.startswith(text[at + end : at + end + len(self.value_end)]):
+                return None
+            yield
 
     def _goes_on(self, source: Source, at: int) -> bool | None:
         """Whether behind a closing tag the call goes on; None where more text will tell."""
