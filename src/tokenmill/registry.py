@@ -224,7 +224,7 @@ TOOL_FORMATS: Names = {
         "tokenmill.text.tools.pythonic:PYTHONIC", also=("llama4_pythonic",)),
     "hermes": Entry("JSON between <tool_call> and </tool_call>: Qwen 2.5 and 3, Granite 4, SmolLM3",
         "tokenmill.text.tools.hermes:HERMES"),
-    "llama3_json": Entry("JSON with parameters alone in the answer: Llama 3.1 to 3.3",
+    "llama3_json": Entry("JSON with parameters alone in the answer: Llama 3.1 to 4",
         "tokenmill.text.tools.llama3_json:LLAMA3_JSON", also=("llama4_json",)),
     "gemma": Entry("JSON in a fence of tool_code, told in the system message: Gemma 2 and 3",
         "tokenmill.text.tools.gemma:GEMMA"),

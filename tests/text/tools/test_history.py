@@ -10,7 +10,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from tests.text.test_tokenizer import trained
 from tests.text.tools.byte_grammar import admitted
 from tests.text.tools.templates import TEMPLATES
-from tokenmill.errors import RequestError
+from tokenmill.errors import ConfigError, RequestError
 from tokenmill.registry import TOOL_FORMATS, lookup
 from tokenmill.text.literal import chat_text, encode_chat
 from tokenmill.text.tokenizer import Tokenizer
@@ -129,6 +129,39 @@ def test_no_arguments_are_an_empty_object(arguments):
     call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": arguments}}
     made, _ = tools_of(tokenizer_of(TEMPLATES["hermes"])).conversation([{"role": "assistant", "tool_calls": [call]}])
     assert made[0]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_an_empty_list_of_calls_is_none():
+    """Llama's template writes "No tool calls found." where there is one."""
+    made, _ = tools_of(tokenizer_of(TEMPLATES["hermes"])).conversation(
+        [{"role": "assistant", "content": "x", "tool_calls": []}]
+    )
+    assert made == [{"role": "assistant", "content": "x"}]
+
+
+def test_words_of_a_template_may_be_quoted():
+    template = TEMPLATES["hermes"].replace('"name"', '\\"name\\"').replace('"arguments"', '\\"arguments\\"')
+    assert tools_of(tokenizer_of(template)).note == "tool format hermes, by the words of the chat template"
+
+
+def test_a_way_of_calling_that_is_not_known_is_told():
+    tools = tools_of(tokenizer_of("{{ tools }}{{ messages }}"))
+    assert (tools.form.name, tools.is_native) == ("hermes", True) and "is not known" in tools.note
+
+
+def test_a_format_may_be_named():
+    tools = tools_of(tokenizer_of(TEMPLATES["hermes"]), "mistral")
+    assert (tools.form.name, tools.note) == ("mistral", "tool format mistral, as set")
+    with pytest.raises(ConfigError, match=r"tool_format = 'qwen3_coder' .*did you mean 'qwen3_xml'"):
+        tools_of(tokenizer_of(TEMPLATES["hermes"]), "qwen3_coder")
+
+
+def test_control_tokens_of_a_format_are_shown():
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.add_special_tokens(["</s>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"])
+    tokenizer = Tokenizer(backend, chat_template=TEMPLATES["mistral"])
+    assert tools_of(tokenizer).shown_ids == {1, 3, 4} and tools_of(tokenizer).thinking.begin == "<think>"
+    assert tools_of(tokenizer, "mistral_args").shown_ids == {1, 2, 3, 4}
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}

@@ -36,7 +36,7 @@ def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat, *, as_
     names: dict[str, str] = {}
     for number, message in enumerate(messages, start=1):
         where = f"message {number} of the chat"
-        new = dict(message)
+        new = {name: value for name, value in message.items() if name != "tool_calls" or value}
         if message.get("role") == "assistant" and message.get("tool_calls"):
             new["tool_calls"] = [_call(call, form, where, as_text) for call in _calls(message["tool_calls"], where)]
             for old, call in zip(message["tool_calls"], new["tool_calls"], strict=True):

@@ -1,11 +1,11 @@
-"""Calls of Llama 3.1 to 3.3: JSON objects with `parameters` and nothing else in the answer."""
+"""Calls of Llama 3.1 to 4: JSON objects with `parameters` and nothing else in the answer."""
 
 from tokenmill.text.tools.json_calls import JsonCall
 from tokenmill.text.tools.tool_format import ToolFormat
 
 LLAMA3_JSON = ToolFormat(
     name="llama3_json",
-    words=('{"name": ', '"parameters": ', "<|start_header_id|>"),
+    words=('{"name": ', '"parameters": '),
     body=JsonCall("parameters", may_lack=False),
     opening="",
     closing="",

@@ -89,10 +89,11 @@ def tools_of(tokenizer: Tokenizer, name: str = "auto") -> ModelTools:
 
 
 def _format_in(template: str) -> str | None:
-    """The first format of the registry of which a template holds all words."""
+    """The first format of the registry of which a template holds all words, quoted or not."""
+    plain = template.replace('\\"', '"')
     for name in TOOL_FORMATS:
         words = lookup(TOOL_FORMATS, name, "tool_format").words
-        if words and all(word in template for word in words):
+        if words and all(word in plain for word in words):
             return name
     return None
 
