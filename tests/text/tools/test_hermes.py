@@ -73,6 +73,9 @@ def test_the_grammar_refuses_what_is_no_call():
     assert admitted(grammar, f"{NOW} and") == NOW
     assert admitted(grammar, NOW.replace("{}", '{"a": 1}')) == NOW[: NOW.index("{}") + 1]
     assert admitted(grammar, WEATHER.replace("1.50", "true")).endswith('"days": ')
+    for escape in ("/", "u00e9"):  # in the next turn Python would write such a text otherwise
+        call = NOW.replace("now", "get.weather").replace("{}", f'{{"city": "\\{escape}"}}')
+        assert admitted(grammar, call) not in ("whole", "prefix")
 
 
 def test_control_tokens_are_the_marks_where_the_vocabulary_has_them():

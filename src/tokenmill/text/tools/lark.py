@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+ESCAPES = 'bfnrtu"\\'  # those that Python's json writes, so that an old call is written as the model wrote it
 ANYTHING = r"(.|\n)*"
 _SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}/\-&~#])")
 
@@ -58,6 +59,7 @@ class Lark:
             "key_separator": ": ",
             "whitespace_flexible": False,
             "lenient": strict is not True,
+            "json_allowed_escapes": ESCAPES,
         }
         return self.rule(name, "%json " + json.dumps({**schema, "x-guidance": own}, ensure_ascii=False))
 
