@@ -263,6 +263,7 @@ VERBS: Names = {
     "cache list": "tokenmill.cli.cache.list",
     "cache clear": "tokenmill.cli.cache.clear",
     "prove": "tokenmill.cli.prove",
+    "agent-check": "tokenmill.cli.agent_check",
     "bench": "tokenmill.cli.bench.group",
     "bench run": "tokenmill.cli.bench.run",
     "bench sweep": "tokenmill.cli.bench.sweep",

@@ -82,8 +82,8 @@ OPTIONS = {
         {ENGINE} {SAMPLING}""",
     "serve": f"""--api-key --api-key-file --batch-dir --chat-template --config --generation-config --host
         --log-format --max-file-size --max-queued-requests --max-stall --max-stored --metrics-prefix --offline --port
-        --quiet -q --replicas --seed --served-model-name --session-dir --shutdown-timeout --ssl-certfile --ssl-keyfile
-        --strict --timeout-keep-alive --tool-format
+        --quiet -q --record --replicas --seed --served-model-name --session-dir --shutdown-timeout --ssl-certfile
+        --ssl-keyfile --strict --timeout-keep-alive --tool-format
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",
@@ -116,6 +116,7 @@ OPTIONS = {
         {SAMPLING.replace("--ignore-eos", "")}""",
     "prove": """--ca-file --case --comparisons --concurrency --json --key --logprobs --max-tokens --model --quiet -q
         --request-timeout --requests --restart --seed --time --tolerance""",
+    "agent-check": "--json --key --least --max-tokens --model --quiet -q --timeout --url",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",
     "compile": "--cache-format --compile-phases --device --dtype --json --output -o --quiet -q --scheme",
     "info": "--check --json --quiet -q --template --tensors",

@@ -156,10 +156,10 @@ class Script(Observer):
 
 
 @contextmanager
-def scripted(engine, answer):
-    """Inside this context an engine writes what a Script wants."""
-    script = Script(engine.tokenizer, answer)
-    with engine.core.observed_by(script):
+def scripted(core, answer):
+    """Inside this context the engine of a core writes what a Script wants."""
+    script = Script(core.loaded.tokenizer, answer)
+    with core.observed_by(script):
         yield script
 
 

@@ -19,7 +19,7 @@ def model(tmp_path_factory):
 
 @pytest.mark.parametrize("speculate", ["off", "auto", "suffix"])
 def test_answers_are_those_of_the_script(model, speculate):
-    with load(model, **SETTINGS, speculate=speculate) as engine, scripted(engine, in_turn(ANSWERS)) as script:
+    with load(model, **SETTINGS, speculate=speculate) as engine, scripted(engine.core, in_turn(ANSWERS)) as script:
         found = [{"role": "assistant", "tool_calls": CALLS}, {"role": "tool", "content": "a file"}]
         for temperature in (0, 1):
             for answer, messages in zip(ANSWERS, (SAID, [*SAID, *found]), strict=True):
@@ -31,7 +31,7 @@ def test_answers_are_those_of_the_script(model, speculate):
 
 
 def test_a_token_that_may_not_come_is_told(model):
-    with load(model, **SETTINGS) as engine, scripted(engine, lambda _: "one two") as script:
+    with load(model, **SETTINGS) as engine, scripted(engine.core, lambda _: "one two") as script:
         first = engine.tokenizer.encode("one", add_special_tokens=False)[0]
         engine.chat(SAID, temperature=0, max_new_tokens=3, logit_bias={first: float("-inf")})
         assert [wanted for wanted, _ in script.departures] == [engine.tokenizer.decode([first])]

@@ -109,6 +109,14 @@ Seed = Annotated[
     int | None,
     _option("--seed", "Of requests that name none, which are then repeatable. Default: a new one each time.", min=0),
 ]
+Record = Annotated[
+    Path | None,
+    _option(
+        "--record",
+        "Append the body of each request to this file, for `tokenmill agent-check`. It holds what clients say.",
+        metavar="FILE",
+    ),
+]
 Offline = Annotated[bool, _option("--offline", "Fetch nothing: use only models that are in the cache.")]
 ConfigFile = Annotated[
     Path | None,
@@ -151,6 +159,7 @@ def command(
     tool_format: ToolFormat = "auto",
     seed: Seed = None,
     strict: Strict = False,
+    record: Record = None,
     offline: Offline = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
@@ -198,6 +207,7 @@ def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
         "max_stored": given["max_stored"] * MB,
         "seed": given["seed"],
         "tool_format": given["tool_format"],
+        "record": given["record"],
     }
 
 

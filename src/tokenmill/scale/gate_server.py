@@ -8,6 +8,7 @@ from tokenmill.scale.gate import Gate
 from tokenmill.serve.draining import DrainingServer
 from tokenmill.serve.guard import Guard
 from tokenmill.serve.options import Options
+from tokenmill.serve.recording import recorded
 from tokenmill.serve.run import is_loopback
 
 
@@ -19,7 +20,7 @@ class GateServer(DrainingServer):
     ) -> None:
         """tell: writes a line for each request."""
         self._fleet, self._taken, self._gate = fleet, taken, Gate(fleet)
-        super().__init__(Guard(self._gate, options, is_loopback(taken)), options, tell)
+        super().__init__(Guard(recorded(self._gate, options.record), options, is_loopback(taken)), options, tell)
 
     def serve_to_end(self) -> None:
         """Serve."""

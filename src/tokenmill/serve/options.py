@@ -25,6 +25,7 @@ class Options:
     batch_dir: where files and batches are kept; none are without it. max_file: bytes of one file that a client sends.
     max_stored: bytes of all files of all clients, beyond which none is taken.
     tool_format: how the model writes calls of functions; auto: as its chat template says.
+    record: a file to which the requests are appended.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Options:
     max_file: int = 200_000_000
     max_stored: int = 10_000_000_000
     tool_format: str = "auto"
+    record: Path | None = None
 
     def __post_init__(self) -> None:
         SamplingParams(seed=self.seed)  # refuses one out of range

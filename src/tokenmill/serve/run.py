@@ -14,6 +14,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.serve.draining import GRACE_S, DrainingServer
 from tokenmill.serve.guard import Guard
 from tokenmill.serve.options import Options
+from tokenmill.serve.recording import recorded
 from tokenmill.serve.served import Served
 from tokenmill.serve.warm_up import use_engine, use_routes
 
@@ -64,7 +65,7 @@ class Server(DrainingServer):
         self._pace, self.driver, self.admission = served.pace, served.driver, served.admission
         self._service, self._app, self._batches = served.service, served.app, served.batches
         self.tools = served.tools
-        super().__init__(Guard(self._app, options, is_loopback(taken)), options, tell)
+        super().__init__(Guard(recorded(self._app, options.record), options, is_loopback(taken)), options, tell)
 
     def serve_to_end(self) -> bool:
         """Serve; whether the engine lived to the end."""

@@ -1,0 +1,66 @@
+"""The routes that an agent asks, as a check sends their bodies again and reads what the server says of tokens."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The tokens of a prompt, and how many of them the server found in its cache; None where it does not say."""
+
+    num_prompt: int | None
+    num_cached: int | None
+
+
+@dataclass(frozen=True)
+class Route:
+    """limits: the names that the largest number of new tokens may have; the first is set. usage: reads an answer's."""
+
+    limits: tuple[str, ...]
+    usage: Callable[[Json], Usage]
+
+    def body(self, recorded: Json, model: str | None, num_new: int, more: Json) -> dict[str, Any]:
+        """The body that is sent: whole and not streamed, of so many new tokens at most."""
+        left_out = ("stream", "stream_options", *self.limits)
+        kept = {name: value for name, value in recorded.items() if name not in left_out}
+        named = {} if model is None else {"model": model}
+        return {**kept, **named, **more, self.limits[0]: num_new}
+
+
+def _count(value: Any, *names: str) -> int | None:
+    """A whole number inside of objects; None if there is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if type(value) is int else None
+
+
+def _of_chat(answer: Json) -> Usage:
+    return Usage(
+        _count(answer, "usage", "prompt_tokens"),
+        _count(answer, "usage", "prompt_tokens_details", "cached_tokens"),
+    )
+
+
+def _of_responses(answer: Json) -> Usage:
+    return Usage(
+        _count(answer, "usage", "input_tokens"),
+        _count(answer, "usage", "input_tokens_details", "cached_tokens"),
+    )
+
+
+def _of_messages(answer: Json) -> Usage:
+    """Anthropic's input_tokens are those that were neither found in the cache nor written to it."""
+    found = _count(answer, "usage", "cache_read_input_tokens")
+    counts = (_count(answer, "usage", "input_tokens"), found, _count(answer, "usage", "cache_creation_input_tokens"))
+    return Usage(None if counts[0] is None else sum(each or 0 for each in counts), found)
+
+
+ROUTES = {
+    "/v1/chat/completions": Route(("max_tokens", "max_completion_tokens"), _of_chat),
+    "/v1/completions": Route(("max_tokens",), _of_chat),
+    "/v1/responses": Route(("max_output_tokens",), _of_responses),
+    "/v1/messages": Route(("max_tokens",), _of_messages),
+}

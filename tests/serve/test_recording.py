@@ -1,0 +1,55 @@
+"""`serve --record`: the requests of a conversation, recorded, and sent again by `tokenmill agent-check`."""
+
+import json
+
+import httpx2
+import pytest
+
+from tests.serve.conftest import served
+from tests.serve.scripted import call, in_turn, save_scripted_model, scripted
+from tokenmill.errors import ConfigError
+
+SETTINGS = {"max_length": 4096, "max_sequences": 2, "cache_tokens": 12_000, "block_size": 16}
+TOOLS = {"chat_template_kwargs": {"tools": [{"type": "function", "function": {"name": "look"}}]}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_scripted_model(tmp_path_factory.mktemp("scripted"))
+
+
+def test_a_conversation_is_recorded_and_checked(model, tm, tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    file, messages = tmp_path / "day.jsonl", []
+    answers = [call("look", path=f"file{number}.txt") for number in range(6)]
+    with served(model, SETTINGS, record=file) as server, scripted(server.driver.core, in_turn(answers)):
+        with httpx2.Client(base_url=server.url, headers={"Authorization": "Bearer x", "X-Session-Id": "s"}) as http:
+            for answer in answers:
+                messages.append({"role": "user", "content": "Look again. " * 60})
+                body = {"messages": messages, "max_tokens": 100, **TOOLS}
+                done = http.post("/v1/chat/completions", json=body).json()
+                assert done["choices"][0]["message"]["content"] == answer
+                messages.append({"role": "assistant", "content": answer})
+            assert (
+                http.post(
+                    "/v1/chat/completions", content=b"{", headers={"Content-Type": "application/json"}
+                ).status_code
+                == 400
+            )
+            assert http.post("/tokenize", json={"prompt": "a"}).status_code == 200
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [line["path"] for line in lines] == [*["/v1/chat/completions"] * 6, "/tokenize"]
+        assert len(lines[5]["body"]["messages"]) == 11 and lines[0]["headers"]["x-session-id"] == "s"
+        assert "authorization" not in lines[0]["headers"] and file.stat().st_mode & 0o777 == 0o600
+        code, out, err = tm("agent-check", file, "--url", server.url, "--least", 95)
+        rows = [line.split() for line in out.splitlines()[2:]]
+        assert code == 0 and [row[0] for row in rows[:7]] == ["1", "2", "3", "4", "5", "6", "all"]
+        assert all(0 <= int(row[5]) < 16 for row in rows[1:6])  # less than a block
+        assert "1 lines of /tokenize were not sent" in err and "parts from" not in err
+        code, out, _ = tm("agent-check", file, "--url", server.url, "--least", 99.99, "--json", "--quiet")
+        assert code == 1 and json.loads(out)["turns"][5]["stood_before"] > 1000
+
+
+def test_a_file_that_cannot_be_written(chat_model, tmp_path):
+    with pytest.raises(ConfigError, match="a file that can be written"), served(chat_model, record=tmp_path):
+        pass
