@@ -94,12 +94,12 @@ def save_scripted_model(directory, context=CONTEXT, template=TEMPLATE, **numbers
     return str(directory)
 
 
-def in_turn(answers, otherwise="A title"):
-    """A Script's `answer`: that of the turn, by how often the assistant has spoken; `otherwise` without tools."""
+def in_turn(answers, otherwise="A title", mark="# Tools"):
+    """A Script's `answer`: that of the turn, by how often the assistant has spoken; `otherwise` without the mark."""
 
     def answer(prompt):
         turn = prompt.count(BEGIN + "assistant") - 1
-        return answers[turn] if "# Tools" in prompt and turn < len(answers) else otherwise
+        return answers[turn] if mark in prompt and turn < len(answers) else otherwise
 
     return answer
 

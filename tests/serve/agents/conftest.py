@@ -1,0 +1,96 @@
+"""Agents run in a scratch folder, against a server whose model says what a script wants."""
+
+import os
+import re
+import shutil
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.serve.conftest import served
+from tests.serve.scripted import in_turn, save_scripted_model, scripted
+
+HERE, REPOSITORY = Path(__file__).parent, Path(__file__).parents[3]
+SETTINGS = {"max_length": 64_000, "max_sequences": 4, "cache_tokens": 160_000, "block_size": 16, "dtype": "float32"}
+
+
+def program(name):
+    """The path of an agent's program."""
+    folders = [HERE / "node_modules" / ".bin", *(REPOSITORY / ".venv" / "agents").glob("*/bin")]
+    if (own := os.environ.get("TOKENMILL_AGENTS")) is not None:
+        folders.insert(0, Path(own))
+    found = shutil.which(name, path=os.pathsep.join(map(str, folders)))
+    assert found, f"there is no {name}: `make test-agents` installs it, or TOKENMILL_AGENTS names a folder that has it"
+    return found
+
+
+@dataclass
+class Desk:
+    """A server and an empty folder. lines: the server's log. script: what the model was asked, and its departures."""
+
+    url: str
+    folder: Path
+    home: Path
+    script: object
+    lines: list = field(default_factory=list)
+
+    def run(self, name, *arguments, seconds=240, **environment):
+        """Run an agent in the folder to its end; what it prints."""
+        kept = {each: os.environ[each] for each in ("PATH", "LANG", "TERM") if each in os.environ}
+        given = {**kept, "HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / ".config"), "NO_COLOR": "1"}
+        done = subprocess.run(
+            [program(name), *map(str, arguments)],
+            cwd=self.folder,
+            env={**given, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, said + "\n".join(self.lines)
+        return said
+
+    @property
+    def posts(self):
+        """(path, status) of each request that was posted."""
+        found = [re.search(r" POST (\S+) (\d+) ", line) for line in self.lines]
+        return [(each[1].partition("?")[0], int(each[2])) for each in found if each]
+
+    def check(self, path, count, mark="# Tools"):
+        """Every request went to a route and was answered, so many of them had the mark, and the script was followed."""
+        assert set(self.posts) == {(path, 200)}, self.lines
+        assert sum(mark in prompt for prompt in self.script.asked) == count, self.lines
+        assert not self.script.departures
+
+    def output(self, *command):
+        """What a command prints in the folder."""
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    return save_scripted_model(tmp_path_factory.mktemp("scripted"))
+
+
+@pytest.fixture
+def desk(model, tmp_path):
+    """Opens a Desk for the answers of a task."""
+
+    @contextmanager
+    def opened(answers, **how):
+        folder, home, lines = tmp_path / "task", tmp_path / "home", []
+        folder.mkdir()
+        (home / ".config").mkdir(parents=True)
+        subprocess.run(["git", "init", "-q", folder], check=True)
+        with (
+            served(model, SETTINGS, lines.append) as server,
+            scripted(server.driver.core, in_turn(answers, **how)) as script,
+        ):
+            yield Desk(server.url, folder, home, script, lines)
+
+    return opened
