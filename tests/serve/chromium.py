@@ -163,7 +163,11 @@ class Feed:
         self.raw(f"data: {json.dumps(value)}\n\n", number)
 
     def write(self, text, number=-1):
-        self.event({"id": "chatcmpl-1", "choices": [{"delta": {"content": text}}]}, number)
+        self.delta(number, content=text)
+
+    def delta(self, number=-1, **fields):
+        """A piece of an answer, of any kind."""
+        self.event({"id": "chatcmpl-1", "choices": [{"delta": fields}]}, number)
 
     def close(self, number=-1):
         """End the answer as a connection that ends does."""

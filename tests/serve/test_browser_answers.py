@@ -384,3 +384,51 @@ def test_focus_and_keys(page):
     page.until_done()
     webdriver.ActionChains(page.driver).send_keys(Keys.TAB).perform()
     assert page.texts() == ["one", "no"]
+
+
+def test_thinking_and_calls_are_folded(page):
+    feed, hostile = Feed(page), "</summary><script>window.broken=1</script><img src=x onerror=window.broken=1>"
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    page.one("#open-panel").click() if not page.one("#panel").is_displayed() else None
+    page.set("tools", json.dumps(tools))
+    ask(page, "one")
+    feed.delta(reasoning_content="Where is ")
+    page.until(lambda: page.text(".thinking summary") == "Thinking …")
+    assert not page.one(".thinking .inside").is_displayed()
+    page.one(".thinking summary").click()
+    feed.delta(reasoning_content=f"it? {hostile}")
+    page.until(lambda: page.text(".thinking .inside") == f"Where is it? {hostile}")
+    feed.write("I look.")
+    feed.delta(tool_calls=[{"index": 0, "id": "call_1", "type": "function", "function": {"name": "look"}}])
+    feed.delta(tool_calls=[{"index": 0, "function": {"arguments": '{"path": "a",'}}])
+    feed.delta(tool_calls=[{"index": 0, "function": {"arguments": f' "more": {json.dumps(hostile)}}}'}}])
+    feed.delta(tool_calls=[{"index": 1, "id": "call_2", "function": {"name": "stay", "arguments": "{}"}}])
+    page.until(lambda: len(page.all(".call")) == 2)
+    assert page.one(".thinking .inside").is_displayed()  # it stays open
+    assert page.text(".call summary").startswith('look {"path": "a", "more"')
+    page.picture("calls")
+    feed.end(reason="tool_calls")
+    page.until_done()
+    assert page.text(".thinking summary") == "Thinking" and page.texts() == ["one", "I look."]
+    assert not page.one(".call .inside").is_displayed() and "continue" not in page.text(".assistant .bar")
+    page.one(".call summary").click()
+    assert page.text(".call .inside").splitlines()[:2] == ["{", '  "path": "a",'] and "onerror" in page.text(
+        ".call .inside"
+    )
+    assert page.run("return window.broken") is None and not page.all("#turns script, #turns img")
+    page.reload()
+    assert page.texts() == ["one", "I look."] and len(page.all(".call")) == 2 and not page.all(".folded[open]")
+    feed = Feed(page)
+    ask(page, "two")
+    assert feed.asked[0]["tools"] == tools
+    said = feed.asked[0]["messages"][1]
+    calls = said.pop("tool_calls")
+    assert said == {"role": "assistant", "content": "I look.", "reasoning_content": f"Where is it? {hostile}"}
+    assert [(call["id"], call["function"]["name"]) for call in calls] == [("call_1", "look"), ("call_2", "stay")]
+    assert json.loads(calls[0]["function"]["arguments"]) == {"path": "a", "more": hostile}
+    feed.end()
+    page.until_done()
+    page.set("tools", "{")
+    page.one("#message").send_keys("three", Keys.ENTER)
+    page.until(lambda: "no list in JSON" in page.text("#notice"))
+    page.set("tools", "")

@@ -40,11 +40,14 @@ export class Answers {
     const begun = performance.now(), before = turn.tokens?.length ?? 0;
     let first, last, count = 0, finish;
     for await (const { id, choices, usage } of stream) {
-      const choice = choices?.[0], text = choice?.delta?.content, logprobs = choice?.logprobs?.content;
+      const choice = choices?.[0], delta = choice?.delta ?? {}, text = delta.content, logprobs = choice?.logprobs?.content;
+      const thought = delta.reasoning_content ?? delta.reasoning, called = delta.tool_calls;
       this.named(id, conversation);
       finish = choice?.finish_reason ?? finish;
-      if (text || logprobs) {
+      if (text || logprobs || thought || called) {
         turn.content += text ?? "";
+        if (thought) turn.thinking = (turn.thinking ?? "") + thought;
+        for (const piece of called ?? []) addPiece((turn.calls ??= []), piece);
         turn.tokens?.push(...(logprobs ?? []));
         last = performance.now();
         first ??= last;
@@ -59,4 +62,12 @@ export class Answers {
     if (!finish) throw new Error("the server ended the stream without saying that the answer has ended");
     return finish;
   }
+}
+
+// The first piece of a call has its name, the others more of its arguments.
+function addPiece(calls, { index, id, function: named }) {
+  const call = (calls[index ?? calls.length] ??= { id: "", name: "", arguments: "" });
+  call.id ||= id ?? "";
+  call.name += named?.name ?? "";
+  call.arguments += named?.arguments ?? "";
 }

@@ -66,15 +66,18 @@ export function read(conversation, end) {
   return since ? turns.slice(turns.findIndex((turn) => turn.id === since)) : turns;
 }
 
+const asCall = ({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } });
+
 export function messages(turns, system) {
-  const said = turns.map(({ role, content }) => ({ role, content }));
+  const said = turns.map(({ role, content, thinking, calls }) => ({ role, content, ...(thinking && { reasoning_content: thinking }), ...(calls && { tool_calls: calls.map(asCall) }) }));
   return system ? [{ role: "system", content: system }, ...said] : said;
 }
 
 // ---- what two pages know of one conversation
 
 export const hasEnded = (turn) => turn.role === "user" || Boolean(turn.finish || turn.error);
-const isNewer = (one, other) => (hasEnded(one) === hasEnded(other) ? one.content.length > other.content.length : hasEnded(one));
+const lengthOf = ({ content, thinking = "", calls = [] }) => content.length + thinking.length + JSON.stringify(calls).length;
+const isNewer = (one, other) => (hasEnded(one) === hasEnded(other) ? lengthOf(one) > lengthOf(other) : hasEnded(one));
 
 // Take into one conversation what another copy has more. Returns whether that copy lacks something. Each page goes on
 // showing its own path, unless the other one has only added to its end.

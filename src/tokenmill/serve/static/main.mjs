@@ -159,6 +159,7 @@ function answer(asked, from = null, since = undefined) {
   if (settings === null || answers.isRunning(conversation)) return;
   notice("");
   const turn = addTurn(conversation, asked, "assistant", from?.content ?? "");
+  if (from?.thinking) turn.thinking = from.thinking;
   if (since) turn.since = since;
   else if (from?.since) turn.since = from.since;
   if (!from?.content || from.tokens?.length) turn.tokens = [...(from?.tokens ?? [])]; // of all its text, or none

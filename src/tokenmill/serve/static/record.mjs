@@ -35,8 +35,15 @@ function readTurn(given, turns) {
   const isBelow = parent === null || (isWhole(parent) && parent < id && Object.hasOwn(turns, parent)); // so there is no circle
   if (!isWhole(id) || !["user", "assistant"].includes(role) || typeof content !== "string" || !isBelow) return null;
   const since = isWhole(given.since) && Object.hasOwn(turns, given.since) ? given.since : undefined;
-  const more = { finish: text(given.finish), error: text(given.error), code: text(given.code), since, stats: readStats(given.stats) };
+  const more = { finish: text(given.finish), error: text(given.error), code: text(given.code), since, stats: readStats(given.stats), thinking: text(given.thinking), calls: readCalls(given.calls) };
   return { id, parent, role, content, ...Object.fromEntries(Object.entries(more).filter(([, value]) => value !== undefined)) };
+}
+
+// The calls of functions that an answer makes; undefined if one of them is none.
+function readCalls(given) {
+  const isCall = (call) => [call?.id, call?.name, call?.arguments].every((each) => typeof each === "string");
+  if (!Array.isArray(given) || !given.length || !given.every(isCall)) return undefined;
+  return given.map(({ id, name, arguments: text }) => ({ id, name, arguments: text }));
 }
 
 function readStats(given) {

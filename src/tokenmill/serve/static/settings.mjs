@@ -4,7 +4,7 @@ import { storage, tabStorage } from "./store.mjs";
 
 const PLACE = "tokenmill.settings";
 const NUMBERS = Array.from(document.querySelectorAll("#panel input[type=number]"), (field) => field.id.slice("set-".length));
-const FIELDS = [...NUMBERS.map((name) => `set-${name}`), "set-system", "theme", "set-logprobs"];
+const FIELDS = [...NUMBERS.map((name) => `set-${name}`), "set-system", "set-tools", "theme", "set-logprobs"];
 const $ = (id) => document.getElementById(id);
 
 // Fields that a request has. A field that is empty is not sent. What is set and cannot be sent throws; whether a number
@@ -18,7 +18,19 @@ export function sampling() {
     if (!isExact) throw Object.assign(new Error(`${field.closest("label").textContent.trim()}: ${field.value || "what stands there"} is no number that can be sent.`), { field });
     found[name] = value;
   }
+  const tools = toolsOf($("set-tools"));
+  if (tools) found.tools = tools;
   return $("set-logprobs").checked ? { ...found, logprobs: true, top_logprobs: 5 } : found;
+}
+
+// The functions that stand in a field as JSON; undefined if it is empty.
+function toolsOf(field) {
+  if (!field.value.trim()) return undefined;
+  try {
+    const given = JSON.parse(field.value);
+    if (Array.isArray(given)) return given;
+  } catch { /* said below */ }
+  throw Object.assign(new Error("Tools: what stands there is no list in JSON, such as [{\"type\": \"function\", …}]."), { field });
 }
 
 export const systemMessage = () => $("set-system").value.trim();

@@ -2,9 +2,10 @@
 
 import { hasEnded, path, read, siblings } from "./conversation.mjs";
 import { button, copyButton, element, isComposing } from "./element.mjs";
-import { Markdown } from "./markdown.mjs";
+import { Parts } from "./parts.mjs";
 import { tokens } from "./probabilities.mjs";
 
+const WHOLE = ["stop", "tool_calls"]; // ends of answers that are all there
 const ENDS = { length: "cut at the limit of tokens", stopped: "stopped" };
 
 // What is shown of one answer: time to first token, tokens per second, lengths, why it ended if not by itself.
@@ -18,7 +19,7 @@ export function strip({ stats, finish }) {
 }
 
 export class TurnList {
-  #bodies = new WeakMap(); // turn → its text as Markdown
+  #bodies = new WeakMap(); // turn → its parts as elements
   #editors = new Map(); // id of a turn that is edited → its element, which is kept as it is
   #showsTokens = new WeakSet();
 
@@ -88,10 +89,9 @@ export class TurnList {
   #body(turn) {
     if (turn.role === "user") return element("div", { class: "body" }, turn.content);
     if (turn.tokens?.length && this.#showsTokens.has(turn)) return element("div", { class: "body" }, tokens(turn.tokens));
-    if (!this.#bodies.has(turn)) this.#bodies.set(turn, new Markdown());
+    if (!this.#bodies.has(turn)) this.#bodies.set(turn, new Parts());
     const body = this.#bodies.get(turn);
-    body.write(turn.content);
-    body.box.classList.toggle("waiting", !!turn.isRunning);
+    body.write(turn);
     return body.box;
   }
 
@@ -111,7 +111,7 @@ export class TurnList {
   #answerActions(turn, act) {
     act("retry", "Answer again; the old answer stays", () => this.actions.retry(turn));
     if (turn.isRunning) return;
-    const isCut = turn.content && turn.finish !== "stop", isFull = this.actions.isFull(turn);
+    const isCut = turn.content && !WHOLE.includes(turn.finish), isFull = this.actions.isFull(turn);
     if (isCut && !isFull) act("continue", "Go on where this answer ends; the old one stays", () => this.actions.goOn(turn));
     if (isFull) act("leave out the oldest turns", "The context is full: go on without the oldest turns, which stay here to be read", () => this.actions.leaveOut(turn));
   }
