@@ -10,7 +10,8 @@ from tests.serve.scripted import call, in_turn, save_scripted_model, scripted
 from tokenmill.errors import ConfigError
 
 SETTINGS = {"max_length": 4096, "max_sequences": 2, "cache_tokens": 12_000, "block_size": 16}
-TOOLS = {"chat_template_kwargs": {"tools": [{"type": "function", "function": {"name": "look"}}]}}
+LOOK = {"name": "look", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}
+TOOLS = {"tools": [{"type": "function", "function": LOOK}]}
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,10 @@ def test_a_conversation_is_recorded_and_checked(model, tm, tmp_path, monkeypatch
                 messages.append({"role": "user", "content": "Look again. " * 60})
                 body = {"messages": messages, "max_tokens": 100, **TOOLS}
                 done = http.post("/v1/chat/completions", json=body).json()
-                assert done["choices"][0]["message"]["content"] == answer
-                messages.append({"role": "assistant", "content": answer})
+                messages.append(said := done["choices"][0]["message"])
+                (made,) = said["tool_calls"]
+                assert call(made["function"]["name"], **json.loads(made["function"]["arguments"])) == answer
+                messages.append({"role": "tool", "tool_call_id": made["id"], "content": "Nothing is there."})
             assert (
                 http.post(
                     "/v1/chat/completions", content=b"{", headers={"Content-Type": "application/json"}
@@ -39,7 +42,7 @@ def test_a_conversation_is_recorded_and_checked(model, tm, tmp_path, monkeypatch
             assert http.post("/tokenize", json={"prompt": "a"}).status_code == 200
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         assert [line["path"] for line in lines] == [*["/v1/chat/completions"] * 6, "/tokenize"]
-        assert len(lines[5]["body"]["messages"]) == 11 and lines[0]["headers"]["x-session-id"] == "s"
+        assert len(lines[5]["body"]["messages"]) == 16 and lines[0]["headers"]["x-session-id"] == "s"
         assert "authorization" not in lines[0]["headers"] and file.stat().st_mode & 0o777 == 0o600
         code, out, err = tm("agent-check", file, "--url", server.url, "--least", 95)
         rows = [line.split() for line in out.splitlines()[2:]]

@@ -72,8 +72,20 @@ class _Words:
     @cached_property
     def _letters(self):  # type: ignore[no-untyped-def]
         """The backend without names of control tokens, so that letters stay letters."""
-        names = {spelling: f"\0{number}\0" for spelling, number in self._tokenizer.control_ids.items()}
-        return with_names(for_continuation(self._tokenizer.backend), names)
+        return with_names(for_continuation(self._tokenizer.backend), self._names)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """Names of control tokens that no text has."""
+        return {spelling: f"\0{number}\0" for spelling, number in self._tokenizer.control_ids.items()}
+
+    @cached_property
+    def _added(self) -> dict[int, int]:
+        """Added tokens by their ids in `_letters`, where those of renamed ones move the others."""
+        added = self._tokenizer.backend.get_added_tokens_decoder().items()
+        return {
+            self._letters.token_to_id(self._names.get(token.content, token.content)): number for number, token in added
+        }
 
     def __call__(self, raw: bytes) -> Sequence[int]:
         """The tokens of a text, whose bytes are exactly these; none where the model cannot spell them."""
@@ -83,7 +95,7 @@ class _Words:
             return []
 
     def _encode(self, text: str) -> list[int]:
-        found = list(self._letters.encode(text, add_special_tokens=False).ids)
+        found = [self._added.get(number, number) for number in self._letters.encode(text, add_special_tokens=False).ids]
         is_exact = all(number < len(self.tokens) for number in found)
         if is_exact and b"".join(self.tokens[number] for number in found) == text.encode():
             return found
