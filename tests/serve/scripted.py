@@ -22,6 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tests.tiny_models import build
 from tokenmill.engine.observers import Observer
+from tokenmill.prove.agent.check import common_length
 
 CONTEXT = 64_000
 VOCABULARY = 2_000
@@ -110,15 +111,25 @@ def call(name, **arguments):
 
 
 class Script(Observer):
-    """answer: what is written after a prompt, by its text. asked: the prompts so far; departures: (wanted, written)
-    of each text that became another one than was wanted, up to the first token that differs.
+    """answer: what is written after a prompt, by its text. asked: the prompts so far, and their sequences; departures:
+    (wanted, written) of each text that became another one than was wanted, up to the first token that differs.
     """
+
+    in_order = True
 
     def __init__(self, tokenizer, answer: Callable[[str], str]) -> None:
         self._tokenizer, self._answer = tokenizer, answer
         self._wanted: dict[int, list[int]] = {}  # by the id of a sequence
         self.asked: list[str] = []
+        self.sequences: list = []
         self.departures: list[tuple[str, str]] = []
+
+    def found(self):
+        """Of each prompt: the tokens that stood at the beginning of an earlier text, and those that the cache had."""
+        texts = [each.tokens for each in self.sequences]
+        prompts = [each.tokens[: each.num_prompt_tokens] for each in self.sequences]
+        stood = [max([common_length(ids, text) for text in texts[:at]], default=0) for at, ids in enumerate(prompts)]
+        return list(zip(stood, [each.num_cached_tokens or 0 for each in self.sequences], strict=True))
 
     def logits(self, plan, logits_RV):
         """See Observer."""
@@ -143,6 +154,7 @@ class Script(Observer):
         return None
 
     def _begin(self, sequence):
+        self.sequences.append(sequence)
         self.asked.append(self._tokenizer.decode(sequence.tokens[: sequence.num_prompt_tokens], False))
         ids = self._tokenizer.backend.encode(self._answer(self.asked[-1]), add_special_tokens=False).ids
         return [*ids, CONTROL.index(END)]

@@ -62,8 +62,12 @@ class Desk:
         return [(each[1].partition("?")[0], int(each[2])) for each in found if each]
 
     def check(self, path, count, mark="# Tools"):
-        """Every request went to a route and was answered, so many of them had the mark, and the script was followed."""
+        """Every request went to a route and was answered, so many of them had the mark, and the script was followed.
+        What stood before was found but for the rest of a block.
+        """
         assert set(self.posts) == {(path, 200)}, self.lines
+        for stood, found in self.script.found():
+            assert stood - SETTINGS["block_size"] <= found <= stood, self.script.found()
         assert sum(mark in prompt for prompt in self.script.asked) == count, self.lines
         assert not self.script.departures
 
