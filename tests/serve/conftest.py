@@ -28,7 +28,7 @@ def chat_model(tmp_path_factory):
 def served(path, settings=None, tell=None, **options):
     """A server that is drained at the end. `url` is where it is."""
     taken = listen(Address(port=0))
-    options = Options(MODEL, **{"drain_s": 5.0, **options})
+    options = Options(**{"name": MODEL, "drain_s": 5.0, **options})
     server = Server(load(path, **(SETTINGS | (settings or {}))), taken, options, tell)
     server.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     thread = threading.Thread(target=server.serve_to_end, daemon=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.conftest import served
+from tests.serve.conftest import MODEL, served
 from tests.serve.scripted import in_turn, save_scripted_model, scripted
 
 HERE, REPOSITORY = Path(__file__).parent, Path(__file__).parents[3]
@@ -86,13 +86,13 @@ def desk(model, tmp_path):
     """Opens a Desk for the answers of a task."""
 
     @contextmanager
-    def opened(answers, **how):
+    def opened(answers, name=MODEL, **how):
         folder, home, lines = tmp_path / "task", tmp_path / "home", []
         folder.mkdir()
         (home / ".config").mkdir(parents=True)
         subprocess.run(["git", "init", "-q", folder], check=True)
         with (
-            served(model, SETTINGS, lines.append) as server,
+            served(model, SETTINGS, lines.append, name=name) as server,
             scripted(server.driver.core, in_turn(answers, **how)) as script,
         ):
             yield Desk(server.url, folder, home, script, lines)

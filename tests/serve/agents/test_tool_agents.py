@@ -48,12 +48,28 @@ env_key = "OWN_KEY"
 """
 
 
+def codex(at, name=MODEL):
+    (at.home / ".codex").mkdir()
+    (at.home / ".codex" / "config.toml").write_text(CODEX.format(model=name, url=at.url))
+    return at.run("codex", "exec", "--skip-git-repo-check", "Write hello.py.", OWN_KEY="none")
+
+
+def test_codex_applies_a_patch(desk):
+    """It sends `apply_patch` as a custom tool, whose input is a text of a Lark grammar, for models that it knows."""
+    lines = "".join(f"+{line}\n" for line in PROGRAM.splitlines())
+    patch = f"*** Begin Patch\n*** Add File: hello.py\n{lines}*** End Patch"
+    answers = [call("apply_patch", input=patch), call("exec_command", cmd="python3 hello.py"), DONE]
+    with desk(answers, name="gpt-5.5") as at:
+        said = codex(at, "gpt-5.5")
+        assert at.output("python3", "hello.py") == SAYS
+        assert DONE in said and SAYS.strip() in at.script.asked[-1]
+        at.check("/v1/responses", 3)
+
+
 def test_codex(desk):
     answers = [call("exec_command", cmd=WRITE), call("exec_command", cmd="python3 hello.py"), DONE]
     with desk(answers) as at:
-        (at.home / ".codex").mkdir()
-        (at.home / ".codex" / "config.toml").write_text(CODEX.format(model=MODEL, url=at.url))
-        said = at.run("codex", "exec", "--skip-git-repo-check", "Write hello.py.", OWN_KEY="none")
+        said = codex(at)
         assert at.output("python3", "hello.py") == SAYS
         assert DONE in said and SAYS.strip() in at.script.asked[-1]
         at.check("/v1/responses", 3)
