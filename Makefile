@@ -9,6 +9,7 @@
 #                  hours of a server under load, the benchmarks that the documents show, and the laws of every family
 # make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, proxies; and
 #                     what llama.cpp and vLLM test of their servers
+# make test-agents    coding agents (2 GB) that do a scripted task at the server
 # make prove  100,000 texts of our server, compared with the same ones computed otherwise
 # make test-ray   replicas of the server on Ray Serve, which are killed, added and taken away
 # make check  formatting, lint, types, structure
@@ -25,7 +26,7 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-ray test-long prove check bench map clean
+.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-agents test-ray test-long prove check bench map clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -62,8 +63,11 @@ test-long: .venv/.ready-dev
 	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 TOKENMILL_LOAD=1 TOKENMILL_EXAMPLES=167 \
 		TOKENMILL_SOAK_SECONDS=7200 $(BIN)/python -m pytest -n 2 --dist worksteal -o faulthandler_timeout=0 -m "long and not compiler" $(ARGS)
 
-test-clients: .venv/.ready-clients .venv/.ready-npm
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m clients $(ARGS)
+test-clients: .venv/.ready-clients .venv/.ready-npm .venv/.ready-libraries
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m clients --ignore tests/serve/agents $(ARGS)
+
+test-agents: .venv/.ready-dev .venv/.ready-agents
+	$(BIN)/python -m pytest -m clients tests/serve/agents $(ARGS)
 
 test-ray: .venv/.ready-ray
 	$(BIN)/python -m pytest -m ray $(ARGS)
@@ -112,6 +116,24 @@ clean:
 JAVASCRIPT := tests/serve/clients/javascript
 .venv/.ready-npm: $(JAVASCRIPT)/package-lock.json | .venv/.made .venv/.programs
 	npm ci --prefix $(JAVASCRIPT) --no-audit --no-fund
+	touch $@
+
+# Clients that want other versions than constraints.txt has.
+LIBRARIES := tests/serve/clients/libraries/requirements.txt
+.venv/.ready-libraries: $(LIBRARIES) | .venv/.made
+	$(BIN)/python -m venv .venv/libraries
+	.venv/libraries/bin/python -m pip install --disable-pip-version-check -r $(LIBRARIES)
+	touch $@
+
+# Agents, each in a place of its own. Newer versions of npm leave it to the user to run what a package would run.
+AGENTS := tests/serve/agents
+.venv/.ready-agents: $(AGENTS)/package-lock.json $(wildcard $(AGENTS)/requirements-*.txt) | .venv/.made .venv/.programs
+	npm ci --prefix $(AGENTS) --no-audit --no-fund
+	cd $(AGENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
+	cd $(AGENTS)/node_modules/opencode-ai && node postinstall.mjs
+	for name in aider mini; do $(BIN)/python -m venv .venv/agents/$$name && \
+		.venv/agents/$$name/bin/python -m pip install --disable-pip-version-check \
+		-r $(AGENTS)/requirements-$$name.txt || exit 1; done
 	touch $@
 
 # What test-clients runs that is no Python: root gets it from Debian or Ubuntu, anybody else is told. RUNLEVEL=1 keeps

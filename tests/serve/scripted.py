@@ -105,7 +105,7 @@ def in_turn(answers, otherwise="A title", mark="# Tools"):
     return answer
 
 
-def call(name, **arguments):
+def call(name, /, **arguments):
     """What the model writes to call a function."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}\n</tool_call>'
 

@@ -42,7 +42,9 @@ def test_every_call(chat_model):
         hold(held.driver)
         draining._service.is_draining = True
         urls = {"OPEN": opened, "LOCKED": locked, "FULL": full, "DRAINING": draining, "HELD": held}
-        said = node("--test", "--test-reporter=tap", **{name: server.url for name, server in urls.items()})
+        said = node(
+            "--test", "--test-reporter=tap", "calls.test.js", **{name: server.url for name, server in urls.items()}
+        )
         assert int(re.search(r"^# pass (\d+)$", said, re.MULTILINE)[1]) >= 40, said
         ends_s = time.monotonic() + 20
         while held.admission.num_open or held.driver.core.trackers:
