@@ -91,7 +91,7 @@ QUICK = ("native, adaptive", "native, several steps")
     "program", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PROGRAMS]
 )
 def test_the_text_in_a_batch_with_scarce_blocks(program, path, expected):
-    scarce = {"max_sequences": 3, "max_step_tokens": 13, "block_size": 8, "cache_tokens": 288}
+    scarce = {"max_sequences": 3, "max_step_tokens": 13, "block_size": 8, "cache_tokens": 136}
     engine = engine_for(path, **PROGRAMS[program], **scarce)
     core, requests = engine.core, {}
     for (name, how), _ in expected.items():
@@ -100,6 +100,7 @@ def test_the_text_in_a_batch_with_scarce_blocks(program, path, expected):
     done = core.finish([each for several in requests.values() for each in several])
     for one, other in zip((each for texts in expected.values() for each in texts), done, strict=True):
         assert (other.text, other.tokens, other.finish_reason) == (one.text, one.tokens, one.finish_reason)
+    assert core.scheduler.num_preemptions > 3
     check_empty(core)
 
 
