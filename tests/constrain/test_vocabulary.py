@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from llguidance import LLTokenizer
 
 from tests.constrain.conftest import END, TAG, TURN, byte_level
 from tests.constrain.walks import allowed, compiled
@@ -15,6 +16,15 @@ def test_tokens_spell_the_decoded_text(tokenizer, vocabulary):
         text = "".join(chance.choice(letters) for _ in range(chance.randrange(1, 30)))
         found = tokenizer.encode(text, add_special_tokens=False, continues=True)
         assert vocabulary.tokens.decode_bytes(found).decode() == tokenizer.decode(found, continues=True)
+
+
+def test_bytes_are_those_that_llguidance_itself_reads(tokenizer, vocabulary):
+    """From tokenizer.json, by its own code. An added token of the form <…> is special there; here, if it is none, text."""
+    theirs = LLTokenizer(tokenizer.backend.to_str())
+    for number in range(tokenizer.num_tokens):
+        assert vocabulary.tokens.decode_bytes([number]) == theirs.decode_bytes([number])
+        if number != tokenizer.backend.token_to_id(TAG):
+            assert vocabulary.tokens.is_special_token(number) == theirs.is_special_token(number)
 
 
 def test_text_becomes_tokens_that_spell_it(tokenizer, vocabulary):

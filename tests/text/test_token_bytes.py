@@ -6,7 +6,7 @@ from tokenizers import pre_tokenizers
 from tests.text.test_tokenizer import trained
 from tokenmill.text import token_bytes as module
 from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens, bpe_backend
-from tokenmill.text.token_bytes import Spelling, spelled_texts, token_bytes
+from tokenmill.text.token_bytes import Spelling, bytes_of_each, spelled_texts, token_bytes
 from tokenmill.text.tokenizer import Tokenizer
 
 PIECES = ["<unk>", "<s>", "<0xE2>", "<0x82>", "<0xAC>", "▁", "a", "b", "▁a", "<mark>", "<0xZZ>"]
@@ -76,3 +76,10 @@ def test_part_of_a_character_is_shown_as_such(pieces):
 def test_without_a_tokenizer_a_token_is_its_id():
     assert spelled_texts(None, [7, 12]) == ["7", "12"]
     assert Spelling(None).bytes(5) == b"5"
+
+
+def test_the_bytes_of_several_are_those_of_each(letters, pieces):
+    for tokenizer in (letters, pieces):
+        ids = range(tokenizer.num_tokens + 3)
+        assert bytes_of_each(tokenizer, ids) == [token_bytes(tokenizer, token) for token in ids]
+    assert bytes_of_each(pieces, ()) == []

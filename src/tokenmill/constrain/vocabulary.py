@@ -12,7 +12,7 @@ from functools import cached_property
 import llguidance
 from llguidance import LLTokenizer
 
-from tokenmill.text.token_bytes import token_bytes
+from tokenmill.text.token_bytes import bytes_of_each
 from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
 
 CONTROL = b"\xff"
@@ -55,7 +55,8 @@ class _Words:
     def __init__(self, tokenizer: Tokenizer, size: int, ends: tuple[int, ...]) -> None:
         self._tokenizer = tokenizer
         self._control = {*tokenizer.special_ids, *tokenizer.control_ids.values(), *ends}
-        self.tokens = [self._bytes(number) for number in range(size)]
+        read = bytes_of_each(tokenizer, range(size))
+        self.tokens = [self._marked(number, raw) if number in self._control else raw for number, raw in enumerate(read)]
         self.special_token_ids = sorted(number for number in self._control if number < size)
         self.eos_token_id = (*ends, size)[0]
         if not ends:
@@ -65,9 +66,9 @@ class _Words:
         for number, raw in enumerate(self.tokens):
             spelled.setdefault(raw, number)
 
-    def _bytes(self, number: int) -> bytes:
-        raw = token_bytes(self._tokenizer, number)
-        return CONTROL + (raw or b"<%d>" % number) if number in self._control else raw
+    @staticmethod
+    def _marked(number: int, raw: bytes) -> bytes:
+        return CONTROL + (raw or b"<%d>" % number)
 
     @cached_property
     def _letters(self):  # type: ignore[no-untyped-def]

@@ -70,6 +70,20 @@ def spelled_texts(tokenizer: Tokenizer | None, tokens: Iterable[int], before: It
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     """The bytes that a token adds to a text after others: a special token's spelling; nothing for an unknown id."""
+    (found,) = bytes_of_each(tokenizer, (token,))
+    return found
+
+
+def bytes_of_each(tokenizer: Tokenizer, tokens: Iterable[int]) -> list[bytes]:
+    """The bytes of several tokens; see token_bytes."""
+    read = {token: _read(tokenizer, token) for token in tokens}
+    others = [token for token, raw in read.items() if raw is None]
+    read |= {token: text.encode() for token, text in zip(others, tokenizer.decode_each(others), strict=True)}
+    return [raw for raw in read.values() if raw is not None]
+
+
+def _read(tokenizer: Tokenizer, token: int) -> bytes | None:
+    """The bytes of a token whose spelling tells them; None for one that has to be decoded."""
     spelling = tokenizer.backend.id_to_token(token)
     if spelling is None:
         return b""
@@ -79,4 +93,4 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
         return bytes(_LETTERS[letter] for letter in spelling)
     if token in tokenizer.byte_ids and (found := _BYTE.fullmatch(spelling)):
         return bytes([int(found[1], 16)])
-    return tokenizer.decode([token], skip_special=False, continues=True).encode()
+    return None

@@ -174,6 +174,10 @@ class Tokenizer:
         backend = self._continuation if continues else self.backend
         return str(backend.decode(list(ids), skip_special_tokens=skip_special))
 
+    def decode_each(self, ids: Iterable[int]) -> list[str]:
+        """The text of each id alone, as if it followed others that are text. Other threads run meanwhile."""
+        return list(self._continuation.decode_batch([[number] for number in ids], skip_special_tokens=False))
+
 
 def _encoded(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
     """A long text as a batch of one, since only there does the library let other threads run meanwhile."""
