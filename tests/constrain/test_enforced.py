@@ -47,8 +47,11 @@ def test_a_strict_function_is_refused(schema):
         enforced([Function("f", "", schema, True)], "hermes")
 
 
-def test_a_text_that_a_format_writes_plainly_has_no_pattern():
+@pytest.mark.parametrize("tool_format", ["qwen3_xml", "functiongemma"])
+def test_what_a_format_cannot_enforce_is_told(tool_format):
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
-    assert enforced([Function("f", "", schema)], "qwen3_xml")[1] == []
-    with pytest.raises(RequestError, match=r"writes the text 'a' as it is and maxLength cannot be enforced there"):
-        enforced([Function("f", "", schema, True)], "qwen3_xml")
+    (told,) = enforced([Function("f", "", schema)], tool_format)[1]
+    assert told.startswith("f: parts of its parameters are not enforced: maxLength")
+    assert enforced([Function("f", "", schema)], "hermes")[1] == []
+    with pytest.raises(RequestError, match=r"^f: strict is not possible, because .* cannot enforce maxLength"):
+        enforced([Function("f", "", schema, True)], tool_format)

@@ -47,7 +47,8 @@ def _checked(parameters: str, strict: bool | None, name: str, tool_format: str) 
     form = lookup(TOOL_FORMATS, tool_format, "tool_format")
     grammar = calls_grammar(form, [function], Choice("required"), control={})
     is_wrong, told = LLMatcher.validate_grammar_with_warnings(grammar)
-    return _reason(told), not is_wrong
+    others = [] if is_wrong or strict is False else form.body.unenforced(function)
+    return "; ".join(filter(None, [_reason(told), ", ".join(others)])), not is_wrong
 
 
 def _reason(told: Sequence[str]) -> str:

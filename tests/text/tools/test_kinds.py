@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.text.tools.kinds import ALL, kinds_of, unenforced, with_definitions
+from tokenmill.text.tools.kinds import ALL, kinds_of, unenforced, with_definitions, words_of
 
 ROOT = {
     "$defs": {
@@ -49,3 +49,9 @@ def test_what_is_not_enforced_of_a_text():
 def test_definitions_go_with_what_refers_to_them():
     assert with_definitions({"type": "string"}, ROOT) == {"type": "string"}
     assert with_definitions({"$ref": "#/$defs/text"}, ROOT) == {"$ref": "#/$defs/text", **ROOT}
+
+
+def test_the_words_of_a_schema():
+    schema = {"properties": {"maxLength": {"type": "string", "pattern": "x"}}, "enum": [{"minimum": 1}], "x-own": {}}
+    assert words_of(schema) == {"properties", "type", "pattern", "enum"}
+    assert words_of(ROOT) >= {"$defs", "maxLength", "anyOf", "$ref"} and words_of(True) == set()

@@ -12,7 +12,8 @@ from tokenmill.text.parts import CallArguments, CallBegin, TextPart
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.parser import Parser
 
-MUTATIONS = int(os.environ.get("TOKENMILL_TOOL_TEXTS", "100_000"))
+# Of each format; the defaults make 100,000 in all.
+MUTATIONS = int(os.environ.get("TOKENMILL_TOOL_TEXTS", "5_000"))
 THINKING = Thinking("<think>", "</think>")
 PIECES = [
     "{",

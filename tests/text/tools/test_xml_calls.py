@@ -131,7 +131,7 @@ def test_no_closing_tag_is_admitted_inside_a_text():
 
 
 def test_what_cannot_be_enforced_in_a_text_is_refused_where_a_function_is_strict():
-    with pytest.raises(RequestError, match=r"f: strict is not possible.* 'text' as it is and maxLength cannot"):
+    with pytest.raises(RequestError, match=r"f: strict is not possible.* cannot enforce maxLength of 'text': leave"):
         calls_grammar(
             QWEN3_XML, functions({"text": {"type": "string", "maxLength": 3}}, strict=True), Choice(), control={}
         )

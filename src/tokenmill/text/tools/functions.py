@@ -52,6 +52,15 @@ class Choice:
         return tuple(function for function in functions if self.name in (None, function.name))
 
 
+def refuse_if_strict(function: Function, words: Sequence[str]) -> None:
+    """RequestError where a strict function's schema has words that a format cannot enforce."""
+    if function.strict and words:
+        raise RequestError(
+            f"{function.name}: strict is not possible, because this model's way of calling cannot enforce "
+            f"{', '.join(words)}: leave that out of its parameters, or leave out strict"
+        )
+
+
 def read_functions(tools: Sequence[Mapping[str, Any]]) -> tuple[Function, ...]:
     """The functions of a request's `tools`; RequestError for what is none, and for two of one name."""
     found = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(tools))

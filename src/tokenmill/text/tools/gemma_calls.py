@@ -5,9 +5,9 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.text.tools.functions import Function
+from tokenmill.text.tools.functions import Function, refuse_if_strict
 from tokenmill.text.tools.json_scanner import MAX_DEPTH
-from tokenmill.text.tools.kinds import COMBINED, kinds_of, resolved, texts_of, with_definitions
+from tokenmill.text.tools.kinds import COMBINED, TOLD, kinds_of, resolved, texts_of, with_definitions, words_of
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice, quoted
 from tokenmill.text.tools.named_calls import read_name
 from tokenmill.text.tools.source import Reading, Source
@@ -16,6 +16,10 @@ from tokenmill.text.tools.values import json_of_literal, json_of_text, spelled
 
 _WORD = re.compile(r"[-+.\w]*", re.ASCII)
 _KEY = re.compile(r"[^:{}\[\],<>\s]+")
+ENFORCED = TOLD | frozenset(
+    """properties required additionalProperties items minItems maxItems anyOf oneOf $ref $defs definitions $schema $id
+    minimum maximum exclusiveMinimum exclusiveMaximum multipleOf""".split()
+)
 DEEPEST = 20  # of lists and objects of a schema that are enforced
 KEY = r"/[^:{}\[\],<>\s]+/"
 
@@ -28,8 +32,13 @@ class GemmaCall:
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         """See Body."""
+        refuse_if_strict(function, self.unenforced(function))
         begin = lark.literal(f"{before}call:{function.name}")
         return f"{begin} {self._object(lark, function, function.schema, name, 0)}"
+
+    def unenforced(self, function: Function) -> list[str]:
+        """See Body."""
+        return sorted(words_of(function.schema) - ENFORCED)
 
     def read(self, source: Source, taker: Taker) -> Reading:
         """See Body."""
@@ -93,7 +102,7 @@ class GemmaCall:
             found += [self._text(lark)] if texts is None else [lark.literal(self._written(text)) for text in texts]
         if "array" in kinds:
             item = self._value(lark, function, schema.get("items", {}), f"{name}_item", depth + 1)
-            found.append(f'"[" ({item} ("," {item})*)? "]"')
+            found.append(_list_of(item, schema.get("minItems"), schema.get("maxItems")))
         if "object" in kinds:
             found.append(self._object(lark, function, schema, name, depth))
         if scalars := sorted(kinds - {"string", "array", "object"}):
@@ -192,6 +201,18 @@ class GemmaCall:
                 return f"[{', '.join(parts)}]"
             if not (yield from source.literal(",")):
                 return None
+
+
+def _list_of(item: str, least: Any, most: Any) -> str:
+    """An expression for a list of so many items, where these are numbers."""
+    least = least if isinstance(least, int) and least > 0 else 0
+    if not isinstance(most, int):
+        more = f'("," {item})' + ("*" if least < 2 else f"{{{least - 1},}}")
+    elif most < 1:
+        return '"[" "]"'
+    else:
+        more = f'("," {item}){{{max(least - 1, 0)},{most - 1}}}' if most > 1 else ""
+    return f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"'
 
 
 def _read_word(source: Source, pattern: re.Pattern[str]) -> Generator[None, None, str]:

@@ -42,6 +42,10 @@ class HarmonyCall:
         arguments = lark.json(f"{name}_arguments", function.schema, function.strict)
         return f"{choice(lark.literal(before + header) for header in headers)} {arguments}"
 
+    def unenforced(self, function: Function) -> list[str]:
+        """See Body."""
+        return []
+
     def read(self, source: Source, taker: Taker) -> Reading:
         """Read the arguments of a call that has begun, and its end."""
         yield from source.spaces()

@@ -27,6 +27,10 @@ class JsonCall:
         begin = f'{before}{{"name": {json.dumps(function.name)}, "{self.arguments}": '
         return f"{quoted(begin)} {lark.json(f'{name}_arguments', function.schema, function.strict)} {quoted('}')}"
 
+    def unenforced(self, function: Function) -> list[str]:
+        """See Body."""
+        return []
+
     def read(self, source: Source, taker: Taker) -> Reading:
         """See Body. The keys may stand in any order; where the name is first, the arguments go on as they come."""
         if not (yield from source.literal("{")):

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 ALL = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
+NAMED = ("properties", "$defs", "definitions", "patternProperties")
+VALUES = ("enum", "const", "default", "examples")
 COMBINED = ("anyOf", "oneOf", "allOf")
 NOTHING: Mapping[str, Any] = {}
 MAX_REFERENCES = 20  # followed for one schema
@@ -76,6 +78,20 @@ def unenforced(schema: Any, root: Mapping[str, Any]) -> list[str]:
         inner = [one for word in COMBINED if isinstance(each.get(word), list) for one in each[word]]
         waiting += [resolved(one, root) for one in inner if "string" in kinds_of(one, root)]
     return sorted(found)
+
+
+def words_of(schema: Any) -> set[str]:
+    """All keywords of a schema, however deep, also of those that it defines; names of properties are none."""
+    waiting, found = [schema], set[str]()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, Mapping):
+            found.update(word for word in each if not word.startswith("x-"))
+            waiting += [inner for word, inner in each.items() if word not in (*NAMED, *VALUES)]
+            waiting += [inner for word in NAMED if isinstance(each.get(word), Mapping) for inner in each[word].values()]
+    return found
 
 
 def with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,10 @@ class NamedCall:
             if part
         )
 
+    def unenforced(self, function: Function) -> list[str]:
+        """See Body."""
+        return []
+
     def read(self, source: Source, taker: Taker) -> Reading:
         """See Body."""
         if not (yield from source.frame(self.before)):

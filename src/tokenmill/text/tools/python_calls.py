@@ -45,6 +45,10 @@ class PythonCall:
         ]
         return f"{quoted(f'{before}{function.name}(')} {_listed(lark, written, name)} {quoted(')')}"
 
+    def unenforced(self, function: Function) -> list[str]:
+        """See Body."""
+        return []
+
     def read(self, source: Source, taker: Taker) -> Reading:
         """See Body."""
         name = yield from read_name(source)

@@ -32,6 +32,9 @@ class Body(Protocol):
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         """An expression for a call of this function after the text `before`; names of new rules begin with `name`."""
 
+    def unenforced(self, function: Function) -> list[str]:
+        """What of the function's schema the expression does not enforce, apart from what llguidance does not."""
+
     def read(self, source: Source, taker: Taker) -> Reading:
         """Read a call."""
 

@@ -9,8 +9,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.errors import RequestError
-from tokenmill.text.tools.functions import Function
+from tokenmill.text.tools.functions import Function, refuse_if_strict
 from tokenmill.text.tools.json_scanner import JsonScanner
 from tokenmill.text.tools.kinds import kinds_of, resolved, texts_of, unenforced, with_definitions
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice, escaped, quoted
@@ -43,6 +42,7 @@ class XmlCall:
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         """See Body."""
+        refuse_if_strict(function, self.unenforced(function))
         schema = function.schema
         properties, required = schema.get("properties"), schema.get("required") or ()
         parts = [lark.literal(before + self.begin + function.name + self.after_name)]
@@ -58,6 +58,16 @@ class XmlCall:
             any_one = lark.rule("any_argument", f"{written} {self._text(lark)} {quoted(self.after_value)}")
             parts.append(f"{any_one}*")
         return " ".join([*parts, lark.literal(self.end)])
+
+    def unenforced(self, function: Function) -> list[str]:
+        """See Body. Texts stand as they are, so of their schemas only patterns and lists of texts are enforced."""
+        root, found = function.schema, []
+        properties = root.get("properties")
+        for key, schema in properties.items() if isinstance(properties, Mapping) else ():
+            kinds = kinds_of(schema, root)
+            words = unenforced(schema, root) if "string" in kinds else []
+            found += [f"{word} of {key!r}" for word in words if word != "pattern" or kinds != TEXT]
+        return found
 
     def read(self, source: Source, taker: Taker) -> Reading:
         """See Body."""
@@ -116,11 +126,6 @@ class XmlCall:
             return f"{choice([value, *python])} {end}"
         if kinds == TEXT and isinstance(pattern := resolved(schema, root).get("pattern"), str):
             return lark.rule(f"{name}_text", self._pattern(pattern), "[lazy]")
-        if function.strict and (words := unenforced(schema, root)):
-            raise RequestError(
-                f"{function.name}: strict is not possible, because this model writes the text {key!r} as it is and "
-                f"{', '.join(words)} cannot be enforced there: leave that out of its schema, or leave out strict"
-            )
         if kinds == TEXT and (texts := texts_of(schema, root)):
             return f"{choice(map(quoted, texts))} {end}"
         return self._text(lark)
