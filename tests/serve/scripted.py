@@ -2,7 +2,7 @@
 
 All else is real: rows are computed and found, drafts verified, masks applied, texts detokenized and parsed. A Script
 raises the logit of the wanted token in each row before the sampler sees it, so a constraint that forbids the token
-gets its way, and `departures` says so.
+gets its way. Then `departures` says so and the text ends with an error, lest an agent does what a random text says.
 
     python -m tests.serve.scripted MODEL SCRIPT.json [OPTION…]
 
@@ -147,11 +147,12 @@ class Script(Observer):
         wanted, start = self._wanted[sequence.id], sequence.num_prompt_tokens
         written = sequence.tokens[start:]
         if written != wanted[: len(written)]:
-            return self._depart(sequence.id, wanted, written)
+            self._note_departure(wanted, written)
+            rows[:] = float("nan")
+            return
         at = work.start + work.count - work.num_logits + 1 - start
         for row, token in zip(rows, wanted[at:], strict=False):
             row[token] = row.max() + FORCE
-        return None
 
     def _begin(self, sequence):
         self.sequences.append(sequence)
@@ -159,12 +160,9 @@ class Script(Observer):
         ids = self._tokenizer.backend.encode(self._answer(self.asked[-1]), add_special_tokens=False).ids
         return [*ids, CONTROL.index(END)]
 
-    def _depart(self, number, wanted, written):
-        if wanted:
-            same = next(place for place, token in enumerate(written) if wanted[place : place + 1] != [token])
-            told = (self._tokenizer.decode(ids[: same + 1], False) for ids in (wanted, written))
-            self.departures.append(tuple(told))
-        self._wanted[number] = []  # from here on it writes whatever it likes
+    def _note_departure(self, wanted, written):
+        same = next(place for place, token in enumerate(written) if wanted[place : place + 1] != [token])
+        self.departures.append(tuple(self._tokenizer.decode(ids[: same + 1], False) for ids in (wanted, written)))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import pytest
 
 from tests.serve.scripted import call, in_turn, save_scripted_model, scripted
 from tokenmill import load
+from tokenmill.errors import RequestError
 
 SETTINGS = {"max_length": 4096, "max_sequences": 2, "cache_tokens": 8192}
 TOOL = {"type": "function", "function": {"name": "look"}}
@@ -33,5 +34,6 @@ def test_answers_are_those_of_the_script(model, speculate):
 def test_a_token_that_may_not_come_is_told(model):
     with load(model, **SETTINGS) as engine, scripted(engine.core, lambda _: "one two") as script:
         first = engine.tokenizer.encode("one", add_special_tokens=False)[0]
-        engine.chat(SAID, temperature=0, max_new_tokens=3, logit_bias={first: float("-inf")})
+        with pytest.raises(RequestError, match="not finite"):
+            engine.chat(SAID, temperature=0, max_new_tokens=3, logit_bias={first: float("-inf")})
         assert [wanted for wanted, _ in script.departures] == [engine.tokenizer.decode([first])]

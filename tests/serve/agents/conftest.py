@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from contextlib import contextmanager
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.conftest import MODEL, served
+from tests.serve.conftest import served
 from tests.serve.scripted import in_turn, save_scripted_model, scripted
 
 HERE, REPOSITORY = Path(__file__).parent, Path(__file__).parents[3]
+DOCUMENT = REPOSITORY / "docs" / "agents.md"
+NAME = "local"  # of the model, in the document
 SETTINGS = {"max_length": 64_000, "max_sequences": 4, "cache_tokens": 160_000, "block_size": 16, "dtype": "float32"}
 
 
@@ -55,6 +58,23 @@ class Desk:
         assert done.returncode == 0, said + "\n".join(self.lines)
         return said
 
+    def documented(self, title, *more, number=-1, **environment):
+        """Make the files that docs/agents.md shows under a title, and run its command, or one of several, with more
+        arguments; what it prints.
+        """
+        section = DOCUMENT.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        section = section.replace("http://127.0.0.1:8000", self.url).replace("~/", f"{self.home}/")
+        for name, content in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
+            file = self.folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content, encoding="utf-8")
+        section = re.sub(r"^```\w+\n.*?^```$", "", section, flags=re.MULTILINE | re.DOTALL)
+        lines = re.findall(r"^```\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[0].splitlines()
+        words = shlex.split(lines[number])
+        place = next(at for at, word in enumerate(words) if not re.fullmatch(r"[A-Z_]+=\S*", word))
+        given = dict(word.split("=", 1) for word in words[:place])
+        return self.run(*words[place:], *more, **given, **environment)
+
     @property
     def posts(self):
         """(path, status) of each request that was posted."""
@@ -86,7 +106,7 @@ def desk(model, tmp_path):
     """Opens a Desk for the answers of a task."""
 
     @contextmanager
-    def opened(answers, name=MODEL, **how):
+    def opened(answers, name=NAME, **how):
         folder, home, lines = tmp_path / "task", tmp_path / "home", []
         folder.mkdir()
         (home / ".config").mkdir(parents=True)

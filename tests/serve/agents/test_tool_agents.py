@@ -4,121 +4,83 @@ import json
 
 import pytest
 
-from tests.serve.conftest import MODEL
 from tests.serve.scripted import call
 
 pytestmark = pytest.mark.clients
 
+CHAT = "/v1/chat/completions"
 PROGRAM = 'def greet(name):\n    return f"Hello, {name}! <b>\\"ö\\"</b>"\n\n\nprint(greet("mill"))\n'
 SAYS = 'Hello, mill! <b>"ö"</b>\n'
-WRITE = f"cat > hello.py <<'EOF'\n{PROGRAM}EOF"
+WRITE, RUN = f"cat > hello.py <<'EOF'\n{PROGRAM}EOF", "python3 hello.py"
 # The arguments stand in the order of the schema's properties, which is the one that the grammar has.
 DONE = "The program is written, and it says hello."
 
 
+def check(at, route, count=3):
+    """The files are what the script wanted, and the result of the last call was read."""
+    assert at.output("python3", "hello.py") == SAYS
+    assert any("Hello, mill!" in prompt for prompt in at.script.asked)  # which no call says
+    at.check(route, count)
+
+
 def test_claude_code(desk):
-    answers = [
-        call("Bash", command=WRITE, description="Write the program"),
-        "I run it.\n" + call("Bash", command="python3 hello.py", description="Run it"),
-        DONE,
-    ]
-    with desk(answers) as at:
-        own = {
-            "ANTHROPIC_BASE_URL": at.url,
-            "ANTHROPIC_API_KEY": "none",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        }
-        said = at.run("claude", "-p", "Write hello.py.", "--allowedTools", "Bash", "--model", MODEL, **own)
-        assert at.output("python3", "hello.py") == SAYS
-        assert DONE in said and SAYS.strip() in at.script.asked[-1]
-        at.check("/v1/messages", 3)
+    run = "I run it.\n" + call("Bash", command=RUN, description="Run it")
+    with desk([call("Bash", command=WRITE, description="Write the program"), run, DONE]) as at:
+        assert DONE in at.documented("Claude Code", CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1")
+        check(at, "/v1/messages")
 
 
-CODEX = """
-model = "{model}"
-model_provider = "own"
-approval_policy = "never"
-sandbox_mode = "danger-full-access"
-
-[model_providers.own]
-name = "tokenmill"
-base_url = "{url}/v1"
-wire_api = "responses"
-env_key = "OWN_KEY"
-"""
-
-
-def codex(at, name=MODEL):
-    (at.home / ".codex").mkdir()
-    (at.home / ".codex" / "config.toml").write_text(CODEX.format(model=name, url=at.url))
-    return at.run("codex", "exec", "--skip-git-repo-check", "Write hello.py.", OWN_KEY="none")
+def test_codex(desk):
+    with desk([call("exec_command", cmd=WRITE), call("exec_command", cmd=RUN), DONE]) as at:
+        assert DONE in at.documented("Codex", "-s", "danger-full-access")
+        check(at, "/v1/responses")
 
 
 def test_codex_applies_a_patch(desk):
     """It sends `apply_patch` as a custom tool, whose input is a text of a Lark grammar, for models that it knows."""
     lines = "".join(f"+{line}\n" for line in PROGRAM.splitlines())
     patch = f"*** Begin Patch\n*** Add File: hello.py\n{lines}*** End Patch"
-    answers = [call("apply_patch", input=patch), call("exec_command", cmd="python3 hello.py"), DONE]
+    answers = [call("apply_patch", input=patch), call("exec_command", cmd=RUN), DONE]
     with desk(answers, name="gpt-5.5") as at:
-        said = codex(at, "gpt-5.5")
-        assert at.output("python3", "hello.py") == SAYS
-        assert DONE in said and SAYS.strip() in at.script.asked[-1]
-        at.check("/v1/responses", 3)
-
-
-def test_codex(desk):
-    answers = [call("exec_command", cmd=WRITE), call("exec_command", cmd="python3 hello.py"), DONE]
-    with desk(answers) as at:
-        said = codex(at)
-        assert at.output("python3", "hello.py") == SAYS
-        assert DONE in said and SAYS.strip() in at.script.asked[-1]
-        at.check("/v1/responses", 3)
+        assert DONE in at.documented("Codex", "-s", "danger-full-access", "-m", "gpt-5.5")
+        check(at, "/v1/responses")
 
 
 def test_opencode(desk):
-    answers = [
-        call("write", content=PROGRAM, filePath="hello.py"),
-        call("bash", command="python3 hello.py", description="Run"),
-        DONE,
-    ]
-    with desk(answers) as at:
-        options = {"baseURL": f"{at.url}/v1", "apiKey": "none"}
-        models = {MODEL: {"name": MODEL, "limit": {"context": 64000, "output": 4000}}}
-        provider = {"npm": "@ai-sdk/openai-compatible", "name": "own", "options": options, "models": models}
-        config = {
-            "$schema": "https://opencode.ai/config.json",
-            "provider": {"own": provider},
-            "permission": {"*": "allow"},
-        }
-        (at.folder / "opencode.json").write_text(json.dumps(config))
-        at.run("opencode", "run", "-m", f"own/{MODEL}", "Write hello.py.")
-        assert at.output("python3", "hello.py") == SAYS
-        at.check("/v1/chat/completions", 3)
+    write = call("write", content=PROGRAM, filePath="hello.py")
+    with desk([write, call("bash", command=RUN, description="Run"), DONE]) as at:
+        (at.home / ".config" / "opencode").mkdir()
+        (at.home / ".config" / "opencode" / "opencode.json").write_text(json.dumps({"permission": {"*": "allow"}}))
+        at.documented("OpenCode")
+        check(at, CHAT)
 
 
 def test_qwen_code(desk):
-    # Its prompts begin with an answer of its own.
-    answers = [
-        "",
-        call("write_file", file_path="{folder}/hello.py", content=PROGRAM),
-        call("run_shell_command", command="python3 hello.py", is_background=False),
-        DONE,
-    ]
-    with desk(answers) as at:
-        answers[1] = answers[1].replace("{folder}", str(at.folder))
-        own = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": f"{at.url}/v1", "OPENAI_MODEL": MODEL}
-        assert DONE in at.run("qwen", "--auth-type", "openai", "-y", "-p", "Write hello.py.", **own)
-        assert at.output("python3", "hello.py") == SAYS
-        at.check("/v1/chat/completions", 3)
+    """Its prompts begin with an answer of its own."""
+    run = call("run_shell_command", command=RUN, is_background=False)
+    with desk(answers := ["", "", run, DONE]) as at:
+        answers[1] = call("write_file", file_path=str(at.folder / "hello.py"), content=PROGRAM)
+        assert DONE in at.documented("Qwen Code")
+        check(at, CHAT)
 
 
 def test_mini_swe_agent(desk):
-    answers = [
-        call("bash", command=each) for each in (WRITE, "python3 hello.py", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
-    ]
-    with desk(answers) as at:
-        options = ("--yolo", "--exit-immediately", "--cost-limit", 0, "-o", at.home / "trajectory.json")
-        own = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "OPENAI_API_KEY": "none"}
-        at.run("mini", "-m", f"openai/{MODEL}", "-t", "Write it.", *options, OPENAI_API_BASE=f"{at.url}/v1", **own)
-        assert at.output("python3", "hello.py") == SAYS
-        at.check("/v1/chat/completions", 3)
+    with desk(
+        [call("bash", command=each) for each in (WRITE, RUN, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")]
+    ) as at:
+        more = ("--cost-limit", 0, "-o", at.home / "trajectory.json")
+        at.documented("mini-swe-agent", *more, MSWEA_CONFIGURED="true")
+        check(at, CHAT)
+
+
+def test_continue(desk):
+    with desk([call("Bash", command=WRITE), call("Bash", command=RUN), DONE]) as at:
+        assert DONE in at.documented("Continue")
+        check(at, CHAT)
+
+
+def test_cline(desk):
+    with desk([call("run_commands", commands=[WRITE]), call("run_commands", commands=[RUN]), DONE]) as at:
+        at.documented("Cline", number=0)
+        assert DONE in at.documented("Cline")
+        check(at, CHAT)
