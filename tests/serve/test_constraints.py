@@ -89,7 +89,7 @@ CONSTRAINTS = [
 ]
 
 
-@pytest.mark.parametrize(("more", "fits"), CONSTRAINTS, ids=lambda each: str(each)[:50])
+@pytest.mark.parametrize(("more", "fits"), CONSTRAINTS, ids=[str(more)[:50] for more, _ in CONSTRAINTS])
 def test_every_name_of_a_constraint(http, more, fits):
     for path in BOTH:
         assert fits(text_of(ask(http, path, **more)))
