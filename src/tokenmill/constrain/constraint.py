@@ -17,6 +17,9 @@ Words = NDArray[np.int32]
 """A mask of one position: bit i of word w is 1 if the token 32 w + i may come."""
 
 
+MAX_RENEWED = 8  # times for one text, since a grammar may take seconds to compile
+
+
 @dataclass(frozen=True)
 class Constraint:
     """A grammar that is compiled for a vocabulary; see compile.py. Two of the same grammar are equal.
@@ -53,6 +56,7 @@ class Matcher:
         self.tokens: list[int] = []
         self._absent = [each for each in constraint.vocabulary.ends if each not in ends]
         self._is_short = False  # it could not be made anew
+        self._num_renewed = 0
         self.is_over = False  # the last token is an end, which is kept from llguidance: it cannot go back behind one
 
     def follow(self, tokens: Sequence[int]) -> int:
@@ -60,7 +64,7 @@ class Matcher:
         self._is_short, alike = False, _num_alike(self.tokens, tokens)
         self.rollback(len(self.tokens) - alike)
         self.accept(tokens[alike:])
-        if len(self.tokens) < len(tokens) and self.compiled.is_error():  # others may have used up what they share
+        if len(self.tokens) < len(tokens) and self.compiled.is_error() and self._num_renewed < MAX_RENEWED:
             self.renew()
             self.accept(tokens[len(self.tokens) :])
         return len(self.tokens)
@@ -107,7 +111,7 @@ class Matcher:
         count: nothing that is chosen there fits.
         """
         errors = self._fill(words_RW, drafts)
-        if errors[-1] is not None:  # others may have used up what they share
+        if errors[-1] is not None and self._num_renewed < MAX_RENEWED:  # others may have used up what they share
             self.renew()
             errors = self._fill(words_RW, drafts)
         return errors
@@ -180,6 +184,7 @@ class Matcher:
     def renew(self) -> None:
         """Come to the same state without what was shared with other texts."""
         tokens, self.tokens, self.is_over = self.tokens, [], False
+        self._num_renewed += 1
         self.compiled = self.constraint.renew()
         self._is_short = self.accept(tokens) < len(tokens)
 
