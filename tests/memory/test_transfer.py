@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from tokenmill.memory.transfer import Reading, to_device
+from tokenmill.memory.transfer import Reading, bits, expanded, to_device
 
 CPU = torch.device("cpu")
 
@@ -38,3 +38,12 @@ def test_a_gpu_is_reached_through_pinned_memory(monkeypatch):
     monkeypatch.setattr(torch, "tensor", tensor)
     assert to_device([1], torch.device("cuda")) == "there"
     assert calls == [([1], torch.int64, True), ("to", torch.device("cuda"), True)]
+
+
+def test_bits_of_words_are_the_same_on_the_host_and_on_a_device():
+    words_RW = np.array([[1, -(2**31), 6], [-1, 0, 2**31 - 1]], dtype=np.int32)
+    for size in (70, 96):
+        found_RV = bits(words_RW, size, CPU)
+        assert found_RV.dtype == torch.bool and found_RV.shape == (2, size)
+        assert found_RV[0].nonzero()[:, 0].tolist() == [0, 63, 65, 66]
+        assert torch.equal(expanded(torch.from_numpy(words_RW), size), found_RV)

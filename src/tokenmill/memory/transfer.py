@@ -24,9 +24,13 @@ def bits(words_RW: NDArray[np.int32], size: int, device: torch.device) -> Tensor
         bits_RV = np.unpackbits(words_RW.view(np.uint8), axis=-1, count=size, bitorder="little")
         return torch.from_numpy(bits_RV.view(np.bool_)).to(device)
     # A word goes to the device and not its bits, which take eight times as much.
-    words = torch.from_numpy(words_RW).pin_memory().to(device, non_blocking=True)
-    places = torch.arange(32, dtype=torch.int32, device=device)
-    return ((words[:, :, None] >> places) & 1).bool().flatten(1)[:, :size]
+    return expanded(torch.from_numpy(words_RW).pin_memory().to(device, non_blocking=True), size)
+
+
+def expanded(words_RW: Tensor, size: int) -> Tensor:
+    """The first `size` bits of each row of words of 32 bits, lowest first, as a bool tensor."""
+    places = torch.arange(32, dtype=torch.int32, device=words_RW.device)
+    return ((words_RW[:, :, None] >> places) & 1).bool().flatten(1)[:, :size]
 
 
 class Reading:
