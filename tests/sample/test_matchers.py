@@ -157,3 +157,5 @@ def test_at_the_limit_of_thinking_the_mark_alone_is_admitted_and_drafted(sequenc
     assert Matchers().drafts(sequence(b"ab", thinking=thinking), [], 4) == [THINK[1]]
     assert Matchers().drafts(sequence(b"ab", thinking=thinking), [THINK[1], 5], 4) == [THINK[1], 5]
     assert Matchers().drafts(sequence([*b"ab", THINK[1]], thinking=thinking), [5, 6], 4) == [5, 6]
+    over = sequence([*b"ab", THINK[1], *b"x" * 30], thinking=thinking)
+    assert Matchers().drafts(over, [UNKNOWN] * 4, 4) == [UNKNOWN] * 4  # several steps in one call, from here on

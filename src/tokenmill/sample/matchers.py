@@ -25,7 +25,9 @@ class Matchers:
 
     def drafts(self, sequence: Sequence, guessed: list[int], limit: int) -> list[int]:
         """The drafts of a sequence: forced tokens, or what was guessed up to the first token that does not fit."""
-        if not sequence.choosing.is_constrained:
+        choosing, length = sequence.choosing, _num_constrained(sequence)
+        thinks = choosing.thinking is not None and choosing.thinking.concerns(length, length + limit + 1)
+        if choosing.constraint is None and not thinks:
             return guessed
         if sequence.num_pending_tokens != 1 or sequence.has_unread_token or sequence.score_from is not None:
             return []
