@@ -19,7 +19,7 @@ def test_tokens_spell_the_decoded_text(tokenizer, vocabulary):
 
 
 def test_bytes_are_those_that_llguidance_itself_reads(tokenizer, vocabulary):
-    """From tokenizer.json, by its own code. An added token of the form <…> is special there; here, if it is none, text."""
+    """From tokenizer.json, by its own code. An added token of the form <…> is always special there."""
     theirs = LLTokenizer(tokenizer.backend.to_str())
     for number in range(tokenizer.num_tokens):
         assert vocabulary.tokens.decode_bytes([number]) == theirs.decode_bytes([number])
