@@ -156,3 +156,14 @@ def test_an_answer_without_a_grammar_may_write_calls_otherwise(inner):
 def test_ids_are_unique():
     ids = [part.id for part in parsed("\n".join([NOW] * 50)) if isinstance(part, CallBegin)]
     assert len(set(ids)) == 50
+
+
+def test_an_answer_without_calls_may_have_a_grammar_of_its_own():
+    for wanted, text, found in (
+        (Choice(), "yes", "whole"),
+        (Choice(), "so", ""),
+        (Choice(), NOW, "whole"),
+        (Choice("required"), "yes", ""),
+    ):
+        grammar = calls_grammar(HERMES, FUNCTIONS, wanted, control={}, text='("yes" | "no")')
+        assert admitted(grammar, text) == found

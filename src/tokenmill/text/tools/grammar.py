@@ -57,9 +57,8 @@ def _answer(
 ) -> str:
     """An expression for text or calls, whatever the choice allows."""
     bodies = [form.body.rule(lark, function, f"call_{number}") for number, function in enumerate(functions)]
-    calls = _calls(
-        lark, form, lark.rule("call", choice(bodies)), functions, is_one=form.is_single or not wanted.parallel
-    )
+    is_one = form.is_single or not wanted.parallel
+    calls = _calls(lark, form, lark.rule("call", choice(bodies)), functions, is_one=is_one)
     mark = lark.literal(form.mark)
     if wanted.mode == "required":
         return f"{mark} {calls}"
