@@ -48,7 +48,7 @@ def expected(text):
         return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]), st.randoms(use_true_random=False))
 def test_values_end_where_python_finds_their_end(value, ascii_only, indent, rng):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
