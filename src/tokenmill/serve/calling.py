@@ -17,12 +17,14 @@ from tokenmill.loader.loaded import LoadedModel
 from tokenmill.serve.constraint_fields import about_constraint, constraint_of
 from tokenmill.serve.custom_tools import read_tools
 from tokenmill.serve.errors import ApiError
+from tokenmill.serve.protocols.conversation import in_turns
 from tokenmill.serve.reading import Readers
 from tokenmill.serve.schema import ChatBody, TokenizeBody
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.functions import Choice, Function, read_choice
 from tokenmill.text.tools.model_tools import ModelTools, tools_of
+from tokenmill.text.turns import turns_of
 
 NUM_LAST = 16  # tokens of a prompt, among which the mark is that begins thinking
 TEXT = "plain_text"  # the name of the grammar of an answer without calls
@@ -58,6 +60,12 @@ class Calling:
             return list(messages), {}
         plain = [plain_message(each, f"message {number} of the chat") for number, each in enumerate(messages, 1)]
         return self.tools.conversation(plain, [function.shown() for function in self.functions])
+
+    def in_turns(self, messages: List[Mapping[str, Any]]) -> list[Any]:
+        """The messages in turns that the chat template takes; as they are where they have no texts."""
+        if self.tokenizer is None or not all(map(_is_plain, messages)):
+            return [*messages]
+        return in_turns(messages, turns_of(self.tokenizer))
 
     def answer(self, inputs: InputProcessor, prompt: List[int], body: ChatBody) -> Answer:
         """How the answer to a prompt is constrained and read."""
@@ -122,6 +130,12 @@ def _tools(tokenizer: Tokenizer) -> ModelTools:
     if tokenizer not in _known:
         set_tools(tokenizer, "auto")
     return _known[tokenizer]
+
+
+def _is_plain(message: Any) -> bool:
+    """Whether a message has a role, and no content but text."""
+    kinds: dict[str, Any] = {"role": str, "content": str | None, "tool_calls": list | None}
+    return isinstance(message, Mapping) and all(isinstance(message.get(name), kind) for name, kind in kinds.items())
 
 
 def _is_about_calls(message: Mapping[str, Any]) -> bool:

@@ -77,9 +77,10 @@ class ChatFormat(Choices):
         return {"id": call, "type": "function", "function": function}
 
     def _end(self, index: int, done: Completion) -> Json:
-        """See end_of. A text that ends after a call waits for its result."""
+        """See end_of. A text that ends after a call waits for its result, unless a stop text has cut it."""
         end = end_of(done)
-        is_call = bool(self._readings[index].calls) and end["finish_reason"] == "stop"
+        is_cut = isinstance(done.stop_reason, str)
+        is_call = bool(self._readings[index].calls) and end["finish_reason"] == "stop" and not is_cut
         return end | {"finish_reason": "tool_calls"} if is_call else end
 
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs] | None) -> Json | None:

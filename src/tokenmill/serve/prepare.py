@@ -23,6 +23,7 @@ from tokenmill.serve.reading import Readers
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
+TURNS = "this model's chat template refuses such turns, so messages that follow each other were put together"
 MAX_NAME = 100  # characters of a field's name that are worth giving back
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
 TEMPERATURE = 1.0  # by default, as in OpenAI's API, unless the model's files recommend another
@@ -87,7 +88,14 @@ def chat_prompt(core: Core, body: ChatBody | TokenizeBody) -> tuple[Calling, lis
     warnings = settle_effort(core.inputs, calling.tools, body) if isinstance(body, ChatBody) else []
     with about("messages"):
         messages, more = calling.conversation(body.messages or ())
-        return calling, core.inputs.chat_prompt(messages, variables={**template_variables(body), **more}), warnings
+        variables = {**template_variables(body), **more}
+        try:
+            return calling, core.inputs.chat_prompt(messages, variables=variables), warnings
+        except RequestError:
+            if (other := calling.in_turns(messages)) == messages:
+                raise
+            tokens = core.inputs.chat_prompt(other, variables=variables)
+        return calling, tokens, [*warnings, TURNS]
 
 
 def template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:

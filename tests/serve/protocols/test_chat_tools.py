@@ -53,6 +53,23 @@ def test_one_function_that_is_named(openai_writer):
     assert (call.function.name, call.function.arguments) == ("get_time", "{}")
 
 
+def test_a_stop_text_inside_a_call_is_told(openai_writer, claude_writer):
+    """The arguments are cut, so the reason is not that there is a call to answer."""
+    asked = ASK | {"tool_choice": "required", "parallel_tool_calls": False, "stop": ['", "days'], "seed": 0}
+    asked["tools"] = TOOLS[:1]
+    choice = openai_writer.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "stop" and choice.message.tool_calls[0].function.arguments.startswith('{"city": "')
+    done = claude_writer.messages.create(
+        model=MODEL,
+        max_tokens=300,
+        messages=MESSAGES,
+        tools=[{"name": "get_weather", "input_schema": WEATHER}],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        stop_sequences=['", "days'],
+    )
+    assert done.stop_reason == "stop_sequence" and done.content[0].input["city"] in ("Rome", "Paris")
+
+
 def test_none_and_auto_may_write_text(openai_writer):
     for choice in ("none", "auto"):
         done = openai_writer.chat.completions.create(**(ASK | {"tool_choice": choice, "max_tokens": 8})).choices[0]

@@ -1,7 +1,10 @@
 """Conversations of agents in the turns that templates take: what was said before never changes its place or text."""
 
+import httpx2
 import pytest
 
+from tests.serve.conftest import served
+from tests.word_model import ROLES, save_word_model
 from tokenmill.serve.protocols.conversation import in_turns
 from tokenmill.text.turns import Turns
 
@@ -52,3 +55,23 @@ def test_a_conversation_that_grows_keeps_what_it_had(turns):
         before, after = in_turns(say(text[:length]), turns), in_turns(say(text[: length + 1]), turns)
         assert after[: len(before) - 1] == before[:-1] or text[length] == "t"
         assert after[len(before) - 1]["content"].startswith(before[-1]["content"]) or text[length] == "t"
+
+
+STRICT_TEMPLATE = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('roles must alternate') }}{% endif %}{{ m.role }} {{ m.content }} {% endfor %}"""
+
+
+def test_turns_that_a_template_refuses_are_put_together(tmp_path):
+    """OpenCode asks for a title with two messages of the user."""
+    path = save_word_model(tmp_path, STRICT_TEMPLATE, ROLES)
+    with served(str(path)) as server, httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as http:
+        asked = [{"role": "user", "content": "w1"}, {"role": "user", "content": "w2"}]
+        joined = [{"role": "user", "content": "w1\n\nw2"}]
+        body = {"max_tokens": 4, "temperature": 0}
+        found, wanted = (http.post("/v1/chat/completions", json=body | {"messages": m}).json() for m in (asked, joined))
+        assert found["choices"] == wanted["choices"] and "put together" in found["warnings"][0]
+        assert "warnings" not in wanted
+        refused = http.post("/v1/chat/completions", json=body | {"messages": [{"role": "assistant", "content": "w1"}]})
+        assert refused.status_code == 400 and "must alternate" in refused.text
+        message = http.post("/v1/messages", json=body | {"messages": [*asked, {"role": "system", "content": "w3"}]})
+        assert message.json()["usage"]["input_tokens"] == 4

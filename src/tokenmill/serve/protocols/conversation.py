@@ -5,7 +5,7 @@ renders it as an insertion; else it is added to the message before it, so that a
 that it had, and with it the rows of the cache. It never comes between a call of a tool and its results.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenmill.text.turns import Turns
@@ -14,10 +14,10 @@ Json = dict[str, Any]
 GAP = "\n\n"  # between two messages that are made one
 
 
-def in_turns(messages: Iterable[Json], turns: Turns) -> list[Json]:
+def in_turns(messages: Iterable[Mapping[str, Any]], turns: Turns) -> list[Json]:
     """The messages, their contents texts, as the template takes them."""
     made: list[Json] = []
-    for message in _calls_first(messages):
+    for message in _calls_first(map(dict, messages)):
         last = made[-1] if made else None
         is_system, is_user = message["role"] == "system", message["role"] == "user"
         if last is None or not (is_system or is_user):

@@ -111,7 +111,7 @@ class MessagesFormat(Format):
         reason = "end_turn" if stopped is None else "stop_sequence"
         if done.finish_reason == "length":
             reason = "model_context_window_exceeded" if self._prepared.is_clamped else "max_tokens"
-        elif self._reading.calls:
+        elif self._reading.calls and stopped is None:
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": stopped if reason == "stop_sequence" else None}
 

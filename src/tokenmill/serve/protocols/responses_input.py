@@ -39,6 +39,11 @@ def translate(body: ResponsesBody) -> tuple[Translated, dict[str, Named]]:
     made.fields |= {name: value for name, value in named.items() if value is not None} | {"stream": body.stream}
     effort = (body.reasoning or {}).get("effort")
     made.effort = effort if isinstance(effort, str) else None
+    without_effect = {"max_tool_calls": body.max_tool_calls, "top_logprobs": body.top_logprobs}
+    without_effect["text.verbosity"] = (body.text or {}).get("verbosity")
+    for name, value in without_effect.items():
+        if value is not None:
+            made.warn(f"{name} changes nothing here")
     names = take_tools(body, made)
     made.take_others(body.model_extra, IGNORED | dict.fromkeys(ResponsesBody.UNSERVED, ""))
     return made, names

@@ -13,12 +13,12 @@ Json = dict[str, Any]
 
 
 class Item(ABC):
-    """One item. place: its index in the output. answer: the id of the response. has_ended: its last event was made."""
+    """One item. place: its index in the output. answer: the id of the response. status: of its text."""
 
     prefix: str
 
     def __init__(self, place: int, answer: str) -> None:
-        self._place, self._pieces, self.has_ended = place, list[str](), False
+        self._place, self._pieces, self.status = place, list[str](), "in_progress"
         digest = blake2b(f"{answer}:{place}".encode(), digest_size=12).hexdigest()
         self._id = f"{self.prefix}_{digest}"
 
@@ -29,21 +29,21 @@ class Item(ABC):
 
     def begin(self) -> Iterator[Json]:
         """The first events."""
-        yield self._about("response.output_item.added", item=self.whole("in_progress", is_empty=True))
+        yield self._about("response.output_item.added", item=self.whole(is_empty=True))
 
     def add(self, text: str) -> Iterator[Json]:
         """The events for more text."""
         self._pieces.append(text)
         yield self._delta(text)
 
-    def end(self) -> Iterator[Json]:
-        """The last events."""
-        self.has_ended = True
+    def end(self, is_cut: bool = False) -> Iterator[Json]:
+        """The last events. is_cut: a limit has ended the text."""
+        self.status = "incomplete" if is_cut else "completed"
         yield from self._ending()
-        yield self._about("response.output_item.done", item=self.whole("completed"))
+        yield self._about("response.output_item.done", item=self.whole())
 
     @abstractmethod
-    def whole(self, status: str, is_empty: bool = False) -> Json:
+    def whole(self, is_empty: bool = False) -> Json:
         """The item, with what is there of it."""
 
     @abstractmethod
@@ -64,10 +64,10 @@ class TextItem(Item):
 
     prefix = "msg"
 
-    def whole(self, status: str, is_empty: bool = False) -> Json:
+    def whole(self, is_empty: bool = False) -> Json:
         """See Item."""
         content = [] if is_empty else [_part(self.text)]
-        return {"type": "message", "id": self._id, "role": "assistant", "status": status, "content": content}
+        return {"type": "message", "id": self._id, "role": "assistant", "status": self.status, "content": content}
 
     def begin(self) -> Iterator[Json]:
         """See Item."""
@@ -87,7 +87,7 @@ class ThinkingItem(Item):
 
     prefix = "rs"
 
-    def whole(self, status: str, is_empty: bool = False) -> Json:
+    def whole(self, is_empty: bool = False) -> Json:
         """See Item."""
         content = [] if is_empty else [{"type": "reasoning_text", "text": self.text}]
         return {"type": "reasoning", "id": self._id, "summary": [], "content": content, "encrypted_content": None}
@@ -109,9 +109,9 @@ class FunctionItem(Item):
         space = {} if named.space is None else {"namespace": named.space}
         self._named = {"call_id": call, "name": named.name} | space
 
-    def whole(self, status: str, is_empty: bool = False) -> Json:
+    def whole(self, is_empty: bool = False) -> Json:
         """See Item."""
-        return {"type": "function_call", "id": self._id, **self._named, "arguments": self.text, "status": status}
+        return {"type": "function_call", "id": self._id, **self._named, "arguments": self.text, "status": self.status}
 
     def _delta(self, text: str) -> Json:
         return self._about("response.function_call_arguments.delta", delta=text)
@@ -136,10 +136,10 @@ class CustomItem(FunctionItem):
         given = found.get("input") if isinstance(found, dict) else None
         return given if isinstance(given, str) else ""
 
-    def whole(self, status: str, is_empty: bool = False) -> Json:
+    def whole(self, is_empty: bool = False) -> Json:
         """See Item."""
         given = "" if is_empty else self.input
-        return {"type": "custom_tool_call", "id": self._id, **self._named, "input": given, "status": status}
+        return {"type": "custom_tool_call", "id": self._id, **self._named, "input": given, "status": self.status}
 
     def add(self, text: str) -> Iterator[Json]:
         """See Item."""

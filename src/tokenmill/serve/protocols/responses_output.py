@@ -47,7 +47,7 @@ class ResponsesFormat(Format):
         """See Format."""
         (done,) = completions
         self._count(done.tokens)
-        self._end_all(self._reading.take(Piece(done.text, done.tokens, done)))
+        self._end_all(self._reading.take(Piece(done.text, done.tokens, done)), done)
         return self._response(done)
 
     def opening(self) -> Iterator[Json]:
@@ -61,7 +61,7 @@ class ResponsesFormat(Format):
         for event in self._of_parts(self._reading.take(piece)):
             yield self._numbered(event)
         if piece.done is not None:
-            for event in self._close():
+            for event in self._close(_is_cut(piece.done)):
                 yield self._numbered(event)
             response = self._response(piece.done)
             yield self._numbered({"type": f"response.{response['status']}", "response": response})
@@ -87,10 +87,10 @@ class ResponsesFormat(Format):
         self._number += 1
         return {**event, "sequence_number": self._number - 1}
 
-    def _end_all(self, parts: list[Part]) -> None:
+    def _end_all(self, parts: list[Part], done: Completion) -> None:
         for _ in self._of_parts(parts):
             pass
-        for _ in self._close():
+        for _ in self._close(_is_cut(done)):
             pass
 
     def _of_parts(self, parts: list[Part]) -> Iterator[Json]:
@@ -117,7 +117,7 @@ class ResponsesFormat(Format):
         yield from self._items[-1].add(text)
 
     def _is_open(self, kind: type[Item]) -> bool:
-        return bool(self._items) and isinstance(last := self._items[-1], kind) and not last.has_ended
+        return bool(self._items) and isinstance(last := self._items[-1], kind) and last.status == "in_progress"
 
     def _open(self, item: Item) -> Iterator[Json]:
         yield from self._close()
@@ -125,13 +125,13 @@ class ResponsesFormat(Format):
         self._blanks = ""
         yield from item.begin()
 
-    def _close(self) -> Iterator[Json]:
-        if self._items and not self._items[-1].has_ended:
-            yield from self._items[-1].end()
+    def _close(self, is_cut: bool = False) -> Iterator[Json]:
+        if self._items and self._items[-1].status == "in_progress":
+            yield from self._items[-1].end(is_cut)
 
     def _response(self, done: Completion | None) -> Json:
         """The response as far as it is there."""
-        is_cut = done is not None and done.finish_reason == "length"
+        is_cut = done is not None and _is_cut(done)
         return {
             "id": self._id,
             "object": "response",
@@ -140,7 +140,7 @@ class ResponsesFormat(Format):
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "model": self._model,
-            "output": [item.whole("incomplete" if is_cut else "completed") for item in self._items],
+            "output": [item.whole() for item in self._items],
             "usage": None if done is None else self._usage(),
             **self._echoed,
             **self._warning_fields(),
@@ -159,3 +159,8 @@ class ResponsesFormat(Format):
         """The tokens of the thinking, counted by its text."""
         thinking = "".join(self._reading.thinking)
         return len(self._tokenizer.encode(thinking, False)) if thinking and self._tokenizer is not None else 0
+
+
+def _is_cut(done: Completion) -> bool:
+    """Whether a limit has ended the text."""
+    return done.finish_reason == "length"
