@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from tokenmill.constrain.enforced import enforced
 from tokenmill.constrain.grammar import spec_of
 from tokenmill.engine.inputs import InputProcessor, plain_message
 from tokenmill.errors import RequestError
@@ -47,12 +48,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Calling:
-    """tools: of the model; None without a tokenizer. given: the functions as the template gets them."""
+    """tools: of the model; None without a tokenizer. warnings: what of the functions' schemas is not enforced."""
 
     tools: ModelTools | None = None
     tokenizer: Tokenizer | None = None
     functions: tuple[Function, ...] = ()
     choice: Choice = field(default_factory=lambda: Choice("none"))
+    warnings: tuple[str, ...] = ()
 
     def conversation(self, messages: List[Mapping[str, Any]]) -> tuple[list[Any], Json]:
         """The messages, and the variables beside them, that the chat template gets."""
@@ -107,17 +109,18 @@ def calling_of(loaded: LoadedModel, body: ChatBody | TokenizeBody) -> Calling:
     """The tools of a request. ApiError for those that are none."""
     if (tokenizer := loaded.tokenizer) is None:
         return Calling()
+    tools = _tools(tokenizer)
     try:
-        functions = read_tools(body.tools or ())
+        functions, warnings = enforced(read_tools(body.tools or ()), tools.form.name)
     except RequestError as error:
         raise ApiError(400, str(error), "tools") from None
     if isinstance(body, TokenizeBody):
-        return Calling(_tools(tokenizer), tokenizer, functions)
+        return Calling(tools, tokenizer, functions)
     try:
         choice = read_choice(body.tool_choice, functions, body.parallel_tool_calls)
     except RequestError as error:
         raise ApiError(400, str(error), "tool_choice") from None
-    return Calling(_tools(tokenizer), tokenizer, functions, choice)
+    return Calling(tools, tokenizer, functions, choice, tuple(warnings))
 
 
 def set_tools(tokenizer: Tokenizer, name: str) -> str:

@@ -85,7 +85,8 @@ def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
 def chat_prompt(core: Core, body: ChatBody | TokenizeBody) -> tuple[Calling, list[int], list[str]]:
     """The tools of a conversation, its token ids, and warnings."""
     calling = calling_of(core.loaded, body)
-    warnings = settle_effort(core.inputs, calling.tools, body) if isinstance(body, ChatBody) else []
+    effort = settle_effort(core.inputs, calling.tools, body) if isinstance(body, ChatBody) else []
+    warnings = [*calling.warnings, *effort]
     with about("messages"):
         messages, more = calling.conversation(body.messages or ())
         variables = {**template_variables(body), **more}

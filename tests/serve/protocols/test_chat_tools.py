@@ -16,6 +16,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "get_time", "parameters": CLOCK}},
 ]
 SCHEMAS = {"get_weather": WEATHER, "get_time": CLOCK}
+UNREADABLE = {"name": "f", "parameters": {"$ref": "http://a/b"}}
 MESSAGES = [{"role": "user", "content": "Rome?"}]
 ASK = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "temperature": 1, "seed": 3, "max_tokens": 300}
 
@@ -114,7 +115,7 @@ def test_the_history_has_calls_and_results(openai_writer):
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "http://a/b"}}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": UNREADABLE | {"strict": True}}]}, "tools"),
         ({"messages": [*MESSAGES, {"role": "tool", "tool_call_id": "x", "content": "y"}]}, "messages"),
     ],
     ids=str,
@@ -123,6 +124,12 @@ def test_what_is_wrong_is_said(openai_writer, more, param):
     with pytest.raises(openai.BadRequestError) as caught:
         openai_writer.chat.completions.create(**(ASK | more))
     assert caught.value.param == param
+
+
+def test_what_is_not_enforced_is_told(openai_writer):
+    asked = ASK | {"tools": [{"type": "function", "function": UNREADABLE}], "max_tokens": 2}
+    done = openai_writer.chat.completions.create(**asked)
+    assert any("f: its parameters are not enforced" in each for each in done.warnings)
 
 
 def test_the_format_of_calls_can_be_set(byte_model):
