@@ -42,6 +42,12 @@ class CachedTokens(Answer):
     cached_tokens: int
 
 
+class ReasoningTokens(Answer):
+    """reasoning_tokens: of the answer, those of thinking."""
+
+    reasoning_tokens: int
+
+
 class Usage(Answer):
     """Tokens that were read and written."""
 
@@ -49,6 +55,7 @@ class Usage(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | None = None
 
 
 class CompletionLogprobs(Answer):

@@ -83,6 +83,10 @@ class ChatFormat(Choices):
         is_call = bool(self._readings[index].calls) and end["finish_reason"] == "stop" and not is_cut
         return end | {"finish_reason": "tool_calls"} if is_call else end
 
+    def _usage(self) -> Json:
+        thinking = sum(reading.count_thinking(self._tokenizer) for reading in self._readings.values())
+        return super()._usage() | ({"completion_tokens_details": {"reasoning_tokens": thinking}} if thinking else {})
+
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs] | None) -> Json | None:
         if entries is None:
             return None

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tokenmill.engine.outputs import Piece
 from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
+from tokenmill.text.tokenizer import Tokenizer
 
 ID_LENGTH = 24
 
@@ -59,6 +60,11 @@ class Reading:
     texts: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
     calls: list[tuple[str, list[str]]] = field(default_factory=list)
+
+    def count_thinking(self, tokenizer: Tokenizer | None) -> int:
+        """The tokens of the thinking, counted by its text."""
+        thinking = "".join(self.thinking)
+        return len(tokenizer.encode(thinking, False)) if thinking and tokenizer is not None else 0
 
     def take(self, piece: Piece) -> list[Part]:
         """The parts that a piece brings, each run of one kind as one."""

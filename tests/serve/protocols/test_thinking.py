@@ -38,7 +38,9 @@ def post(thinker):
 
 def test_chat_has_it_in_a_field_of_its_own(chat):
     asked = {**CHAT, "extra_body": {"thinking_budget": 8}}
-    message = chat.chat.completions.create(**asked).choices[0].message
+    done = chat.chat.completions.create(**asked)
+    message = done.choices[0].message
+    assert done.usage.completion_tokens_details.reasoning_tokens == len(message.reasoning_content.encode())
     assert len(message.reasoning_content) <= 8 and message.reasoning == message.reasoning_content
     assert message.content and "think>" not in message.content
     thoughts, texts = [], []

@@ -151,14 +151,9 @@ class ResponsesFormat(Format):
             "input_tokens": self._num_prompt,
             "input_tokens_details": {"cached_tokens": self._num_cached},
             "output_tokens": self._num_new,
-            "output_tokens_details": {"reasoning_tokens": self._num_thinking()},
+            "output_tokens_details": {"reasoning_tokens": self._reading.count_thinking(self._tokenizer)},
             "total_tokens": self._num_prompt + self._num_new,
         }
-
-    def _num_thinking(self) -> int:
-        """The tokens of the thinking, counted by its text."""
-        thinking = "".join(self._reading.thinking)
-        return len(self._tokenizer.encode(thinking, False)) if thinking and self._tokenizer is not None else 0
 
 
 def _is_cut(done: Completion) -> bool:
