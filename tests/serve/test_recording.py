@@ -1,6 +1,7 @@
 """`serve --record`: the requests of a conversation, recorded, and sent again by `tokenmill agent-check`."""
 
 import json
+from itertools import pairwise
 
 import httpx2
 import pytest
@@ -56,3 +57,45 @@ def test_a_conversation_is_recorded_and_checked(model, tm, tmp_path, monkeypatch
 def test_a_file_that_cannot_be_written(chat_model, tmp_path):
     with pytest.raises(ConfigError, match="a file that can be written"), served(chat_model, record=tmp_path):
         pass
+
+
+BLANK = "x-anthropic-billing-header: v=1; cch={:x};\nYou help."
+
+
+def conversation(route, count):
+    """The bodies of a growing conversation of an agent, as it sends them to a route; answers are its own."""
+    schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    items = []
+    for number in range(count):
+        said, found = "Look at the next one, please. " * 30, f"A file of {number} lines. " * 20
+        path = {"path": f"part{number}.py"}
+        items += [{"role": "assistant", "content": "It is seen."}] * (number > 0)
+        if route == "/v1/messages":
+            result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": found}
+            use = {"type": "tool_use", "id": f"c{number}", "name": "look", "input": path}
+            new = [{"role": "user", "content": said}, {"role": "assistant", "content": [use]}]
+            items += [*new, {"role": "user", "content": [result]}, {"role": "system", "content": "Go on."}]
+            tools = [{"name": "look", "input_schema": schema}]
+            yield {"model": "claude-x", "system": BLANK.format(number * 7919), "tools": tools, "messages": list(items)}
+        else:
+            call = {"type": "function_call", "call_id": f"c{number}", "name": "look", "arguments": json.dumps(path)}
+            output = {"type": "function_call_output", "call_id": f"c{number}", "output": found}
+            items += [{"role": "user", "content": said}, call, output]
+            tools = [{"type": "function", "name": "look", "parameters": schema, "strict": False}]
+            yield {"model": "words", "instructions": "You help.", "tools": tools, "input": list(items)}
+
+
+@pytest.mark.parametrize("route", ["/v1/messages", "/v1/responses"])
+def test_other_protocols_are_checked_too(model, tm, tmp_path, monkeypatch, route):
+    """Also with the line about billing, which is another one in each request, and system messages inside."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    file = tmp_path / "log.jsonl"
+    lines = [{"path": route, "body": {**body, "max_tokens": 900, "stream": True}} for body in conversation(route, 5)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    with served(model, SETTINGS) as server:
+        code, out, err = tm("agent-check", file, "--url", server.url, "--json")
+    assert code == 0, out + err
+    turns = json.loads(out)["turns"]
+    assert [turn["parts_from"] for turn in turns] == [None] * 5
+    for before, turn in pairwise(turns):
+        assert before["prompt_tokens"] - 8 <= turn["stood_before"] and turn["computed_again"] < 16

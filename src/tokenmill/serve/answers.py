@@ -107,6 +107,12 @@ class Format(ABC):
     def _warning_fields(self) -> Json:
         return {"warnings": self._warnings} if self._warnings else {}
 
+    def _token_ids(self, done: Completion) -> Json:
+        """The ids of the only prompt and of its continuation, if they are wanted."""
+        if not self._body.return_token_ids:
+            return {}
+        return {"prompt_token_ids": self._prepared.prompts[0], "token_ids": list(done.tokens)}
+
     @property
     def _num_prompt(self) -> int:
         return sum(map(len, self._prepared.prompts))

@@ -50,6 +50,8 @@ class MessageAnswer(Answer):
     stop_sequence: str | None
     usage: MessagesUsage
     warnings: list[str] = Field(default=[])
+    prompt_token_ids: list[int] = Field(default=[])
+    token_ids: list[int] = Field(default=[])
 
 
 class ResponseAnswer(BaseModel):

@@ -38,7 +38,7 @@ class MessagesFormat(Format):
         for _ in self._of_parts(self._reading.take(Piece(done.text, done.tokens, done))):
             pass
         usage, content = self._usage(), [_whole(block) for block in self._blocks]
-        return self._message(usage, content, **self._end(done)) | self._warning_fields()
+        return self._message(usage, content, **self._end(done)) | self._warning_fields() | self._token_ids(done)
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
         """See Format. The first piece has the beginning before it: only then it is known what the cache had."""

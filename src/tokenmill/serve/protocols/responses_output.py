@@ -48,7 +48,7 @@ class ResponsesFormat(Format):
         (done,) = completions
         self._count(done.tokens)
         self._end_all(self._reading.take(Piece(done.text, done.tokens, done)), done)
-        return self._response(done)
+        return self._response(done) | self._token_ids(done)
 
     def opening(self) -> Iterator[Json]:
         """See Format."""
