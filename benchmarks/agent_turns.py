@@ -182,6 +182,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[dict]:
             result = text_of(arguments.new // 3, chance)
             messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": result}]
     finally:
+        client.http.close()
         server.kill()
     return rows
 
