@@ -133,6 +133,10 @@ def test_grammars(vocabulary, grammar):
         ({"json_schema": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "at #: oneOf constraints are not support"),
         ({"json_schema": {"properties": {"a": {"not": {}}}}}, "at #/properties/a: the keyword 'not' is not impl"),
         ({"json_schema": json.loads('{"items":' * 200 + "{}" + "}" * 200)}, "recursion limit exceeded"),
+        (
+            {"json_schema": {"properties": {f"p{number}": {} for number in range(2100)}, "type": "object"}},
+            "Current row has 8407 items; max is 8000",
+        ),
         ({"regex": "("}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"regex": "[^\\s\\S]"}, "no text of this model's tokens fits it"),

@@ -25,7 +25,7 @@ from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.settings.constraint import shortened
 
 T = TypeVar("T")
-_TRACES = re.compile(r"\n<backtrace>|<state>|\n *while processing json-schema:")
+_TRACES = re.compile(r"\n<backtrace>|<state>|<non-verbose/>|\n *while processing json-schema:")
 KEPT = 32  # constraints, since the requests of an agent have the same ones again and again
 
 
@@ -33,11 +33,13 @@ KEPT = 32  # constraints, since the requests of an agent have the same ones agai
 class Limits:
     """What a constraint may cost. seconds: until it is compiled. abandoned: compilations that may go on after that.
 
-    Sizes are llguidance's: symbols of a grammar, and states of its lexer, which take one to two kB each.
+    Sizes are llguidance's: items of a position, of which an optional property is four, and whose mask takes 25 ms where
+    there are as many as may be; symbols of a grammar; states of its lexer, which take one to two kB each.
     """
 
     seconds: float = 5.0
     abandoned: int = 2
+    max_items_in_row: int = 8_000
     max_lexer_states: int = 250_000
     max_grammar_size: int = 500_000
 
@@ -45,7 +47,10 @@ class Limits:
     def of_parser(self) -> LLParserLimits:
         """The limits as llguidance takes them. Its errors do not show the parser's state."""
         return LLParserLimits(
-            max_lexer_states=self.max_lexer_states, max_grammar_size=self.max_grammar_size, verbose_errors=False
+            max_items_in_row=self.max_items_in_row,
+            max_lexer_states=self.max_lexer_states,
+            max_grammar_size=self.max_grammar_size,
+            verbose_errors=False,
         )
 
 
@@ -101,9 +106,15 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
     first = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=of_parser)
     if first.is_error():
         raise refusal(spec, _placed(spec, told(first.get_error())))
-    mask = first.compute_bitmask()
-    if first.is_error() or not any(mask):
-        raise refusal(spec, "no text of this model's tokens fits it")
+    ahead = first.deep_copy()
+    for matcher in (first, ahead):  # at its beginning, and behind what must come there
+        mask = matcher.compute_bitmask()
+        if matcher.is_error() or not any(mask):
+            why = told(matcher.get_error())
+            is_dead = not why or why.startswith("NoExtension")
+            raise refusal(spec, "no text of this model's tokens fits it" if is_dead else why)
+        if matcher is first:
+            ahead.try_consume_tokens(vocabulary.tokens.tokenize_bytes(ahead.compute_ff_bytes()))
     return Constraint(grammar, first, vocabulary, of_parser)
 
 
