@@ -44,6 +44,23 @@ def test_cached_tokens_are_counted_at_the_beginning_and_at_the_end(claude):
     assert begin.input_tokens + begin.cache_read_input_tokens == 35
 
 
+def test_a_turn_finds_what_stood_before(claude, quiet):
+    """Though the line of billing is another one, and the first message comes as a list and later as a text."""
+    words = " ".join(f"w{number}" for number in range(100, 125))
+
+    def system(number):
+        billing = f"x-anthropic-billing-header: cc_version=2.1; cch={number:05x};"
+        return [{"type": "text", "text": billing}, {"type": "text", "text": "w90 w91"}]
+
+    told = {"role": "system", "content": "w92 w93"}
+    first = [{"role": "user", "content": [{"type": "text", "text": words}]}, told]
+    claude.messages.create(**(ASK | {"system": system(1)}), messages=first)
+    second = [{"role": "user", "content": words}, told, {"role": "assistant", "content": "w94"}, *MESSAGES]
+    usage = claude.messages.create(**(ASK | {"system": system(2)}), messages=second).usage
+    before = quiet.chat_prompt([{"role": "system", "content": "w90 w91"}, {"role": "user", "content": words}, told])
+    assert usage.cache_read_input_tokens == len(before) // 8 * 8  # blocks of 8 tokens
+
+
 def test_a_stop_sequence(claude, wanted):
     word = wanted.text.split()[3]
     done = claude.messages.create(**ASK, messages=MESSAGES, stop_sequences=[word])
