@@ -54,7 +54,7 @@ SIZES = {
 class Server:
     """A process that serves the model, and can be killed and started again."""
 
-    def __init__(self, folder: Path, model: str, answers: list[str], max_length: int) -> None:
+    def __init__(self, folder: Path, model: str, answers: list[str], max_length: int, name: str = "agent") -> None:
         self._script = folder / "answers.json"
         self._script.write_text(json.dumps(answers), encoding="utf-8")
         with socket.socket() as free:
@@ -70,8 +70,8 @@ class Server:
             "--batch-dir",
             str(folder / "b"),
         )
-        name = ("--served-model-name", "agent", "--port", str(self._port), "--quiet")
-        self._command = [sys.executable, "-m", "tests.serve.scripted", model, str(self._script), *lengths, *kept, *name]
+        more = ("--served-model-name", name, "--port", str(self._port), "--quiet")
+        self._command = [sys.executable, "-m", "tests.serve.scripted", model, str(self._script), *lengths, *kept, *more]
         self.start()
 
     def start(self) -> float:
