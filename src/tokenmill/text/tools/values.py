@@ -1,11 +1,13 @@
 """Values that a format writes as plain texts or in Python's spelling, and the JSON text that they stand for."""
 
-import ast
 import json
+import re
 from typing import Any
 
 PYTHON = {"True": "true", "False": "false", "None": "null"}
-DEEPEST = 100
+_LITERAL = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\b(?:True|False|None)\b""", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "0": "\0", "'": "'", '"': '"', "\\": "\\", "\n": ""}
 
 
 def json_of_text(text: str) -> str:
@@ -28,13 +30,23 @@ def json_of_value(written: str, kinds: frozenset[str]) -> str:
 def json_of_literal(written: str) -> str | None:
     """JSON text of a literal in JSON's or Python's spelling; None for anything else."""
     stripped = written.strip()
-    spelled = PYTHON.get(stripped, stripped)
-    if _read(spelled)[0]:
-        return spelled
-    try:
-        return json.dumps(ast.literal_eval(stripped), ensure_ascii=False, allow_nan=False)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
+    for text in (stripped, _LITERAL.sub(_json_of_python, stripped)):
+        if _read(text)[0]:
+            return text
+    return None
+
+
+def _json_of_python(found: re.Match[str]) -> str:
+    """JSON text of one of Python's texts or names."""
+    if found[0] in PYTHON:
+        return PYTHON[found[0]]
+    return json.dumps(_ESCAPE.sub(_unescaped, found[0][1:-1]), ensure_ascii=False)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    """The letter that an escape stands for; what is none to Python stays as it is."""
+    code = found[1] or found[2]
+    return chr(int(code, 16)) if code else _LETTERS.get(found[3], found[0])
 
 
 def spelled(value: Any) -> str:
