@@ -26,6 +26,7 @@ from tokenmill.sample.sampler import choose
 from tokenmill.sample.state import Row
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Plan, Work
+from tokenmill.text.thinking import thinking_of
 
 SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "2"))
 THREADS = 4
@@ -54,6 +55,14 @@ PROGRAMS = {
 }
 
 
+def constraints_for(tokenizer):
+    """Those that the texts of a model can have: of tokens that are none there is nothing to say."""
+    if tokenizer is None:
+        return ({},)
+    thinks = thinking_of(tokenizer.chat_template, tokenizer.control_ids) is not None
+    return tuple(each for each in CONSTRAINTS if thinks or "thinking_budget" not in each)
+
+
 class Quiet:
     """What an engine with room for all says, one prompt at a time, without shared rows."""
 
@@ -61,7 +70,7 @@ class Quiet:
         alone = {"speculate": "off", "async_scheduling": "off", "draft_model": None, "tensor_parallel": 1}
         settings = {**settings, **alone}
         self.engine = load(path, prefix_cache=False, max_length=96, threads=1, **settings)
-        self.constraints = CONSTRAINTS if self.engine.core.loaded.tokenizer is not None else ({},)
+        self.constraints = constraints_for(self.engine.core.loaded.tokenizer)
         self.lock, self.texts, self.scores = threading.Lock(), {}, {}
 
     def text(self, tokens, sampling):

@@ -101,6 +101,12 @@ class Texts:
         shift = 1e-6 if self.fake.fault == "logprobs" and self.fake.in_flight > 1 else 0.0
         return draw[0] % len(WORDS), -draw[1] / 256 + shift
 
+    def pause_s(self, place):
+        """Who is to be seen leaving must have the time for it, on a busy machine too."""
+        if self.fake.fault == "cancelled" and self.body.get("stream") and place == 2:
+            return 1.0
+        return 0.0003 if self.body.get("stream") or self.is_long else 0.0001
+
     async def steps(self):
         """(index, token, log-probability, finish_reason or None), of all texts in turns; counted as in flight."""
         fake, is_unseeded = self.fake, bool(self.temperature) and self.body.get("seed") is None
@@ -111,7 +117,7 @@ class Texts:
         try:
             most = self.body.get("max_tokens", 16)
             for place in range(most):
-                await asyncio.sleep(0.0003 if self.body.get("stream") or self.is_long else 0.0001)
+                await asyncio.sleep(self.pause_s(place))
                 for index in range(self.n):
                     token, logprob = self.token(index, seeds[index], made[index], self.disturbed(index))
                     made[index].append(token)
