@@ -3,10 +3,11 @@
 import asyncio
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
@@ -67,9 +68,15 @@ class Page:
         self.until(lambda: self.one("#send").is_displayed())
 
     def press(self, turn, label):
-        """A button of one of the turns that are shown."""
-        buttons = self.all(".turn")[turn].find_elements(By.CSS_SELECTOR, "button")
-        next(button for button in buttons if button.text == label).click()
+        """A button of one of the turns that are shown, which may be drawn anew while it is looked for."""
+
+        def pressed():
+            with suppress(StaleElementReferenceException):
+                buttons = self.all(".turn")[turn].find_elements(By.CSS_SELECTOR, "button")
+                next(button for button in buttons if button.text == label).click()
+                return True
+
+        self.until(pressed)
 
     def texts(self):
         read = "return [...document.querySelectorAll('.turn .body')].map(one => one.innerText)"
