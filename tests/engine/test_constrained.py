@@ -156,6 +156,13 @@ def test_a_request_goes_on_from_every_token(name, how, adaptive, expected):
         assert done.tokens == whole.tokens and done.finish_reason == whole.finish_reason
 
 
+def test_a_request_whose_last_token_makes_the_text_whole_goes_on_with_its_length(adaptive):
+    params = SamplingParams(max_new_tokens=3, regex="[0-9]{3}", ignore_eos=True)
+    whole = adaptive.core.finish([adaptive.core.request([1], params)])[0]
+    (done,) = adaptive.core.finish([adaptive.core.request([1], params, emitted=[whole.tokens])])
+    assert done.finish_reason == whole.finish_reason == "length"
+
+
 def test_emitted_tokens_that_do_not_fit_are_refused(adaptive):
     params = SamplingParams(max_new_tokens=9, regex="[0-9]{3}")
     for wrong, place in (([97], "token 1 of 1"), ([48, 49, 97], "token 3 of 3"), ([48, 256], "token 2 of 2")):

@@ -113,5 +113,5 @@ def check_resumed(sequence: Sequence) -> None:
     if (num_fitting := matcher.follow(given)) < len(given):
         place = f"token {num_fitting + 1} of {len(given)}"
         raise RequestError(f"emitted: {place} does not fit the constraint of this request", "emitted")
-    if is_whole(sequence, matcher):
+    if sequence.end_reason is None and is_whole(sequence, matcher):
         sequence.finish_reason = WHOLE
