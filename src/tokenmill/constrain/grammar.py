@@ -4,13 +4,12 @@ The grammar is a JSON text of one grammar or several, of which the first begins;
 """
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
+from tokenmill.constrain.gbnf import is_gbnf, lark_of_gbnf
 from tokenmill.constrain.lark import literal, one_of, with_options
 from tokenmill.constrain.schema import read_schema
 from tokenmill.constrain.structural_tag import lark_of_tags
@@ -19,7 +18,6 @@ from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import CONSTRAINTS, shortened
 from tokenmill.settings.sampling_params import SamplingParams
 
-_GBNF = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
 _ANY_TEXT = r"/(.|\n)*/"
 
 
@@ -78,11 +76,8 @@ def _of_choice(value: tuple[str, ...], vocabulary: Vocabulary) -> list[dict[str,
 def _of_grammar(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
     if value.lstrip().startswith("{"):
         return _of_parts(value)
-    if _GBNF.search(value):
-        try:
-            value = gbnf_to_lark(value)
-        except (GbnfToLarkError, LookupError, ValueError, AttributeError, AssertionError, RecursionError) as error:
-            raise ConfigError("grammar", shortened(value), f"as GBNF it is wrong: {error}") from None
+    if is_gbnf(value):
+        value = lark_of_gbnf(value)
     return [{"name": "grammar", "lark_grammar": value}]
 
 
