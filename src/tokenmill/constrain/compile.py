@@ -8,7 +8,6 @@ import json
 import re
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits
 from tokenmill.constrain.constraint import Constraint
 from tokenmill.constrain.grammar import Spec, grammar_text
 from tokenmill.constrain.lark import with_options
+from tokenmill.constrain.room import begin
 from tokenmill.constrain.schema import parts_of
 from tokenmill.constrain.schema_parts import Path, SchemaError, pointer
 from tokenmill.constrain.vocabulary import Vocabulary
@@ -77,16 +77,7 @@ class Compiler:
             raise CapacityError(
                 what, len(self._abandoned) + 1, self._limits.abandoned, f"{spec.kind}, or try again later"
             )
-        outcome: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                outcome.set_result(make())
-            except Exception as error:  # noqa: BLE001  (it is raised where it is waited for)
-                outcome.set_exception(error)
-
-        thread = threading.Thread(target=run, name="compile a constraint", daemon=True)
-        thread.start()
+        outcome, thread = begin(make)
         try:
             return outcome.result(self._limits.seconds)
         except TimeoutError:

@@ -10,6 +10,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
+from tokenmill.constrain.room import with_room
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import RequestError
 
@@ -43,7 +44,7 @@ class Constraint:
 
     def renew(self) -> LLMatcher:
         """Compile the grammar again, so that neither this text nor later ones share with earlier ones."""
-        made = LLMatcher(self.vocabulary.tokens, self.grammar, log_level=0, limits=self.limits)
+        made = with_room(lambda: LLMatcher(self.vocabulary.tokens, self.grammar, log_level=0, limits=self.limits))
         object.__setattr__(self, "first", made)
         return made.deep_copy()
 

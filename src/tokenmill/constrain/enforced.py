@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from llguidance import LLMatcher
 
+from tokenmill.constrain.room import with_room
 from tokenmill.errors import RequestError
 from tokenmill.registry import TOOL_FORMATS, lookup
 from tokenmill.text.tools.functions import Choice, Function
@@ -46,7 +47,7 @@ def _checked(parameters: str, strict: bool | None, name: str, tool_format: str) 
     function = Function(name, "", json.loads(parameters), strict)
     form = lookup(TOOL_FORMATS, tool_format, "tool_format")
     grammar = calls_grammar(form, [function], Choice("required"), control={})
-    is_wrong, told = LLMatcher.validate_grammar_with_warnings(grammar)
+    is_wrong, told = with_room(lambda: LLMatcher.validate_grammar_with_warnings(grammar))
     others = [] if is_wrong or strict is False else form.body.unenforced(function)
     return "; ".join(filter(None, [_reason(told), ", ".join(others)])), not is_wrong
 
