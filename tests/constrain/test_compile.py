@@ -6,14 +6,16 @@ import threading
 import time
 
 import jsonschema
+import numpy as np
 import pytest
 
 from tests.constrain.conftest import byte_level
 from tests.constrain.walks import accepts, compact, compiled, walk
 from tokenmill.constrain.compile import Compiler, Limits
+from tokenmill.constrain.constraint import MAX_RENEWED_SIZE
 from tokenmill.constrain.grammar import Spec, spec_of
 from tokenmill.constrain.vocabulary import vocabulary_of
-from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.errors import CapacityError, ConfigError, RequestError
 from tokenmill.settings.sampling_params import SamplingParams
 
 SCHEMAS = [
@@ -199,3 +201,26 @@ def test_a_budget_of_time(bytes_only):
 
 def test_without_a_constraint():
     assert spec_of(SamplingParams()) is None
+
+
+def test_a_long_run_that_must_come_is_refused_at_once_and_later_ends_its_text(bytes_only):
+    """Each mask inside of it would take a part of a second."""
+    with pytest.raises(ConfigError, match=r"demands 20,000 bytes at one place; 16,384 are possible"):
+        compiled(bytes_only, choice=("a" * 20_000,))
+    matcher = compiled(bytes_only, regex="x[ab](a{1000}){1000}b").matcher()
+    words_W = np.zeros(bytes_only.words, dtype=np.int32)
+    assert matcher.follow([ord("x")]) == 1
+    matcher.mask(words_W)
+    assert matcher.follow([ord("x"), ord("a")]) == 2 and matcher.forced() == []
+    with pytest.raises(RequestError, match=r"demands [\d,]+ bytes at one place"):
+        matcher.mask(words_W)
+
+
+def test_a_long_grammar_that_is_used_up_is_not_compiled_in_a_step(bytes_only):
+    compiler, spec = Compiler(bytes_only), spec_of(SamplingParams(choice=("b", *("a" * n for n in range(1, 400)))))
+    first = compiler.compile(spec)
+    assert len(first.grammar) > MAX_RENEWED_SIZE and compiler.compile(spec) is first
+    assert not first.may_renew()
+    second, third = compiler.compile(spec), compiler.compile(spec)
+    assert first == second == third and len({id(each.first) for each in (first, second, third)}) == 3
+    assert accepts(second, "b") and not second.is_spent

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits
 
-from tokenmill.constrain.constraint import Constraint
+from tokenmill.constrain.constraint import Constraint, TooLong, check_forced
 from tokenmill.constrain.grammar import Spec, grammar_text
 from tokenmill.constrain.lark import with_options
 from tokenmill.constrain.room import begin
@@ -64,7 +64,8 @@ class Compiler:
 
     def compile(self, spec: Spec) -> Constraint:
         """The constraint of a spec. ConfigError, which names the setting, for one that cannot be."""
-        return self._kept(spec)
+        found = self._kept(spec)
+        return self.within(spec, found.apart) if found.is_spent else found
 
     def _compile(self, spec: Spec) -> Constraint:
         return self.within(spec, lambda: compile(spec, self.vocabulary, self._limits))
@@ -105,6 +106,10 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
             is_dead = not why or why.startswith("NoExtension")
             raise refusal(spec, "no text of this model's tokens fits it" if is_dead else why)
         if matcher is first:
+            try:
+                check_forced(ahead)
+            except TooLong as error:
+                raise refusal(spec, str(error)) from None
             ahead.try_consume_tokens(vocabulary.tokens.tokenize_bytes(ahead.compute_ff_bytes()))
     return Constraint(grammar, first, vocabulary, of_parser)
 

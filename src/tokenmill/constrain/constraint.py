@@ -4,7 +4,7 @@ A matcher is a function of its tokens: `follow` brings it from any text to any o
 """
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -18,7 +18,15 @@ Words = NDArray[np.int32]
 """A mask of one position: bit i of word w is 1 if the token 32 w + i may come."""
 
 
-MAX_RENEWED = 8  # times for one text, since a grammar may take seconds to compile
+MAX_RENEWED = 8  # times for one text
+MAX_RENEWED_SIZE = 64 * 1024
+"""Characters of a grammar that is compiled again in a step of the engine. A longer one may take seconds."""
+MAX_FORCED = 16 * 1024
+"""Bytes that must come one after the other. Each mask among them takes a time that grows with their number."""
+
+
+class TooLong(RequestError):
+    """More must come at one place than MAX_FORCED. Compiling again would change nothing."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +34,15 @@ class Constraint:
     """A grammar that is compiled for a vocabulary; see compile.py. Two of the same grammar are equal.
 
     first: a matcher at the beginning of a text, which is copied and never advanced. Copies share what they find out
-    about the grammar's words, and the limit of how much that may be; one that reaches a limit is made anew without it.
+    about the grammar's words, and the limit of how much that may be; one that reaches a limit is made anew without it,
+    or, where that takes long, `is_spent`, so that later texts get a constraint of their own.
     """
 
     grammar: str
     first: LLMatcher = field(compare=False, repr=False)
     vocabulary: Vocabulary = field(compare=False, repr=False)
     limits: LLParserLimits | None = field(default=None, compare=False, repr=False)
+    is_spent: bool = field(default=False, compare=False, repr=False)
 
     def matcher(self, stop_ids: Container[int] | None = None) -> "Matcher":
         """Make the matcher of a text without tokens. stop_ids: the tokens that end it, where not all of the model's
@@ -44,9 +54,30 @@ class Constraint:
 
     def renew(self) -> LLMatcher:
         """Compile the grammar again, so that neither this text nor later ones share with earlier ones."""
-        made = with_room(lambda: LLMatcher(self.vocabulary.tokens, self.grammar, log_level=0, limits=self.limits))
+        made = self._made()
         object.__setattr__(self, "first", made)
         return made.deep_copy()
+
+    def apart(self) -> "Constraint":
+        """Make another of the same grammar, which shares nothing with this one."""
+        return replace(self, first=self._made(), is_spent=False)
+
+    def may_renew(self) -> bool:
+        """Whether the grammar is compiled again in no time. Otherwise it counts as spent from now on."""
+        if len(self.grammar) > MAX_RENEWED_SIZE:
+            object.__setattr__(self, "is_spent", True)
+        return not self.is_spent
+
+    def _made(self) -> LLMatcher:
+        return with_room(lambda: LLMatcher(self.vocabulary.tokens, self.grammar, log_level=0, limits=self.limits))
+
+
+def check_forced(compiled: LLMatcher) -> None:
+    """TooLong where more must come than may."""
+    if (size := len(compiled.compute_ff_bytes())) > MAX_FORCED:
+        raise TooLong(
+            f"the constraint of this request demands {size:,} bytes at one place; {MAX_FORCED:,} are possible"
+        )
 
 
 class Matcher:
@@ -65,7 +96,7 @@ class Matcher:
         self._is_short, alike = False, _num_alike(self.tokens, tokens)
         self.rollback(len(self.tokens) - alike)
         self.accept(tokens[alike:])
-        if len(self.tokens) < len(tokens) and self.compiled.is_error() and self._num_renewed < MAX_RENEWED:
+        if len(self.tokens) < len(tokens) and self.compiled.is_error() and self._may_renew():
             self.renew()
             self.accept(tokens[len(self.tokens) :])
         return len(self.tokens)
@@ -112,7 +143,8 @@ class Matcher:
         count: nothing that is chosen there fits.
         """
         errors = self._fill(words_RW, drafts)
-        if errors[-1] is not None and self._num_renewed < MAX_RENEWED:  # others may have used up what they share
+        # Others may have used up what they share.
+        if errors[-1] is not None and not isinstance(errors[-1], TooLong) and self._may_renew():
             self.renew()
             errors = self._fill(words_RW, drafts)
         return errors
@@ -123,6 +155,8 @@ class Matcher:
         Other tokens may spell the same, so these are likely and no more.
         """
         if self.is_over:
+            return []
+        if len(self.compiled.compute_ff_bytes()) > MAX_FORCED:
             return []
         tokens, ahead = list(self.compiled.compute_ff_tokens()), self.fork()
         if ahead.accept(tokens) == len(tokens) and self.ends and ahead.may_end and ahead.compiled.is_stopped():
@@ -157,6 +191,11 @@ class Matcher:
         for number in range(len(errors)):
             fits = not number or ahead.accept(drafts[number - 1 : number]) > 0
             if fits and not ahead.is_over:
+                try:
+                    check_forced(ahead.compiled)
+                except TooLong as error:
+                    errors[number:] = [error] * (len(errors) - number)
+                    break
                 # One by one: threads of llguidance's own would have to be woken, which takes longer than some masks.
                 ahead.compiled.unsafe_compute_mask_ptr(begin + number * size, size)
                 if self._absent:
@@ -188,6 +227,9 @@ class Matcher:
         self._num_renewed += 1
         self.compiled = self.constraint.renew()
         self._is_short = self.accept(tokens) < len(tokens)
+
+    def _may_renew(self) -> bool:
+        return self._num_renewed < MAX_RENEWED and self.constraint.may_renew()
 
     @property
     def error(self) -> RequestError | None:
