@@ -2,6 +2,7 @@
 
 import openai
 import pytest
+from openai.types.responses import Response
 
 from tests.serve.conftest import MODEL
 
@@ -83,6 +84,20 @@ def test_what_is_unknown_is_accepted_and_named(http):
     assert http.post("/v1/responses", json=body).json()["warnings"] == ["unknown field 'zzz' is ignored"]
     items = {"input": [{"role": "user", "content": "w3"}, {"type": "local_shell_call"}], "max_output_tokens": 1}
     assert "passed over" in http.post("/v1/responses", json=items).json()["warnings"][0]
+
+
+def test_a_whole_response_has_all_that_the_type_wants(http):
+    Response.model_validate(http.post("/v1/responses", json={"input": "w3", "max_output_tokens": 1}).json())
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity"])
+def test_a_number_that_json_cannot_say_is_given_back_as_null(http, number):
+    body = f'{{"input": "w3", "max_output_tokens": 1, "metadata": {{"a": {number}}}}}'
+    told = {"Content-Type": "application/json"}
+    response = http.post("/v1/responses", content=body, headers=told)
+    assert response.status_code == 200 and response.json()["metadata"] == {"a": None}
+    response = http.post("/v1/responses", content=body[:-1] + ', "stream": true}', headers=told)
+    assert '"metadata":{"a":null}' in response.text and number not in response.text
 
 
 def test_a_prompt_that_is_too_long_has_the_code_that_codex_knows(client):

@@ -54,6 +54,17 @@ def test_a_function(openai_writer):
     assert "".join(deltas) == item.arguments and len(deltas) > 1
 
 
+@pytest.mark.parametrize(("stop", "status"), [('"}', "incomplete"), ("</tool_call>", "completed")])
+def test_a_call_that_a_stop_text_cuts_is_incomplete(openai_writer, stop, status):
+    schema = {"type": "object", "properties": {"city": {"const": "Rome"}}, "required": ["city"]}
+    tools = [FUNCTION | {"parameters": schema | {"additionalProperties": False}}]
+    asked = {**ASK, "tools": tools, "tool_choice": "required", "extra_body": {"stop": [stop]}}
+    (whole,) = openai_writer.responses.create(**asked).output
+    events = openai_writer.responses.create(**asked, stream=True)
+    (item,) = [event.item for event in events if event.type == "response.output_item.done"]
+    assert item.arguments == whole.arguments and item.status == whole.status == status
+
+
 def test_a_function_of_a_namespace(openai_writer):
     item, _ = both(openai_writer, only("get_time", namespace="clock"))
     assert (item.type, item.name, item.namespace, item.arguments) == ("function_call", "get_time", "clock", "{}")

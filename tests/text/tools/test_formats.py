@@ -30,6 +30,8 @@ FUNCTIONS = read_functions(
         {"type": "function", "function": {"name": "edit.file", "parameters": SCHEMA}},
         {"type": "function", "function": {"name": "now"}},
         {"type": "function", "function": {"name": "any_thing", "parameters": {"type": "object"}}},
+        {"type": "function", "function": {"name": "21st-x"}},
+        {"type": "function", "function": {"name": "-x"}},
     ]
 )
 TEXTS = [
@@ -49,6 +51,8 @@ CALLS = [
     [("edit.file", {"path": "x", "mode": "w", "lines": 3, "scale": 1.5, "names": ["a", 'b"'], "maybe": 7})],
     [("edit.file", {"path": "x", "deep": {"a": [1, 2.5], "b": "}]"}, "either": "no"})],
     [("now", {})],
+    [("21st-x", {})],
+    [("-x", {})],
     [("now", {}), ("edit.file", {"path": "é"}), ("now", {})],
 ]
 NAMES = sorted(TOOL_FORMATS)

@@ -20,6 +20,7 @@ def test_functions_are_read():
         Function("b", "", NO_PARAMETERS, None),
     )
     assert read_functions([{"function": {"name": "a"}}])[0].name == "a"
+    assert [each.name for each in read_functions([tool("21st-x"), tool("-x")])] == ["21st-x", "-x"]
     assert Function("a", "", schema, strict=False).schema == {"type": "object"}
 
 

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import pydantic_core
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -47,10 +48,10 @@ def responses(service: Service) -> APIRouter:
 
 
 def _echoed(body: ResponsesBody) -> dict[str, Any]:
-    """The fields of a request that its answer repeats. Nothing is stored, whatever was asked."""
-    return {
-        **{name: getattr(body, name) for name in ECHOED},
-        "tools": body.tools or [],
-        "previous_response_id": None,
-        "store": False,
-    }
+    """The fields of a request that its answer repeats. Nothing is stored, whatever was asked.
+
+    A number such as 1e999, which to a float is infinite, is null in it.
+    """
+    given = {**{name: getattr(body, name) for name in ECHOED}, "tools": body.tools or []}
+    written = pydantic_core.from_json(pydantic_core.to_json(given, inf_nan_mode="null"))
+    return {**written, "previous_response_id": None, "store": False}

@@ -156,5 +156,14 @@ def call_item(place: int, answer: str, call: str, named: Named) -> Item:
     return (CustomItem if named.is_custom else FunctionItem)(place, answer, call, named)
 
 
+def is_json(text: str) -> bool:
+    """Whether the arguments of a call are whole."""
+    try:
+        pydantic_core.from_json(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _part(text: str) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -9,7 +9,7 @@ import pydantic_core
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.serve.answers import Format, Json
 from tokenmill.serve.prepare import Prepared
-from tokenmill.serve.protocols.responses_items import Item, TextItem, ThinkingItem, call_item
+from tokenmill.serve.protocols.responses_items import FunctionItem, Item, TextItem, ThinkingItem, call_item, is_json
 from tokenmill.serve.protocols.responses_tools import Named
 from tokenmill.serve.reading import Reading
 from tokenmill.serve.refusals import event_of
@@ -61,7 +61,7 @@ class ResponsesFormat(Format):
         for event in self._of_parts(self._reading.take(piece)):
             yield self._numbered(event)
         if piece.done is not None:
-            for event in self._close(_is_cut(piece.done)):
+            for event in self._close(self._cuts_item(piece.done)):
                 yield self._numbered(event)
             response = self._response(piece.done)
             yield self._numbered({"type": f"response.{response['status']}", "response": response})
@@ -90,8 +90,13 @@ class ResponsesFormat(Format):
     def _end_all(self, parts: list[Part], done: Completion) -> None:
         for _ in self._of_parts(parts):
             pass
-        for _ in self._close(_is_cut(done)):
+        for _ in self._close(self._cuts_item(done)):
             pass
+
+    def _cuts_item(self, done: Completion) -> bool:
+        """Whether the last item is not whole: a limit has ended it, or a stop text that stood inside a call."""
+        is_stopped = isinstance(done.stop_reason, str) and self._is_open(FunctionItem)
+        return _is_cut(done) or (is_stopped and not is_json(self._items[-1].text))
 
     def _of_parts(self, parts: list[Part]) -> Iterator[Json]:
         for part in parts:
@@ -149,7 +154,7 @@ class ResponsesFormat(Format):
     def _usage(self) -> Json:
         return {
             "input_tokens": self._num_prompt,
-            "input_tokens_details": {"cached_tokens": self._num_cached},
+            "input_tokens_details": {"cached_tokens": self._num_cached, "cache_write_tokens": 0},
             "output_tokens": self._num_new,
             "output_tokens_details": {"reasoning_tokens": self._reading.count_thinking(self._tokenizer)},
             "total_tokens": self._num_prompt + self._num_new,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from tokenmill.errors import RequestError
 from tokenmill.value_reader import brief
 
-NAME = re.compile(r"[A-Za-z_][\w.:/-]{0,255}", re.ASCII)
+NAME = re.compile(r"[\w-][\w.:/-]{0,255}", re.ASCII)
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 MODES = ("auto", "none", "required")
 
