@@ -8,6 +8,7 @@ import anthropic
 import httpx2
 import openai
 import pytest
+from openai.types.responses import ResponseFailedEvent
 
 from tests.serve.conftest import MODEL, served
 from tests.serve.test_driver import Gate
@@ -63,7 +64,8 @@ def test_events():
     told = json.loads(data.removeprefix("data: "))
     assert name == "event: response.failed" and told["type"] == "response.failed"
     assert (told["response"]["id"], told["response"]["status"]) == ("resp_1", "failed")
-    assert told["response"]["error"]["code"] == "engine_unavailable"
+    assert told["response"]["error"]["code"] == "server_error"
+    ResponseFailedEvent.model_validate(told)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -84,6 +86,10 @@ def test_a_stream_whose_engine_fails_ends_with_an_error(path, chat_model):
     told = last["response"]["error"] if path == "/v1/responses" else last["error"]
     assert "the engine has failed" in told["message"]
     assert last.get("type") == {"/v1/messages": "error", "/v1/responses": "response.failed"}.get(path)
+    if path == "/v1/responses":
+        ResponseFailedEvent.model_validate(last)
+        before = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+        assert [event["sequence_number"] for event in before] == list(range(len(before)))
 
 
 @pytest.mark.parametrize("path", BODIES)

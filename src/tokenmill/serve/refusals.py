@@ -15,6 +15,15 @@ Json = dict[str, Any]
 
 MAX_MESSAGE = 1000  # characters: values that a client has sent may be millions
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+CODES = ("server_error", "rate_limit_exceeded", "invalid_prompt")  # of a response that has failed
+NO_RESPONSE: Json = {
+    "object": "response",
+    "output": [],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+}
+LAST_NUMBER = 2**31 - 1  # of an event after others that somebody else has counted
 
 
 class Refusals:
@@ -40,9 +49,12 @@ class ResponsesRefusals(Refusals):
 
     def event(self, body: Json, begun: Json) -> bytes:
         """See Refusals."""
-        told = {name: body["error"][name] for name in ("code", "message")}
-        failed = {"object": "response", "output": [], **begun, "status": "failed", "error": told}
-        event = {"type": "response.failed", "response": failed}
+        begun = dict(begun)
+        number, code = begun.pop("sequence_number", LAST_NUMBER), body["error"]["code"]
+        told = {"code": code if code in CODES else "server_error", "message": body["error"]["message"]}
+        about = {"id": "", "created_at": begun.get("created", 0), "model": ""}
+        failed = {**about, **NO_RESPONSE, **begun, "status": "failed", "error": told}
+        event = {"type": "response.failed", "sequence_number": number, "response": failed}
         return b"event: response.failed\ndata: " + pydantic_core.to_json(event) + b"\n\n"
 
     def _told(self, error: ApiError) -> Json:

@@ -163,16 +163,14 @@ class _Marks:
             return message
         if message.get("role") == "assistant":
             return {name: self._numbers(value) if name == "tool_calls" else value for name, value in message.items()}
-        if "content" not in message:
-            return message
-        return {**message, "content": self.in_value(message["content"])}
+        return {name: value if name == "role" else self.in_value(value) for name, value in message.items()}
 
     def in_value(self, value: Any, depth: int = 0) -> Any:
-        """A value in whose texts, however deep, no token of the template is spelled."""
+        """A value in whose texts and keys, however deep, no token of the template is spelled."""
         if isinstance(value, str):
             return self._known.sub(self._mark_of, value)
         if isinstance(value, Mapping) and depth < DEEPEST:
-            return {name: self.in_value(inner, depth + 1) for name, inner in value.items()}
+            return {self.in_value(name): self.in_value(inner, depth + 1) for name, inner in value.items()}
         if isinstance(value, list | tuple) and depth < DEEPEST:
             return [self.in_value(inner, depth + 1) for inner in value]
         return value

@@ -72,7 +72,7 @@ class ResponsesFormat(Format):
 
     def failure(self, error: Exception) -> bytes:
         """See Format."""
-        return event_of(error, self.path, self._response(None))
+        return event_of(error, self.path, self._response(None) | {"sequence_number": self._number})
 
     def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
         """See Format."""
