@@ -76,6 +76,13 @@ def test_a_custom_tool_follows_its_grammar(openai_writer):
     assert re.fullmatch(r'\*\*\* [ab"][cd]\n', item.input)
 
 
+def test_some_of_them_are_allowed(openai_writer):
+    allowed = [{"type": "function", "name": "get_time", "namespace": "clock"}]
+    asked = ASK | {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": allowed}}
+    item, _ = both(openai_writer, asked)
+    assert (item.name, item.namespace) == ("get_time", "clock")
+
+
 def test_one_of_them_is_required(openai_writer):
     done = openai_writer.responses.create(**ASK, tool_choice="required")
     assert {item.type for item in done.output} <= {"function_call", "custom_tool_call"} and done.output

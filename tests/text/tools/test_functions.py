@@ -53,6 +53,17 @@ def test_what_is_no_list_of_functions_is_refused(tools, message):
         ("required", True, Choice("required")),
         ({"type": "function", "function": {"name": "f"}}, None, Choice("required", "f", False)),
         ({"type": "function", "name": "f"}, True, Choice("required", "f", False)),
+        ({"type": "custom", "custom": {"name": "f"}}, None, Choice("required", "f", False)),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("f")]}},
+            None,
+            Choice("auto", allowed=("f",)),
+        ),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g.h-i"}]},
+            False,
+            Choice("required", None, False, ("g.h-i",)),
+        ),
     ],
 )
 def test_choices_are_read(given, parallel, choice):
@@ -65,6 +76,10 @@ def test_choices_are_read(given, parallel, choice):
         ({"type": "function", "function": {"name": "x"}}, FUNCTIONS, "names the function 'x', .* tools: f, g.h-i"),
         ({"type": "function", "function": {"name": "x"}}, (), "which is not among tools: none"),
         ({"type": "other"}, FUNCTIONS, "tool_choice = .* is not allowed"),
+        ({"type": "allowed_tools", "allowed_tools": 1}, FUNCTIONS, "tool_choice = 1 is not allowed"),
+        ({"type": "allowed_tools", "mode": "required", "tools": []}, FUNCTIONS, "tool_choice = .* is not allowed"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [tool("x")]}, FUNCTIONS, "names the function 'x'"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [1]}, FUNCTIONS, "tool_choice = 1 is not allowed"),
         ("some", FUNCTIONS, "tool_choice = 'some' is not allowed: one of auto, none, required, or a function"),
         ("required", (), "tool_choice = 'required' needs tools"),
     ],
@@ -79,3 +94,5 @@ def test_functions_that_may_be_called():
     assert Choice("none").among(FUNCTIONS) == ()
     assert Choice("required", "f").among(FUNCTIONS) == FUNCTIONS[:1]
     assert read_choice(None, ()).mode == "none"
+    assert Choice("auto", allowed=("f",)).among(FUNCTIONS) == FUNCTIONS[:1]
+    assert Choice("auto", allowed=()).among(FUNCTIONS) == ()

@@ -92,9 +92,18 @@ class _Tool:
 def _choice(given: str | Json) -> str | Json:
     if isinstance(given, str):
         return given
+    if given.get("type") != "allowed_tools":
+        return _named(given)
+    tools = [_named(each) for each in field_of(given, "tools", list, "tool_choice")]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": given.get("mode"), "tools": tools}}
+
+
+def _named(given: Any) -> Json:
     kind = field_of(given, "type", str, "tool_choice")
     if kind not in ("function", "custom"):
-        raise ApiError(400, f"tool_choice.type = {brief(kind)} is not allowed: function or custom", "tool_choice")
+        raise ApiError(
+            400, f"tool_choice.type = {brief(kind)} is not allowed: function, custom or allowed_tools", "tool_choice"
+        )
     name, space = field_of(given, "name", str, "tool_choice"), given.get("namespace")
     flat = flat_name(name, space if isinstance(space, str) else None)
     return {"type": "function", "function": {"name": flat}}

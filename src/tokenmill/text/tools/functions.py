@@ -39,17 +39,22 @@ class Function:
 
 @dataclass(frozen=True)
 class Choice:
-    """mode: whether functions may or must be called. name: the one that must be. parallel: several calls may be."""
+    """mode: whether functions may or must be called. name: the one that must be. parallel: several calls may be.
+
+    allowed: those that may be called, if they are not all that are shown.
+    """
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
     parallel: bool = True
+    allowed: tuple[str, ...] | None = None
 
     def among(self, functions: Sequence[Function]) -> tuple[Function, ...]:
         """The functions that may be called."""
         if self.mode == "none":
             return ()
-        return tuple(function for function in functions if self.name in (None, function.name))
+        named = [function for function in functions if self.name in (None, function.name)]
+        return tuple(function for function in named if self.allowed is None or function.name in self.allowed)
 
 
 def refuse_if_strict(function: Function, words: Sequence[str]) -> None:
@@ -76,20 +81,39 @@ def read_choice(given: Any, functions: Sequence[Function], parallel: bool | None
     parallel = True if parallel is None else parallel
     names = [function.name for function in functions]
     if isinstance(given, Mapping):
-        inner = given.get("function", given)
-        name = inner.get("name") if given.get("type") == "function" and isinstance(inner, Mapping) else None
-        if not isinstance(name, str):
-            raise RequestError(f'tool_choice = {brief(given)} is not allowed: {{"type": "function", "function": …}}')
-        if name not in names:
-            known = ", ".join(names) if names else "none"
-            raise RequestError(f"tool_choice names the function {name!r}, which is not among tools: {known}")
-        return Choice("required", name, parallel=False)
+        if given.get("type") == "allowed_tools":
+            return _allowed(given.get("allowed_tools", given), names, parallel)
+        return Choice("required", _name(given, names), parallel=False)
     mode: Any = given if given is not None else "auto"
     if mode not in MODES:
         raise RequestError(f"tool_choice = {brief(given)} is not allowed: one of {', '.join(MODES)}, or a function")
     if mode == "required" and not functions:
         raise RequestError("tool_choice = 'required' needs tools, and there are none: give them, or leave it out")
     return Choice(mode if functions else "none", None, parallel)
+
+
+def _allowed(given: Any, names: Sequence[str], parallel: bool) -> Choice:
+    """The functions that may be called, some of those that are shown."""
+    mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, Mapping) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not (tools or mode == "auto"):
+        raise RequestError(
+            f"tool_choice = {brief(given)} is not allowed: the object allowed_tools has a mode, auto or required, and "
+            'tools, a list of {"type": "function", "function": …}'
+        )
+    return Choice(mode, None, parallel, tuple(_name(tool, names) for tool in tools))
+
+
+def _name(given: Any, names: Sequence[str]) -> str:
+    """The name of a function or custom tool that a choice names."""
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    inner = given.get(kind, given) if kind in ("function", "custom") else None
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    if not isinstance(name, str):
+        raise RequestError(f'tool_choice = {brief(given)} is not allowed: {{"type": "function", "function": …}}')
+    if name not in names:
+        known = ", ".join(names) if names else "none"
+        raise RequestError(f"tool_choice names the function {name!r}, which is not among tools: {known}")
+    return name
 
 
 def _function(tool: Any, where: str) -> Function:
