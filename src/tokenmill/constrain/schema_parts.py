@@ -60,19 +60,29 @@ def reach(schema: Any) -> Reached:
 
 def finite(reached: Reached) -> set[Path]:
     """The places of the schemas that some text with an end fits, as far as references and required parts tell."""
+    users = _users(reached)
     found: set[Path] = set()
     left = list(reversed(reached.nodes))  # most parts come before what they are part of
     while left:
-        kept = []
+        new = []
         for path in left:
-            if _ends(path, reached, found):
+            if path not in found and _ends(path, reached, found):
                 found.add(path)
-            else:
-                kept.append(path)
-        if len(kept) == len(left):
-            break
-        left = kept
+                new.append(path)
+        left = list(dict.fromkeys(user for path in new for user in users.get(path, ()) if user not in found))
     return found
+
+
+def _users(reached: Reached) -> dict[Path, list[Path]]:
+    """The places of the schemas that a schema is a part of, or that refer to it."""
+    users: dict[Path, list[Path]] = {}
+    for path in reached.nodes:
+        for outer in (path[:-1], path[:-2]):
+            if len(outer) < len(path) and outer in reached.nodes:
+                users.setdefault(path, []).append(outer)
+    for path, target in reached.targets.items():
+        users.setdefault(target, []).append(path)
+    return users
 
 
 def _ends(path: Path, reached: Reached, found: set[Path]) -> bool:
