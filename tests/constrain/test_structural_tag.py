@@ -27,6 +27,13 @@ def test_a_trigger_begins_one_of_the_parts(vocabulary):
     assert as_text == constraint
 
 
+@pytest.mark.parametrize("triggers", [["<f", "<"], ["<", "<f"], ["<"]])
+def test_a_trigger_may_be_the_beginning_of_another(triggers, vocabulary):
+    parts = [{"begin": begin, "schema": {"type": "integer"}, "end": "."} for begin in ("<fun", "<gun")]
+    constraint = compiled(vocabulary, structural_tag={"structures": parts, "triggers": triggers})
+    assert accepts(constraint, "a<fun1.b<gun2.") and not accepts(constraint, "a<fun.")
+
+
 def test_a_trigger_may_be_a_control_token(bytes_only):
     number = bytes_only.control[TURN]
     tag = {"begin": TURN + "{", "schema": {"type": "integer"}, "end": "}" + TURN}

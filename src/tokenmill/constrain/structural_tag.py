@@ -21,7 +21,9 @@ def lark_of_tags(given: Any, control: Mapping[str, int]) -> list[dict[str, Any]]
     ]
     for number, structure in enumerate(structures):
         begin, end = structure["begin"], structure["end"]
-        trigger = next((each for each in triggers if begin.startswith(each)), None)
+        # The shortest one is complete first; a control token is none in letters.
+        matching = (each for each in triggers if begin.startswith(each))
+        trigger = min(matching, key=lambda each: (each not in control, len(each)), default=None)
         if trigger is None:
             raise _wrong(f"structures[{number}].begin = {begin!r} begins with none of the triggers {triggers}")
         head = f"{literal(begin[len(trigger) :], control)} " if begin != trigger else ""
