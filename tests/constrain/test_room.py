@@ -1,11 +1,15 @@
 """Grammars whose rules stand deep in one another end no process."""
 
+import threading
+
 import pytest
 
 from tests.constrain.walks import accepts
 from tokenmill.constrain.compile import Compiler
 from tokenmill.constrain.enforced import enforced
 from tokenmill.constrain.grammar import spec_of
+from tokenmill.constrain.room import with_room
+from tokenmill.errors import RequestError
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tools.functions import Function
 
@@ -36,3 +40,14 @@ def test_deep_schemas_of_functions_are_read():
     parameters["properties"] = {"a": {"$ref": "#/$defs/d0"}}
     (function,), _ = enforced([Function("f", "", parameters, None)], "hermes")
     assert function.name == "f"
+
+
+def test_without_room_it_is_refused(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = threading.stack_size()
+    with pytest.raises(RequestError, match=r"needs 1024 MiB of addresses to compile in: can't start"):
+        with_room(list)
+    assert threading.stack_size() == before

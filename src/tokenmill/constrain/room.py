@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from tokenmill.errors import RequestError
+
 T = TypeVar("T")
 STACK = 1 << 30
 """Bytes of addresses; memory is taken of those that are used. A level of rules takes 4 KiB, one of a schema up to 20,
@@ -30,6 +32,8 @@ def begin(make: Callable[[], T]) -> tuple[Future[T], threading.Thread]:
         before = threading.stack_size(STACK)
         try:
             thread.start()
+        except RuntimeError as error:  # as where the memory of processes is limited
+            raise RequestError(f"a constraint needs {STACK >> 20} MiB of addresses to compile in: {error}") from None
         finally:
             threading.stack_size(before)
     return outcome, thread
