@@ -19,6 +19,7 @@ OUTSIDE = ("batches", "bench", "cli", "prove", "scale", "serve")  # whose errors
 CAUGHT = {
     "NotInvertible": "calibrate/rounding.py makes a CheckpointError of it",
     "SchemaError": "constrain/compile.py makes a ConfigError of it",
+    "TooMuchForced": "constrain/compile.py makes a ConfigError of it, sample/sampler.py a RequestError",
 }
 FACES = (engine.Engine, session.Session, core.Core)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits
 
-from tokenmill.constrain.constraint import Constraint, TooLong, check_forced
+from tokenmill.constrain.constraint import Constraint, TooMuchForced, check_forced
 from tokenmill.constrain.grammar import Spec, grammar_text
 from tokenmill.constrain.lark import with_options
 from tokenmill.constrain.room import begin
@@ -108,7 +108,7 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
         if matcher is first:
             try:
                 check_forced(ahead)
-            except TooLong as error:
+            except TooMuchForced as error:
                 raise refusal(spec, str(error)) from None
             ahead.try_consume_tokens(vocabulary.tokens.tokenize_bytes(ahead.compute_ff_bytes()))
     return Constraint(grammar, first, vocabulary, of_parser)

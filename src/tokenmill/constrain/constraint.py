@@ -25,7 +25,7 @@ MAX_FORCED = 16 * 1024
 """Bytes that must come one after the other. Each mask among them takes a time that grows with their number."""
 
 
-class TooLong(RequestError):
+class TooMuchForced(RequestError):
     """More must come at one place than MAX_FORCED. Compiling again would change nothing."""
 
 
@@ -73,9 +73,9 @@ class Constraint:
 
 
 def check_forced(compiled: LLMatcher) -> None:
-    """TooLong where more must come than may."""
+    """TooMuchForced where more must come than may."""
     if (size := len(compiled.compute_ff_bytes())) > MAX_FORCED:
-        raise TooLong(
+        raise TooMuchForced(
             f"the constraint of this request demands {size:,} bytes at one place; {MAX_FORCED:,} are possible"
         )
 
@@ -144,7 +144,7 @@ class Matcher:
         """
         errors = self._fill(words_RW, drafts)
         # Others may have used up what they share.
-        if errors[-1] is not None and not isinstance(errors[-1], TooLong) and self._may_renew():
+        if errors[-1] is not None and not isinstance(errors[-1], TooMuchForced) and self._may_renew():
             self.renew()
             errors = self._fill(words_RW, drafts)
         return errors
@@ -193,7 +193,7 @@ class Matcher:
             if fits and not ahead.is_over:
                 try:
                     check_forced(ahead.compiled)
-                except TooLong as error:
+                except TooMuchForced as error:
                     errors[number:] = [error] * (len(errors) - number)
                     break
                 # One by one: threads of llguidance's own would have to be woken, which takes longer than some masks.
