@@ -24,7 +24,7 @@ class InFlight:
     """
 
     def __init__(self, plan: Plan, logits_RV: Tensor, masks: Mapping[int, List[Mask]]) -> None:
-        self.plan, self.next_is_planned = plan, False
+        self.plan, self.masks, self.next_is_planned = plan, masks, False
         self.rows_of: list[range] = []
         self._rows: list[Row] = []
         picked: list[int] = []

@@ -92,10 +92,11 @@ class Loop:
         sampled, errors = current.read()
         self._phase("sample", current.plan)
         accepted = verify(current.plan, [sampled.tokens[rows.start : rows.stop] for rows in current.rows_of])
-        accepted = self.matchers.settle(current.plan, accepted)
+        if current.masks:
+            accepted = self.matchers.settle(current.plan, accepted)
         self._note(current, accepted, sampled, errors)
         stores = self.scheduler.commit(current.plan, accepted, current.next_is_planned)
-        for sequence in self.matchers.whole(current.plan, accepted):
+        for sequence in self.matchers.whole(current.plan, accepted) if current.masks else ():
             self.scheduler.finish(sequence, WHOLE)
         if stores:
             self.loaded.runner.store(stores)
