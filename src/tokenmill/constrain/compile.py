@@ -98,20 +98,24 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
     first = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=of_parser)
     if first.is_error():
         raise refusal(spec, _placed(spec, told(first.get_error())))
-    ahead = first.deep_copy()
-    for matcher in (first, ahead):  # at its beginning, and behind what must come there
-        mask = matcher.compute_bitmask()
-        if matcher.is_error() or not any(mask):
-            why = told(matcher.get_error())
-            is_dead = not why or why.startswith("NoExtension")
-            raise refusal(spec, "no text of this model's tokens fits it" if is_dead else why)
-        if matcher is first:
-            try:
-                check_forced(ahead)
-            except TooMuchForced as error:
-                raise refusal(spec, str(error)) from None
-            ahead.try_consume_tokens(vocabulary.tokens.tokenize_bytes(ahead.compute_ff_bytes()))
+    _check_goes_on(spec, first)
+    try:
+        check_forced(first)
+    except TooMuchForced as error:
+        raise refusal(spec, str(error)) from None
+    ahead = first.deep_copy()  # to behind what must come at the beginning
+    ahead.try_consume_tokens(vocabulary.tokens.tokenize_bytes(first.compute_ff_bytes()))
+    _check_goes_on(spec, ahead)
     return Constraint(grammar, first, vocabulary, of_parser)
+
+
+def _check_goes_on(spec: Spec, matcher: LLMatcher) -> None:
+    """ConfigError where no token may come next."""
+    mask = matcher.compute_bitmask()
+    if matcher.is_error() or not any(mask):
+        why = told(matcher.get_error())
+        is_dead = not why or why.startswith("NoExtension")
+        raise refusal(spec, "no text of this model's tokens fits it" if is_dead else why)
 
 
 def told(error: str) -> str:

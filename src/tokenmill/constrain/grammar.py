@@ -10,15 +10,16 @@ from typing import Any
 from llguidance import LLMatcher
 
 from tokenmill.constrain.gbnf import is_gbnf, lark_of_gbnf
-from tokenmill.constrain.lark import literal, one_of, with_options
+from tokenmill.constrain.lark import with_options
 from tokenmill.constrain.schema import read_schema
 from tokenmill.constrain.structural_tag import lark_of_tags
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import CONSTRAINTS, shortened
 from tokenmill.settings.sampling_params import SamplingParams
-
-_ANY_TEXT = r"/(.|\n)*/"
+from tokenmill.text.thinking import Thinking
+from tokenmill.text.tools.grammar import think_first
+from tokenmill.text.tools.lark import Lark, escaped
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,10 @@ def grammar_text(spec: Spec, vocabulary: Vocabulary) -> str:
 
 
 def _after(spec: Spec, vocabulary: Vocabulary) -> str:
-    """A thought, the mark behind it, as a token or in letters, a line break or two, and what is constrained."""
-    closed = spelled = "spelled"
-    if spec.after in vocabulary.control:
-        closed = f"(THOUGHT {literal(spec.after, vocabulary.control)} | {spelled})"
-    closed += ' ("\\n" | "\\n\\n")?'
-    if spec.begin:
-        closed = f"({literal(spec.begin, vocabulary.control)} {closed})?"
-    return f"start: {closed} @constrained\nTHOUGHT: {_ANY_TEXT}\n{spelled}[lazy]: THOUGHT {literal(spec.after, {})}"
+    """The grammar of a thought, the mark behind it, and what is constrained."""
+    lark = Lark(vocabulary.control)
+    start = think_first(lark, Thinking(spec.begin, spec.after), "@constrained", is_open=not spec.begin)
+    return f"{lark}start: {start}\n"
 
 
 def _of_schema(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
@@ -70,7 +67,7 @@ def _of_regex(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
 
 
 def _of_choice(value: tuple[str, ...], vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    return [{"name": "choice", "lark_grammar": f"start: /{one_of(value)}/"}]
+    return [{"name": "choice", "lark_grammar": f"start: /{'|'.join(map(escaped, value))}/"}]
 
 
 def _of_grammar(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:

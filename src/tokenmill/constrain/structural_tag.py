@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tokenmill.constrain.lark import json_value, literal
+from tokenmill.constrain.lark import json_value
 from tokenmill.constrain.schema import read_schema
 from tokenmill.constrain.schema_parts import SchemaError
 from tokenmill.errors import ConfigError
-
-_TEXT = r"TEXT: /(.|\n)*/"
+from tokenmill.text.tools.lark import ANYTHING, Lark, quoted
 
 
 def lark_of_tags(given: Any, control: Mapping[str, int]) -> list[dict[str, Any]]:
     """The grammar of `structures`, each {begin, schema, end}, and of the `triggers` with which they begin."""
     structures, triggers = _checked(given)
+    literal = Lark(control).literal
     lines = [
-        _TEXT,
+        f"TEXT: /{ANYTHING}/",
         "start: (" + " | ".join(f"tag_{number}" for number in range(len(structures))) + ")* rest",
         "rest: TEXT",
     ]
@@ -26,14 +26,12 @@ def lark_of_tags(given: Any, control: Mapping[str, int]) -> list[dict[str, Any]]
         trigger = min(matching, key=lambda each: (each not in control, len(each)), default=None)
         if trigger is None:
             raise _wrong(f"structures[{number}].begin = {begin!r} begins with none of the triggers {triggers}")
-        head = f"{literal(begin[len(trigger) :], control)} " if begin != trigger else ""
-        tail = f" {literal(end, control)}" if end else ""
+        head = f"{literal(begin[len(trigger) :])} " if begin != trigger else ""
+        tail = f" {literal(end)}" if end else ""
         if trigger in control:
-            lines.append(
-                f"tag_{number}: TEXT {literal(trigger, control)} {head}{json_value(structure['schema'])}{tail}"
-            )
+            lines.append(f"tag_{number}: TEXT {literal(trigger)} {head}{json_value(structure['schema'])}{tail}")
         else:
-            lines.append(f"before_{number}[lazy]: TEXT {literal(trigger, {})}")
+            lines.append(f"before_{number}[lazy]: TEXT {quoted(trigger)}")
             lines.append(f"tag_{number}: before_{number} {head}{json_value(structure['schema'])}{tail}")
     return [{"name": "tags", "lark_grammar": "\n".join(lines)}]
 

@@ -11,6 +11,8 @@ from tokenmill.text.tools.functions import Choice, Function
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice
 from tokenmill.text.tools.tool_format import ToolFormat
 
+GAP = r'("\n" | "\n\n")?'
+
 
 def calls_grammar(
     form: ToolFormat,
@@ -33,12 +35,15 @@ def calls_grammar(
         return f"{lark}start: {start}\n"
     start = lark.rule("answer", _answer(lark, form, functions, wanted, thinking, text))
     if thinking is not None:
-        start = think_first(lark, thinking, start, is_open=is_open, gap='("\\n" | "\\n\\n")?')
+        start = think_first(lark, thinking, start, is_open=is_open)
     return f"{lark}start: {start}\n"
 
 
-def think_first(lark: Lark, thinking: Thinking, answer: str, *, is_open: bool, gap: str) -> str:
-    """An expression for an answer after thinking: where is_open, after its closing mark; else with or without any."""
+def think_first(lark: Lark, thinking: Thinking, answer: str, *, is_open: bool, gap: str = GAP) -> str:
+    """An expression for an answer after thinking: where is_open, after its closing mark; else with or without any.
+
+    gap: an expression for what stands behind that mark; a line break or two, or nothing.
+    """
     anything = lark.rule("THOUGHTS", f"/{ANYTHING}/")
     closed = f"{lark.until('thought', thinking.end, anything)} {gap}"
     if is_open:
