@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.constrain.thinking import Thinking
+from tokenmill.constrain.thinking import ThinkingBudget
 
 OPEN, CLOSE, TWO = (7,), (8,), (8, 9)
 
@@ -10,24 +10,24 @@ OPEN, CLOSE, TWO = (7,), (8,), (8, 9)
 @pytest.mark.parametrize(
     ("thinking", "output", "forced"),
     [
-        (Thinking(3, OPEN, CLOSE, True), [1, 2], None),
-        (Thinking(3, OPEN, CLOSE, True), [1, 2, 3], 8),
-        (Thinking(3, OPEN, CLOSE, True), [1, 2, 3, 8], None),
-        (Thinking(3, OPEN, CLOSE, True), [1, 8, 3], None),  # it has ended by itself
-        (Thinking(3, OPEN, CLOSE, False), [1, 2, 3, 4], None),  # it does not think
-        (Thinking(3, OPEN, CLOSE, False), [7, 1, 2], None),
-        (Thinking(3, OPEN, CLOSE, False), [7, 1, 2, 3], 8),
-        (Thinking(0, OPEN, CLOSE, True), [], 8),
-        (Thinking(0, OPEN, CLOSE, False), [], None),
-        (Thinking(0, OPEN, CLOSE, False), [7], 8),
-        (Thinking(0, OPEN, CLOSE, False), [5], None),
-        (Thinking(3, OPEN, TWO, True), [1, 2, 3], 8),
-        (Thinking(3, OPEN, TWO, True), [1, 2, 3, 8], 9),
-        (Thinking(3, OPEN, TWO, True), [1, 2, 3, 8, 9], None),
-        (Thinking(3, OPEN, TWO, True), [1, 2, 8], 9),  # the mark had begun
-        (Thinking(3, OPEN, TWO, True), [1, 2, 8, 9], None),
-        (Thinking(3, OPEN, TWO, True), [1, 8, 9], None),
-        (Thinking(2, OPEN, TWO, True, lambda tokens: 5 in tokens), [1, 5], None),  # the mark in other tokens
+        (ThinkingBudget(3, OPEN, CLOSE, True), [1, 2], None),
+        (ThinkingBudget(3, OPEN, CLOSE, True), [1, 2, 3], 8),
+        (ThinkingBudget(3, OPEN, CLOSE, True), [1, 2, 3, 8], None),
+        (ThinkingBudget(3, OPEN, CLOSE, True), [1, 8, 3], None),  # it has ended by itself
+        (ThinkingBudget(3, OPEN, CLOSE, False), [1, 2, 3, 4], None),  # it does not think
+        (ThinkingBudget(3, OPEN, CLOSE, False), [7, 1, 2], None),
+        (ThinkingBudget(3, OPEN, CLOSE, False), [7, 1, 2, 3], 8),
+        (ThinkingBudget(0, OPEN, CLOSE, True), [], 8),
+        (ThinkingBudget(0, OPEN, CLOSE, False), [], None),
+        (ThinkingBudget(0, OPEN, CLOSE, False), [7], 8),
+        (ThinkingBudget(0, OPEN, CLOSE, False), [5], None),
+        (ThinkingBudget(3, OPEN, TWO, True), [1, 2, 3], 8),
+        (ThinkingBudget(3, OPEN, TWO, True), [1, 2, 3, 8], 9),
+        (ThinkingBudget(3, OPEN, TWO, True), [1, 2, 3, 8, 9], None),
+        (ThinkingBudget(3, OPEN, TWO, True), [1, 2, 8], 9),  # the mark had begun
+        (ThinkingBudget(3, OPEN, TWO, True), [1, 2, 8, 9], None),
+        (ThinkingBudget(3, OPEN, TWO, True), [1, 8, 9], None),
+        (ThinkingBudget(2, OPEN, TWO, True, lambda tokens: 5 in tokens), [1, 5], None),  # the mark in other tokens
     ],
 )
 def test_the_mark_that_has_to_come(thinking, output, forced):

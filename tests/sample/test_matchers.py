@@ -6,7 +6,7 @@ import pytest
 from tests.byte_model import THINK, save_thinking_model
 from tokenmill.constrain.compile import compile
 from tokenmill.constrain.grammar import spec_of
-from tokenmill.constrain.thinking import Thinking
+from tokenmill.constrain.thinking import ThinkingBudget
 from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import RequestError
 from tokenmill.sample.matchers import Matchers
@@ -150,7 +150,7 @@ def test_a_matcher_goes_along_with_whatever_becomes_of_the_tokens(sequence):
 
 
 def test_at_the_limit_of_thinking_the_mark_alone_is_admitted_and_drafted(sequence):
-    thinking = Thinking(2, THINK[:1], THINK[1:], is_open=True)
+    thinking = ThinkingBudget(2, THINK[:1], THINK[1:], is_open=True)
     assert masks(sequence(b"a", thinking=thinking), [*b"b", THINK[1]]) == [None, [THINK[1]], None]
     assert masks(sequence(b"abcdefghijklmnopqrstuvwxyz", thinking=thinking)) == [None]
     assert Matchers().drafts(sequence(b"a", thinking=thinking), list(b"bcd"), 4) == [*b"b", THINK[1]]

@@ -11,7 +11,7 @@ MAX_WAIT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ThinkingBudget:
     """At most `budget` tokens between two marks, which are given as token ids. is_open: the prompt has the first mark.
 
     Only a text that begins with the first mark, or whose prompt has it, thinks. is_closed: whether the second mark is

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tokenmill.constrain.compile import Compiler
 from tokenmill.constrain.constraint import Constraint
 from tokenmill.constrain.grammar import spec_of
-from tokenmill.constrain.thinking import Thinking
+from tokenmill.constrain.thinking import ThinkingBudget
 from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.sample.matchers import is_whole, matcher_of
@@ -17,8 +17,6 @@ from tokenmill.schedule.sequence import WHOLE, Sequence
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.thinking import thinking_of
 from tokenmill.text.tokenizer import Tokenizer
-
-MARK = 32  # tokens at the end of a prompt, among which a mark is looked for
 
 
 class Constraints:
@@ -72,7 +70,7 @@ class Constraints:
         constraint, thinking = self.constraint(params, prompt), self._thinking(params.thinking_budget, prompt)
         return replace(choosing, constraint=constraint, thinking=thinking, constrained_from=start)
 
-    def _thinking(self, budget: int | None, prompt: List[int]) -> Thinking | None:
+    def _thinking(self, budget: int | None, prompt: List[int]) -> ThinkingBudget | None:
         if budget is None:
             return None
         if self._marks is None or self._tokenizer is None:
@@ -84,13 +82,12 @@ class Constraints:
         def is_closed(thought: List[int]) -> bool:
             return marks.end in tokenizer.decode(thought, skip_special=False)
 
-        return Thinking(budget, opening, closing, self._is_open(prompt), is_closed)
+        return ThinkingBudget(budget, opening, closing, self._is_open(prompt), is_closed)
 
     def _is_open(self, prompt: List[int]) -> bool:
         """Whether a prompt ends with the mark that begins a thought."""
-        if self._marks is None or self._tokenizer is None:
-            return False
-        return self._marks.is_open(self._tokenizer.decode(prompt[-MARK:], skip_special=False))
+        marks, tokenizer = self._marks, self._tokenizer
+        return marks is not None and tokenizer is not None and marks.is_open_after(prompt, tokenizer)
 
     def _speaks_of_thinking(self, params: SamplingParams) -> bool:
         """Whether a grammar names the mark behind a thought itself, so that it is about the thought, too."""

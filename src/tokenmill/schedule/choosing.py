@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tokenmill.constrain.constraint import Constraint
-from tokenmill.constrain.thinking import Thinking
+from tokenmill.constrain.thinking import ThinkingBudget
 from tokenmill.settings.sampling_params import SamplingParams
 
 
@@ -24,7 +24,7 @@ class Choosing:
     penalties_from: int | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     constraint: Constraint | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingBudget | None = None
     constrained_from: int | None = None
 
     @property

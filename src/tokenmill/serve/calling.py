@@ -27,7 +27,6 @@ from tokenmill.text.tools.functions import Choice, Function, read_choice
 from tokenmill.text.tools.model_tools import ModelTools, tools_of
 from tokenmill.text.turns import turns_of
 
-NUM_LAST = 16  # tokens of a prompt, among which the mark is that begins thinking
 TEXT = "plain_text"  # the name of the grammar of an answer without calls
 Constraint = tuple[str, dict[str, Any]]
 Json = dict[str, Any]
@@ -73,8 +72,7 @@ class Calling:
         """How the answer to a prompt is constrained and read."""
         if (tools := self.tools) is None or self.tokenizer is None:
             return Answer()
-        last = self.tokenizer.decode(list(prompt[-NUM_LAST:]), False)
-        is_open = tools.thinking is not None and tools.thinking.is_open(last)
+        is_open = tools.thinking is not None and tools.thinking.is_open_after(prompt, self.tokenizer)
         allowed = self.choice.among(self.functions)
         if not allowed and tools.thinking is None and tools.form.reader is None:
             return Answer()

@@ -39,38 +39,3 @@ class CallArguments:
 
 
 Part = TextPart | ThinkingPart | CallBegin | CallArguments
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A whole call. arguments: JSON text of an object."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole answer. Where a model writes text or thinking in several places, they are joined."""
-
-    text: str
-    thinking: str
-    calls: list[Call]
-
-
-def joined(parts: list[Part]) -> Answer:
-    """The answer that the parts of a stream make."""
-    texts, thinking = [], []
-    calls: dict[int, tuple[CallBegin, list[str]]] = {}
-    for part in parts:
-        if isinstance(part, TextPart):
-            texts.append(part.text)
-        elif isinstance(part, ThinkingPart):
-            thinking.append(part.text)
-        elif isinstance(part, CallBegin):
-            calls[part.index] = part, []
-        else:
-            calls[part.index][1].append(part.text)
-    made = [Call(begin.id, begin.name, "".join(pieces)) for begin, pieces in calls.values()]
-    return Answer("".join(texts), "".join(thinking), made)

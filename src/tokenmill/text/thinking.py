@@ -1,7 +1,11 @@
 """How a family's answers show what the model thinks before them: the marks, from the words of its chat template."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from tokenmill.text.tokenizer import Tokenizer
+
+NUM_LAST = 32  # tokens at the end of a prompt, among which the mark is looked for
 
 # By their first marks, in the order in which they are looked for.
 MARKS = {
@@ -24,6 +28,10 @@ class Thinking:
     def is_open(self, prompt: str) -> bool:
         """Whether an answer begins inside thinking because the prompt, or its last letters, ends with the mark."""
         return prompt.rstrip().endswith(self.begin)
+
+    def is_open_after(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+        """Whether an answer to a prompt begins inside thinking."""
+        return self.is_open(tokenizer.decode(list(prompt[-NUM_LAST:]), skip_special=False))
 
     def marks(self) -> tuple[str, str]:
         """Both."""

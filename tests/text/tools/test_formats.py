@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
+from tests.text.tools.answers import joined
 from tests.text.tools.byte_grammar import admitted, ids_of
 from tokenmill.registry import TOOL_FORMATS, lookup
-from tokenmill.text.parts import joined
 from tokenmill.text.tools.functions import Choice, read_functions
 from tokenmill.text.tools.grammar import calls_grammar
 from tokenmill.text.tools.parser import Parser

@@ -5,8 +5,9 @@ from random import Random
 
 import pytest
 
+from tests.text.tools.answers import answer, pushed
 from tests.text.tools.byte_grammar import admitted, ids_of
-from tokenmill.text.parts import CallArguments, CallBegin, TextPart, joined
+from tokenmill.text.parts import CallArguments, CallBegin, TextPart
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.functions import Choice, read_functions
 from tokenmill.text.tools.grammar import calls_grammar
@@ -39,17 +40,7 @@ ANSWERS = {
 
 def parsed(text, cut=None, functions=FUNCTIONS, **more):
     """The parts of an answer; cut: Random that cuts it."""
-    parser, parts, at = Parser(HERMES, functions, thinking=THINKING, **more), [], 0
-    while at < len(text):
-        length = cut.choice([1, 1, 2, 3, 8, 40]) if cut else len(text)
-        parts += parser.push(text[at : at + length])
-        at += length
-    return parts + parser.finish()
-
-
-def answer(parts):
-    found = joined(parts)
-    return found.text, found.thinking, [(call.name, call.arguments) for call in found.calls]
+    return pushed(Parser(HERMES, functions, thinking=THINKING, **more), text, cut)
 
 
 @pytest.mark.parametrize("is_trusted", [False, True])

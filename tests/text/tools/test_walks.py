@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher
 
+from tests.text.tools.answers import joined
 from tests.text.tools.byte_grammar import END, ids_of, tokenizer, tokens_of
 from tests.text.tools.test_formats import FRAMED, NAMES, control_of, form_of
-from tokenmill.text.parts import joined
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.functions import Choice, read_functions
 from tokenmill.text.tools.grammar import calls_grammar

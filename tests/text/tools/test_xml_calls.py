@@ -5,9 +5,10 @@ from random import Random
 
 import pytest
 
+from tests.text.tools.answers import joined
 from tests.text.tools.byte_grammar import admitted
 from tokenmill.errors import RequestError
-from tokenmill.text.parts import CallArguments, joined
+from tokenmill.text.parts import CallArguments
 from tokenmill.text.tools.functions import Choice, Function
 from tokenmill.text.tools.glm45 import GLM45
 from tokenmill.text.tools.grammar import calls_grammar
