@@ -1,16 +1,16 @@
 """`tokenmill agent-check`: how much of an agent's requests a server computes though it had computed it before."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tokenmill.cli.parser.options import Json, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
 from tokenmill.errors import TokenmillError
-
-if TYPE_CHECKING:  # imports httpx2, which is optional
-    from tokenmill.prove.agent.check import Outcome
+from tokenmill.prove.agent.log import read_log
+from tokenmill.prove.agent.outcome import Outcome
+from tokenmill.prove.agent.report import HEADER, document, notes, percent, rows
 
 EXAMPLES = examples(
     "tokenmill serve --record day.jsonl",
@@ -56,8 +56,6 @@ def command(
         from tokenmill.prove.agent.check import AgentCheck, Settings
     except ModuleNotFoundError as error:
         raise TokenmillError(f"agent-check needs {error.name}: pip install 'tokenmill[bench]'") from None
-    from tokenmill.prove.agent.log import read_log
-    from tokenmill.prove.agent.report import document
 
     recorded, num_done = read_log(log), 0
     settings = Settings(url, key or None, model, max_tokens, timeout)
@@ -78,9 +76,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _show(outcome: "Outcome", log: Path, url: str, quiet: bool) -> None:
-    from tokenmill.prove.agent.report import HEADER, notes, percent, rows
-
+def _show(outcome: Outcome, log: Path, url: str, quiet: bool) -> None:
     print_table(f"{log} at {url}: tokens of each request", rows(outcome), HEADER, ("seconds", "new"))
     typer.echo(f"{percent(outcome.share)} of what stood before was found; {outcome.num_again:,} tokens computed again")
     if not quiet:

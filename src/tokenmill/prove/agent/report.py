@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from tokenmill.prove.agent.check import Outcome, Turn
+from tokenmill.prove.agent.outcome import Outcome, Turn
 from tokenmill.version import __version__
 
 HEADER = ("turn", "route", "prompt", "stood before", "found", "computed again", "new", "found share", "seconds")
