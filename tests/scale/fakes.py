@@ -123,6 +123,29 @@ async def ask(app, path, body=None, headers=(), method=None):
     return sent[0]["status"], found, b"".join(message.get("body", b"") for message in sent)
 
 
+def cut_before_messages(fleet, run, most=None):
+    """Run a stream undisturbed, then again while the replica that writes it is lost before a message: each in turn, or
+    about `most`. Yields the message's number, how many there are, and what was said undisturbed and now.
+    """
+    fleet.on_part = lambda *_: False
+    run()  # so that the rows of the prompt are cached, as in all that follow
+    fleet.calls.clear()
+    wanted = run()
+    (first, _), seen = fleet.calls[0], []
+    fleet.on_part = lambda call, replica, part: seen.append(replica)
+    run()
+    for cut in range(0, len(seen), 1 if most is None else 1 + len(seen) // most):
+        left = [cut]
+
+        def lose(call, replica, part, left=left):
+            left[0] -= replica == first
+            return left[0] < 0 and replica == first
+
+        fleet.on_part = lose
+        fleet.calls.clear()
+        yield cut, len(seen), wanted, run()
+
+
 def events_of(data):
     """The events of a stream; comments are left out."""
     lines = [line for line in data.decode().split("\n\n") if line and not line.startswith(":")]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.marks import slow_but
-from tests.scale.fakes import ask, events_of
+from tests.scale.fakes import ask, cut_before_messages, events_of
 from tokenmill.scale.gate import Gate
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -73,23 +73,8 @@ def stream(fleet, path, body, **more):
 def test_a_stream_is_cut_at_every_message(name, fleet):
     """The replica that writes it is lost before each message in turn; the one that goes on is not."""
     path, body = BODIES[name]
-    fleet.on_part = lambda *_: False
-    stream(fleet, path, body)  # so that the rows of the prompt are cached, as in all that follow
-    fleet.calls.clear()
-    wanted = read(stream(fleet, path, body))
-    (first, _), seen = fleet.calls[0], []
-    fleet.on_part = lambda call, replica, part: seen.append(replica)
-    stream(fleet, path, body)
-    for cut in range(len(seen)):
-        left = [cut]
-
-        def lose(call, replica, part, left=left):
-            left[0] -= replica == first
-            return left[0] < 0 and replica == first
-
-        fleet.on_part = lose
-        fleet.calls.clear()
-        found = read(stream(fleet, path, body))
+    for cut, num_messages, wanted, found in cut_before_messages(fleet, lambda: read(stream(fleet, path, body))):
         assert found[0] == wanted[0] and found[2] == wanted[2]
-        assert len({name for name, _ in fleet.calls}) == (2 if cut < len(seen) - 1 else 1)  # the last message is empty
+        is_last = cut == num_messages - 1  # which is empty
+        assert len({name for name, _ in fleet.calls}) == (1 if is_last else 2)
         assert cut == 0 or found[1] == wanted[1]

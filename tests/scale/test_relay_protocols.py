@@ -7,7 +7,7 @@ import pytest
 
 from tests.byte_model import save_byte_model
 from tests.marks import slow_but
-from tests.scale.fakes import FakeFleet, ask
+from tests.scale.fakes import FakeFleet, ask, cut_before_messages
 from tokenmill.scale.gate import Gate
 
 CITY = {
@@ -110,21 +110,6 @@ def _texts(event):
 def test_a_stream_is_cut_at_every_message(name, fleet):
     """The replica that writes it is lost before a message; the one that goes on is not."""
     path, body = BODIES[name]
-    fleet.on_part = lambda *_: False
-    stream(fleet, path, body)  # so that the rows of the prompt are cached, as in all that follow
-    fleet.calls.clear()
-    wanted = read(stream(fleet, path, body))
-    (first, _), seen = fleet.calls[0], []
-    fleet.on_part = lambda call, replica, part: seen.append(replica)
-    stream(fleet, path, body)
-    for cut in range(0, len(seen), 1 + len(seen) // 20):
-        left = [cut]
-
-        def lose(call, replica, part, left=left):
-            left[0] -= replica == first
-            return left[0] < 0 and replica == first
-
-        fleet.on_part = lose
-        found = read(stream(fleet, path, body))
+    for cut, _, wanted, found in cut_before_messages(fleet, lambda: read(stream(fleet, path, body)), most=20):
         assert [each for each in found if "usage" not in each[0]] == [each for each in wanted if "usage" not in each[0]]
         assert cut == 0 or found == wanted
