@@ -1,10 +1,11 @@
-"""A long conversation of an agent: the share of tokens that stood before which the server finds, also after kill -9.
+"""A long conversation of an agent: the share of its repeated prefix that the server finds cached, also after kill -9.
 
     python benchmarks/agent_turns.py --turns 50 --tokens 20000 --kill 17,34
 
-A server of a random model, whose answers are a script's, is asked for turn after turn of calls and results, until each
-prompt has more than --tokens. The time to the first token is compared with that of a prompt of ids which ends, after
-the same beginning, with as many other new tokens: the same computation without templates, tools and text.
+The benchmark starts a server with a random model whose answers are scripted. It sends one turn of tool calls and
+results after the other, each with the whole history; the first prompt has about --tokens. The time to the first token
+is compared with that of a prompt of ids which ends, after the same beginning, with as many other new tokens: the same
+computation without templates, tools and text.
 """
 
 import argparse

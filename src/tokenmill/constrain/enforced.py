@@ -1,7 +1,7 @@
-"""What of the functions of a request can be enforced: schemas of agents hold words that no grammar knows.
+"""The schemas of a request's functions, as far as llguidance can enforce them: agents send keywords that it cannot.
 
-Where a function is strict, such a word is refused with its name. Otherwise it is left out and told, and a schema that
-cannot be read at all is left out whole: the arguments are then any object.
+For a strict function such a keyword is refused by name. Otherwise the keyword is dropped with a warning, and a schema
+that cannot be read at all is dropped whole, so that the arguments may be any object.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The tokens of a model as llguidance reads them: bytes for what is text, a mark before what is control.
+"""The vocabulary of a model for llguidance: the bytes of each token, with 0xFF before those of control tokens.
 
 Control tokens begin with the byte 0xFF, which is in no text, so that no grammar of letters admits them; a grammar names
 one by its id, `<[42]>`. A model whose logits are wider than its tokenizer has tokens of no bytes there, which are never

@@ -1,1 +1,1 @@
-"""Functions that a model may call: how each family writes a call, from which the grammar and the parser come."""
+"""The tool calls of each model family: one description of a format gives both the grammar and the parser."""

@@ -1,4 +1,4 @@
-"""DeepSeek's calls between tokens of their own: V3.1's name and JSON, V3's with a fence of JSON."""
+"""DeepSeek's tool calls between special tokens: the name and JSON (V3.1), or the name and JSON in a code fence (V3)."""
 
 from tokenmill.text.tools.named_calls import NamedCall
 from tokenmill.text.tools.tool_format import ToolFormat

@@ -1,5 +1,5 @@
-"""Gemma's calls: those of FunctionGemma and Gemma 4 between tokens of their own; of Gemma 2 and 3, whose templates show
-no functions, JSON in a code fence, as they are told to.
+"""Gemma's tool calls. FunctionGemma and Gemma 4 write them between special tokens. The chat templates of Gemma 2 and 3
+have no tools, so a system message tells these models to write JSON in a code fence.
 """
 
 from tokenmill.text.tools.gemma_calls import GemmaCall

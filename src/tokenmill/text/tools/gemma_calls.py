@@ -1,4 +1,4 @@
-"""A call as FunctionGemma and Gemma 4 write it: `call:f{a:<escape>x<escape>,b:[1,2]}`, with keys in their order."""
+"""A tool call as FunctionGemma and Gemma 4 write it, `call:f{a:<escape>x<escape>,b:[1,2]}`, with sorted keys."""
 
 import re
 from collections.abc import Generator, Mapping

@@ -1,4 +1,4 @@
-"""Calls of GLM-4.5 to 4.7: the name, then keys and values in tags of their own."""
+"""Tool calls of GLM-4.5 to 4.7: the name, then each argument in the tags `<arg_key>` and `<arg_value>`."""
 
 from tokenmill.text.tools.tool_format import ToolFormat
 from tokenmill.text.tools.xml_calls import XmlCall

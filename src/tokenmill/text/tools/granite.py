@@ -1,4 +1,4 @@
-"""Granite 3's calls: a JSON list after `<|tool_call|>`. Granite 4 writes calls as hermes."""
+"""Granite 3's tool calls: a JSON list after `<|tool_call|>`. Granite 4 writes them as Hermes does."""
 
 from tokenmill.text.tools.json_calls import JsonCall
 from tokenmill.text.tools.tool_format import ToolFormat

@@ -1,4 +1,4 @@
-"""Hermes' calls, which Qwen 2.5 and 3 write too: a JSON object between `<tool_call>` and `</tool_call>`."""
+"""Tool calls of Hermes and Qwen 2.5 and 3: a JSON object between `<tool_call>` and `</tool_call>`."""
 
 from tokenmill.text.tools.json_calls import JsonCall
 from tokenmill.text.tools.tool_format import ToolFormat

@@ -1,4 +1,4 @@
-"""Hunyuan's calls: a JSON list between `<tool_calls>` and `</tool_calls>`."""
+"""Hunyuan's tool calls: a JSON list between `<tool_calls>` and `</tool_calls>`."""
 
 from tokenmill.text.tools.json_calls import JsonCall
 from tokenmill.text.tools.tool_format import ToolFormat

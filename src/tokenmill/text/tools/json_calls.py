@@ -1,4 +1,4 @@
-"""A call as a JSON object: `{"name": "f", "arguments": {…}}`, the first of several formats."""
+"""A tool call as a JSON object, `{"name": "f", "arguments": {…}}`, which several formats share."""
 
 import json
 from collections.abc import Generator, Mapping

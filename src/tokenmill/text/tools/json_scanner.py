@@ -1,4 +1,4 @@
-"""The end of a JSON value in text that comes in pieces, and the first character that makes it none."""
+"""An incremental JSON scanner: it finds the end of a value, or the first character that is no JSON."""
 
 import re
 from typing import Protocol

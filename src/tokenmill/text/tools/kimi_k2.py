@@ -1,4 +1,4 @@
-"""Kimi K2's calls: its name with the call's number, and JSON, between tokens of their own."""
+"""Kimi K2's tool calls between special tokens: the name with the call's number, then the arguments as JSON."""
 
 from tokenmill.text.tools.named_calls import NamedCall
 from tokenmill.text.tools.tool_format import ToolFormat

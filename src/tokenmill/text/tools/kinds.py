@@ -1,4 +1,4 @@
-"""What JSON a schema admits, as far as formats that write values otherwise must know."""
+"""The JSON types that a schema admits, for the formats that write arguments not as JSON."""
 
 import json
 from collections.abc import Mapping

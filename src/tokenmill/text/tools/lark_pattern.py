@@ -1,4 +1,4 @@
-"""A grammar in Lark whose rules do not refer to themselves, as one regular expression.
+"""A Lark grammar without recursion is converted to one regular expression.
 
 So a text that follows it can be a string inside JSON. The patches of Codex have such a grammar.
 """

@@ -1,4 +1,4 @@
-"""Calls of Llama 3.1 to 4: JSON objects with `parameters` and nothing else in the answer."""
+"""Tool calls of Llama 3.1 to 4: JSON objects with `parameters`, which are the whole answer."""
 
 from tokenmill.text.tools.json_calls import JsonCall
 from tokenmill.text.tools.tool_format import ToolFormat

@@ -1,4 +1,4 @@
-"""MiniMax-M2's calls: tags with names as attributes, all calls in one frame."""
+"""MiniMax-M2's tool calls: XML tags with the names as attributes, all calls between one pair of tags."""
 
 from tokenmill.text.tools.tool_format import ToolFormat
 from tokenmill.text.tools.xml_calls import XmlCall

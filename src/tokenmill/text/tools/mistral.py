@@ -1,4 +1,4 @@
-"""Mistral's calls: a JSON list after `[TOOL_CALLS]`, and since 2025 the name before `[ARGS]` and JSON after it."""
+"""Mistral's tool calls: a JSON list after `[TOOL_CALLS]`; newer models write the name, `[ARGS]` and the arguments."""
 
 from tokenmill.text.tools.json_calls import JsonCall
 from tokenmill.text.tools.named_calls import NamedCall

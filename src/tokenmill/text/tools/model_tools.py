@@ -1,4 +1,4 @@
-"""The tools of a model: how its answers call functions, by the words of its chat template or by the format's name."""
+"""The tool calls of a model, in the format that its chat template or the setting tool_format says."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

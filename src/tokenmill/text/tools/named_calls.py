@@ -1,4 +1,4 @@
-"""A call whose name stands before its arguments, which are JSON: `name[ARGS]{…}`."""
+"""A tool call that writes the function's name, then its arguments as JSON: `name[ARGS]{…}`."""
 
 import json
 import re

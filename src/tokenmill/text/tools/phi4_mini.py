@@ -1,4 +1,4 @@
-"""Phi-4-mini's calls: a JSON list between its tokens for calls, or after the word `functools`."""
+"""Phi-4-mini's tool calls: a JSON list between special tokens, or after the word `functools`."""
 
 from tokenmill.text.tools.json_calls import JsonCall
 from tokenmill.text.tools.tool_format import ToolFormat

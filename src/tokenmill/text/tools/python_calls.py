@@ -1,4 +1,4 @@
-"""A call as Python writes it, with arguments by name: `f(a=1, b="x")`.
+"""A tool call as Python writes it, with keyword arguments: `f(a=1, b="x")`.
 
 The grammar writes values as JSON, and truth values and nothing as Python does; the parser reads either.
 """

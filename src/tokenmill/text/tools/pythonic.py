@@ -1,4 +1,4 @@
-"""Calls as Python writes them: a list of them alone in the answer (Llama 3.2 and 4), or in a frame of their own."""
+"""Tool calls as Python writes them: a list that is the whole answer (Llama 3.2 and 4), or a list between marks."""
 
 from tokenmill.text.tools.python_calls import PythonCall
 from tokenmill.text.tools.tool_format import ToolFormat

@@ -1,4 +1,4 @@
-"""Calls of Qwen 3 Coder and Qwen 3.5: functions and parameters in tags."""
+"""Tool calls of Qwen 3 Coder and Qwen 3.5: XML tags for the function and for each parameter."""
 
 from tokenmill.text.tools.tool_format import ToolFormat
 from tokenmill.text.tools.xml_calls import XmlCall

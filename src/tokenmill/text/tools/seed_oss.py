@@ -1,4 +1,4 @@
-"""Seed-OSS's calls: functions and parameters in tags, values without line breaks around them."""
+"""Seed-OSS's tool calls: XML tags for the function and for each parameter, without line breaks around values."""
 
 from tokenmill.text.tools.tool_format import ToolFormat
 from tokenmill.text.tools.xml_calls import XmlCall

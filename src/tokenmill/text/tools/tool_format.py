@@ -1,4 +1,4 @@
-"""One way to write calls: the description from which the grammar of calls and their parser come."""
+"""The description of a tool call format, from which its grammar and its parser are made."""
 
 import secrets
 import string

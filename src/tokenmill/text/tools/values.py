@@ -1,4 +1,4 @@
-"""Values that a format writes as plain texts or in Python's spelling, and the JSON text that they stand for."""
+"""Argument values that a format writes as plain text or as Python literals, and the JSON that they stand for."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A call in tags: a tag for each argument, in which texts stand as they are and all else stands as JSON.
+"""A tool call in XML tags, one for each argument: strings are written as they are, other values as JSON.
 
 A text ends at the first closing tag after which the call can go on, so that one inside a text that no grammar made
 does no harm; a closing tag that stands twice is read once. The grammar admits no closing tag inside a text.
