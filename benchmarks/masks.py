@@ -90,7 +90,7 @@ def run(engine: tokenmill.Engine, batch: int, num_tokens: int, settings: dict[st
     with engine.core.observed_by(steps):
         begun_s = time.perf_counter()
         prompts = [f"{PROMPT} ({number})" for number in range(batch)]
-        done = engine.generate(prompts, max_new_tokens=num_tokens, ignore_eos=True, **settings)
+        done = engine.generate(prompts, max_new_tokens=num_tokens, ignore_eos=not settings, **settings)
         took_s = time.perf_counter() - begun_s
     return {
         "step_ms": 1e3 * statistics.median(steps.seconds),

@@ -148,6 +148,9 @@ int tm_follow(void* model, char* why, int why_bytes);
 void tm_lose(void* shared);
 // Index and value of the largest of each row [rows, size], the first among equals; NaN is the largest.
 void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices, float* max_values);
+// Index of the largest of the values [size] whose bits are set, the first among equals: bit i of word w speaks of value 32 w + i. -1
+// if none of them is larger than -infinity. There are words for all values, none of which is NaN.
+int64_t tm_argmax_admitted(const float* values, int64_t size, const uint32_t* words);
 // The grid (scale and minimum) of each row of numbers [inputs, rows], which are the weights of a group, so that the values code *
 // scale + minimum that are nearest to the numbers have the smallest squared error, weighted by `weights` [inputs]. kind: any
 // minimum (0), one of which a code stands for zero (1), or the one with zero in the middle (2). scratch: [inputs, 16]. build: see

@@ -104,6 +104,11 @@ void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices
   }
 }
 
+int64_t tm_argmax_admitted(const float* values, int64_t size, const uint32_t* words) {
+  static const Kernels& kernels = find_kernels("");
+  return kernels.argmax_admitted(values, size, words);
+}
+
 int tm_fit_grid(const char* build, const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights,
                 float* scratch, float* scales, float* minimums) {
   const Kernels* kernels = kernels_or_null(build);

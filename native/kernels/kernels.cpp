@@ -52,6 +52,7 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     add_rows,
     add_weighted,
     argmax,
+    argmax_admitted,
     fit_grid,
     round_group,
 };

@@ -112,6 +112,7 @@ struct Kernels {
   void (*add)(float* x, const float* y, int n);
   void (*add_weighted)(float* x, const float* y, float weight, int n);
   int64_t (*argmax)(const float* x, int64_t n);  // the first among equals; NaN counts as the largest
+  int64_t (*argmax_admitted)(const float* x, int64_t n, const uint32_t* words);  // see tm_argmax_admitted
   // See tm_fit_grid and tm_round_group.
   void (*fit_grid)(const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights, float* scratch,
                    float* scales, float* minimums);

@@ -8,6 +8,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from tests.byte_model import save_byte_model
 from tokenmill.constrain.constraint import Constraint
+from tokenmill.constrain.masks import MaskRows
 from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import RequestError
 from tokenmill.text.tokenizer import Tokenizer
@@ -89,7 +90,8 @@ def test_a_matcher_is_a_function_of_its_tokens(name, stop_ids, vocabulary):
 def compare_masks(matcher, drafts, stop_ids):
     """The masks of all positions in one call with those of a new matcher at each."""
     words_RW = np.full((len(drafts) + 3, matcher.constraint.vocabulary.words), -1, dtype=np.int32)
-    assert not any(matcher.masks(words_RW[1:-1], drafts))
+    middle_RW = words_RW[1:-1]
+    assert not any(matcher.masks(MaskRows(middle_RW, middle_RW.ctypes.data), drafts))
     for number in range(len(drafts) + 1):
         alone = after(matcher.constraint, [*matcher.tokens, *drafts[:number]], stop_ids)
         found = ids(words_RW[number + 1])

@@ -8,15 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
-from numpy.typing import NDArray
 
+from tokenmill.constrain.masks import MaskRows, Words, forbid
 from tokenmill.constrain.room import with_room
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import RequestError
-
-Words = NDArray[np.int32]
-"""A mask of one position: bit i of word w is 1 if the token 32 w + i may come."""
-
 
 MAX_RENEWED = 8  # times for one text
 MAX_RENEWED_SIZE = 64 * 1024
@@ -93,6 +89,8 @@ class Matcher:
 
     def follow(self, tokens: Sequence[int]) -> int:
         """Go to the state after these tokens, or as many as fit; their number."""
+        if self.tokens == tokens and not self._is_short:
+            return len(self.tokens)
         self._is_short, alike = False, _num_alike(self.tokens, tokens)
         self.rollback(len(self.tokens) - alike)
         self.accept(tokens[alike:])
@@ -131,22 +129,22 @@ class Matcher:
 
     def mask(self, words_W: Words) -> None:
         """Fill the mask of the next position. RequestError if the grammar takes more than its limits allow."""
-        (error,) = self.masks(words_W[None])
+        (error,) = self.masks(MaskRows(words_W[None], words_W.ctypes.data))
         if error is not None:
             raise error
 
-    def masks(self, words_RW: Words, drafts: Sequence[int] = ()) -> list[RequestError | None]:
+    def masks(self, rows: MaskRows, drafts: Sequence[int] = ()) -> list[RequestError | None]:
         """Fill the masks of the next position and of the one after each draft. For each row, what it lacks if the
         grammar takes more than its limits allow.
 
-        Rows behind an end, or behind a draft that does not fit, are left as they are, or get all bits. They do not
-        count: nothing that is chosen there fits.
+        Rows behind an end, or behind a draft that does not fit, get all bits. They do not count: nothing that is chosen
+        there fits.
         """
-        errors = self._fill(words_RW, drafts)
+        errors = self._fill(rows, drafts)
         # Others may have used up what they share.
         if errors[-1] is not None and not isinstance(errors[-1], TooMuchForced) and self._may_renew():
             self.renew()
-            errors = self._fill(words_RW, drafts)
+            errors = self._fill(rows, drafts)
         return errors
 
     def forced(self) -> list[int]:
@@ -154,11 +152,10 @@ class Matcher:
 
         Other tokens may spell the same, so these are likely and no more.
         """
-        if self.is_over:
+        if self.is_over or len(self.compiled.compute_ff_bytes()) > MAX_FORCED:
             return []
-        if len(self.compiled.compute_ff_bytes()) > MAX_FORCED:
-            return []
-        tokens, ahead = list(self.compiled.compute_ff_tokens()), self.fork()
+        tokens = list(self.compiled.compute_ff_tokens())
+        ahead = self.fork() if tokens else self
         if ahead.accept(tokens) == len(tokens) and self.ends and ahead.may_end and ahead.compiled.is_stopped():
             tokens.append(self.ends[0])
         return tokens
@@ -182,12 +179,14 @@ class Matcher:
         """Whether the mask says so, because a grammar may find out late that nothing can follow."""
         words_W = np.zeros(self.constraint.vocabulary.words, dtype=np.int32)
         self.compiled.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
-        _remove(self.constraint.vocabulary.ends, words_W)
+        forbid(self.constraint.vocabulary.ends, words_W)
         return not words_W.any()
 
-    def _fill(self, words_RW: Words, drafts: Sequence[int]) -> list[RequestError | None]:
-        begin, size, ahead = words_RW.ctypes.data, words_RW[0].nbytes, self.fork() if drafts else self
+    def _fill(self, rows: MaskRows, drafts: Sequence[int]) -> list[RequestError | None]:
+        words_RW, ahead = rows.words_RW, self.fork() if drafts else self
+        size = words_RW.shape[1] * words_RW.itemsize
         errors: list[RequestError | None] = [None] * (1 + len(drafts))
+        words_RW[1:] = -1
         for number in range(len(errors)):
             fits = not number or ahead.accept(drafts[number - 1 : number]) > 0
             if fits and not ahead.is_over:
@@ -197,7 +196,7 @@ class Matcher:
                     errors[number:] = [error] * (len(errors) - number)
                     break
                 # One by one: threads of llguidance's own would have to be woken, which takes longer than some masks.
-                ahead.compiled.unsafe_compute_mask_ptr(begin + number * size, size)
+                ahead.compiled.unsafe_compute_mask_ptr(rows.address + number * size, size)
                 if self._absent:
                     self._remove_absent(words_RW[number], is_drafted=number > 0)
             elif not number:
@@ -210,9 +209,9 @@ class Matcher:
 
     def _remove_absent(self, words_W: Words, is_drafted: bool) -> None:
         """Forbid ends of the model that do not end this text. Behind a draft that nothing follows, nothing counts."""
-        could_end = words_W.any()
-        _remove(self._absent, words_W)
-        if is_drafted and could_end and not words_W.any():
+        could_end = is_drafted and words_W.any()
+        forbid(self._absent, words_W)
+        if could_end and not words_W.any():
             words_W[:] = -1
 
     def fork(self) -> "Matcher":
@@ -243,13 +242,10 @@ class Matcher:
     def until_end(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
         """The tokens before the first end of the model, and that end if there is one and it ends this text."""
         ends = self.constraint.vocabulary.ends
+        if not any(map(ends.__contains__, tokens)):
+            return list(tokens), []
         place = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
         return list(tokens[:place]), [token for token in tokens[place : place + 1] if token in self.ends]
-
-
-def _remove(tokens: Sequence[int], words_W: Words) -> None:
-    for token in tokens:
-        words_W.view(np.uint32)[token // 32] &= ~(1 << token % 32) & 0xFFFFFFFF
 
 
 def _num_alike(ours: list[int], theirs: Sequence[int]) -> int:

@@ -7,7 +7,7 @@ admitted.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import llguidance
 from llguidance import LLTokenizer
@@ -17,6 +17,7 @@ from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
 
 CONTROL = b"\xff"
 BITS = 32  # of a word of a mask
+SPELLINGS = 4096  # kept, because a grammar demands the same bytes again and again
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,7 @@ class Vocabulary:
     ends: tuple[int, ...]
     control: dict[str, int]
 
-    @property
+    @cached_property
     def words(self) -> int:
         """Words of 32 bits in the mask of one position."""
         return -(-int(self.tokens.vocab_size) // BITS)
@@ -65,6 +66,7 @@ class _Words:
         spelled = self._ids = dict[bytes, int]()
         for number, raw in enumerate(self.tokens):
             spelled.setdefault(raw, number)
+        self._spell = lru_cache(SPELLINGS)(self._spelled)
 
     @staticmethod
     def _marked(number: int, raw: bytes) -> bytes:
@@ -90,6 +92,9 @@ class _Words:
 
     def __call__(self, raw: bytes) -> Sequence[int]:
         """The tokens of a text, whose bytes are exactly these; none where the model cannot spell them."""
+        return self._spell(bytes(raw))
+
+    def _spelled(self, raw: bytes) -> list[int]:
         try:
             return self._encode(raw.decode())
         except (UnicodeDecodeError, KeyError):

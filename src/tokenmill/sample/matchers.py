@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tokenmill.constrain.constraint import Matcher, Words
+from tokenmill.constrain.constraint import Matcher
+from tokenmill.constrain.masks import MaskRows, MaskTable, Words
 from tokenmill.errors import RequestError
 from tokenmill.sample.state import Mask
 from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
 
 
 class Matchers:
@@ -40,14 +41,21 @@ class Matchers:
 
     def masks(self, plan: Plan) -> dict[int, list[Mask]]:
         """The masks of the rows of each constrained sequence, by its id."""
+        works = [each for each in plan.work if each.sequence.choosing.is_constrained and _is_sampled(each)]
         masks: dict[int, list[Mask]] = {}
-        for work in plan.work:
-            sequence = work.sequence
-            if work.num_logits and sequence.score_from is None and sequence.choosing.is_constrained:
-                drafts, matcher = work.drafts[: work.num_logits - 1], self._follow(sequence)
-                found = _filled(sequence, matcher, drafts)
+        table, num_filled = None, 0
+        for work in works:
+            sequence, drafts = work.sequence, work.drafts[: work.num_logits - 1]
+            matcher, count = self._follow(sequence), 1 + len(drafts)
+            if matcher is None:
+                found: list[Mask] = [None] * count
+            else:  # one table for all: what is done once for each sequence is dear beside a mask
+                table = table or MaskTable(sum(len(each.drafts) + 1 for each in works), matcher.constraint.vocabulary)
+                found = _filled(sequence, matcher, drafts, table.rows(num_filled, count))
+                num_filled += count
+            if sequence.choosing.thinking is not None:
                 _force_marks(sequence, drafts, found)
-                masks[sequence.id] = found
+            masks[sequence.id] = found
         return masks
 
     def settle(self, plan: Plan, accepted: List[list[int]]) -> list[list[int]]:
@@ -80,7 +88,10 @@ class Matchers:
         if given is not sequence.choosing and (matcher := matcher_of(sequence.choosing)) is not None:
             self._matchers[sequence] = matcher, sequence.choosing
         assert matcher is not None, "its constraint has one"
-        matcher.follow([*sequence.tokens[_start(sequence) :], *more])
+        tokens = sequence.tokens[_start(sequence) :]
+        # Mostly it is where it was left: then what `more` costs does not grow with the text.
+        if matcher.tokens != tokens or not more or matcher.accept(more) < len(more):
+            matcher.follow([*tokens, *more])
         return matcher
 
 
@@ -105,18 +116,20 @@ def _num_constrained(sequence: Sequence) -> int:
     return len(sequence.tokens) - _start(sequence)
 
 
-def _filled(sequence: Sequence, matcher: Matcher | None, drafts: List[int]) -> list[Mask]:
+def _is_sampled(work: Work) -> bool:
+    return work.num_logits > 0 and work.sequence.score_from is None
+
+
+def _filled(sequence: Sequence, matcher: Matcher, drafts: List[int], rows: MaskRows) -> list[Mask]:
     """The masks that a matcher gives. A row behind an end does not count, and admits every token."""
-    count = 1 + len(drafts)
-    if matcher is None:
-        return [None] * count
     number = len(matcher.tokens)
     if number < _num_constrained(sequence):  # a fault of ours: no row goes unmasked
         message = f"token {number + 1} of the text so far does not fit the constraint of this request"
-        return [RequestError(message)] * count
-    words_RW = np.full((count, matcher.constraint.vocabulary.words), -1, dtype=np.int32)
-    errors = matcher.masks(words_RW, drafts)
-    return [words_W if error is None else error for words_W, error in zip(words_RW, errors, strict=True)]
+        return [RequestError(message)] * (1 + len(drafts))
+    errors = matcher.masks(rows, drafts)
+    if not any(errors):
+        return list(rows.words_RW)
+    return [words_W if error is None else error for words_W, error in zip(rows.words_RW, errors, strict=True)]
 
 
 def _force_marks(sequence: Sequence, drafts: List[int], masks: list[Mask]) -> None:
