@@ -256,6 +256,8 @@ VERBS: Names = {
     "quantize": "tokenmill.cli.quantize.verb",
     "pack": "tokenmill.cli.pack",
     "compile": "tokenmill.cli.compile",
+    "list": "tokenmill.cli.list",
+    "rm": "tokenmill.cli.remove",
     "info": "tokenmill.cli.info",
     "plan": "tokenmill.cli.plan",
     "profile": "tokenmill.cli.profile",
@@ -281,6 +283,7 @@ VERBS: Names = {
 
 # What is chosen by the kind of a file, and imported when one is there: it needs torch, or is slow to import.
 HUBS: Names = {"huggingface": "tokenmill.hub.repository:Repository"}
+PLACES: Names = {"hub": "tokenmill.hub.places.hub_cache:all_entries"}
 CHECKPOINTS: Names = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
 CHECKPOINT_CHECKS: Names = {"buffers": "tokenmill.weights.buffers:compare_buffers"}
 TENSOR_FILES: Names = {

@@ -17,7 +17,8 @@ from tests.steps import num_fed, plans_of
 from tests.tiny_models import prompt, save
 from tokenmill.cache import prefix_store
 from tokenmill.cache.header import shared_fields
-from tokenmill.cache.prefix_store import OWN_FRONT, PrefixStore
+from tokenmill.cache.prefix_folders import OWN_FRONT
+from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.cache.snapshot import write_snapshot
 from tokenmill.engine.load import load
 from tokenmill.errors import CapacityError, ConfigError, SnapshotError

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import WrongText
-from tokenmill.hub.names import SHORT_NAMES
+from tokenmill.hub.short_names import SHORT_NAMES
 from tokenmill.quant.schemes import find_scheme
 
 NEW_TOKENS = 32

@@ -8,9 +8,9 @@ be read but not written serves what it holds; other files in it are neither coun
 
 import hashlib
 import json
+import logging
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,29 +18,27 @@ from typing import Any
 
 from torch import Tensor
 
-from tokenmill.cache.header import FRONT, begins_with
 from tokenmill.cache.pool import Pool
+from tokenmill.cache.prefix_folders import blocks_folder, is_block, note_model
 from tokenmill.cache.snapshot import read_snapshot, serialise_bytes, write_buffers
 from tokenmill.errors import CapacityError, SnapshotError
-from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.schedule.sequence import RowSource
+from tokenmill.units import size as as_size
 from tokenmill.value_reader import brief
 
 LAYOUT, NAME = 3, "rows"  # one tensor of bytes: with one for each layer, reading and writing took 3 times as long
-BLOCKS = re.compile(r"[0-9a-f]{16}/[0-9a-f]{32}\.kv")
-LOCK = ".tokenmill-blocks"
-OWN_FRONT = FRONT + json.dumps('"block": ')[1:-1].encode()
-"""How blocks begin: with their name."""
+
+log = logging.getLogger(__name__)
 
 
 class PrefixStore:
-    """Blocks of one pool. header: fields that must be equal for rows to be shared.
+    """Blocks of one pool. header: fields that must be equal for rows to be shared. model: whose they are, for people.
 
     SnapshotError without a folder, CapacityError where the limit is less than a block.
     """
 
-    def __init__(self, folder: Path, pool: Pool, header: Mapping[str, Any], limit_bytes: int) -> None:
-        self._pool = pool
+    def __init__(self, folder: Path, pool: Pool, header: Mapping[str, Any], limit_bytes: int, model: str = "") -> None:
+        self._pool, self._model, self._limit_bytes = pool, model, limit_bytes
         facts = json.dumps(
             {**header, "block_size": pool.spec.block_size, "layout": LAYOUT}, sort_keys=True, default=str
         )
@@ -52,7 +50,7 @@ class PrefixStore:
             if not self._root.is_dir():  # neither written nor read
                 raise SnapshotError(f"{self._folder} cannot be made: {error.strerror}") from error
         self._damaged: set[bytes] = set()
-        self._blocks = BoundedFolder(self._root, "blocks", BLOCKS, _is_block, limit_bytes, LOCK, in_folders=True)
+        self._blocks = blocks_folder(self._root, limit_bytes)
         self._blocks.can_write = os.access(self._folder, os.W_OK)
         if (size := pool.spec.bytes_per_token * pool.spec.block_size) > limit_bytes:
             what, setting = "prefix_limit for one block", "prefix_limit or block_size"
@@ -93,12 +91,20 @@ class PrefixStore:
         Where something lies in the place of the file that no store has written, only that block is not written.
         """
         path = self._path(block_hash)
-        if not self._blocks.can_write or self.find(block_hash) or (os.path.lexists(path) and not _is_block(path)):
+        if not self._blocks.can_write or self.find(block_hash) or (os.path.lexists(path) and not is_block(path)):
             return
         buffers = serialise_bytes(self._facts(block_hash), NAME, self._pool.block_bytes(block))
         num_bytes = sum(memoryview(buffer).nbytes for buffer in buffers)
-        if self._blocks.add(num_bytes, partial(write_buffers, path, buffers)):
+        if self._blocks.add(num_bytes, partial(self._write, path, buffers)):
             self._damaged.discard(block_hash)
+
+    def _write(self, path: Path, buffers: Sequence[Any]) -> None:
+        """Write a block. With the first of this model its folder is noted and told, also where it was deleted since."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_buffers(path, buffers)
+        if note_model(self._folder, self._model):
+            message = "blocks of prompts are kept in %s for the next start, at most %s; prefix_cache=False keeps none"
+            log.info(message, self._root, as_size(self._limit_bytes))
 
     def _facts(self, block_hash: bytes) -> dict[str, Any]:
         """Say which block a file is, of which store. The first stands in OWN_FRONT."""
@@ -106,8 +112,3 @@ class PrefixStore:
 
     def _path(self, block_hash: bytes) -> Path:
         return self._folder / f"{block_hash.hex()}.kv"
-
-
-def _is_block(path: Path) -> bool:
-    """Whether a store has written the file: it begins as a block does."""
-    return begins_with(path, OWN_FRONT)

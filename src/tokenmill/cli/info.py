@@ -15,8 +15,8 @@ from tokenmill.cli.models import find_path, looks_saved
 from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.errors import CheckpointError, PackedModelError, TokenmillError
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.errors import CheckpointError, PackedModelError
+from tokenmill.settings.engine_config import DEFAULT_MODEL
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import size
 
@@ -189,6 +189,7 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator["StoredTensor"]:
 def _describe(
     checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable["StoredTensor"]
 ) -> dict[str, Any]:
+    from tokenmill.loader.runs_here import runs_here
     from tokenmill.model.description import count_parameters, describe
     from tokenmill.model.families import read_config
     from tokenmill.model.features import features_of
@@ -225,7 +226,7 @@ def _describe(
         "dequantized": checkpoint.dequantized or None,
         "num_bytes": checkpoint.num_bytes,
         "kv_bytes_per_token": describe(config).kv_bytes_per_token(config.dtype),
-        **_runs(checkpoint),
+        **runs_here(checkpoint),
     }
 
 
@@ -254,23 +255,6 @@ def _facts_of_outline(path: Path, outline: "Outline", why_not: str) -> dict[str,
         "runs": None,
         "why_not": why_not,
     }
-
-
-def _runs(checkpoint: "Checkpoint") -> dict[str, Any]:
-    """The program, dtype and scheme that this machine would take without a setting; where none can compute it, why."""
-    from tokenmill.loader.resolve import resolve
-    from tokenmill.model.families import read_config
-    from tokenmill.weights.packed.reader import is_packed_model, read_header
-
-    settings = {}
-    if is_packed_model(checkpoint.path):
-        settings = {name: read_header(checkpoint.path)[0][name] for name in ("program", "dtype", "scheme")}
-    try:
-        resolved = resolve(EngineConfig(**settings), read_config(checkpoint.config))
-    except TokenmillError as error:
-        return {"runs": None, "why_not": str(error)}
-    runs = {"program": resolved.program_name, "dtype": resolved.config.dtype, "scheme": resolved.config.scheme}
-    return {"runs": {**runs, "refusals": dict(resolved.program_refusals)}, "why_not": None}
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

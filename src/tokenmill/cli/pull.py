@@ -39,7 +39,8 @@ def command(
     checked. With --output any model that can be read, also a GGUF file, is written as a
     directory in Hugging Face layout.
     """
-    from tokenmill.hub.names import SHORT_NAMES, is_there, locate
+    from tokenmill.hub.names import is_there, locate
+    from tokenmill.hub.short_names import ALL_NAMES
 
     if dtype is not None and output is None:
         raise ConfigError("--dtype", dtype, "only together with --output, since fetching converts nothing")
@@ -47,7 +48,7 @@ def command(
         dtype = DTYPE_ALIASES.get(dtype, dtype)
         check_choice("--dtype", dtype, ("auto", *DTYPES))
     local = is_there(Path(model).expanduser())
-    if revision is not None and (local or model in SHORT_NAMES):
+    if revision is not None and (local or model in ALL_NAMES):
         what = "is on this machine already" if local else "is a short name, which stands for one file"
         raise ConfigError("--revision", revision, f"only with a hub name, owner/name: {model} {what}")
     if output is not None:

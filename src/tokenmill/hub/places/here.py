@@ -1,0 +1,46 @@
+"""All that lies on this machine, wherever it lies."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenmill.hub.places import folders, ollama, own
+from tokenmill.hub.places.entry import HUB, Entry
+from tokenmill.registry import PLACES, lookup
+
+
+def entries_here(more: Iterable[Path] = ()) -> list[Entry]:
+    """Models, and what is no model and why: of our cache folder, the hub's cache, Ollama's stores, the folders of other
+    programs and those that are given. A file that was found before is not told again.
+    """
+    found: list[Entry] = []
+    known: set[Path] = set()
+    for entry in _all(more):
+        real = None if entry.path is None else _real(entry.path)
+        if real is not None and real in known:
+            continue
+        known |= set() if real is None else {real}
+        found.append(entry)
+    return found
+
+
+def _all(more: Iterable[Path]) -> Iterator[Entry]:
+    yield from own.all_entries()
+    yield from lookup(PLACES, HUB, "place")()
+    yield from ollama.all_entries()
+    yield from folders.all_entries(more)
+
+
+def _real(path: Path) -> Path:
+    """Where a path leads; its own links are followed, as far as they can be."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path
+
+
+def names_here() -> list[str]:
+    """The names of the models here, as `--model` takes them; none where they cannot be found out."""
+    try:
+        return [entry.name for entry in entries_here() if entry.path is not None]
+    except OSError:
+        return []

@@ -1,0 +1,96 @@
+"""Models in the cache of Hugging Face's client: models--OWNER--NAME with blobs, refs and snapshots of links to blobs.
+
+The client itself scans it (`scan_cache_dir`), and deletes from it.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo, constants, scan_cache_dir
+from huggingface_hub.errors import CacheNotFound, CorruptedCacheException
+
+from tokenmill.hub.places.entry import HUB, Entry, is_folder, reason_of
+from tokenmill.hub.weight_files import find_weights, missing_shards, shards_of
+
+MAIN = "main"
+
+
+def hub_folder() -> Path:
+    """HF_HUB_CACHE, else below HF_HOME, else in ~/.cache/huggingface, as the client has it."""
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
+def scan() -> HFCacheInfo | None:
+    """What the client finds; None where there is no cache. OSError where it may not be read."""
+    if not is_folder(hub_folder()):
+        return None
+    try:
+        return scan_cache_dir(hub_folder())
+    except CacheNotFound:
+        return None
+
+
+def all_entries() -> Iterator[Entry]:
+    """The models of all repositories, and repositories that are damaged or hold none."""
+    try:
+        found = scan()
+    except OSError as error:
+        yield Entry(str(hub_folder()), HUB, hub_folder(), problem=f"cannot be read: {reason_of(error)}")
+        return
+    if found is None:
+        return
+    for warning in found.warnings:
+        yield _damaged(warning)
+    for repository in sorted(found.repos, key=lambda each: each.repo_id):
+        if repository.repo_type == "model":
+            yield from _entries(repository)
+
+
+def _damaged(warning: CorruptedCacheException) -> Entry:
+    """A repository whose layout the client does not recognise."""
+    said, root = " ".join(str(warning).split()), hub_folder().resolve()
+    named = [folder for folder in root.iterdir() if str(folder) in said]
+    folder = max(named, key=lambda each: len(each.name), default=root)
+    name = folder.name.removeprefix("models--").replace("--", "/") if named else str(root)
+    why = f"is damaged in the hub's cache: {said}"
+    return Entry(name, HUB, hub_folder(), problem=why, elsewhere=f"rm -r {folder}" if named else "")
+
+
+def _entries(repository: CachedRepoInfo) -> Iterator[Entry]:
+    revisions = sorted(repository.revisions, key=lambda each: (MAIN not in each.refs, each.commit_hash))
+    if not revisions:
+        problem = "has no snapshot in the hub's cache: a fetch of it was begun, or its files were deleted"
+        yield Entry(repository.repo_id, HUB, hub_folder(), problem=problem, elsewhere=f"rm -r {repository.repo_path}")
+    for revision in revisions:
+        yield from _models(repository.repo_id, revision)
+
+
+def _models(name: str, revision: CachedRevisionInfo) -> Iterator[Entry]:
+    """The model in safetensors or `.bin` of a snapshot, and each of its GGUF files."""
+    files = {file.file_path.relative_to(revision.snapshot_path).as_posix(): file.file_path for file in revision.files}
+    is_main, commit = MAIN in revision.refs, revision.commit_hash
+    whole = name if is_main else f"{name}/tree/{commit}"
+    weights = find_weights([file for file in files if "/" not in file])
+    others = tuple(path for file, path in files.items() if not file.endswith(".gguf"))
+    firsts = _first_parts(files)
+    if "config.json" in files and weights.files:
+        missing = missing_shards(weights.files)
+        problem = f"lacks {', '.join(missing)} in the hub's cache: `tokenmill pull {name}` goes on" * bool(missing)
+        path = None if missing else revision.snapshot_path
+        yield Entry(whole, HUB, hub_folder(), path, others, problem, commit=commit)
+    elif not firsts:
+        problem = "holds no weights in the hub's cache, only " + ", ".join(sorted(files)[:5])
+        yield Entry(whole, HUB, hub_folder(), None, others, problem, commit=commit)
+    for first in firsts:
+        parts = [part for part in shards_of(first) if part in files]
+        missing = [part for part in shards_of(first) if part not in files]
+        typed = f"{name}:{first}" if is_main else f"{name}/blob/{commit}/{first}"
+        problem = f"lacks {', '.join(missing)} in the hub's cache" * bool(missing)
+        paths = tuple(files[part] for part in parts)
+        yield Entry(typed, HUB, hub_folder(), None if missing else paths[0], paths, problem, commit=commit)
+
+
+def _first_parts(files: Iterable[str]) -> list[str]:
+    """The first parts of all models in GGUF files; of one of which only later parts are there, its name as well."""
+    ggufs = [file for file in files if file.endswith(".gguf") and not file.rpartition("/")[2].startswith("mmproj")]
+    return sorted({shards_of(file)[0] for file in ggufs})

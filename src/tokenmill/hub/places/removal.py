@@ -1,0 +1,111 @@
+"""Models that `tokenmill rm` deletes: what was fetched by tokenmill or the hub's client, and nothing else."""
+
+import fcntl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.errors import RequestError
+from tokenmill.hub.download import cache_folder, sha256_of
+from tokenmill.hub.places.entry import FOLDER, HUB, OURS, Entry, reason_of
+from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES
+from tokenmill.hub.suggestions import nearest
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What goes for one name. paths: as they are told. files: those that a process may use. run: deletes them."""
+
+    name: str
+    paths: tuple[Path, ...]
+    files: tuple[Path, ...]
+    num_bytes: int
+    run: Callable[[], None]
+
+
+def entries_named(name: str, entries: Sequence[Entry]) -> list[Entry]:
+    """The entries that a name means: one, or all of a repository of the hub.
+
+    RequestError for a name that means none or several, which lists them.
+    """
+    typed = HUB_NAMES[name].hub_name if name in HUB_NAMES else name
+    path = Path(typed).expanduser()
+    exact = [each for each in entries if typed == each.name] or [each for each in entries if path == each.path]
+    if len(exact) > 1:
+        raise RequestError(f"{name} is ambiguous: {_listed(exact)}")
+    of_repository = [each for each in entries if each.origin == HUB and _repository(each) == typed]
+    if exact and not (of_repository and exact[0] in of_repository):
+        return exact
+    if of_repository:
+        return of_repository
+    ends = {_repository(each): each for each in entries if typed.lower() in _ends(each)}
+    if len(ends) > 1:
+        raise RequestError(f"{name} is ambiguous: {_listed(list(ends.values()))}; give one of these names in full")
+    near = next(iter(ends), "") or nearest(name, [each.name for each in entries])
+    hint = f" (did you mean {near!r}?)" if near else ""
+    raise RequestError(f"{name} is no model on this machine{hint}: `tokenmill list` shows all")
+
+
+def remove_own(entry: Entry) -> Removal:
+    """What would be deleted of a model that tokenmill fetched, which its sha256 proves."""
+    model, path = SHORT_NAMES[entry.name], cache_folder() / SHORT_NAMES[entry.name].file_name
+    if path.is_symlink() or not path.is_file():
+        raise RequestError(f"{path} is no regular file, so tokenmill has not fetched it: `rm {path}` deletes it")
+    try:
+        digest = sha256_of(path)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {reason_of(error)}") from error
+    if digest != model.sha256:
+        raise RequestError(
+            f"{path} has sha256 {digest}, not that of {entry.name}, so it is not deleted: `rm {path}` does"
+        )
+    return Removal(entry.name, (path,), (path,), path.stat().st_size, lambda: _unlink(path))
+
+
+def refuse_others(entry: Entry) -> None:
+    """RequestError for what tokenmill does not delete, with the command that does."""
+    if not entry.elsewhere:
+        return
+    if entry.origin in (OURS, HUB):
+        why = entry.problem or entry.note
+    else:
+        why = "lies in a folder of yours" if entry.origin == FOLDER else f"belongs to {entry.origin}"
+    raise RequestError(f"{entry.name} {why}, and tokenmill does not delete it; `{entry.elsewhere}` does")
+
+
+def _unlink(path: Path) -> None:
+    """Delete a fetched file while nobody fetches it."""
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        with lock.open("a") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+    except BlockingIOError:
+        raise RequestError(f"{path.name} is being fetched by another process: wait, or end it") from None
+    except OSError as error:
+        raise RequestError(f"{path} cannot be deleted: {reason_of(error)}") from error
+
+
+def _repository(entry: Entry) -> str:
+    name = entry.name
+    for mark in (":", "/tree/", "/blob/") if entry.origin == HUB else ():
+        name = name.partition(mark)[0]
+    return name
+
+
+def _ends(entry: Entry) -> set[str]:
+    """Parts of a name by which a person may mean an entry, in small letters."""
+    name = _repository(entry).lower()
+    file = entry.name.lower().rpartition("/")[2]
+    return {
+        name.rpartition("/")[2],
+        name.partition(":")[2],
+        file,
+        file.partition(":")[2],
+        file.removesuffix(".gguf"),
+    } - {""}
+
+
+def _listed(entries: Sequence[Entry]) -> str:
+    return " or ".join(f"{entry.name} (in {entry.place})" for entry in entries)

@@ -1,0 +1,115 @@
+"""The facts of one model that `tokenmill list` shows, read from its headers alone."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+from tokenmill.errors import CheckpointError
+from tokenmill.loader.runs_here import runs_here
+from tokenmill.model.config import quant_method
+from tokenmill.model.families import read_config
+from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
+from tokenmill.weights.outline import read_outline
+from tokenmill.weights.packed.reader import is_packed_model, read_header
+
+_SHAPE = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "intermediate_size", "vocab_size")
+_QUANTISED = re.compile(
+    r"[-_. ](i1|[iq]*q\d\w*|bf16|f16|f32|fp\d+|int\d|w\d+a\d+|\d+bit|gguf|gptq|awq|mlx|imat|bnb|dynamic|packed)"
+    r"(?=[-_. ]|$)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """family: None where it is not told. quantization: as people call it: Q4_K_M, bfloat16, gptq. runs: the program
+    that would be taken, or None with `why_not`. shape: sizes that all forms of one model have alike. titles: names that
+    the files give the model.
+    """
+
+    family: str | None
+    quantization: str
+    num_parameters: int | None
+    context: int | None
+    runs: str | None
+    why_not: str | None
+    shape: tuple[Any, ...] = ()
+    titles: tuple[str, ...] = ()
+
+
+def facts_of(path: Path) -> Facts:
+    """Read the headers of a model. One that cannot be opened has what its files say all the same."""
+    try:
+        checkpoint = open_checkpoint(path)
+        config = read_config(checkpoint.config)
+        runs = runs_here(checkpoint)
+    except CheckpointError as error:
+        return _of_outline(path, str(error))
+    shape = (config.family, *(getattr(config, name) for name in _SHAPE))
+    parameters = sum(map(prod, checkpoint.shapes.values()))
+    return Facts(
+        config.family,
+        _quantization(checkpoint, config.dtype),
+        parameters,
+        config.context,
+        runs["runs"] and runs["runs"]["program"],
+        runs["why_not"],
+        shape,
+        tuple(_titles(checkpoint)),
+    )
+
+
+def _of_outline(path: Path, why_not: str) -> Facts:
+    outline = read_outline(path)
+    if outline is None:
+        return Facts(None, "", None, None, None, why_not)
+    types = Counter[str]()
+    for tensor in outline.tensors:
+        types[tensor.type] += tensor.num_bytes
+    kind = types.most_common(1)[0][0] if types else ""
+    count = sum(prod(tensor.shape) for tensor in outline.tensors) or None
+    return Facts(outline.family, kind, count, outline.sizes.get("context"), None, why_not)
+
+
+def _quantization(checkpoint: Checkpoint, dtype: str) -> str:
+    """What people call the form of the numbers."""
+    if is_packed_model(checkpoint.path):
+        facts, _ = read_header(checkpoint.path)
+        return f"{facts['dtype']} {facts['scheme']}, packed"
+    if isinstance(checkpoint, GGUFCheckpoint):
+        return _file_type(checkpoint.metadata.get("general.file_type")) or checkpoint.largest_type
+    return quant_method(checkpoint.config) or dtype
+
+
+def _file_type(number: object) -> str:
+    """llama.cpp's name of a file's type, such as Q4_K_M; "" for one that it does not have."""
+    try:
+        name = gguf.LlamaFileType(number).name if type(number) is int else ""
+    except ValueError:
+        return ""
+    return re.sub("^(MOSTLY|ALL)_", "", name) if name != "GUESSED" else ""
+
+
+def _titles(checkpoint: Checkpoint) -> list[str]:
+    """The names that files give their model."""
+    if isinstance(checkpoint, GGUFCheckpoint):
+        keys = ("general.name", "general.basename")
+        found = [checkpoint.metadata.get(key) for key in keys[:1]]
+    else:
+        found = [checkpoint.config.get("_name_or_path")]
+    return [name for name in found if isinstance(name, str) and name]
+
+
+def plain_title(name: str) -> str:
+    """A model's name without its owner, its form and punctuation: what two forms of one model have alike."""
+    last = re.sub(r"\.(gguf|packed)$", "", name.rstrip("/").rpartition("/")[2], flags=re.IGNORECASE)
+    last = re.sub(r"-\d{5}-of-\d{5}$", "", last)
+    while (shorter := _QUANTISED.sub("", last)) != last:
+        last = shorter
+    return re.sub(r"[^a-z0-9]+", "", last.lower())

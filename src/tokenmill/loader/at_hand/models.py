@@ -1,0 +1,84 @@
+"""Every model that lies on this machine, with its facts and what is kept for it, and which of them are one model."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from tokenmill.errors import CheckpointError
+from tokenmill.hub.places.entry import Entry
+from tokenmill.hub.places.here import entries_here
+from tokenmill.loader.at_hand.facts import Facts, facts_of, plain_title
+from tokenmill.loader.at_hand.kept import Kept, all_kept
+from tokenmill.weights.fingerprint import fingerprint
+
+_SAYS_NOTHING = frozenset({"", "model", "ggmlmodel", "main", "consolidated", "weights", "latest", "hf"})
+"""What is left of names that any model may have."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """An entry whose headers were read."""
+
+    entry: Entry
+    facts: Facts
+    kept: Kept
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two entries that are one model. is_same: the same bytes twice; otherwise two forms of it."""
+
+    first: str
+    second: str
+    is_same: bool
+
+
+def models_here(more: Iterable[Path] = ()) -> tuple[list[Model], list[Entry]]:
+    """The models, and what is no model and why. Something that cannot even be outlined is no model."""
+    kept, models, others = all_kept(), list[Model](), list[Entry]()
+    for entry in entries_here(more):
+        if entry.path is None:
+            others.append(entry)
+            continue
+        models.append(Model(entry, facts_of(entry.path), kept.get(str(entry.path.resolve()), Kept())))
+    return models, others
+
+
+def pairs_of(models: Sequence[Model]) -> list[Pair]:
+    """The models that are there twice: the same bytes, or the same sizes under the same name in another form."""
+    groups: dict[tuple[object, ...], list[Model]] = defaultdict(list)
+    for model in models:
+        if model.facts.shape:
+            groups[model.facts.shape].append(model)
+    return [pair for group in groups.values() for a, b in combinations(group, 2) if (pair := _pair(a, b)) is not None]
+
+
+def _pair(first: Model, second: Model) -> Pair | None:
+    names = first.entry.name, second.entry.name
+    if first.entry.inodes() & second.entry.inodes():
+        return None  # names of one file, which takes its place once
+    if first.entry.num_bytes == second.entry.num_bytes and _digests(first) == _digests(second):
+        return Pair(*names, is_same=True)
+    return Pair(*names, is_same=False) if _titles(first) & _titles(second) else None
+
+
+def _digests(model: Model) -> object:
+    """The digests of what a file or a directory holds; of what cannot be read, something that equals nothing."""
+    assert model.entry.path is not None
+    try:
+        return fingerprint(model.entry.path)
+    except CheckpointError:
+        return object()
+
+
+def _titles(model: Model) -> set[str]:
+    """What is left of the names of a model without their forms."""
+    entry = model.entry
+    assert entry.path is not None
+    names = [*model.facts.titles, entry.path.name if entry.origin != "Ollama" else ""]
+    if entry.commit:
+        names.append(entry.name.partition(":")[0].split("/tree/")[0].split("/blob/")[0])
+        names = [name for name in names if name != entry.commit]
+    return {plain_title(name) for name in names} - _SAYS_NOTHING
