@@ -256,6 +256,7 @@ VERBS: Names = {
     "quantize": "tokenmill.cli.quantize.verb",
     "pack": "tokenmill.cli.pack",
     "compile": "tokenmill.cli.compile",
+    "profiles": "tokenmill.cli.profiles",
     "list": "tokenmill.cli.list",
     "rm": "tokenmill.cli.remove",
     "info": "tokenmill.cli.info",

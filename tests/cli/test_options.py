@@ -177,7 +177,7 @@ def test_an_alias_stands_for_an_option_that_a_verb_has():
 def test_help_fits_and_nothing_is_cut(tm, monkeypatch, columns, verb):
     monkeypatch.setenv("COLUMNS", str(columns))
     code, out, _ = tm(*verb.split(), "--help")
-    assert code == 0 and "..." not in re.sub(r"(\]|FILE|TASK)\.\.\.", "", out)
+    assert code == 0 and "..." not in re.sub(r"(\]|FILE|TASK|NAME)\.\.\.", "", out)
     text = out.partition("\nExamples:")[0]
     for line in text.splitlines():
         assert len(line) <= columns or line.strip().startswith("-"), line

@@ -213,6 +213,6 @@ def test_threads_by_the_cores_of_the_machine(monkeypatch, cores, most):
 
 
 def test_what_the_help_says_of_lengths_is_so():
-    assert f"at most {DEFAULT_MAX_LENGTH}." in settings_of(EngineConfig)["max_length"].help
+    assert "Default: the model's context, as far as memory allows." in settings_of(EngineConfig)["max_length"].help
     resolved = ResolvedConfig()
     assert (resolved.threads, resolved.num_draft_tokens, resolved.block_size) == (1, 4, DEFAULT_MAX_LENGTH)

@@ -30,6 +30,11 @@ LAYOUT, NAME = 3, "rows"  # one tensor of bytes: with one for each layer, readin
 
 log = logging.getLogger(__name__)
 
+KEPT = (
+    "blocks of prompts are kept in %s for the next start, at most %s of all models; prefix_cache=False keeps none, and "
+    "the folder may be deleted"
+)
+
 
 class PrefixStore:
     """Blocks of one pool. header: fields that must be equal for rows to be shared. model: whose they are, for people.
@@ -103,8 +108,7 @@ class PrefixStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_buffers(path, buffers)
         if note_model(self._folder, self._model):
-            message = "blocks of prompts are kept in %s for the next start, at most %s; prefix_cache=False keeps none"
-            log.info(message, self._root, as_size(self._limit_bytes))
+            log.info(KEPT, self._folder, as_size(self._limit_bytes))
 
     def _facts(self, block_hash: bytes) -> dict[str, Any]:
         """Say which block a file is, of which store. The first stands in OWN_FRONT."""

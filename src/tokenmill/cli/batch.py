@@ -245,7 +245,7 @@ def _load(config: EngineConfig, num_sequences: int | None, chat_template: Path |
 
     default = min(max(FEWEST_SEQUENCES, SEQUENCES_PER_CORE * available_processors()), MOST_SEQUENCES)
     num_sequences = num_sequences or min(default, config.max_step_tokens)
-    fitted = fit_for_many(config, read_model_config(config.model, progress), num_sequences)
+    fitted = fit_for_many(config, read_model_config(config.model, progress), num_sequences, follow=True)
     return load_engine(fitted, progress, chat_template)
 
 

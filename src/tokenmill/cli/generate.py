@@ -21,6 +21,7 @@ from tokenmill.cli.parser.options import (
     with_defaults,
     with_settings,
 )
+from tokenmill.cli.parser.profiles import Profile
 from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, check_waiting, gather, shown_ids
 from tokenmill.cli.report import document, summary
@@ -70,6 +71,7 @@ def command(
     chat: Chat = False,
     system: System = None,
     chat_template: ChatTemplate = None,
+    profile: Profile = None,
     stream: Stream = True,
     trace: Trace = False,
     verify: Verify = False,

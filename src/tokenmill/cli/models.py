@@ -1,7 +1,7 @@
 """The model that a verb was given, opened. torch is imported here, when a verb runs."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,9 +65,14 @@ def looks_saved(path: Path) -> bool:
     return start[8:9] == b"{" and b'"tokenmill"' in start
 
 
-def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | None = None) -> "Engine":
+def load_engine(
+    config: EngineConfig,
+    progress: Progress,
+    chat_template: Path | None = None,
+    adjust: Callable[[EngineConfig], EngineConfig] | None = None,
+) -> "Engine":
     """Load as tokenmill.load does, with progress for the fetch as well. chat_template: a file in the place of the
-    model's own."""
+    model's own. adjust: changes settings when the longest text is known."""
     from tokenmill.hub.names import is_there, locate
     from tokenmill.loader.copies import start_reading
 
@@ -87,7 +92,7 @@ def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | 
         # After the reader: it reads while torch is imported here.
         from tokenmill.engine.load import load_files
         from tokenmill.quant.schemes import find_scheme
-    engine, checkpoint = load_files(path, config, progress, reader)
+    engine, checkpoint = load_files(path, config, progress, reader, adjust)
     if checkpoint.rounded and find_scheme(engine.config.scheme).keeps_codes and not isinstance(progress, Silent):
         remark(checkpoint.rounded)
     if checkpoint.dequantized and not isinstance(progress, Silent):

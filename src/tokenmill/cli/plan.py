@@ -9,7 +9,7 @@ import typer
 
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_settings
-from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
+from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
@@ -55,9 +55,11 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     """Every figure that is printed."""
     with uninterrupted():
         from tokenmill.kernels.devices import free_bytes
+        from tokenmill.loader.default_length import follow_context
         from tokenmill.loader.resolve import resolve
         from tokenmill.measure.cost import cost_of, costs_of_ranks
 
+    wanted, why = follow_context(wanted, lambda given: resolve(given, model))
     resolved = resolve(wanted, model)
     config, cost = resolved.config, cost_of(resolved)
     available = free_bytes(config.device)
@@ -73,6 +75,7 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
         "scheme": config.scheme,
         "program": {**program, "refusals": dict(resolved.program_refusals)},
         "max_length": config.max_length,
+        "why_no_longer": why or None,
         "max_sequences": config.max_sequences,
         "cache_tokens": config.cache_tokens,
         "predicted": {
@@ -116,6 +119,8 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     title = f"{model} in {form} on {facts['device']}, {facts['max_sequences']} x {facts['max_length']} tokens"
     print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])), ("size",))
     typer.echo(_verdict(facts))
+    if facts["why_no_longer"]:
+        remark(facts["why_no_longer"])
 
 
 def _rank_rows(ranks: list[dict[str, int]], allocated: dict[str, int] | None) -> list[tuple[str, ...]]:

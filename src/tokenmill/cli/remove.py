@@ -54,7 +54,7 @@ class _Plan:
 
 
 def command(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names as `tokenmill list` shows them.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names as `tokenmill list` shows them.")],
     yes: Yes = False,
     dry_run: DryRun = False,
     kept_only: KeptOnly = False,

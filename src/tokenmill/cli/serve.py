@@ -14,6 +14,7 @@ from tokenmill.cli.models import load_engine, read_model_config, read_template
 from tokenmill.cli.parser.command import is_given
 from tokenmill.cli.parser.config_file import read_config_file
 from tokenmill.cli.parser.options import ChatTemplate, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.profiles import Profile
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError, TokenmillError
@@ -41,7 +42,7 @@ HELP = {
     "max_sequences": "Sequences that run together; others wait. Default: 8 for each processor, at most 64.",
     "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length, or what fits.",
     "prefix_dir": "Keep shared blocks in this directory for the next start. Default: in the cache folder of tokenmill.",
-    "max_length": "Longest text in tokens, prompt and answer. Default: the model's context, at most 2048.",
+    "max_length": "Longest text in tokens, prompt and answer. Default: the model's context, as far as memory allows.",
 }
 
 
@@ -162,6 +163,7 @@ def command(
     record: Record = None,
     offline: Offline = False,
     config: ConfigFile = None,
+    profile: Profile = None,
     quiet: Quiet = False,
 ) -> None:
     """Serve a model over HTTP: /v1/completions, /v1/chat/completions and /v1/responses, as OpenAI's API has them, and
@@ -225,7 +227,8 @@ def _serve(
 
     taken = listen(address)
     with progress_on_stderr(quiet) as progress:
-        fitted = fit_for_many(_with_prefixes(engine), read_model_config(engine.model, progress), num_sequences)
+        model = read_model_config(engine.model, progress)
+        fitted = fit_for_many(_with_prefixes(engine), model, num_sequences, follow=True)
         loaded = load_engine(fitted, progress, chat_template)
     _warn_if_open(taken, options, address)
     server = Server(loaded, taken, options, None if quiet else remark)
@@ -265,7 +268,7 @@ def _serve_replicas(
     engine = replace(_with_prefixes(engine), threads=threads)
     with progress_on_stderr(quiet) as progress:
         model = read_model_config(engine.model, progress)  # and the files are there, before each replica looks
-        fitted = fit_for_many(engine, model, num_sequences or SEQUENCES_PER_CORE * threads, number)
+        fitted = fit_for_many(engine, model, num_sequences or SEQUENCES_PER_CORE * threads, number, follow=True)
         template = None if chat_template is None else read_template(chat_template)
         progress.stage(f"starting {number} replicas")
         try:

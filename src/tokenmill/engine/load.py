@@ -17,7 +17,7 @@ from tokenmill.hub.progress import Progress, Silent
 from tokenmill.loader.draft_model import load_draft_model
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.loader.packed_copy import load_with_copy, open_model
+from tokenmill.loader.packed_copy import Adjust, load_with_copy, open_model
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
@@ -52,14 +52,18 @@ def load(
 
 
 def load_files(
-    path: Path, config: EngineConfig, progress: Progress, reader: PackedReader | None = None
+    path: Path,
+    config: EngineConfig,
+    progress: Progress,
+    reader: PackedReader | None = None,
+    adjust: Adjust | None = None,
 ) -> tuple[Engine, Checkpoint]:
     """An engine for the files of a model, and the checkpoint that it was loaded from: its packed copy if there is one;
     otherwise one is kept for the next start.
 
-    `reader` is what start_reading gave for them, if that was called before.
+    `reader` is what start_reading gave for them, if that was called before. `adjust` see open_model.
     """
-    loaded, checkpoint = load_with_copy(*open_model(path, config, reader), progress.advance)
+    loaded, checkpoint = load_with_copy(*open_model(path, config, reader, adjust), progress.advance)
     return _with_loop(loaded, checkpoint, progress.advance), checkpoint
 
 

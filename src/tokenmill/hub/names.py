@@ -74,7 +74,7 @@ def _of_hub(short: str, model: HubFile, progress: Progress, offline: bool) -> Pa
     except CheckpointError as error:
         raise CheckpointError(without_network(short, model, str(error))) from error
     if model.sha256:
-        first_fetch.check(short, model.hub_name, path, model.sha256, f"as {model.published} says")
+        first_fetch.check(short, model.hub_name, path, model.sha256, "pinned in tokenmill")
     elif known is None:
         known = first_fetch.remember(model.hub_name, path)
         progress.stage(

@@ -1,7 +1,9 @@
 """Short names of models: which package or file of the hub each stands for, and the sha256 by which it is known.
 
-A model that travels in packages is pinned: the packages' versions and the sha256 of the whole. A file of the hub has a
-sha256 here where somebody published one (see `published`); of any other the first fetch is remembered, see
+A model that travels in packages is pinned: the packages' versions and the sha256 of the whole. The sha256 of files of
+the hub, and the commits, were read in public catalogues of models, which other projects check their downloads with:
+all but two in several that agree; that of falcon3-1b in LocalAI's gallery alone, that of olmo2-1b in one project. They
+were not computed from files fetched here. A file without one is remembered from its first fetch, see
 hub/first_fetch.py.
 """
 
@@ -12,16 +14,12 @@ from tokenmill.hub.download import Packaged, Wheel
 
 @dataclass(frozen=True)
 class HubFile:
-    """A GGUF file of a repository. title: the model. sha256: "" where nobody has published one.
-
-    published: where that sha256 was read. revision: a commit, where it is known.
-    """
+    """A GGUF file of a repository. title: the model. sha256: "" where none is known. revision: a commit, if known."""
 
     title: str
     repository: str
     file: str
     sha256: str = ""
-    published: str = ""
     revision: str | None = None
 
     @property
@@ -55,7 +53,145 @@ SHORT_NAMES: dict[str, Packaged] = {
 }
 
 
-HUB_NAMES: dict[str, HubFile] = {}
+HUB_NAMES: dict[str, HubFile] = {
+    "smollm2-360m": HubFile(
+        "SmolLM2-360M-Instruct",
+        "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF",
+        "smollm2-360m-instruct-q8_0.gguf",
+        "48ab3034d0dd401fbc721eb1df3217902fee7dab9078992d66431f09b7750201",
+        "593b5a2e04c8f3e4ee880263f93e0bd2901ad47f",
+    ),
+    "smollm2-1.7b": HubFile(
+        "SmolLM2-1.7B-Instruct",
+        "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF",
+        "smollm2-1.7b-instruct-q4_k_m.gguf",
+        "decd2598bc2c8ed08c19adc3c8fdd461ee19ed5708679d1c54ef54a5a30d4f33",
+        "2d4a76a30b4af41ecd395c35725ac11688d4cfe4",
+    ),
+    "smollm3-3b": HubFile(
+        "SmolLM3-3B",
+        "ggml-org/SmolLM3-3B-GGUF",
+        "SmolLM3-Q4_K_M.gguf",
+        "8334b850b7bd46238c16b0c550df2138f0889bf433809008cc17a8b05761863e",
+        "4965cb60b150737b68a0408c36aeefb65078f894",
+    ),
+    "qwen2.5-0.5b": HubFile(
+        "Qwen2.5-0.5B-Instruct",
+        "Qwen/Qwen2.5-0.5B-Instruct-GGUF",
+        "qwen2.5-0.5b-instruct-q4_k_m.gguf",
+        "74a4da8c9fdbcd15bd1f6d01d621410d31c6fc00986f5eb687824e7b93d7a9db",
+        "9217f5db79a29953eb74d5343926648285ec7e67",
+    ),
+    "qwen2.5-1.5b": HubFile(
+        "Qwen2.5-1.5B-Instruct",
+        "Qwen/Qwen2.5-1.5B-Instruct-GGUF",
+        "qwen2.5-1.5b-instruct-q4_k_m.gguf",
+        "6a1a2eb6d15622bf3c96857206351ba97e1af16c30d7a74ee38970e434e9407e",
+        "91cad51170dc346986eccefdc2dd33a9da36ead9",
+    ),
+    "qwen2.5-coder-1.5b": HubFile(
+        "Qwen2.5-Coder-1.5B-Instruct",
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+        "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        "f86cb2c1fa58255f8052cc32aeede1b7482d4361",
+    ),
+    "qwen3-0.6b": HubFile(
+        "Qwen3-0.6B",
+        "Qwen/Qwen3-0.6B-GGUF",
+        "Qwen3-0.6B-Q8_0.gguf",
+        "9465e63a22add5354d9bb4b99e90117043c7124007664907259bd16d043bb031",
+        "23749fefcc72300e3a2ad315e1317431b06b590a",
+    ),
+    "qwen3-1.7b": HubFile(
+        "Qwen3-1.7B",
+        "Qwen/Qwen3-1.7B-GGUF",
+        "Qwen3-1.7B-Q8_0.gguf",
+        "061b54daade076b5d3362dac252678d17da8c68f07560be70818cace6590cb1a",
+        "90862c4b9d2787eaed51d12237eafdfe7c5f6077",
+    ),
+    "qwen3-4b": HubFile(
+        "Qwen3-4B",
+        "Qwen/Qwen3-4B-GGUF",
+        "Qwen3-4B-Q4_K_M.gguf",
+        "7485fe6f11af29433bc51cab58009521f205840f5b4ae3a32fa7f92e8534fdf5",
+        "bc640142c66e1fdd12af0bd68f40445458f3869b",
+    ),
+    "llama3.2-1b": HubFile(
+        "Llama-3.2-1B-Instruct",
+        "bartowski/Llama-3.2-1B-Instruct-GGUF",
+        "Llama-3.2-1B-Instruct-Q4_K_M.gguf",
+        "6f85a640a97cf2bf5b8e764087b1e83da0fdb51d7c9fab7d0fece9385611df83",
+        "067b946cf014b7c697f3654f621d577a3e3afd1c",
+    ),
+    "llama3.2-3b": HubFile(
+        "Llama-3.2-3B-Instruct",
+        "bartowski/Llama-3.2-3B-Instruct-GGUF",
+        "Llama-3.2-3B-Instruct-Q4_K_M.gguf",
+        "6c1a2b41161032677be168d354123594c0e6e67d2b9227c84f296ad037c728ff",
+    ),
+    "tinyllama-1.1b": HubFile(
+        "TinyLlama-1.1B-Chat",
+        "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF",
+        "tinyllama-1.1b-chat-v1.0.Q4_K_M.gguf",
+        "9fecc3b3cd76bba89d504f29b616eedf7da85b96540e490ca5824d3f7d2776a0",
+        "52e7645ba7c309695bec7ac98f4f005b139cf465",
+    ),
+    "deepseek-r1-1.5b": HubFile(
+        "DeepSeek-R1-Distill-Qwen-1.5B",
+        "bartowski/DeepSeek-R1-Distill-Qwen-1.5B-GGUF",
+        "DeepSeek-R1-Distill-Qwen-1.5B-Q4_K_M.gguf",
+        "1741e5b2d062b07acf048bf0d2c514dadf2a48f94e2b4aa0cfe069af3838ee2f",
+    ),
+    "phi3-mini": HubFile(
+        "Phi-3-mini-4k-instruct",
+        "microsoft/Phi-3-mini-4k-instruct-gguf",
+        "Phi-3-mini-4k-instruct-q4.gguf",
+        "8a83c7fb9049a9b2e92266fa7ad04933bb53aa1e85136b7b30f1b8000ff2edef",
+        "a64113399c2f6b8ad3e11c394733a2ddadaa7f33",
+    ),
+    "phi4-mini": HubFile(
+        "Phi-4-mini-instruct",
+        "unsloth/Phi-4-mini-instruct-GGUF",
+        "Phi-4-mini-instruct-Q4_K_M.gguf",
+        "88c00229914083cd112853aab84ed51b87bdf6b9ce42f532d8c85c7c63b1730a",
+        "78eb92a46fc37e6b524df991ed9aca9bc6aa7b80",
+    ),
+    "granite3.3-2b": HubFile(
+        "Granite-3.3-2B-Instruct",
+        "ibm-granite/granite-3.3-2b-instruct-GGUF",
+        "granite-3.3-2b-instruct-Q4_K_M.gguf",
+        "ac71e9e32c0bea919b409c5918f69ca74339854b0319c5065e4e9fb6d95c4852",
+        "7cdf86ccd1f1bb3491c9b7017b033f2e51367397",
+    ),
+    "ministral3-3b": HubFile(
+        "Ministral-3-3B-Instruct-2512",
+        "mistralai/Ministral-3-3B-Instruct-2512-GGUF",
+        "Ministral-3-3B-Instruct-2512-Q4_K_M.gguf",
+        "9ed150d4367e68df0ac8e1540f6ddc65b42d0ee26378329d1ecbca60f93fc5f8",
+        "eb599d408350ea2bb60452cb86be7c7b2fc28227",
+    ),
+    "falcon3-1b": HubFile(
+        "Falcon3-1B-Instruct",
+        "bartowski/Falcon3-1B-Instruct-GGUF",
+        "Falcon3-1B-Instruct-Q4_K_M.gguf",
+        "1c92013dac1ab6e703e787f3e0829ca03cc95311e4c113a77950d15ff6dea7b3",
+    ),
+    "gemma3-1b": HubFile(
+        "Gemma 3 1B",
+        "ggml-org/gemma-3-1b-it-GGUF",
+        "gemma-3-1b-it-Q4_K_M.gguf",
+        "8ccc5cd1f1b3602548715ae25a66ed73fd5dc68a210412eea643eb20eb75a135",
+        "f9c28bcd85737ffc5aef028638d3341d49869c27",
+    ),
+    "olmo2-1b": HubFile(
+        "OLMo-2-0425-1B-Instruct",
+        "allenai/OLMo-2-0425-1B-Instruct-GGUF",
+        "OLMo-2-0425-1B-Instruct-Q4_K_M.gguf",
+        "abd8187934a438fbf7cfff0a1de5b9d2793ce913f158794df1951dcba6c93cc6",
+        "62f8c199538474c3e33ed5d7e0580abd66686a27",
+    ),
+}
 """Models of the hub by their short names."""
 
 ALL_NAMES = (*SHORT_NAMES, *HUB_NAMES)

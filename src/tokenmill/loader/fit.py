@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from tokenmill.errors import CapacityError
 from tokenmill.kernels.devices import free_bytes
+from tokenmill.loader.default_length import follow_context
 from tokenmill.loader.resolve import ResolvedModel, resolve
 from tokenmill.memory.available import available_processors
 from tokenmill.model.config import ModelConfig
@@ -14,17 +15,21 @@ SHARE = 0.8  # of what is free after the weights; the rest is for prompts, answe
 
 
 def fit_for_many(
-    config: EngineConfig, model: ModelConfig, num_sequences: int | None, num_engines: int = 1
+    config: EngineConfig, model: ModelConfig, num_sequences: int | None, num_engines: int = 1, follow: bool = False
 ) -> EngineConfig:
     """Choose so many sequences (None: by the processors) and a cache that fits; what config says of the cache holds.
 
-    num_engines: those that share the memory, and are all like this one.
+    num_engines: those that share the memory, and are all like this one. follow: whether a max_length that is not given
+    follows the model's context, see loader/default_length.py; otherwise it is the usual one.
 
     CapacityError if the weights do not fit, or one sequence of max_length, or cache_tokens: it names the largest that
     would.
     """
     default = min(MOST_SEQUENCES, SEQUENCES_PER_CORE * available_processors(), config.max_step_tokens)
     config = replace(config, max_sequences=num_sequences or default)
+    followed = follow_context(config, lambda given: resolve(given, model), num_engines).config if follow else config
+    wanted = config.cache_tokens or followed.cache_tokens
+    config = replace(config, max_length=followed.max_length)
     resolved = resolve(config, model)
     spare, most = _most_tokens(resolved, num_engines)
     max_length, block_size = resolved.config.max_length, resolved.config.block_size
@@ -35,7 +40,8 @@ def fit_for_many(
         longest = spare if most == 0 or block_size == max_length else most
         names = "max_length" if config.block_size is None or longest == most else "max_length and block_size"
         raise CapacityError("max_length that fits in memory", max_length, longest, f"{names} to {longest}")
-    return replace(config, cache_tokens=config.cache_tokens or min(resolved.config.cache_tokens, most))
+    cache_tokens = config.cache_tokens or min(wanted or resolved.config.cache_tokens, most)
+    return replace(config, max_length=max_length, cache_tokens=cache_tokens)
 
 
 def _most_tokens(resolved: ResolvedModel, num_engines: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """A LoadedModel from the packed copy of a model if there is one; otherwise a copy is kept for the next load."""
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,14 @@ from tokenmill.loader.copies import (
     start_reading,
     writing_copy,
 )
+from tokenmill.loader.default_length import follow_context
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.pack import finish_packed
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.memory.arena import Allocation, unreserved
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
+from tokenmill.units import size
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
@@ -32,15 +35,26 @@ from tokenmill.weights.source import Progress, return_memory
 
 log = logging.getLogger(__name__)
 
+KEPT = (
+    "a packed copy of %s is kept for faster starts, %s in %s; packed_cache=False keeps none, `tokenmill cache clear` "
+    "deletes it"
+)
+Adjust = Callable[[EngineConfig], EngineConfig]
+
 
 def open_model(
-    path: Path, config: EngineConfig, reader: PackedReader | None = None
+    path: Path, config: EngineConfig, reader: PackedReader | None = None, adjust: Adjust | None = None
 ) -> tuple[Checkpoint, ResolvedModel]:
     """Open a model's files, or the packed copy of them, and resolve it with these settings.
 
-    `reader` is what start_reading returned for them, if it was called before.
+    `reader` is what start_reading returned for them, if it was called before. max_length follows the model's context
+    where it is not given; `adjust` changes settings after that.
     """
-    return resolve_opened(open_files(path, config, reader), config)
+    checkpoint = open_files(path, config, reader)
+    config, why = follow_context(config, lambda given: resolve_checkpoint(checkpoint, given))
+    if why:
+        log.info("%s", why)
+    return resolve_opened(checkpoint, config if adjust is None else adjust(config))
 
 
 def open_files(path: Path, config: EngineConfig, reader: PackedReader | None = None) -> Checkpoint:
@@ -150,13 +164,13 @@ class _Keeper:
         return self._writer or unreserved(num_bytes, num_pieces)
 
     def _begin(self) -> None:
-        if self._name is None or (size := self._resolved.weight_bytes) < SMALLEST:
+        if self._name is None or (num_bytes := self._resolved.weight_bytes) < SMALLEST:
             return
         path = copies_folder() / self._name
         if self._until_kept.enter_context(writing_copy(path)):
-            with room_for_copy(size, self._config.packed_limit * 1_000_000) as has_room:
+            with room_for_copy(num_bytes, self._config.packed_limit * 1_000_000) as has_room:
                 if has_room:
-                    writer = PackedWriter(path, sync=False, num_bytes=size)
+                    writer = PackedWriter(path, sync=False, num_bytes=num_bytes)
                     self._writer = self._until_kept.enter_context(closing(writer))
 
     def finish(self, loaded: LoadedModel) -> None:
@@ -165,7 +179,8 @@ class _Keeper:
             return
         try:
             if copy_name(self._checkpoint.path, self._config) == self._name:
-                finish_packed(self._writer, loaded, self._checkpoint, self._name)
+                num_bytes = finish_packed(self._writer, loaded, self._checkpoint, self._name)
+                log.info(KEPT, self._checkpoint.path.name, size(num_bytes), copies_folder())
         except CheckpointError as error:
             self.say(error)
 

@@ -32,9 +32,15 @@ class Rope:
         """Every field, as saved files hold it. Not `repr`: that of a dataclass, once interrupted, is "..." for ever."""
         return f"Rope(dim={self.dim!r}, theta={self.theta!r}, kind={self.kind!r}, scaling={self.scaling!r})"
 
+    @property
+    def most_short(self) -> int | None:
+        """The most positions for which a "longrope" has its divisors for short texts; None of any other kind."""
+        most: int | None = dict(self.scaling)["original_max_position_embeddings"] if self.kind == "longrope" else None
+        return most
+
     def is_long(self, num_positions: int) -> bool:
         """Whether a "longrope" has its divisors for long texts where texts may have so many positions."""
-        return self.kind == "longrope" and num_positions > dict(self.scaling)["original_max_position_embeddings"]
+        return self.most_short is not None and num_positions > self.most_short
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from tokenmill.settings.field import by_any_name, check_fields, setting
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_LENGTH = 2048
+"""Tokens of the longest text where nothing says more, or the model's context if that is less; see
+loader/default_length.py."""
 FUSIBLE = ("qkv", "gate_up", "norm", "rotary")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name → bytes per number
 
@@ -47,7 +49,7 @@ class EngineConfig:
         choices=("auto", *DTYPES))
     device: str = setting("auto", "cpu, cuda, cuda:1, … Auto takes cuda where there is one.")
     max_length: int | None = setting(None,
-        "Longest sequence in tokens, prompt included. Default: the model's context, at most 2048.",
+        "Longest sequence in tokens, prompt included. Default: the model's context, as far as memory allows.",
         options=("-c", "--ctx-size", "--max-model-len"))
     max_sequences: int = setting(1, "Maximum number of sequences in one step.",
         options=("--max-num-seqs", "--parallel", "--batch-size"))

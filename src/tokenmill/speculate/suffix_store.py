@@ -7,6 +7,7 @@ damaged costs only guesses: it is left out, which is said once.
 """
 
 import hashlib
+import logging
 import re
 import secrets
 import time
@@ -37,7 +38,14 @@ from tokenmill.speculate.text_index import (
     query_of,
     write_segment,
 )
+from tokenmill.units import size as as_size
 
+log = logging.getLogger(__name__)
+
+KEPT = (
+    "finished texts are kept in %s to draft from, at most %s of all models; without suffix_dir none are; the folder "
+    "may be deleted"
+)
 ENDING = ".texts"
 CANDIDATES = 24  # occurrences of an n-gram that a guess compares, the latest of each segment
 PENDING_TOKENS = 1 << 17  # in memory before they are written
@@ -114,7 +122,7 @@ class SegmentFolder:
     """The segments of one identity, in a directory that holds those of several."""
 
     def __init__(self, directory: Path, identity: str, limit_bytes: int) -> None:
-        self._identity = identity
+        self._identity, self._limit_bytes = identity, limit_bytes
         self._all = BoundedFolder(directory, "texts", SEGMENTS, is_segment, limit_bytes, in_folders=True)
         name = hashlib.blake2b(f"{FORMAT} {identity}".encode(), digest_size=8).hexdigest()
         self._folder = directory / name
@@ -128,12 +136,15 @@ class SegmentFolder:
         """Move what is pending into a segment. If the disk refuses, warn once, and keep the latter half in memory."""
         if self._all.can_write:
             try:
+                is_new = not self._folder.exists()
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with _alone(self._folder / ".lock") as is_alone:
                     self._look()
                     self._merge(pending, self._to_merge(len(pending.written())) if is_alone else [])
                 self._all.remove_leftovers()
                 self._all.make_room()
+                if is_new:
+                    log.info(KEPT, self._folder, as_size(self._limit_bytes))
             except OSError as error:
                 self._all.stop(error)
         pending.keep(0.0 if self._all.can_write else 0.5)

@@ -26,6 +26,7 @@ from tokenmill.cli.parser.options import (
     with_defaults,
     with_settings,
 )
+from tokenmill.cli.parser.profiles import Profile
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.watch import prompt_progress
@@ -40,6 +41,7 @@ EXAMPLES = examples(
     "tokenmill chat",
     'tokenmill chat Qwen/Qwen3-0.6B --system "You are a miller." --temperature 0.7',
     "tokenmill chat --open yesterday.kv",
+    "tokenmill chat --profile miller",
 )
 
 BLOCK_SIZE = 32
@@ -78,6 +80,7 @@ def command(
             help="Sample as the model's files recommend, where no option says otherwise; without, greedily.",
         ),
     ] = True,
+    profile: Profile = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Show answers as the model writes them, not rendered as Markdown.")
     ] = False,
@@ -99,7 +102,7 @@ def command(
         model = str(read_facts(start)["model"])
     with progress_on_stderr(quiet) as progress:
         engine = replace(engine, model=model, generation_config=generation_config)
-        loaded = load_engine(with_room_for_forks(engine), progress, chat_template)
+        loaded = load_engine(engine, progress, chat_template, with_room_for_forks)
         recommended = loaded.core.inputs.defaults
         sampling = with_defaults(context, sampling, recommended)
     if loaded.tokenizer is None or loaded.tokenizer.chat_template is None:

@@ -20,9 +20,11 @@ from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, NoKern
 from tokenmill.registry import VERBS, lookup
 
 WIDEST, NARROWEST = 100, 40
+ORIGINS = "tokenmill.origins"
+"""In a context's meta: the files that its defaults come from, by parameter."""
 _SETTING = re.compile(r"(?<!['\w])[a-z]+_\w+")  # a word with "_", outside quotes; one without may be just a word
 # As Python has it: dtype='float32', convert=True; and as a warning has it: threads = 5 is ignored.
-_KEYWORD = re.compile(r"\b([a-z]\w*)(?:=| = (?=\S+ is ignored))(True|'[^']*'|[0-9.]+)")
+_KEYWORD = re.compile(r"\b([a-z]\w*)(?:=| = (?=\S+ is ignored))(True|False|'[^']*'|[0-9.]+)")
 _KINDS = {
     "str": "TEXT",
     "int": "N",
@@ -33,15 +35,16 @@ _KINDS = {
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option was typed, or stands in the file of --config."""
+    """Whether an option was typed, or stands in the file of --config or --profile."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
 def _set_in(context: typer.Context, name: str, option: str) -> str:
-    """The origin of an option's value: the option itself, or the file of --config."""
+    """The origin of an option's value: the option itself, or the file of --config or --profile."""
     source = context.get_parameter_source(name)
-    return str(context.params.get("config")) if source is not None and source.name == "DEFAULT_MAP" else option
+    from_file = source is not None and source.name == "DEFAULT_MAP"
+    return str(context.meta.get(ORIGINS, {}).get(name, option)) if from_file else option
 
 
 class Verb(TyperCommand):
@@ -232,6 +235,8 @@ def _typed(options: Mapping[str, str], found: re.Match[str]) -> str:
     if name not in options:
         return found[0]
     option = "--" + options[name].lstrip("-")
+    if value == "False":
+        return f"--no-{option[2:]}"
     return option if value == "True" else f"{option} {value.strip(chr(39))}"
 
 

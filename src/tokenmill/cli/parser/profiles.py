@@ -1,0 +1,84 @@
+"""`--profile NAME`: options of a verb out of a table of the user's file of profiles. What is typed goes over it.
+
+Keys are those that --config takes, the names of options: one table serves chat, generate and serve. A key that only
+another of these verbs has is left out, which is said.
+"""
+
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokenmill.cli.parser.config_file import keys_of, read_toml, take_values
+from tokenmill.cli.parser.options import MODEL, option
+from tokenmill.cli.process.display import remark
+from tokenmill.errors import ConfigError
+
+FILE = "profiles.toml"
+PROFILED = ("chat", "generate", "serve")
+"""The verbs that take --profile."""
+
+
+def profiles_file() -> Path:
+    """profiles.toml in TOKENMILL_CONFIG, else in tokenmill below XDG_CONFIG_HOME or ~/.config. It may not be there."""
+    if folder := os.environ.get("TOKENMILL_CONFIG"):
+        return Path(folder).expanduser() / FILE
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "tokenmill" / FILE
+
+
+def read_profiles() -> dict[str, dict[str, Any]]:
+    """All profiles by their names; none without a file. ConfigError for a file that cannot be read, or is no table."""
+    path = profiles_file()
+    found = read_toml(path, "profile", "--profile") if path.is_file() else {}
+    for name, table in found.items():
+        if not isinstance(table, dict):
+            allowed = f"only within a profile: a line with [its name] stands before {name}"
+            raise ConfigError(name, table, allowed, str(path))
+    return found
+
+
+def read_profile(context: typer.Context, name: str | None) -> str | None:
+    """The callback of --profile, which is eager: the values become the defaults of this command line."""
+    if name is None:
+        return None
+    profiles, path = read_profiles(), profiles_file()
+    if name not in profiles:
+        near = "".join(f"did you mean {each!r}? " for each in get_close_matches(name, profiles, n=1))
+        there = f"{path} has {', '.join(profiles) or 'none'}" if path.is_file() else f"{path} is not there"
+        raise ConfigError("profile", name, f"the name of a profile; {near}{there}", "--profile")
+    elsewhere = keys_elsewhere(context)
+    left_out = take_values(context, profiles[name], f"{path}, [{name}]", elsewhere)
+    if left_out:
+        remark(f"profile {name}: {context.info_name} has no {', '.join(left_out)}, so that is left out")
+    return name
+
+
+def keys_elsewhere(context: typer.Context) -> set[str]:
+    """The keys that any verb takes from a profile."""
+    found = set[str]()
+    for verb in PROFILED:
+        command = getattr(context.find_root().command, "get_command")(context, verb)  # noqa: B009
+        found |= set(keys_of(command))
+    return found
+
+
+def shown(table: Mapping[str, Any]) -> str:
+    """The settings of a profile in a line, without its model; long texts are cut."""
+    parts = [f"{key} {value}" for key, value in table.items() if key not in ("model", "system")]
+    return ", ".join(part if len(part) < 40 else f"{part[:40]}…" for part in parts)
+
+
+Profile = Annotated[
+    str | None,
+    option(
+        MODEL,
+        "--profile",
+        help="Take the options of this profile; `tokenmill profiles` lists them. What is typed goes over it.",
+        metavar="NAME",
+        is_eager=True,
+        callback=read_profile,
+    ),
+]

@@ -1,0 +1,41 @@
+"""`tokenmill profiles`: the profiles of the user, with what they set and what is wrong with them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from tokenmill.cli.parser.options import Json, examples
+from tokenmill.cli.parser.profiles import PROFILED, keys_elsewhere, profiles_file, read_profiles, shown
+from tokenmill.cli.process.display import print_json, print_table
+from tokenmill.settings.engine_config import DEFAULT_MODEL
+
+EXAMPLES = examples("tokenmill profiles", "tokenmill chat --profile miller")
+HEADER = ("profile", "model", "system", "settings")
+EXPENDABLE = ("system", "settings")
+
+
+def command(context: typer.Context, json: Json = False) -> None:
+    """Show the profiles: tables of options by name, which chat, generate and serve take with --profile.
+
+    They stand in profiles.toml, in TOKENMILL_CONFIG, else in tokenmill below XDG_CONFIG_HOME or ~/.config.
+    """
+    path, profiles = profiles_file(), read_profiles()
+    known = keys_elsewhere(context)
+    unknown = {name: [key for key in table if key.replace("_", "-") not in known] for name, table in profiles.items()}
+    if json:
+        found = [{"name": name, "unknown": unknown[name], "options": table} for name, table in profiles.items()]
+        print_json({"path": str(path), "profiles": found})
+        return
+    if not profiles:
+        typer.echo(f"{path} {'has no profiles' if path.is_file() else 'is not there, so there are no profiles'}")
+        return
+    print_table(str(path), [_row(name, table) for name, table in profiles.items()], HEADER, EXPENDABLE)
+    for name, keys in unknown.items():
+        if keys:
+            typer.echo(f"{name}: none of {', '.join(PROFILED)} has an option {', '.join(keys)}")
+
+
+def _row(name: str, table: Mapping[str, Any]) -> tuple[str, ...]:
+    system = str(table.get("system", ""))
+    return name, str(table.get("model", DEFAULT_MODEL)), system if len(system) < 30 else f"{system[:30]}…", shown(table)
