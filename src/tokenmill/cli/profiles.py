@@ -10,7 +10,7 @@ from tokenmill.cli.parser.profiles import PROFILED, keys_elsewhere, profiles_fil
 from tokenmill.cli.process.display import print_json, print_table
 from tokenmill.settings.engine_config import DEFAULT_MODEL
 
-EXAMPLES = examples("tokenmill profiles", "tokenmill chat --profile miller")
+EXAMPLES = examples("tokenmill profiles", "tokenmill profiles --json", "tokenmill chat --profile miller")
 HEADER = ("profile", "model", "system", "settings")
 EXPENDABLE = ("system", "settings")
 

@@ -92,7 +92,7 @@ def command(
 def _plan(name: str, entries: list["Entry"], kept_only: bool) -> _Plan:
     """What goes for one name. RequestError where it means nothing, or something that tokenmill does not delete."""
     from tokenmill.hub.places.entry import HUB
-    from tokenmill.hub.places.hub_removal import remove_from_hub
+    from tokenmill.hub.places.hub_removal import remove_from_hub, repository_of
     from tokenmill.hub.places.removal import entries_named, refuse_others, remove_own
     from tokenmill.loader.at_hand.kept import Kept, all_kept
 
@@ -103,8 +103,9 @@ def _plan(name: str, entries: list["Entry"], kept_only: bool) -> _Plan:
         return _Plan(name, None, kept)
     for entry in named:
         refuse_others(entry)
-    removal = remove_from_hub(named) if named[0].origin == HUB else remove_own(named[0])
-    return _Plan(name, removal, kept)
+    if named[0].origin == HUB:
+        return _Plan(name, remove_from_hub(named, repository_of(named[0]) == name), kept)
+    return _Plan(name, remove_own(named[0]), kept)
 
 
 def _said(plan: _Plan) -> list[str]:

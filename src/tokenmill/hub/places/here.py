@@ -4,22 +4,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenmill.hub.places import folders, ollama, own
-from tokenmill.hub.places.entry import HUB, Entry
+from tokenmill.hub.places.entry import HUB, Entry, shown
 from tokenmill.registry import PLACES, lookup
 
 
 def entries_here(more: Iterable[Path] = ()) -> list[Entry]:
     """Models, and what is no model and why: of our cache folder, the hub's cache, Ollama's stores, the folders of other
-    programs and those that are given. A file that was found before is not told again.
+    programs and those that are given. A file in a folder that has a name already is not told again.
     """
     found: list[Entry] = []
     known: set[Path] = set()
     for entry in _all(more):
         real = None if entry.path is None else _real(entry.path)
-        if real is not None and real in known:
-            continue
-        known |= set() if real is None else {real}
-        found.append(entry)
+        has_name = real is None or entry.name not in (str(entry.path), shown(entry.path or real))
+        if has_name or real not in known:
+            found.append(entry)
+        if real is not None:
+            known.add(real)
     return found
 
 

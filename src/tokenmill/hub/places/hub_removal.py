@@ -21,8 +21,10 @@ _BLOB = re.compile(r"[0-9a-f]{32,64}(\.[\w.-]*incomplete)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def remove_from_hub(entries: list[Entry]) -> Removal:
-    """What would be deleted for the entries of one repository; RequestError for what may not be the client's own."""
+def remove_from_hub(entries: list[Entry], is_whole: bool) -> Removal:
+    """What would be deleted for the entries of one repository, or for all of it; RequestError for what may not be the
+    client's own.
+    """
     repository = repository_of(entries[0])
     try:
         found = scan()
@@ -38,7 +40,7 @@ def remove_from_hub(entries: list[Entry]) -> Removal:
     _refuse_while_fetched(repo)
     files = {path for entry in entries for path in entry.files}
     whole = [rev for rev in repo.revisions if not _others(rev, files)]
-    if len(whole) == len(repo.revisions):
+    if is_whole or len(whole) == len(repo.revisions):
         return _of_repository(alone, repo)
     return _of_parts(alone, repo, whole, files)
 

@@ -1,0 +1,286 @@
+"""`tokenmill list` and `rm` over a made-up disk with models of all origins; what is left is compared byte by byte."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import disk_of_models
+from tests.disk_of_models import COMMIT, OLDER, contents, repository
+from tokenmill.hub.names import locate
+from tokenmill.hub.places import folders, hub_removal
+from tokenmill.hub.places.here import entries_here
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, llama):
+    return disk_of_models.sources(tmp_path_factory.mktemp("sources"), llama)
+
+
+@pytest.fixture
+def disk(tmp_path, made, monkeypatch):
+    return disk_of_models.make(tmp_path, made, monkeypatch)
+
+
+@pytest.fixture
+def listed(disk, tm):
+    code, out, _ = tm("list", "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def test_every_model_is_listed_with_its_origin(disk, listed):
+    found = {model["name"]: model["origin"] for model in listed["models"]}
+    assert found == disk.models
+    assert len(found) + len(listed["others"]) >= 30
+
+
+def test_what_is_no_model_is_told_with_its_reason(disk, listed):
+    found = {entry["name"]: entry["problem"] for entry in listed["others"]}
+    assert found.keys() == disk.problems.keys()
+    for name, words in disk.problems.items():
+        assert words in found[name], name
+
+
+def test_family_form_and_what_runs(disk, listed):
+    models = {model["name"]: model for model in listed["models"]}
+    tiny, coded, old = models["one/tiny"], models["ollama:tiny:latest"], models["ollama:old:1b"]
+    assert (tiny["family"], tiny["form"], tiny["context"]) == ("llama", "float32", 128)
+    assert (coded["family"], coded["form"]) == ("qwen2", "Q8_0") and coded["runs"] and coded["why_not"] is None
+    assert (old["family"], old["runs"]) == ("mamba", None) and "mamba" in old["why_not"]
+    damaged = models[str(disk.given / "damaged.gguf")]
+    assert damaged["runs"] is None and "damaged or cut short" in damaged["why_not"]
+    assert models["linked"]["note"].startswith("is a link to")
+
+
+def test_names_are_what_a_load_takes(disk, listed):
+    """Each stands for the files that the list has for it; names of the hub without asking it."""
+    for model in listed["models"]:
+        path = locate(model["name"], offline=True)
+        assert path.resolve() == Path(model["path"]).resolve(), model["name"]
+
+
+def test_two_forms_of_a_model_are_seen_and_so_are_the_same_bytes(disk, listed):
+    same = {frozenset((pair["first"], pair["second"])): pair["is_same"] for pair in listed["same"]}
+    forms = frozenset(("~/.lmstudio/models/one/tiny/Tiny-Llama-F32.gguf", str(disk.given / "Tiny-Llama-F16.gguf")))
+    assert same[forms] is False
+    twice = frozenset(("one/tiny", str(disk.given / "deep" / "directory")))
+    assert same[twice] is True
+    # Links to one file are no copies, nor are other models of the same size.
+    assert frozenset(("ollama:tiny:latest", "ollama:somebody/tiny:1b")) not in same
+    assert not [pair for pair in same if any("mamba" in name for name in pair)]
+
+
+def test_nothing_is_changed_by_a_list(disk, tm):
+    before = contents(disk.root)
+    for arguments in ((), ("--cache",), ("--json", "--cache"), ("--dir", disk.root)):
+        assert tm("list", *arguments)[0] == 0
+    assert contents(disk.root) == before
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_table_fits_and_names_are_whole(disk, tm, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout.__class__, "isatty", lambda _: True)
+    code, out, _ = tm("list")
+    table = [line for line in out.splitlines() if line.startswith(" ")]
+    assert code == 0 and max(map(len, table)) <= columns
+    assert any("ollama:hf.co/one/files:Q8_0" in line for line in table)
+    assert any(line.startswith("no model: ollama:broken:latest (Ollama) has a manifest") for line in out.splitlines())
+
+
+def test_folders_that_cannot_be_read_are_told(disk, tm, monkeypatch):
+    """As root there are no such folders, so the system's refusal is made up."""
+    refused = {disk.given / "deep", disk.store / "manifests", disk.hub}
+    listing = Path.iterdir
+
+    def iterdir(path):
+        if path in refused:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listing(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    entries = [entry for entry in entries_here() if entry.problem == "cannot be read: Permission denied"]
+    assert {entry.name for entry in entries} == {str(disk.given / "deep"), str(disk.store), str(disk.hub)}
+
+
+def test_a_folder_that_is_given_and_is_not_there(disk, tm):
+    _, out, _ = tm("list", "--dir", disk.root / "nowhere", "--json")
+    assert {"name": str(disk.root / "nowhere"), "problem": "is no folder that there is"}.items() <= json.loads(out)[
+        "others"
+    ][-1].items()
+
+
+def test_deep_folders_end_somewhere(disk):
+    deep = disk.root / "deep"
+    (deep / "/".join("abcdefghijkl")).mkdir(parents=True)
+    assert list(folders.entries_below("folder", deep)) == []
+
+
+# ---- rm
+
+
+def removed(disk, tm, *arguments):
+    """What `rm` deletes, as paths of the disk; nothing else may have changed."""
+    before = contents(disk.root)
+    code, _, err = tm("rm", *arguments)
+    assert code == 0, err
+    after = contents(disk.root)
+    assert {path: before[path] for path in after} == after
+    return sorted(before.keys() - after.keys())
+
+
+def below(disk, folder):
+    root = folder.relative_to(disk.root).as_posix()
+    return sorted(path for path in contents(disk.root) if path == root or path.startswith(f"{root}/"))
+
+
+def test_rm_of_a_model_that_was_fetched(disk, tm):
+    assert removed(disk, tm, "whole", "--yes") == ["home/cache/whole.gguf"]
+
+
+def test_rm_of_a_repository(disk, tm):
+    wanted = below(disk, disk.hub / "models--one--tiny")
+    assert len(wanted) > 5
+    assert removed(disk, tm, "one/tiny", "--yes") == wanted
+
+
+def test_rm_of_one_file_of_a_repository(disk, tm, made):
+    from hashlib import sha256
+
+    folder = "home/hub/models--one--files"
+    blob = sha256(made.qwen.read_bytes()).hexdigest()
+    wanted = [f"{folder}/blobs/{blob}", f"{folder}/snapshots/{COMMIT}/a-q8_0.gguf"]
+    assert removed(disk, tm, "one/files:a-q8_0.gguf", "--yes") == wanted
+    # The last one goes with all that is left of the repository.
+    assert removed(disk, tm, "one/files:a-f32.gguf", "--yes")[0] == folder
+
+
+def test_rm_of_one_revision_leaves_the_blobs_of_the_other(disk, tm):
+    gone = removed(disk, tm, f"one/moved/tree/{OLDER}", "--yes")
+    assert all(OLDER in path or "/blobs/" in path for path in gone)
+    assert sum("/blobs/" in path for path in gone) == 1  # extra.json
+    assert locate("one/moved", offline=True).is_dir()
+
+
+def test_rm_of_a_repository_takes_all_of_its_revisions(disk, tm):
+    wanted = below(disk, disk.hub / "models--one--moved")
+    assert removed(disk, tm, "one/moved", "--yes") == wanted
+
+
+def test_a_commit_of_two_repositories_is_deleted_of_one(disk, tm):
+    """All repositories here have a snapshot of the same commit."""
+    for name in ("two/tiny", "one/tiny"):
+        assert all(f"models--{name.replace('/', '--')}" in path for path in removed(disk, tm, name, "--yes"))
+
+
+REFUSED = {
+    "ollama:tiny:latest": "belongs to Ollama, and tokenmill does not delete it; `ollama rm tiny:latest` does",
+    "ollama:broken:latest": "`ollama rm broken:latest` does",
+    "~/.lmstudio/models/one/tiny/Tiny-Llama-F32.gguf": "belongs to LM Studio",
+    "~/.cache/llama.cpp/one_tiny_q8_0.gguf": "belongs to llama.cpp",
+    "{given}/Tiny-Llama-F16.gguf": "lies in a folder of yours",
+    "{given}/deep/directory": "`rm -r {given}/deep/directory` does",
+    "~/cache/mine.gguf": "which has not fetched it",
+    "cut": "bytes, and has",
+    "linked": "is a link to",
+    "one/foreign:x.gguf": "notes.txt was not written by the hub's client",
+    "one/foreign": "notes.txt was not written by the hub's client",
+    "one/outside": "z.gguf was not written by the hub's client",
+    "one/outside:z.gguf": "is no link of the hub's client",
+    "one/dangling": "is damaged in the hub's cache",
+    "tiny": "is ambiguous: one/tiny (in ",
+    "nothing": "is no model on this machine",
+    "smol": "is no model on this machine",
+    "one/tinny": "did you mean 'one/tiny'?",
+    "whle": "did you mean 'whole'?",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_rm_refuses_and_changes_nothing(disk, tm, name):
+    before, words = contents(disk.root), REFUSED[name].format(given=disk.given)
+    code, out, err = tm("rm", name.format(given=disk.given), "--yes")
+    assert (code, out) == (2, "") and "Traceback" not in err
+    assert words in err.splitlines()[-1]
+    assert contents(disk.root) == before
+
+
+def test_an_ambiguous_name_lists_both(disk, tm):
+    _, _, err = tm("rm", "tiny", "--yes")
+    assert "one/tiny (in " in err and "two/tiny (in " in err
+
+
+def test_one_refusal_refuses_all(disk, tm):
+    before = contents(disk.root)
+    assert tm("rm", "whole", "one/tiny", "nothing", "--yes")[0] == 2
+    assert contents(disk.root) == before
+
+
+def test_a_file_with_the_name_of_a_fetched_one_and_other_bytes_is_left(disk, tm):
+    path = disk.home / "cache" / "whole.gguf"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    code, _, err = tm("rm", "whole", "--yes")
+    assert code == 2 and "has sha256" in err and path.is_file()
+
+
+def test_a_dry_run_deletes_nothing_and_says_what_would_go(disk, tm):
+    before = contents(disk.root)
+    code, out, err = tm("rm", "whole", "one/tiny", "--dry-run", "--json")
+    assert code == 0 and contents(disk.root) == before
+    document = json.loads(out)
+    assert document["would_delete"] == [
+        str(disk.home / "cache" / "whole.gguf"),
+        str(disk.hub.resolve() / "models--one--tiny"),
+    ]
+    assert "whole: " in err and "one/tiny: " in err
+
+
+@pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("n\n", 2), ("\n", 2), ("", 130)])
+def test_it_asks_first(disk, tm, monkeypatch, typed, code):
+    stdin = io.StringIO(typed)
+    monkeypatch.setattr(stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    found, _, err = tm("rm", "whole")
+    assert found == code and "delete " in err
+    assert (disk.home / "cache" / "whole.gguf").exists() == (code != 0)
+
+
+def test_without_anybody_to_ask_nothing_goes(disk, tm, piped):
+    piped(b"y\n")
+    code, _, err = tm("rm", "whole")
+    assert code == 2 and "--yes deletes without a question" in err and (disk.home / "cache" / "whole.gguf").is_file()
+
+
+def test_a_repository_that_is_being_fetched_stays(disk, tm):
+    import fcntl
+
+    locks = disk.hub / ".locks" / "models--one--tiny"
+    locks.mkdir(parents=True)
+    with (locks / "x.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        code, _, err = tm("rm", "one/tiny", "--yes")
+    assert code == 2 and "is being fetched by another process" in err
+    assert (disk.hub / "models--one--tiny").is_dir()
+
+
+def test_what_cannot_be_deleted_is_said(disk, tm, monkeypatch):
+    """The client logs what it cannot delete, and goes on."""
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+    code, _, err = tm("rm", "one/tiny", "--yes")
+    assert code == 2 and "could not be deleted" in err
+
+
+def test_old_clients_delete_whole_snapshots_alone(disk, tm, monkeypatch):
+    monkeypatch.delattr(hub_removal.HFCacheInfo, "delete_files", raising=False)
+    code, _, err = tm("rm", "one/files:a-q8_0.gguf", "--yes")
+    assert code == 2 and "`tokenmill rm one/files`" in err
+
+
+def test_a_cache_on_a_file_system_without_links(tmp_path, tm, disk):
+    folder = repository(disk.hub, "one/plain", {})
+    (folder / "snapshots" / COMMIT / "plain.gguf").write_bytes(b"GGUF")
+    wanted = below(disk, folder)
+    assert removed(disk, tm, "one/plain", "--yes") == wanted
