@@ -1,0 +1,148 @@
+"""`--profile NAME` of chat, generate and serve, and `tokenmill profiles`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tokenmill.cli import serve
+from tokenmill.cli.parser.profiles import profiles_file
+
+TABLES = """
+[miller]
+model = "{model}"
+system = "w1 w2"
+temperature = 0.5
+seed = 7
+max_new_tokens = 3
+max-length = 64
+stop = ["w3"]
+
+[plain]
+max_new_tokens = 2
+"""
+
+
+@pytest.fixture
+def profiles(tmp_path, monkeypatch, model):
+    """Writes the file of profiles, by default with TABLES; its path."""
+    monkeypatch.setenv("TOKENMILL_CONFIG", str(tmp_path))
+
+    def write(text=TABLES):
+        path = tmp_path / "profiles.toml"
+        path.write_text(text.format(model=model) if "{model}" in text else text)
+        return path
+
+    write()
+    return write
+
+
+@pytest.fixture
+def taken(monkeypatch, tm):
+    """Runs `serve` without serving; the settings of the engine that it would have loaded."""
+    found = []
+    monkeypatch.setattr(serve, "_serve", lambda engine, *_: not found.append(engine))
+
+    def run(*arguments):
+        code, _, err = tm("serve", *arguments)
+        assert code == 0, err
+        return found.pop(), err
+
+    return run
+
+
+def test_chat_takes_model_system_sampling_and_engine_settings(profiles, tm, model, piped):
+    piped(b"w5\n")
+    code, out, err = tm("chat", "--profile", "miller")
+    assert code == 0 and len(out.split()) <= 3
+    assert "of 64 tokens used" in err and err.count("w1 w2") == 0
+    piped(b"w5\n")
+    typed = tm("chat", model, "--system", "w1 w2", "--temperature", 0.5, "--seed", 7, "-n", 3, "-c", 64, "--stop", "w3")
+    assert typed[:2] == (code, out)
+
+
+def test_what_is_typed_goes_over_the_profile(profiles, tm, model, piped):
+    piped(b"w5\n")
+    assert "of 32 tokens used" in tm("chat", "--profile", "miller", "--max-length", 32)[2]
+    _, out, _ = tm("generate", "--profile", "plain", "-m", model, "-p", "w1", "-n", 5, "--json")
+    assert len(json.loads(out)["tokens"]) == 5
+    _, out, _ = tm("generate", "--profile", "plain", "-m", model, "-p", "w1", "--json")
+    assert len(json.loads(out)["tokens"]) == 2
+
+
+def test_generate_says_that_a_system_message_wants_a_conversation(profiles, tm):
+    code, _, err = tm("generate", "--profile", "miller", "-p", "w1")
+    assert code == 2 and "only together with --chat" in err
+    assert tm("generate", "--profile", "miller", "-p", "w1", "--chat")[0] == 0
+
+
+def test_serve_leaves_out_what_requests_say_for_themselves(profiles, taken):
+    config, err = taken("--profile", "miller")
+    assert config.max_length == 64
+    assert "serve has no system, temperature, max_new_tokens, stop, so that is left out" in err
+
+
+def test_a_config_file_goes_over_a_profile_and_what_is_typed_over_both(profiles, taken, tmp_path):
+    file = tmp_path / "serve.toml"
+    file.write_text("max_length = 48\n")
+    both = ("--profile", "miller", "--config", file)
+    assert taken(*both)[0].max_length == 48
+    assert taken(*both[2:], *both[:2])[0].max_length == 48
+    assert taken(*both, "-c", 40)[0].max_length == 40
+
+
+WRONG = {
+    "[x]\ntemprature = 1": "temprature = 1 (set in {path}, [x]) is not allowed: no such option; did you mean",
+    "[x]\ntemperature = 'hot'": "temperature = 'hot' (set in {path}, [x]) is not allowed: a number",
+    "[x]\ntemperature = -1": "temperature = -1.0 (set in {path}, [x]) is not allowed",
+    "[x]\nprogram = 'fast'": "program = 'fast' (set in {path}, [x]) is not allowed: use one of auto, native",
+    "[x]\nmax_length = 3.5": "max_length = 3.5 (set in {path}, [x]) is not allowed: a whole number",
+    "[x]\nseed = 1\nrandom = 2": "random = 2 (set in {path}, [x]) is not allowed: no such option",
+    "[x]\nprofile = 'y'": "profile = 'y' (set in {path}, [x]) is not allowed: no such option",
+    "[x]\nmax_new_tokens = 1\nnum-predict = 2": "given once, and another name of it is there too",
+    "x = 1": "x = 1 (set in {path}) is not allowed: only within a profile",
+    "[x": "is not allowed: a TOML file (",
+    "[y]": "profile = 'x' (set in --profile) is not allowed: the name of a profile; {path} has y",
+    "[xx]": "did you mean 'xx'?",
+    "": "{path} has none",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_wrong_is_named_with_file_table_key_and_what_is_allowed(profiles, tm, piped, text):
+    path = profiles(text)
+    piped(b"")
+    code, out, err = tm("chat", "--profile", "x")
+    assert (code, out) == (2, "") and "Traceback" not in err
+    assert WRONG[text].format(path=path) in err.splitlines()[-1]
+
+
+def test_without_a_file(tmp_path, monkeypatch, tm):
+    monkeypatch.setenv("TOKENMILL_CONFIG", str(tmp_path))
+    assert f"{tmp_path / 'profiles.toml'} is not there" in tm("chat", "--profile", "x")[2]
+    assert "is not there, so there are no profiles" in tm("profiles")[1]
+    (tmp_path / "profiles.toml").mkdir()
+    assert tm("chat", "--profile", "x")[0] == 2
+
+
+def test_the_list_says_where_they_come_from_and_what_is_unknown(profiles, tm, model):
+    path = profiles(TABLES + "[odd]\nwarmth = 3\n")
+    code, out, _ = tm("profiles")
+    assert code == 0 and out.splitlines()[0] == str(path)
+    assert model in out and "temperature 0.5, seed 7" in out
+    assert out.splitlines()[-1] == "odd: none of chat, generate, serve has an option warmth"
+    document = json.loads(tm("profiles", "--json")[1])
+    assert document["path"] == str(path)
+    assert [each["name"] for each in document["profiles"]] == ["miller", "plain", "odd"]
+    assert [each["unknown"] for each in document["profiles"]] == [[], [], ["warmth"]]
+
+
+def test_where_the_file_is(monkeypatch, tmp_path):
+    for name in ("TOKENMILL_CONFIG", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert profiles_file() == tmp_path / ".config" / "tokenmill" / "profiles.toml"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    assert profiles_file() == tmp_path / "xdg" / "tokenmill" / "profiles.toml"
+    monkeypatch.setenv("TOKENMILL_CONFIG", "~/mine")
+    assert profiles_file() == Path(tmp_path / "mine" / "profiles.toml")

@@ -1,0 +1,171 @@
+"""Short names that stand for files of the hub: fetched from a hub on this machine, known by their sha256."""
+
+import json
+import re
+from hashlib import sha256
+
+import pytest
+from huggingface_hub import constants
+
+from tests.hub_server import COMMIT, HubServer
+from tokenmill.errors import CheckpointError
+from tokenmill.hub import first_fetch
+from tokenmill.hub.names import locate
+from tokenmill.hub.progress import Progress
+from tokenmill.hub.short_names import ALL_NAMES, HUB_NAMES, SHORT_NAMES, HubFile
+from tokenmill.hub.suggestions import nearest
+
+CONTENT = b"GGUF" + b"weights" * 1000
+DIGEST = sha256(CONTENT).hexdigest()
+NAME = "owner/tiny:tiny-q8_0.gguf"
+
+
+class Told(Progress):
+    def __init__(self):
+        self.stages = []
+
+    def stage(self, text):
+        self.stages.append(text)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with HubServer({"owner/tiny": {"tiny-q8_0.gguf": CONTENT, "README.md": b"text"}}) as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
+        template = running.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+        yield running
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Gives the short name `tiny` a sha256 and a revision."""
+
+    def make(digest="", revision=None):
+        monkeypatch.setitem(HUB_NAMES, "tiny", HubFile("Tiny", "owner/tiny", "tiny-q8_0.gguf", digest, revision))
+
+    return make
+
+
+def test_the_table_is_sound():
+    assert len(ALL_NAMES) >= 20 and len(set(ALL_NAMES)) == len(ALL_NAMES)
+    for name, model in HUB_NAMES.items():
+        assert re.fullmatch(r"[a-z0-9.-]+", name) and re.fullmatch(r"[\w.-]+/[\w.-]+", model.repository)
+        assert model.file.endswith(".gguf") and not name.startswith("ollama")
+        assert re.fullmatch(r"([0-9a-f]{64})?", model.sha256), name
+        assert model.revision is None or re.fullmatch(r"[0-9a-f]{40}", model.revision), name
+    digests = [model.sha256 for model in (*HUB_NAMES.values(), *SHORT_NAMES.values()) if model.sha256]
+    assert len(set(digests)) == len(digests)
+
+
+def test_a_pinned_file_is_fetched_and_checked(server, short):
+    short(DIGEST, COMMIT)
+    path = locate("tiny")
+    assert path.read_bytes() == CONTENT and not first_fetch.record_file().exists()
+    assert locate("tiny", offline=True) == path
+    assert server.fetched == ["tiny-q8_0.gguf"]
+
+
+def test_another_sha256_than_the_pinned_one_is_refused(server, short):
+    short("0" * 64)
+    with pytest.raises(CheckpointError, match="pinned in tokenmill") as error:
+        locate("tiny")
+    assert DIGEST in str(error.value) and "0" * 64 in str(error.value) and NAME in str(error.value)
+    assert locate(NAME).read_bytes() == CONTENT
+
+
+def test_the_first_fetch_counts_from_then_on(server, short):
+    short()
+    told = Told()
+    path = locate("tiny", progress=told)
+    assert DIGEST in told.stages[-1] and str(first_fetch.record_file()) in told.stages[-1]
+    assert first_fetch.records()[NAME][:3] == (DIGEST, COMMIT, len(CONTENT))
+    again = Told()
+    assert locate("tiny", progress=again) == path
+    assert not [line for line in again.stages if DIGEST in line]
+
+
+def test_a_file_that_the_hub_has_changed_is_refused(server, short, tmp_path):
+    """The commit of the first fetch is asked for; a hub that gives another file for it is found out too."""
+    short()
+    path = locate("tiny")
+    path.resolve().unlink()
+    path.unlink()
+    server.repositories["owner/tiny"]["tiny-q8_0.gguf"] = CONTENT + b"other"
+    with pytest.raises(CheckpointError, match=r"that of its first fetch, \d{4}-\d\d-\d\d"):
+        locate("tiny")
+    first_fetch.record_file().unlink()
+    assert locate("tiny").read_bytes() == CONTENT + b"other"
+
+
+def test_a_cache_without_blobs_is_read(server, short, tmp_path):
+    """As on file systems without links: the sha256 is computed."""
+    short(DIGEST)
+    path = locate("tiny")
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    assert locate("tiny", offline=True) == path
+    path.write_bytes(content[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="or this one is damaged"):
+        locate("tiny", offline=True)
+
+
+DAMAGED = ["", "{", "[1]", '{"a": 1}', '{"a": ["x", "", 1, ""]}', '{"a": [1, 2]}']
+DAMAGED.append(json.dumps({"a": ["0" * 64, "main", 1, ""]}))
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_record_is_named(server, short, text):
+    short()
+    first_fetch.record_file().parent.mkdir(parents=True)
+    first_fetch.record_file().write_text(text)
+    with pytest.raises(CheckpointError, match="delete it, and the next fetch is a first one again"):
+        locate("tiny")
+
+
+def test_a_record_of_other_names_is_kept(server, short):
+    short()
+    record = first_fetch.record_file()
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"other": ["1" * 64, COMMIT, 5, "2026-01-02"]}))
+    locate("tiny")
+    assert set(first_fetch.records()) == {"other", NAME}
+
+
+def test_no_network_says_what_is_here_and_how_to_get_it_elsewhere(server, short, tmp_path, monkeypatch):
+    short(DIGEST, COMMIT)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "other.gguf").write_bytes(CONTENT)
+    monkeypatch.setenv("TOKENMILL_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    server.stop()
+    with pytest.raises(CheckpointError) as error:
+        locate("tiny")
+    message = str(error.value)
+    assert message.startswith(f"tiny stands for {NAME}, and ") and "the hub was not reached" in message
+    assert f"on this machine are {tmp_path / 'models' / 'other.gguf'} (`tokenmill list`)" in message
+    assert f"https://huggingface.co/owner/tiny/resolve/{COMMIT}/tiny-q8_0.gguf" in message
+
+
+NAMES = ("smollm2-135m", "qwen2.5-0.5b", "Qwen/Qwen3-0.6B", "ollama:llama3.2:1b", "~/models/Tiny-Llama.gguf")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("smolm2-135m", "smollm2-135m"),
+        ("SmolLM2-135M", "smollm2-135m"),
+        ("qwen2.5-0.5", "qwen2.5-0.5b"),
+        ("qwen3-0.6b", "Qwen/Qwen3-0.6B"),
+        ("llama3.2:1b", "ollama:llama3.2:1b"),
+        ("llama3.2-1b", "ollama:llama3.2:1b"),
+        ("tiny-llama.gguf", "~/models/Tiny-Llama.gguf"),
+        ("nothing at all", ""),
+    ],
+)
+def test_the_nearest_name(word, meant):
+    assert nearest(word, NAMES) == meant
