@@ -14,9 +14,11 @@ import transformers
 from tests.published import PUBLISHED, READ, REFUSED, without_codes
 from tests.tiny_models import TINY
 from tokenmill import registry
-from tokenmill.hub.names import SHORT_NAMES, locate
+from tokenmill.hub.names import locate
+from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES
 from tokenmill.model.families import find_family, read_config
 from tokenmill.program.native.spec import ACTIVATIONS
+from tokenmill.units import counted
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.outline import features_of_config
 
@@ -49,6 +51,12 @@ type, and under "runs here" the program that would be taken, with the reason aga
 that is read and written. "llama.cpp": so many of the configurations were compared with llama.cpp in both directions
 (`benchmarks/gguf_families.py`). "published": configs of public models that are read, with as many parameters as they
 have (`tests/weights/configs/`). "real weights": models whose texts are compared with other engines'.
+"""
+
+SHORT = """## Short names
+
+Each stands for one file, which `tokenmill pull NAME` fetches, and has a sha256 by which it is known, or none yet: then
+the first fetch counts ([models at hand](models-at-hand.md#short-names)). `tokenmill list --names` shows the same.
 """
 
 REFUSALS = """## What is refused, and why
@@ -113,10 +121,30 @@ def refused():
         yield f"`{family}`", ", ".join(names), ", ".join(sorted(found)) or because or "another family"
 
 
+def short_names():
+    for name, model in SHORT_NAMES.items():
+        yield f"`{name}`", model.title, f"in {counted(len(model.wheels), 'package')}", f"`{model.sha256[:16]}…`"
+    for name, model in HUB_NAMES.items():
+        yield (
+            f"`{name}`",
+            model.title,
+            f"`{model.hub_name}`",
+            f"`{model.sha256[:16]}…`" if model.sha256 else "first fetch",
+        )
+
+
 def page():
+    short = table(("short name", "model", "what it stands for", "sha256"), short_names())
     head = ("family", "models", "transformers", "native", "GGUF", "llama.cpp", "published", "real weights")
     return "\n".join(
-        [HEAD, table(head, families()), REFUSALS, table(("family", "models", "what is told of it"), refused())],
+        [
+            HEAD,
+            table(head, families()),
+            SHORT,
+            short,
+            REFUSALS,
+            table(("family", "models", "what is told of it"), refused()),
+        ],
     )
 
 
