@@ -1,8 +1,9 @@
-"""`info` and `plan` answer in a process that never imports torch, with what they say where it is imported."""
+"""`info`, `plan` and `list` answer in a process that never imports torch, with what they say where it is imported."""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,7 @@ if sys.argv[1] == "refused":
 from tokenmill.cli.main import main
 
 for arguments in json.loads(sys.argv[2]):
-    assert main(arguments) == 0, arguments
+    assert main(arguments) == (2 if arguments[0] == "rm" else 0), arguments
 assert "torch" not in sys.modules
 """
 # These differ from moment to moment.
@@ -49,16 +50,18 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.parametrize("how", ["absent", "refused"])
-def test_info_and_plan_answer_without_torch(how, models, capsys):
+def test_info_plan_and_list_answer_without_torch(how, models, capsys, monkeypatch):
     commands = [[verb, model, "--json"] for model in models for verb in ("info", "plan")]
     commands += [["info", models[0], "--tensors", "--json"], ["plan", models[0], "--json", "--dtype", "bfloat16"]]
+    monkeypatch.setenv("TOKENMILL_MODELS", str(Path(models[0]).parent))
+    commands += [["list", "--json"], ["rm", "nothing"], ["profiles", "--json"]]
     capsys.readouterr()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, how, json.dumps(commands)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     for arguments in commands:
-        assert main(arguments) == 0
+        assert main(arguments) == (2 if arguments[0] == "rm" else 0)
     here = capsys.readouterr().out
     assert _facts(done.stdout) == _facts(here)
 

@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenmill.cli.cache.list import cache_rows, show_cache
+from tokenmill.cli.model_text import for_stdout
 from tokenmill.cli.parser.options import MODEL, OUTPUT, Json, examples, option
 from tokenmill.cli.process.display import print_json, print_table
 from tokenmill.cli.process.imports import uninterrupted
@@ -66,7 +68,7 @@ def command(
     else:
         typer.echo("no model is on this machine; `tokenmill pull` fetches one of 98 MB")
     for line in _remarks(models, others, pairs):
-        typer.echo(line)
+        typer.echo(for_stdout(line))
     if cache:
         show_cache()
 
@@ -95,7 +97,7 @@ def _row(model: "Model") -> tuple[str, ...]:
     entry, facts = model.entry, model.facts
     kept = size(model.kept.num_bytes) if model.kept.num_bytes else ""
     return (
-        entry.name,
+        quote(entry.name) if " " in entry.name else entry.name,
         size(entry.num_bytes),
         facts.family or "unknown",
         facts.quantization,

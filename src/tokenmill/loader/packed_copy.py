@@ -25,6 +25,7 @@ from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.pack import finish_packed
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.memory.arena import Allocation, unreserved
+from tokenmill.parallel.rendezvous import torchrun_size
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.units import size
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
@@ -51,9 +52,10 @@ def open_model(
     where it is not given; `adjust` changes settings after that.
     """
     checkpoint = open_files(path, config, reader)
-    config, why = follow_context(config, lambda given: resolve_checkpoint(checkpoint, given))
-    if why:
-        log.info("%s", why)
+    if config.tensor_parallel == 1 or torchrun_size() is None:  # each of its ranks would find other memory
+        config, why = follow_context(config, lambda given: resolve_checkpoint(checkpoint, given))
+        if why:
+            log.info("%s", why)
     return resolve_opened(checkpoint, config if adjust is None else adjust(config))
 
 

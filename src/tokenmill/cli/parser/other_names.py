@@ -24,5 +24,15 @@ whose name it does not use itself; --help does not list them. MODEL is --model w
 ELSEWHERE = {"--ctx": "--max-length"}
 """More such names, which are refused with a question."""
 
-VERBS_ELSEWHERE = {"run": ["chat", "generate"], "complete": ["generate"], "convert": ["pull"], "download": ["pull"]}
+VERBS_ELSEWHERE = {
+    "run": ["chat", "generate"],
+    "complete": ["generate"],
+    "convert": ["pull"],
+    "download": ["pull"],
+    "ls": ["list"],
+    "models": ["list"],
+    "remove": ["rm"],
+    "delete": ["rm"],
+    "show": ["info"],
+}
 """Names that other programs have for verbs, and our verbs that are meant."""

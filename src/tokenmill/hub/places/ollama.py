@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.hub.places.entry import OLLAMA, Entry, folder_of, is_folder, reason_of
 
 PREFIX = "ollama:"
@@ -64,7 +64,9 @@ def blob_of(name: str) -> Path:
     manifest, found = manifest_of(name), stores()
     for store in found:
         path = store / "manifests" / manifest
-        if path.is_file():
+        with file_errors(path, "read"):
+            is_there = path.is_file()
+        if is_there:
             entry = _entry(store, path)
             if entry.path is None:
                 raise CheckpointError(f"{PREFIX}{name} {entry.problem}")
