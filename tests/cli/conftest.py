@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests import disk_of_models
+from tests.tiny_models import save
 from tests.word_model import save_word_model
 
 TEMPLATE = (
@@ -22,6 +24,13 @@ def wordless(llama):
 def model(tmp_path_factory):
     """A tiny model whose token i is the word "wi"."""
     return str(save_word_model(tmp_path_factory.mktemp("models"), TEMPLATE))
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """The tiny models that tests/disk_of_models.py copies to many places."""
+    folder = tmp_path_factory.mktemp("sources")
+    return disk_of_models.sources(folder, save("llama", folder))
 
 
 @pytest.fixture

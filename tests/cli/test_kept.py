@@ -21,11 +21,6 @@ from tokenmill.memory.open_files import processes_with
 PROMPT = list(range(1, 70))
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory, llama):
-    return disk_of_models.sources(tmp_path_factory.mktemp("sources"), llama)
-
-
 @pytest.fixture
 def disk(tmp_path, made, monkeypatch):
     monkeypatch.setattr(packed_copy, "SMALLEST", 0)

@@ -14,11 +14,6 @@ from tokenmill.hub.places import folders, hub_removal
 from tokenmill.hub.places.here import entries_here
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory, llama):
-    return disk_of_models.sources(tmp_path_factory.mktemp("sources"), llama)
-
-
 @pytest.fixture
 def disk(tmp_path, made, monkeypatch):
     return disk_of_models.make(tmp_path, made, monkeypatch)
