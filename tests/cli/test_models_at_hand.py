@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.disk_of_models import COMMIT, OLDER, contents, repository
 from tokenmill.hub.names import locate
 from tokenmill.hub.places import folders, hub_removal
 from tokenmill.hub.places.here import entries_here
+from tokenmill.loader.at_hand.facts import facts_of
 
 
 @pytest.fixture
@@ -112,6 +114,25 @@ def test_deep_folders_end_somewhere(disk):
     deep = disk.root / "deep"
     (deep / "/".join("abcdefghijkl")).mkdir(parents=True)
     assert list(folders.entries_below("folder", deep)) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_pipes_are_not_waited_for(disk):
+    library = disk.store / "manifests" / "registry.ollama.ai" / "library" / "pipe"
+    library.mkdir()
+    for path in (library / "latest", disk.store / "blobs" / f"sha256-{'7' * 64}", disk.given / "pipe.gguf"):
+        os.mkfifo(path)
+    names = {entry.name: entry.problem for entry in entries_here()}
+    assert names["ollama:pipe:latest"].endswith("it is no regular file")
+    assert not facts_of(disk.given / "pipe.gguf").runs
+
+
+def test_control_codes_in_names_do_nothing_on_a_terminal(disk, tm, monkeypatch):
+    (disk.given / "a\x1b[2Jb.gguf").symlink_to("nothing")
+    (disk.given / "c\x1b[2Jd.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(sys.stdout.__class__, "isatty", lambda _: True)
+    code, out, _ = tm("list")
+    assert code == 0 and "\x1b[2J" not in out and "a␛[2Jb.gguf" in out
 
 
 # ---- rm
@@ -259,6 +280,24 @@ def test_a_repository_that_is_being_fetched_stays(disk, tm):
         code, _, err = tm("rm", "one/tiny", "--yes")
     assert code == 2 and "is being fetched by another process" in err
     assert (disk.hub / "models--one--tiny").is_dir()
+
+
+def test_a_fetched_model_that_is_being_fetched_again_stays(disk, tm):
+    import fcntl
+
+    with (disk.home / "cache" / ".whole.gguf.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        code, _, err = tm("rm", "whole", "--yes")
+    assert code == 2 and "is being fetched by another process" in err and (disk.home / "cache" / "whole.gguf").is_file()
+
+
+def test_a_repository_that_is_a_link_stays(disk, tm):
+    folder = disk.hub / "models--one--tiny"
+    folder.rename(disk.root / "elsewhere")
+    folder.symlink_to(disk.root / "elsewhere")
+    before = contents(disk.root)
+    code, _, err = tm("rm", "one/tiny", "--yes")
+    assert code == 2 and "is a link, which the hub's client has not made" in err and contents(disk.root) == before
 
 
 def test_what_cannot_be_deleted_is_said(disk, tm, monkeypatch):

@@ -16,8 +16,8 @@ _PROJECTOR = "mmproj"  # GGUF files of what a model sees with, which are no mode
 
 def given_folders(more: Iterable[Path] = ()) -> list[Path]:
     """The folders of TOKENMILL_MODELS, separated as PATH is, and more."""
-    named = [Path(each).expanduser() for each in os.environ.get(VARIABLE, "").split(os.pathsep) if each]
-    return [*named, *more]
+    named = [Path(each) for each in os.environ.get(VARIABLE, "").split(os.pathsep) if each]
+    return [folder.expanduser().absolute() for folder in (*named, *more)]
 
 
 def program_folders() -> Iterator[tuple[str, Path]]:

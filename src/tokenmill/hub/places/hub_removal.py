@@ -37,6 +37,8 @@ def remove_from_hub(entries: list[Entry], is_whole: bool) -> Removal:
         raise RequestError(f"{repository} is no repository that the hub's client recognises in {hub_folder()}")
     # With this repository alone: another one may have a snapshot of the same commit.
     alone, repo = replace(found, repos=frozenset(repos)), repos[0]
+    if repo.repo_path.is_symlink():
+        raise RequestError(f"{repo.repo_path} is a link, which the hub's client has not made: nothing is deleted")
     _refuse_while_fetched(repo)
     files = {path for entry in entries for path in entry.files}
     whole = [rev for rev in repo.revisions if not _others(rev, files)]

@@ -19,6 +19,7 @@ from tokenmill.hub.places.entry import OLLAMA, Entry, folder_of, is_folder, reas
 PREFIX = "ollama:"
 SYSTEM = (Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama/models"))  # of the service, by its installers
 HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
+DEEPEST = 10  # folders of manifests within folders
 _KIND = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _LARGEST = 1 << 20  # bytes of a manifest
@@ -111,11 +112,11 @@ def _entries(store: Path) -> Iterator[Entry]:
             yield entry_of_blob
 
 
-def _manifests(folder: Path) -> Iterator[Path]:
+def _manifests(folder: Path, depth: int = 0) -> Iterator[Path]:
     """The files at the depth of a tag: HOST/NAMESPACE/MODEL/TAG, where a namespace may have several parts."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+    for path in sorted(folder.iterdir()) if folder.is_dir() and depth < DEEPEST else []:
         if path.is_dir() and not path.is_symlink():
-            yield from _manifests(path)
+            yield from _manifests(path, depth + 1)
         elif not path.name.startswith("."):
             yield path
 
@@ -159,6 +160,8 @@ def _problem(layers: list[Layer]) -> str:
 
 def _layers(store: Path, path: Path) -> list[Layer]:
     """The layers of a manifest. OSError, or ValueError where it is none."""
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError("it is a link to nothing" if path.is_symlink() else "it is no regular file")
     with path.open("rb") as opened:
         text = opened.read(_LARGEST + 1)
     if len(text) > _LARGEST:
@@ -192,6 +195,8 @@ def _blob_alone(store: Path, blob: Path) -> Entry | None:
         is_first = blob.name.endswith("-partial")  # beside it lie files with the state of each of its parts
         return Entry(str(blob), OLLAMA, store, None, (blob,), begun, elsewhere=remove) if is_first else None
     try:
+        if not blob.is_file():
+            return None
         with blob.open("rb") as opened:
             is_model = opened.read(len(_GGUF)) == _GGUF
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import gguf
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import TokenmillError
 from tokenmill.loader.runs_here import runs_here
 from tokenmill.model.config import quant_method
 from tokenmill.model.families import read_config
@@ -49,7 +49,7 @@ def facts_of(path: Path) -> Facts:
         checkpoint = open_checkpoint(path)
         config = read_config(checkpoint.config)
         runs = runs_here(checkpoint)
-    except CheckpointError as error:
+    except (TokenmillError, OSError) as error:
         return _of_outline(path, str(error))
     shape = (config.family, *(getattr(config, name) for name in _SHAPE))
     parameters = sum(map(prod, checkpoint.shapes.values()))
@@ -66,7 +66,10 @@ def facts_of(path: Path) -> Facts:
 
 
 def _of_outline(path: Path, why_not: str) -> Facts:
-    outline = read_outline(path)
+    try:
+        outline = read_outline(path)
+    except OSError:
+        outline = None
     if outline is None:
         return Facts(None, "", None, None, None, why_not)
     types = Counter[str]()
