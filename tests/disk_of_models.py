@@ -176,6 +176,8 @@ def _ollama(disk: Disk, made: Sources, system: Path) -> None:
     manifest(store, f"{library}/gone/latest", ("model", b"never fetched"), keep=False)
     manifest(store, f"{library}/adapted/latest", model, ("adapter", b"lora"))
     manifest(store, f"{library}/cloud/latest", template)
+    tensors = [(f"tensor; name=t{number}; dtype=BF16", bytes([number])) for number in range(3)]
+    manifest(store, f"{library}/tensors/latest", *tensors)
     alone = store / "blobs" / f"sha256-{'5' * 64}"
     alone.write_bytes(made.llama.read_bytes() + b"\0" * 8)
     disk.models[str(alone)] = "Ollama"
@@ -186,6 +188,7 @@ def _ollama(disk: Disk, made: Sources, system: Path) -> None:
         "ollama:gone:latest": "lacks its blob",
         "ollama:adapted:latest": "has an adapter",
         "ollama:cloud:latest": "no layer with a GGUF file",
+        "ollama:tensors:latest": "its layers are tensor",
         str(store / "blobs" / f"sha256-{'6' * 64}-partial"): "has begun to fetch",
     }
     twice = made.qwen.read_bytes() + b"\0" * 32

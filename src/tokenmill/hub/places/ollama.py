@@ -184,6 +184,7 @@ def _layer(store: Path, layer: Any) -> Layer:
     match = _DIGEST.fullmatch(digest)
     if match is None:
         raise ValueError(f"a layer has the digest {digest[:80]!r}")
+    kind = kind.partition(";")[0].strip()  # without its parameters, such as the name of a tensor
     return Layer(kind.removeprefix(_KIND), store / "blobs" / f"sha256-{match[1]}", size)
 
 
