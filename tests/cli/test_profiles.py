@@ -126,15 +126,17 @@ def test_without_a_file(tmp_path, monkeypatch, tm):
 
 
 def test_the_list_says_where_they_come_from_and_what_is_unknown(profiles, tm, model):
-    path = profiles(TABLES + "[odd]\nwarmth = 3\n")
+    path = profiles(TABLES + "[odd]\ntemprature = 3\n[typed]\nseed = 1.5\n")
     code, out, _ = tm("profiles")
     assert code == 0 and out.splitlines()[0] == str(path)
     assert model in out and "temperature 0.5, seed 7" in out
-    assert out.splitlines()[-1] == "odd: none of chat, generate, serve has an option warmth"
+    odd, typed = out.splitlines()[-2:]
+    assert odd.startswith(f"odd: temprature = 3 (set in {path}, [odd]) is not allowed: no such option; did you mean")
+    assert typed == f"typed: seed = 1.5 (set in {path}, [typed]) is not allowed: a whole number"
     document = json.loads(tm("profiles", "--json")[1])
     assert document["path"] == str(path)
-    assert [each["name"] for each in document["profiles"]] == ["miller", "plain", "odd"]
-    assert [each["unknown"] for each in document["profiles"]] == [[], [], ["warmth"]]
+    assert [each["name"] for each in document["profiles"]] == ["miller", "plain", "odd", "typed"]
+    assert [each["problem"] is None for each in document["profiles"]] == [True, True, False, False]
 
 
 def test_where_the_file_is(monkeypatch, tmp_path):

@@ -102,6 +102,9 @@ def command(
         reference = load_reference(loaded, progress) if verify else None
     if verbose and not quiet:
         remark(f"program {loaded.program_name}: {loaded.program_reason}; kernel {loaded.kernel_name}")
+        remark(
+            f"texts may have {loaded.config.max_length} tokens; the model's context is {loaded.model_config.context}"
+        )
         for name, reason in loaded.program_refusals.items():
             remark(f"program {name}: not chosen, because it {reason}")
     if show_draft:

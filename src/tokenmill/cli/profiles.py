@@ -5,8 +5,9 @@ from typing import Any
 
 import typer
 
+from tokenmill.cli.model_text import for_stdout
 from tokenmill.cli.parser.options import Json, examples
-from tokenmill.cli.parser.profiles import PROFILED, keys_elsewhere, profiles_file, read_profiles, shown
+from tokenmill.cli.parser.profiles import problem_of, profiles_file, read_profiles, shown
 from tokenmill.cli.process.display import print_json, print_table
 from tokenmill.settings.engine_config import DEFAULT_MODEL
 
@@ -21,19 +22,20 @@ def command(context: typer.Context, json: Json = False) -> None:
     They stand in profiles.toml, in TOKENMILL_CONFIG, else in tokenmill below XDG_CONFIG_HOME or ~/.config.
     """
     path, profiles = profiles_file(), read_profiles()
-    known = keys_elsewhere(context)
-    unknown = {name: [key for key in table if key.replace("_", "-") not in known] for name, table in profiles.items()}
+    problems = {name: problem_of(context, name, table) for name, table in profiles.items()}
     if json:
-        found = [{"name": name, "unknown": unknown[name], "options": table} for name, table in profiles.items()]
+        found = [
+            {"name": name, "problem": problems[name] or None, "options": table} for name, table in profiles.items()
+        ]
         print_json({"path": str(path), "profiles": found})
         return
     if not profiles:
         typer.echo(f"{path} {'has no profiles' if path.is_file() else 'is not there, so there are no profiles'}")
         return
     print_table(str(path), [_row(name, table) for name, table in profiles.items()], HEADER, EXPENDABLE)
-    for name, keys in unknown.items():
-        if keys:
-            typer.echo(f"{name}: none of {', '.join(PROFILED)} has an option {', '.join(keys)}")
+    for name, problem in problems.items():
+        if problem:
+            typer.echo(for_stdout(f"{name}: {problem}"))
 
 
 def _row(name: str, table: Mapping[str, Any]) -> tuple[str, ...]:

@@ -49,20 +49,29 @@ def read_profile(context: typer.Context, name: str | None) -> str | None:
         near = "".join(f"did you mean {each!r}? " for each in get_close_matches(name, profiles, n=1))
         there = f"{path} has {', '.join(profiles) or 'none'}" if path.is_file() else f"{path} is not there"
         raise ConfigError("profile", name, f"the name of a profile; {near}{there}", "--profile")
-    elsewhere = keys_elsewhere(context)
+    elsewhere = {key for command in _commands(context) for key in keys_of(command)}
     left_out = take_values(context, profiles[name], f"{path}, [{name}]", elsewhere)
     if left_out:
         remark(f"profile {name}: {context.info_name} has no {', '.join(left_out)}, so that is left out")
     return name
 
 
-def keys_elsewhere(context: typer.Context) -> set[str]:
-    """The keys that any verb takes from a profile."""
-    found = set[str]()
-    for verb in PROFILED:
-        command = getattr(context.find_root().command, "get_command")(context, verb)  # noqa: B009
-        found |= set(keys_of(command))
-    return found
+def problem_of(context: typer.Context, name: str, table: Mapping[str, Any]) -> str:
+    """What is wrong with a profile whatever verb takes it: a key that none has, or a value of another type; or ""."""
+    commands = _commands(context)
+    elsewhere = {key for command in commands for key in keys_of(command)}
+    for command in commands:
+        try:
+            take_values(type(context)(command), table, f"{profiles_file()}, [{name}]", elsewhere)
+        except ConfigError as error:
+            return str(error)
+    return ""
+
+
+def _commands(context: typer.Context) -> list[Any]:
+    """The verbs that take a profile, as the parser has them."""
+    group: Any = context.find_root().command
+    return [group.get_command(context, verb) for verb in PROFILED]
 
 
 def shown(table: Mapping[str, Any]) -> str:
