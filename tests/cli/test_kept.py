@@ -37,7 +37,9 @@ def tokens_of(engine):
 
 
 @needs_native
-@pytest.mark.parametrize("name", ["whole", "one/files:a-q8_0.gguf", "one/tiny"])
+@pytest.mark.parametrize(
+    "name", ["whole", *(pytest.param(name, marks=pytest.mark.slow) for name in ("one/files:a-q8_0.gguf", "one/tiny"))]
+)
 def test_a_model_that_is_removed_while_it_runs(disk, tm, name, caplog):
     """The engine goes on with what it has mapped; its blocks are written again, and the next load fails in a line."""
     caplog.set_level(logging.INFO, "tokenmill")

@@ -32,7 +32,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Directory in Hugging Face layout, .gguf file, hub name (owner/name[:file.gguf]), or short name.",
+        help="Directory in Hugging Face layout, .gguf file, short name, hub name (owner/name[:file.gguf]), or "
+        "ollama:NAME. `tokenmill list` shows what is here.",
         show_default=True,
         rich_help_panel=MODEL,
     ),

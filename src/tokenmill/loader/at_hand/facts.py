@@ -11,8 +11,8 @@ import gguf
 
 from tokenmill.errors import TokenmillError
 from tokenmill.loader.runs_here import runs_here
-from tokenmill.model.config import quant_method
 from tokenmill.model.families import read_config
+from tokenmill.text.tokenizer import read_json
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.outline import read_outline
@@ -87,7 +87,19 @@ def _quantization(checkpoint: Checkpoint, dtype: str) -> str:
         return f"{facts['dtype']} {facts['scheme']}, packed"
     if isinstance(checkpoint, GGUFCheckpoint):
         return _file_type(checkpoint.metadata.get("general.file_type")) or checkpoint.largest_type
-    return quant_method(checkpoint.config) or dtype
+    return _codes_of(checkpoint.path) or dtype
+
+
+def _codes_of(path: Path) -> str:
+    """Who made the codes of a directory, with the bits of each if that is told, as "gptq, 4 bits"; "" for numbers."""
+    if not (path / "config.json").is_file():  # of Meta's own layout
+        return ""
+    settings = read_json(path / "config.json").get("quantization_config")
+    settings = settings if isinstance(settings, dict) else {}
+    method, bits = settings.get("quant_method"), settings.get("bits")
+    if not isinstance(method, str):
+        return ""
+    return f"{method}, {bits} bits" if type(bits) is int else method
 
 
 def _file_type(number: object) -> str:
