@@ -62,6 +62,26 @@ def test_a_model_that_is_removed_while_it_runs(disk, tm, name, caplog):
 
 
 @needs_native
+def test_the_command_line_says_it_in_its_own_words(disk, tm):
+    arguments = (
+        "generate",
+        "-m",
+        "whole",
+        "--tokens",
+        ",".join(map(str, PROMPT)),
+        "-n",
+        1,
+        "--prefix-dir",
+        disk.root / "p",
+    )
+    for wanted in (1, 0):
+        code, _, err = tm(*arguments)
+        assert code == 0
+        assert err.count("--no-packed-cache keeps none, `tokenmill cache clear` deletes it") == wanted
+        assert err.count("--no-prefix-cache keeps none, and the folder may be deleted") == wanted
+
+
+@needs_native
 def test_only_what_is_kept_is_deleted_where_that_is_asked_for(disk, tm):
     before = contents(disk.store)
     with load("ollama:tiny:latest") as engine:

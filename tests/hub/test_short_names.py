@@ -64,7 +64,7 @@ def test_the_table_is_sound():
 def test_a_pinned_file_is_fetched_and_checked(server, short):
     short(DIGEST, COMMIT)
     path = locate("tiny")
-    assert path.read_bytes() == CONTENT and not first_fetch.record_file().exists()
+    assert path.read_bytes() == CONTENT and first_fetch.records()[NAME].sha256 == DIGEST
     assert locate("tiny", offline=True) == path
     assert server.fetched == ["tiny-q8_0.gguf"]
 
@@ -81,7 +81,7 @@ def test_the_first_fetch_counts_from_then_on(server, short):
     short()
     told = Told()
     path = locate("tiny", progress=told)
-    assert DIGEST in told.stages[-1] and str(first_fetch.record_file()) in told.stages[-1]
+    assert "what came now counts from here on" in told.stages[-1] and DIGEST in told.stages[-1]
     assert first_fetch.records()[NAME][:3] == (DIGEST, COMMIT, len(CONTENT))
     again = Told()
     assert locate("tiny", progress=again) == path
@@ -95,10 +95,39 @@ def test_a_file_that_the_hub_has_changed_is_refused(server, short, tmp_path):
     path.resolve().unlink()
     path.unlink()
     server.repositories["owner/tiny"]["tiny-q8_0.gguf"] = CONTENT + b"other"
-    with pytest.raises(CheckpointError, match=r"that of its first fetch, \d{4}-\d\d-\d\d"):
+    with pytest.raises(CheckpointError, match=r"of its first fetch, \d{4}-\d\d-\d\d"):
         locate("tiny")
     first_fetch.record_file().unlink()
     assert locate("tiny").read_bytes() == CONTENT + b"other"
+
+
+def test_the_name_of_a_blob_is_not_believed_at_first(server, short):
+    """A hub says what a blob's name is; its bytes are computed once, also of a file that is in the cache already."""
+    path = locate(NAME)
+    path.resolve().write_bytes(CONTENT[:-1] + b"x")
+    assert path.resolve().name == DIGEST
+    short(DIGEST)
+    with pytest.raises(CheckpointError, match="pinned in tokenmill"):
+        locate("tiny", offline=True)
+
+
+def test_a_name_that_is_pinned_later(server, short):
+    short()
+    locate("tiny")
+    short("0" * 64)
+    with pytest.raises(CheckpointError, match="pinned in tokenmill"):
+        locate("tiny")
+    short(DIGEST)
+    assert locate("tiny").read_bytes() == CONTENT
+
+
+def test_a_cache_folder_that_cannot_be_written_is_said(server, short, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "file" / "cache"))
+    short(DIGEST)
+    told = Told()
+    assert locate("tiny", progress=told).read_bytes() == CONTENT
+    assert "first-fetches.json cannot be written" in told.stages[-1]
 
 
 def test_a_cache_without_blobs_is_read(server, short, tmp_path):

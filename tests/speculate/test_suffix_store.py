@@ -66,6 +66,15 @@ def test_a_restart_finds_what_was_added(tmp_path):
     assert opened(tmp_path).guess([1, 2, 5, 6, 7], 2) == ([8, 9], 3)
 
 
+def test_the_first_texts_of_a_folder_are_told(tmp_path, caplog):
+    """Where they lie, how many there may be, and how to have none; later ones are not told."""
+    caplog.set_level("INFO", "tokenmill")
+    for seed in (1, 2):
+        stored(tmp_path, numbers(seed))
+        [said] = caplog.messages
+    assert str(tmp_path) in said and "without suffix_dir none are" in said
+
+
 def test_a_text_is_found_before_it_is_on_disk(tmp_path):
     store = opened(tmp_path)
     store.add(TEXT)

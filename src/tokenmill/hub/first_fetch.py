@@ -1,8 +1,8 @@
-"""The sha256 of files of the hub that short names stand for, remembered from their first fetch where none is pinned.
+"""The sha256 of files of the hub that short names stand for: computed at the first fetch, and remembered.
 
-A hub can change what lies under a name. What was fetched first counts: its commit is fetched again later, and a file
-with another sha256 is refused. The record lies in the cache folder and may be deleted with all of it; the next fetch
-is then a first one again.
+It is compared with the one that is pinned. Where none is, what was fetched first counts, since a hub can change what
+lies under a name: its commit is fetched again later, and a file with another sha256 is refused. The record lies in the
+cache folder and may be deleted with all of it; the next fetch is then a first one again.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.hub.download import cache_folder, sha256_of
+from tokenmill.hub.progress import Progress
 from tokenmill.memory.atomic_file import make_folder, writing
 from tokenmill.memory.file_lock import locked_file
 
@@ -59,34 +60,38 @@ def _checked(values: Any) -> Fetched:
     return Fetched(sha256, commit, num_bytes, date)
 
 
-def sha256_in_cache(path: Path) -> str:
-    """The sha256 of a file in the hub's cache: the name of its blob, or computed where that is none."""
-    blob = path.resolve().name
-    return blob if _SHA256.fullmatch(blob) else sha256_of(path)
-
-
-def remember(name: str, path: Path) -> Fetched:
-    """Remember a file that was fetched for the first time; the record of it, which another process may have made."""
+def sha256_of_file(path: Path, progress: Progress) -> str:
+    """The sha256 of all bytes of a file, whatever its name in the hub's cache says."""
+    progress.stage(f"computing the sha256 of {path.name}")
     with file_errors(path, "read"):
-        commits = [part for part in path.parts if _COMMIT.fullmatch(part)]
-        made = Fetched(sha256_in_cache(path), (commits or [""])[-1], path.stat().st_size, time.strftime("%Y-%m-%d"))
+        return sha256_of(path)
+
+
+def remember(name: str, path: Path, sha256: str) -> None:
+    """Remember a file that was fetched for the first time, unless another process has. CheckpointError."""
+    commits = [part for part in path.parts if _COMMIT.fullmatch(part)]
     file = record_file()
     with file_errors(file, "written"):
+        made = Fetched(sha256, (commits or [""])[-1], path.stat().st_size, time.strftime("%Y-%m-%d"))
         make_folder(file.parent)
         with locked_file(file.with_name(f".{FILE}.lock"), WAIT_S):
             known = records()
-            if name not in known:
+            if known.get(name, made).sha256 != sha256 or name not in known:
                 with writing(file) as out:
                     out.write(json.dumps({**known, name: made}, indent=1).encode())
-    return known.get(name, made)
 
 
-def check(short: str, name: str, path: Path, wanted: str, since: str) -> None:
-    """CheckpointError unless the file has that sha256. since: where the sha256 comes from, as a part of a sentence."""
+def check(short: str, name: str, path: Path, wanted: str, since: str, found: str = "") -> None:
+    """CheckpointError unless the file has that sha256. since: where the sha256 comes from, as a part of a sentence.
+
+    found: its sha256, if it was computed. Otherwise the name of its blob counts, which the hub's client has checked;
+    where that is none, as on file systems without links, all bytes are read.
+    """
+    blob = path.resolve().name
     with file_errors(path, "read"):
-        found = sha256_in_cache(path)
+        found = found or (blob if _SHA256.fullmatch(blob) else sha256_of(path))
     if found != wanted:
         raise CheckpointError(
-            f"{short} is {name} with sha256 {wanted} ({since}), and {path} has {found}: the repository has "
-            f"another file now, or this one is damaged; `{name}` in the place of the short name takes it as it is"
+            f"{short} is {name} with sha256 {wanted} ({since}), and {path} has {found}: the repository has another "
+            f"file now, or this one is damaged; `{name}` in the place of the short name takes it as it is"
         )

@@ -67,23 +67,29 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
 def _of_hub(short: str, model: HubFile, progress: Progress, offline: bool) -> Path:
     """The file of the hub that a short name stands for, with the sha256 that is pinned, or of its first fetch."""
     known = first_fetch.records().get(model.hub_name)
-    revision = model.revision or (known.commit if known and not model.sha256 else None) or None
+    if known is not None and model.sha256 not in ("", known.sha256):
+        known = None  # it was fetched before it was pinned
+    revision = model.revision or (known.commit if known else None) or None
     repository = lookup(HUBS, "huggingface", "hub")(model.repository, revision, offline, progress)
     try:
         path = Path(repository.fetch(model.file))
     except CheckpointError as error:
         raise CheckpointError(without_network(short, model, str(error))) from error
-    if model.sha256:
-        first_fetch.check(short, model.hub_name, path, model.sha256, "pinned in tokenmill")
-    elif known is None:
-        known = first_fetch.remember(model.hub_name, path)
-        progress.stage(
-            f"{short}: nobody has published a sha256 of {model.hub_name}, so what came now counts from here on: "
-            f"{known.sha256}, kept in {first_fetch.record_file()}"
-        )
-    if known is not None and not model.sha256:
-        since = f"that of its first fetch, {known.date}, in {first_fetch.record_file()}"
+    if known is not None:
+        since = "pinned in tokenmill" if model.sha256 else f"of its first fetch, {known.date}"
         first_fetch.check(short, model.hub_name, path, known.sha256, since)
+        return path
+    found = first_fetch.sha256_of_file(path, progress)
+    if model.sha256:
+        first_fetch.check(short, model.hub_name, path, model.sha256, "pinned in tokenmill", found)
+    else:
+        progress.stage(
+            f"{short}: no sha256 of {model.hub_name} is pinned, so what came now counts from here on: {found}"
+        )
+    try:
+        first_fetch.remember(model.hub_name, path, found)
+    except CheckpointError as error:  # it is read whole again next time
+        progress.stage(str(error))
     return path
 
 
