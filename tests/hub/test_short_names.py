@@ -180,6 +180,15 @@ def test_no_network_says_what_is_here_and_how_to_get_it_elsewhere(server, short,
     assert f"https://huggingface.co/owner/tiny/resolve/{COMMIT}/tiny-q8_0.gguf" in message
 
 
+def test_a_name_of_the_hub_that_is_nearly_one_that_is_here(server):
+    locate(NAME)
+    with pytest.raises(CheckpointError, match=re.escape(f"; did you mean {NAME!r}, which is here?")):
+        locate("ownr/tiny:tiny-q8_0.gguf", offline=True)
+    with pytest.raises(CheckpointError) as error:
+        locate("somebody/else", offline=True)
+    assert "did you mean" not in str(error.value)
+
+
 NAMES = ("smollm2-135m", "qwen2.5-0.5b", "Qwen/Qwen3-0.6B", "ollama:llama3.2:1b", "~/models/Tiny-Llama.gguf")
 
 

@@ -14,7 +14,7 @@ from tokenmill.hub.download import fetch_packaged
 from tokenmill.hub.places import ollama
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES, HubFile
-from tokenmill.hub.suggestions import no_such_model, without_network
+from tokenmill.hub.suggestions import meant_here, no_such_model, without_network
 from tokenmill.hub.weight_files import shards_of
 from tokenmill.registry import HUBS, lookup
 
@@ -58,7 +58,11 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
     if match and not model.startswith((".", "-")):
         make = lookup(HUBS, "huggingface", "hub")
         repository = make(match["repository"], revision or match["revision"], offline, progress)
-        return Path(repository.fetch(match["file"] or match["page"]))
+        try:
+            return Path(repository.fetch(match["file"] or match["page"]))
+        except CheckpointError as error:
+            error.args = (f"{error}{meant_here(model)}",)
+            raise
     if model.strip() and os.path.exists(path):  # noqa: PTH110  (a name that is too long does not exist, and is no error)
         raise CheckpointError(f"{model} is neither a directory nor a regular file, so it holds no model")
     raise CheckpointError(no_such_model(model))

@@ -28,6 +28,12 @@ def no_such_model(model: str) -> str:
     )
 
 
+def meant_here(model: str) -> str:
+    """The end of a message about a name of the hub: the nearest name of what is on this machine, if one is near."""
+    near = nearest(model, names_here())
+    return f"; did you mean {near!r}, which is here?" if near not in ("", model) else ""
+
+
 def without_network(short: str, model: HubFile, why: str) -> str:
     """One line for a short name that could not be fetched: what is here, and how to get it elsewhere."""
     address = f"https://huggingface.co/{model.repository}/resolve/{model.revision or 'main'}/{model.file}"
