@@ -43,7 +43,7 @@ def entries_named(name: str, entries: Sequence[Entry]) -> list[Entry]:
         raise RequestError(f"{name} is ambiguous: {_listed(list(ends.values()))}; give one of these names in full")
     near = next(iter(ends), "") or nearest(name, [each.name for each in entries])
     hint = f" (did you mean {near!r}?)" if near else ""
-    raise RequestError(f"{name} is no model on this machine{hint}: `tokenmill list` shows all")
+    raise RequestError(f"'{name}' is no model on this machine{hint}: `tokenmill list` shows all")
 
 
 def remove_own(entry: Entry) -> Removal:
