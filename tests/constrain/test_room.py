@@ -1,5 +1,7 @@
 """Grammars whose rules stand deep in one another end no process."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -8,7 +10,7 @@ from tests.constrain.walks import accepts
 from tokenmill.constrain.compile import Compiler
 from tokenmill.constrain.enforced import enforced
 from tokenmill.constrain.grammar import spec_of
-from tokenmill.constrain.room import with_room
+from tokenmill.constrain.room import Budget, GivenUp, check_wanted, with_room
 from tokenmill.errors import RequestError
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tools.functions import Function
@@ -51,3 +53,61 @@ def test_without_room_it_is_refused(monkeypatch):
     with pytest.raises(RequestError, match=r"needs 1024 MiB of addresses to compile in: can't start"):
         with_room(list)
     assert threading.stack_size() == before
+
+
+def ended(program):
+    """A process that ran a program, after its end."""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+
+
+ABANDONED = """
+import atexit, sys, threading
+atexit.register(lambda: print(threading.active_count(), flush=True))  # the last of all that is called
+from llguidance import LLMatcher
+from tokenmill.constrain import room
+def slow():
+    for number in range(1000):
+        room.check_wanted()
+        LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema({"properties": {str(n): {} for n in range(500)}}))
+try:
+    room.Budget(0, 2).within(slow, "x")
+except TimeoutError:
+    sys.exit(3)
+"""
+ENDLESS = """
+import sys, threading
+from tokenmill.constrain import room
+room.EXIT_S = 0.01
+room.begin(threading.Event().wait)
+print("said", end="")
+"""
+
+
+def test_an_interpreter_ends_after_the_threads_for_which_nobody_waits():
+    """One that came back from llguidance while it takes itself apart would end the process with a signal."""
+    done = ended(ABANDONED)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "1\n", "")
+
+
+def test_a_thread_that_does_not_end_ends_with_the_process():
+    done = ended(ENDLESS)
+    assert (done.returncode, done.stdout) == (1, "said")
+    assert done.stderr == "a constraint is still compiled; the process ends with exit code 1\n"
+
+
+def test_what_nobody_waits_for_ends_where_it_asks():
+    go, ends = threading.Event(), threading.Event()
+
+    def make():
+        try:
+            check_wanted()
+            go.wait()
+            check_wanted()
+        except GivenUp:
+            ends.set()
+
+    with pytest.raises(TimeoutError):
+        Budget(0, 1).within(make, "regex")
+    go.set()
+    assert ends.wait(60)
+    check_wanted()  # in any other thread it says nothing

@@ -6,7 +6,6 @@ limits for what a grammar may cost, and a budget of time: one that is over it go
 
 import json
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,11 +16,11 @@ from llguidance import LLMatcher, LLParserLimits
 from tokenmill.constrain.constraint import Constraint, TooMuchForced, check_forced
 from tokenmill.constrain.grammar import Spec, grammar_text
 from tokenmill.constrain.lark import with_options
-from tokenmill.constrain.room import begin
+from tokenmill.constrain.room import Budget, check_wanted
 from tokenmill.constrain.schema import parts_of
 from tokenmill.constrain.schema_parts import Path, SchemaError, pointer
 from tokenmill.constrain.vocabulary import Vocabulary
-from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import shortened
 
 T = TypeVar("T")
@@ -59,7 +58,7 @@ class Compiler:
 
     def __init__(self, vocabulary: Vocabulary, limits: Limits | None = None) -> None:
         self.vocabulary, self._limits = vocabulary, limits or Limits()
-        self._abandoned: list[threading.Thread] = []
+        self._budget = Budget(self._limits.seconds, self._limits.abandoned)
         self._kept = lru_cache(KEPT)(self._compile)
 
     def compile(self, spec: Spec) -> Constraint:
@@ -72,18 +71,10 @@ class Compiler:
 
     def within(self, spec: Spec, make: Callable[[], T]) -> T:
         """What a function returns or raises, if it does so in time."""
-        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
-        if len(self._abandoned) >= self._limits.abandoned:
-            what = "constraints that are compiled for longer than they may"
-            raise CapacityError(
-                what, len(self._abandoned) + 1, self._limits.abandoned, f"{spec.kind}, or try again later"
-            )
-        outcome, thread = begin(make)
         try:
-            return outcome.result(self._limits.seconds)
+            return self._budget.within(make, spec.kind)
         except TimeoutError:
-            self._abandoned.append(thread)
-            raise refusal(spec, f"it was not compiled in {self._limits.seconds:g} s: make it simpler") from None
+            raise refusal(spec, f"it was not compiled in {self._budget.seconds:g} s: make it simpler") from None
 
 
 def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) -> Constraint:
@@ -95,6 +86,7 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
         raise refusal(spec, str(error)) from None
     except RecursionError:
         raise refusal(spec, "it is nested too deeply") from None
+    check_wanted()
     first = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=of_parser)
     if first.is_error():
         raise refusal(spec, _placed(spec, told(first.get_error())))
@@ -149,5 +141,6 @@ _REQUIRED = re.compile("Unsatisfiable schema: required property '(.*)' is unsati
 
 def _error(schema: dict[str, Any]) -> str:
     """What is wrong with a schema by itself; empty if nothing is."""
+    check_wanted()
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema)))
     return told(LLMatcher.validate_grammar(grammar))
