@@ -1,10 +1,15 @@
 """Schemas of agents' functions: what cannot be enforced is told, and refused where a function is strict."""
 
+import threading
+import time
+
 import pytest
 
 from tests.text.tools.byte_grammar import admitted
+from tokenmill.constrain import enforced as module
 from tokenmill.constrain.enforced import enforced
-from tokenmill.errors import RequestError
+from tokenmill.constrain.room import Budget
+from tokenmill.errors import CapacityError, RequestError
 from tokenmill.text.tools.functions import Choice, Function
 from tokenmill.text.tools.grammar import calls_grammar
 from tokenmill.text.tools.hermes import HERMES
@@ -55,3 +60,28 @@ def test_what_a_format_cannot_enforce_is_told(tool_format):
     assert enforced([Function("f", "", schema)], "hermes")[1] == []
     with pytest.raises(RequestError, match=r"^f: strict is not possible, because .* cannot enforce maxLength"):
         enforced([Function("f", "", schema, True)], tool_format)
+
+
+def test_a_budget_of_time_for_all_functions_together(monkeypatch):
+    """What is over it is refused while it goes on, others too meanwhile, and what is read until then is known."""
+    go, made, original = threading.Event(), [], module.calls_grammar
+
+    def slow(form, functions, *args, **kwargs):
+        made.append(functions[0].name)
+        go.wait()
+        return original(form, functions, *args, **kwargs)
+
+    monkeypatch.setattr(module, "calls_grammar", slow)
+    monkeypatch.setattr(module, "BUDGET", Budget(0.05, 1))
+    functions = [Function("slow_1", "", KNOWN), Function("slow_2", "", KNOWN)]
+    with pytest.raises(RequestError, match=r"^slow_1: the schemas of 2 functions were not read in 0.05 s, and this"):
+        enforced(functions, "hermes")
+    with pytest.raises(CapacityError, match="2 needed, 1 available; change the parameters of tools, or try again"):
+        enforced([Function("slow_3", "", KNOWN)], "hermes")
+    go.set()
+    for _ in range(1000):
+        if not any(thread.name == "compile a constraint" for thread in threading.enumerate()):
+            break
+        time.sleep(0.01)
+    assert made == ["slow_1"]  # nobody waited for the second
+    assert enforced(functions, "hermes") == (tuple(functions), []) and made == ["slow_1", "slow_2"]
