@@ -110,8 +110,8 @@ def test_a_call_without_arguments():
     assert called("<tool_call>f</tool_call>", GLM45) == {}
 
 
-def test_a_key_twice_is_no_call():
-    assert isinstance(called("<parameter=count>1</parameter><parameter=count>2</parameter>"), str)
+def test_a_key_twice_is_twice_in_the_arguments_of_which_the_last_counts():
+    assert called("<parameter=count>1</parameter><parameter=count>2</parameter>") == {"count": 2}
 
 
 def test_a_pattern_is_enforced():

@@ -147,15 +147,13 @@ class GemmaCall:
     def _read_members(self, source: Source, depth: int) -> Generator[None, None, str | None]:
         """Read an object behind its first brace."""
         parts: list[str] = []
-        keys: list[str] = []
         while True:
             yield from source.spaces()
-            if not keys and (yield from source.literal("}")):
+            if not parts and (yield from source.literal("}")):
                 return "{}"
             key = yield from _read_word(source, _KEY)
-            if not key or key in keys or not (yield from source.frame(":")):
+            if not key or not (yield from source.frame(":")):
                 return None
-            keys.append(key)
             value = yield from self._read_value(source, depth + 1)
             if value is None:
                 return None

@@ -55,24 +55,23 @@ class PythonCall:
         if taker.function(name) is None or not (yield from source.literal("(")):
             return False
         taker.begin(name)
-        keys: list[str] = []
-        is_more = True
+        num_read, is_more = 0, True
         while is_more:
             yield from source.spaces()
             key = yield from read_name(source)
             if not key:
                 break
-            if key in keys or not (yield from source.frame("=")):
+            if not (yield from source.frame("=")):
                 return False
             value = yield from _read_literal(source)
             if value is None or (json := json_of_literal(value)) is None:
                 return False
-            taker.append(f'{", " if keys else "{"}"{json_of_text(key)}": {json}')
-            keys.append(key)
+            taker.append(f'{", " if num_read else "{"}"{json_of_text(key)}": {json}')
+            num_read += 1
             is_more = yield from source.literal(",")
         if not (yield from source.literal(")")):
             return False
-        taker.append("}" if keys else "{}")
+        taker.append("}" if num_read else "{}")
         return True
 
     def first(self, name: str) -> str:

@@ -76,16 +76,16 @@ class XmlCall:
         name = yield from read_name(source)
         if (function := taker.function(name)) is None or not (yield from source.frame(self.after_name)):
             return False
-        keys: list[str] = []
+        num_read = 0
         yield from source.spaces()
         while (yield from source.literal(self.key_begin)):
             key = yield from self._key(source)
-            if key is None or key in keys:
+            if key is None:
                 return False
-            if not keys:
+            if not num_read:
                 taker.begin(name)
-            taker.append(f'{", " if keys else "{"}"{json_of_text(key)}": ')
-            keys.append(key)
+            taker.append(f'{", " if num_read else "{"}"{json_of_text(key)}": ')
+            num_read += 1
             if not (yield from self._read_value(source, taker, _kinds(function, key))):
                 return False
             yield from source.spaces()
@@ -93,9 +93,9 @@ class XmlCall:
                 yield from source.spaces()
         if self.end and not (yield from source.frame(self.end)):
             return False
-        if not keys:
+        if not num_read:
             taker.begin(name)
-        taker.append("}" if keys else "{}")
+        taker.append("}" if num_read else "{}")
         return True
 
     def first(self, name: str) -> str:
