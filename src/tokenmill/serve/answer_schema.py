@@ -145,6 +145,21 @@ class ToolCall(Answer):
     function: CalledFunction
 
 
+class CalledTool(Answer):
+    """The custom tool that is called. input: the text that it gets."""
+
+    name: str
+    input: str
+
+
+class CustomToolCall(Answer):
+    """A call of a custom tool, whose result the client gives in a message with this id."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CalledTool
+
+
 class ChatMessage(Answer):
     """The message that the model writes. content: null beside calls if there is no text."""
 
@@ -153,7 +168,7 @@ class ChatMessage(Answer):
     refusal: None
     reasoning_content: str = ""
     reasoning: str = ""
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[ToolCall | CustomToolCall] = []
 
 
 class ChatChoice(Answer):

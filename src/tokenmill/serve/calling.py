@@ -16,7 +16,7 @@ from tokenmill.engine.inputs import InputProcessor, plain_message
 from tokenmill.errors import RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.serve.constraint_fields import about_constraint, constraint_of
-from tokenmill.serve.custom_tools import read_tools
+from tokenmill.serve.custom_tools import CustomTool, read_tools
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.protocols.conversation import in_turns
 from tokenmill.serve.reading import Readers
@@ -80,7 +80,8 @@ class Calling:
         def make() -> Any:
             return tools.parser(self.functions, self.choice, is_open=is_open)
 
-        readers = Readers(make, tools.form.id_prefix, tools.form.id_length)
+        custom = frozenset(each.name for each in allowed if isinstance(each, CustomTool))
+        readers = Readers(make, tools.form.id_prefix, tools.form.id_length, custom)
         grammar = self._grammar(tools, inputs, body, is_open) if allowed else None
         if grammar is not None or tools.form.reader is not None:
             constraint = None if grammar is None else ("tools", {"grammar": grammar})

@@ -9,10 +9,11 @@ from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.answers import Json
 from tokenmill.serve.choices import Choices, end_of, likeliest
+from tokenmill.serve.custom_tools import input_of, is_json
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.reading import Reading
 from tokenmill.serve.schema import ChatBody
-from tokenmill.text.parts import CallBegin, Part, TextPart, ThinkingPart
+from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
 from tokenmill.text.token_bytes import Spelling
 
 
@@ -24,6 +25,7 @@ class ChatFormat(Choices):
     def __init__(self, body: ChatBody, prepared: Prepared, *more: Any) -> None:
         super().__init__(body, prepared, *more)
         self._spellings: dict[int, Spelling] = {}
+        self._shown_inputs = set[tuple[int, int]]()  # of calls of custom tools
         self._readings = defaultdict[int, Reading](lambda: Reading(prepared.readers.make()))
 
     def answer(self, completions: List[Completion]) -> Json:
@@ -51,7 +53,7 @@ class ChatFormat(Choices):
 
     def _deltas(self, piece: Piece) -> Iterable[Json]:
         logprobs = self._logprobs(piece.index, piece.tokens, piece.logprobs)
-        deltas = [self._of_part(piece.index, part) for part in self._readings[piece.index].take(piece)]
+        deltas = list(self._of_parts(piece))
         if not deltas and (logprobs or self._body.return_token_ids):
             deltas = [{"content": ""}]
         for number, delta in enumerate(deltas):
@@ -59,6 +61,28 @@ class ChatFormat(Choices):
             yield _delta(piece.index, delta) | about_tokens
         if piece.done is not None:
             yield _delta(piece.index, {}) | self._end(piece.index, piece.done)
+
+    def _of_parts(self, piece: Piece) -> Iterator[Json]:
+        """The deltas of a piece. The text that a custom tool gets is shown when the JSON that it stands in is whole."""
+        index, reading = piece.index, self._readings[piece.index]
+        for part in reading.take(piece):
+            if not isinstance(part, CallArguments) or not self._is_custom(index, part.index):
+                yield self._of_part(index, part)
+            elif is_json("".join(reading.calls[part.index][1])):
+                yield from self._input(index, part.index)
+        if piece.done is not None:
+            for number in range(len(reading.calls)):
+                yield from self._input(index, number)
+
+    def _is_custom(self, index: int, number: int) -> bool:
+        return self._readings[index].calls[number][0] in self._prepared.readers.custom
+
+    def _input(self, index: int, number: int) -> Iterator[Json]:
+        """The text of a call of a custom tool, if it was not shown."""
+        if self._is_custom(index, number) and (index, number) not in self._shown_inputs:
+            self._shown_inputs.add((index, number))
+            given = input_of("".join(self._readings[index].calls[number][1]))
+            yield {"tool_calls": [{"index": number, "custom": {"input": given}}]}
 
     def _of_part(self, index: int, part: Part) -> Json:
         if isinstance(part, TextPart):
@@ -72,9 +96,11 @@ class ChatFormat(Choices):
     def _call(self, index: int, number: int, arguments: str | None = None) -> Json:
         """A call of a continuation; its arguments so far, or those that are given."""
         name, pieces = self._readings[index].calls[number]
-        function = {"name": name, "arguments": "".join(pieces) if arguments is None else arguments}
+        written = "".join(pieces) if arguments is None else arguments
         call = self._prepared.readers.call_id(self._id, index, number)
-        return {"id": call, "type": "function", "function": function}
+        if self._is_custom(index, number):
+            return {"id": call, "type": "custom", "custom": {"name": name, "input": input_of(written)}}
+        return {"id": call, "type": "function", "function": {"name": name, "arguments": written}}
 
     def _end(self, index: int, done: Completion) -> Json:
         """See end_of. A text that ends after a call waits for its result, unless a stop text has cut it."""
@@ -98,7 +124,8 @@ class ChatFormat(Choices):
         return {"content": content}
 
     def _pass_over(self, piece: Piece) -> None:
-        self._readings[piece.index].take(piece)
+        for _ in self._of_parts(piece):
+            pass
         spelling = self._spelling(piece.index)
         for token in piece.tokens if self._body.logprobs else ():
             spelling.go_on(token)

@@ -9,12 +9,14 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import Any
 
+import pydantic_core
+
 from tokenmill.errors import RequestError
 from tokenmill.text.tools.functions import Function, read_functions
+from tokenmill.text.tools.history import INPUT
 from tokenmill.text.tools.lark_pattern import pattern_of
 from tokenmill.value_reader import brief
 
-INPUT = "input"
 TEXT = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False}
 
 
@@ -42,6 +44,25 @@ def read_tools(tools: List[Mapping[str, Any]]) -> tuple[Function, ...]:
         else function
         for number, (tool, function) in enumerate(zip(tools, functions, strict=True))
     )
+
+
+def input_of(arguments: str) -> str:
+    """The text that a custom tool gets; of arguments that were cut, as much of it as is there."""
+    try:
+        found = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return ""
+    given = found.get(INPUT) if isinstance(found, dict) else None
+    return given if isinstance(given, str) else ""
+
+
+def is_json(text: str) -> bool:
+    """Whether the arguments of a call are whole."""
+    try:
+        pydantic_core.from_json(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_custom(tool: Any) -> bool:

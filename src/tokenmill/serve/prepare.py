@@ -22,6 +22,7 @@ from tokenmill.serve.errors import ApiError, TooLong, about
 from tokenmill.serve.reading import Readers
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
+from tokenmill.text.tools.history import unread
 
 TURNS = "this model's chat template refuses such turns, so messages that follow each other were put together"
 MAX_NAME = 100  # characters of a field's name that are worth giving back
@@ -89,6 +90,7 @@ def chat_prompt(core: Core, body: ChatBody | TokenizeBody) -> tuple[Calling, lis
     warnings = [*calling.warnings, *effort]
     with about("messages"):
         messages, more = calling.conversation(body.messages or ())
+        warnings += unread(body.messages or ())
         variables = {**template_variables(body), **more}
         try:
             return calling, core.inputs.chat_prompt(messages, variables=variables), warnings

@@ -37,12 +37,13 @@ class PlainReader:
 @dataclass(frozen=True)
 class Readers:
     """make: a reader for one text. id_prefix, id_length: of the ids that calls get; templates of some families want
-    such ones.
+    such ones. custom: names of tools that take a text.
     """
 
     make: Callable[[], Reader] = PlainReader
     id_prefix: str = "call_"
     id_length: int = ID_LENGTH
+    custom: frozenset[str] = frozenset()
 
     def call_id(self, answer: str, *place: int) -> str:
         """The id of a call: of an answer, and of its place in it, so that any server gives it the same one."""

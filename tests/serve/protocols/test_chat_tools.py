@@ -1,10 +1,12 @@
 """Tools on /v1/chat/completions, through OpenAI's own client. The model is random: the grammar makes its calls."""
 
 import json
+import re
 
 import jsonschema
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageCustomToolCall
 
 from tests.serve.conftest import MODEL, served
 from tests.serve.protocols.conftest import CLOCK, WEATHER
@@ -105,6 +107,47 @@ def test_the_history_has_calls_and_results(openai_writer):
     ]
     done = openai_writer.chat.completions.create(**(ASK | {"messages": history, "max_tokens": 4}))
     assert done.usage.completion_tokens == 4
+
+
+LARK = 'start: "*** " WORD LF\nWORD: /[ab"]/ /[cd]/\n%import common.LF\n'
+GRAMMAR = {"type": "grammar", "grammar": {"syntax": "lark", "definition": LARK}}
+PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Patch.", "format": GRAMMAR}}
+
+
+def test_a_custom_tool_follows_its_grammar(openai_writer):
+    """In the types of OpenAI's client, which has none for the deltas: there `custom` has the keys of a whole call."""
+    asked = ASK | {"tools": [*TOOLS, PATCH], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}
+    choice = openai_writer.chat.completions.create(**asked).choices[0]
+    (call,) = choice.message.tool_calls
+    assert isinstance(call, ChatCompletionMessageCustomToolCall) and choice.finish_reason == "tool_calls"
+    assert call.custom.name == "patch" and re.fullmatch(r'\*\*\* [ab"][cd]\n', call.custom.input)
+    deltas = [each.choices[0].delta for each in openai_writer.chat.completions.create(**asked, stream=True)]
+    first, second = [delta.tool_calls[0].model_dump() for delta in deltas if delta.tool_calls]
+    assert (first["index"], first["type"], first["custom"]) == (0, "custom", {"name": "patch", "input": ""})
+    assert (second["index"], second["custom"]) == (0, {"input": call.custom.input})
+    asked["messages"] = [
+        *MESSAGES,
+        {"role": "assistant", "tool_calls": [call.model_dump()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "done"},
+    ]
+    assert openai_writer.chat.completions.create(**(asked | {"max_tokens": 30})).usage.completion_tokens == 30
+
+
+def test_an_input_that_is_cut_is_shown_as_far_as_it_is_there(openai_writer):
+    text = {"type": "custom", "custom": {"name": "say"}}
+    asked = ASK | {"tools": [text], "tool_choice": "required", "max_tokens": 80}
+    whole = openai_writer.chat.completions.create(**asked).choices[0]
+    deltas = [each.choices[0].delta for each in openai_writer.chat.completions.create(**asked, stream=True)]
+    calls = [delta.tool_calls[0].model_dump()["custom"]["input"] for delta in deltas if delta.tool_calls]
+    assert whole.finish_reason == "length" and whole.message.tool_calls[0].custom.input == "".join(calls) != ""
+
+
+def test_broken_arguments_in_the_history_are_told(openai_writer):
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_time", "arguments": '{"zone": "R'}}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "Unterminated string"}
+    history = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+    done = openai_writer.chat.completions.create(**(ASK | {"messages": history, "max_tokens": 4}))
+    assert any("message 2 of the chat: the arguments of the call of 'get_time'" in each for each in done.warnings)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tokenmill.registry import TOOL_FORMATS, lookup
 from tokenmill.text.literal import chat_text, encode_chat
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.functions import Choice, read_functions
+from tokenmill.text.tools.history import unread
 from tokenmill.text.tools.model_tools import tools_of
 
 SCHEMA = {
@@ -166,9 +167,10 @@ def test_control_tokens_of_a_format_are_shown():
 
 CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
 REFUSED = {
-    "arguments of the call of 'now' are no JSON object": [
-        {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "now", "arguments": '{"a'}}]}
+    "arguments of the call of 'now' are no JSON text, 7": [
+        {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "now", "arguments": 7}}]}
     ],
+    "is no call: ": [{"role": "assistant", "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "p"}}]}],
     "result of a call, tool_call_id = '2'": [
         {"role": "assistant", "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "2", "content": "x"},
@@ -183,6 +185,38 @@ REFUSED = {
 def test_what_is_no_conversation_with_calls_is_refused(message):
     with pytest.raises(RequestError, match=message):
         tools_of(tokenizer_of(TEMPLATES["hermes"])).conversation(REFUSED[message])
+
+
+@pytest.mark.parametrize("given", ['{"a', '{"a": "x" y"}', "[1]", '"{}"', "f(x)", "[" * 5000])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "deepseek_v31"])
+def test_arguments_that_are_no_object_are_shown_as_a_text_and_told(name, given):
+    """vLLM takes them as an empty object, since refusing what is sent again at each turn would end the conversation."""
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": given}}
+    sent = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [CALL, call]}]
+    made, _ = tools_of(tokenizer_of(TEMPLATES[name])).conversation(sent)
+    text = chat_text(tokenizer_of(TEMPLATES[name]), made, add_generation_prompt=False)
+    assert (given if name == "qwen3_xml" else json.dumps({"arguments": given})) in text
+    (told,) = unread(sent)
+    assert told.startswith("message 2 of the chat: the arguments of the call of 'now' are no JSON object")
+
+
+def test_a_call_of_a_custom_tool_is_one_of_a_function_with_an_input():
+    custom = {"id": "1", "type": "custom", "custom": {"name": "patch", "input": 'a"\nb'}}
+    function = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "patch", "arguments": json.dumps({"input": 'a"\nb'})},
+    }
+    result = {"role": "tool", "tool_call_id": "1", "content": "done"}
+    tools = tools_of(tokenizer_of(TEMPLATES["hermes"]))
+    first, second = (
+        tools.conversation([{"role": "assistant", "tool_calls": [call]}, result])[0] for call in (custom, function)
+    )
+    assert (
+        first == second
+        and first[1]["name"] == "patch"
+        and unread([{"role": "assistant", "tool_calls": [custom]}]) == []
+    )
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "glm45", "deepseek_v31"])

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
-import pydantic_core
-
+from tokenmill.serve.custom_tools import input_of
 from tokenmill.serve.protocols.responses_tools import Named
 
 Json = dict[str, Any]
@@ -128,13 +127,8 @@ class CustomItem(FunctionItem):
 
     @property
     def input(self) -> str:
-        """The text that the tool gets; of a call that was cut, as much of it as is there."""
-        try:
-            found = pydantic_core.from_json(self.text or "{}", allow_partial="trailing-strings")
-        except ValueError:
-            return ""
-        given = found.get("input") if isinstance(found, dict) else None
-        return given if isinstance(given, str) else ""
+        """See input_of."""
+        return input_of(self.text)
 
     def whole(self, is_empty: bool = False) -> Json:
         """See Item."""
@@ -154,15 +148,6 @@ class CustomItem(FunctionItem):
 def call_item(place: int, answer: str, call: str, named: Named) -> Item:
     """The item of a call."""
     return (CustomItem if named.is_custom else FunctionItem)(place, answer, call, named)
-
-
-def is_json(text: str) -> bool:
-    """Whether the arguments of a call are whole."""
-    try:
-        pydantic_core.from_json(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _part(text: str) -> Json:

@@ -8,8 +8,9 @@ import pydantic_core
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.serve.answers import Format, Json
+from tokenmill.serve.custom_tools import is_json
 from tokenmill.serve.prepare import Prepared
-from tokenmill.serve.protocols.responses_items import FunctionItem, Item, TextItem, ThinkingItem, call_item, is_json
+from tokenmill.serve.protocols.responses_items import FunctionItem, Item, TextItem, ThinkingItem, call_item
 from tokenmill.serve.protocols.responses_tools import Named
 from tokenmill.serve.reading import Reading
 from tokenmill.serve.refusals import event_of

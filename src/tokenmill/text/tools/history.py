@@ -22,15 +22,19 @@ TOLD = (
     "For each function call, write one in this form:\n{call}"
 )
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+INPUT = "input"  # the one argument of a custom tool, which is a function to the model
+UNREAD = "arguments"  # the name of a text that is shown in the place of arguments
 EXAMPLE = "<function-name>", {"<name>": "<value>"}
 
 
 def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat, *, as_text: bool = False) -> list[Message]:
     """The messages with the arguments of calls as objects, ids as the format has them, and names beside results.
 
-    as_text: the arguments stay JSON text, or become it, for a template that joins them with other texts.
+    as_text: the arguments stay JSON text, or become it, for a template that joins them with other texts. Arguments that
+    are no JSON object, such as those of a call that was cut, become one that holds them as a text; see `unread`. A call
+    of a custom tool becomes one of a function with the argument `input`.
 
-    RequestError for arguments that are no JSON object, and for a result without a call.
+    RequestError for what is no call, and for a result without one.
     """
     made: list[Message] = []
     names: dict[str, str] = {}
@@ -133,32 +137,58 @@ def _calls(given: Any, where: str) -> list[Mapping[str, Any]]:
 
 
 def _call(call: Mapping[str, Any], form: ToolFormat, where: str, as_text: bool) -> Message:
-    inner = call.get("function")
+    inner = _function(call)
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(name, str):
         raise RequestError(f'{where}: {brief(call)} is no call: {{"id": …, "type": "function", "function": …}}')
     given = inner.get("arguments")
-    arguments = _object(given, name, where)
+    if not (given is None or isinstance(given, str | Mapping)):
+        raise RequestError(f"{where}: the arguments of the call of {name!r} are no JSON text, {brief(given)}")
+    found = _object(given)
+    arguments: Any = {UNREAD: given} if found is None else found
     if as_text:
-        arguments = given if isinstance(given, str) and given.strip() else json.dumps(arguments, ensure_ascii=False)
-    new = {**call, "type": "function", "function": {"name": name, **inner, "arguments": arguments}}
+        is_written = isinstance(given, str) and given.strip() and found is not None
+        arguments = given if is_written else json.dumps(arguments, ensure_ascii=False)
+    told = {key: value for key, value in call.items() if key != "custom"}
+    new = {**told, "type": "function", "function": {"name": name, **inner, "arguments": arguments}}
     return new | {"id": known_id(str(call["id"]), form)} if call.get("id") is not None else new
 
 
-def _object(given: Any, name: str, where: str) -> Any:
-    """Arguments as an object; none, or an empty text, are an empty one."""
+def _function(call: Mapping[str, Any]) -> Any:
+    """The function of a call, and its arguments; of a call of a custom tool the one that it is to the model."""
+    if call.get("type") != "custom":
+        return call.get("function")
+    custom = call.get("custom")
+    if not isinstance(custom, Mapping) or not isinstance(given := custom.get("input"), str):
+        return None
+    return {"name": custom.get("name"), "arguments": {INPUT: given}}
+
+
+def unread(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A warning for each call of a conversation whose arguments are no JSON object.
+
+    A client sends them again at each turn, so that refusing them would end the conversation; as a text that the model
+    sees nothing of them is lost.
+    """
+    return [
+        f"message {number} of the chat: the arguments of the call of {brief(inner.get('name'))} are no JSON object, so "
+        f"the model sees them as a text named {UNREAD!r}: {brief(inner['arguments'])}"
+        for number, message in enumerate(messages, start=1)
+        if message.get("role") == "assistant"
+        for call in message.get("tool_calls") or ()
+        if isinstance(inner := _function(call), Mapping) and _object(inner.get("arguments")) is None
+    ]
+
+
+def _object(given: Any) -> Any:
+    """Arguments as an object; none, or an empty text, are an empty one. None for what is no object."""
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     try:
         found = json.loads(given, parse_constant=_refuse, **NUMBERS) if isinstance(given, str) else given
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, Mapping):
-        raise RequestError(
-            f"{where}: the arguments of the call of {name!r} are no JSON object, {brief(given)}: give them as the "
-            "model made them, or leave the call out together with its result"
-        )
-    return found
+        return None
+    return found if isinstance(found, Mapping) else None
 
 
 def _number(spelling: str) -> int | float:
