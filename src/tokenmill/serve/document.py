@@ -43,7 +43,8 @@ def answers(
     form: type[BaseModel] | None, *refusals: int, streams: bool = False, error: type[BaseModel] = ErrorAnswer
 ) -> dict[int | str, Json]:
     """The `responses` of a route: the form of its answer, the statuses that it refuses with, and their form."""
-    events = {"type": "string", "description": "Server-sent events, each a chunk in JSON; the last is [DONE]"}
+    # Of no type: OpenAPI 3.1 does not say whether this is the schema of the whole stream or of each event.
+    events = {"description": "Server-sent events, each a chunk in JSON; the last is [DONE]"}
     content = {"content": {"text/event-stream": {"schema": events}}} if streams else {}
     found: dict[int | str, Json] = {200: {"description": "Done", **({"model": form} if form else {}), **content}}
     for status in sorted(refusals):

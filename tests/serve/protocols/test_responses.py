@@ -50,6 +50,29 @@ def test_cached_tokens_are_counted(client):
     assert usage.input_tokens_details.cached_tokens == 32 and usage.output_tokens_details.reasoning_tokens == 0
 
 
+def test_instructions_may_be_items_as_a_response_repeats_them(http, client, quiet):
+    """OpenAI's type of a response's instructions is a text, or a list of all that input may have."""
+    told = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "w1"}]},
+        {"role": "user", "content": "w2"},
+        {"type": "message", "role": "assistant", "content": "w7"},
+    ]
+    chat = [
+        {"role": "system", "content": "w1"},
+        {"role": "user", "content": "w2"},
+        {"role": "assistant", "content": "w7"},
+        {"role": "user", "content": "w3"},
+    ]
+    body = {"model": MODEL, "temperature": 0, "max_output_tokens": 8, "instructions": told, "input": "w3"}
+    done = Response.model_validate(http.post("/v1/responses", json=body).json())
+    assert done.output_text == quiet.chat(chat, max_new_tokens=8).text and len(done.instructions) == 3
+    parts = body | {"instructions": [{"type": "input_text", "text": "w1 w2"}], "input": "w3 w4"}
+    (item,) = http.post("/v1/responses", json=parts).json()["output"]
+    assert item["content"][0]["text"] == client.responses.create(**ASK, input="w3 w4").output_text
+    wrong = http.post("/v1/responses", json=body | {"instructions": [{"role": "robot"}]})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "instructions"
+
+
 def test_items_make_the_conversation_of_a_chat(client, quiet):
     items = [
         {"role": "developer", "content": [{"type": "input_text", "text": "w5"}]},

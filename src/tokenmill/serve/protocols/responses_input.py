@@ -23,16 +23,15 @@ Json = dict[str, Any]
 def translate(body: ResponsesBody) -> tuple[Translated, dict[str, Named]]:
     """The messages and fields of a ChatBody, and how the answer names the functions."""
     made = Translated()
-    if body.instructions:
-        told = (
-            body.instructions if isinstance(body.instructions, str) else _text(body.instructions, "instructions", made)
-        )
-        made.messages.append({"role": "system", "content": told})
+    if isinstance(body.instructions, str) and body.instructions:
+        made.messages.append({"role": "system", "content": body.instructions})
+    elif isinstance(body.instructions, list):  # as a response repeats those of a prompt
+        _Items(made, "instructions").read(body.instructions)
     asked = [
         {"role": "user", "content": body.input if isinstance(body.input, str) else ""}
     ]  # a probe of Codex asks nothing
     given = asked if isinstance(body.input, str) or not body.input else body.input
-    _Items(made).read(given)
+    _Items(made, "input").read(given)
     if body.truncation == "auto":
         made.warn("truncation = 'auto' is not supported: nothing is ever cut, and a prompt that is too long is refused")
     named = {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
@@ -66,16 +65,16 @@ def _text(content: Any, where: str, made: Translated) -> str:
 
 
 class _Items:
-    """Items that are read one after the other. _turn: the message of the model that they add to."""
+    """Items of a field that are read one after the other. _turn: the message of the model that they add to."""
 
-    def __init__(self, made: Translated) -> None:
-        self._made = made
+    def __init__(self, made: Translated, field: str) -> None:
+        self._made, self._field = made, field
         self._turn: Json | None = None
 
     def read(self, items: list[Json]) -> None:
         """Add the messages that the items make."""
         for number, item in enumerate(items):
-            where = f"input[{number}]"
+            where = f"{self._field}[{number}]"
             kind = item.get("type", "message")
             take: Callable[[Json, str], None] | None = {
                 "message": self._message,
@@ -87,8 +86,10 @@ class _Items:
             }.get(kind if isinstance(kind, str) else "")
             if take is not None:
                 take(item, where)
+            elif kind in TEXTS:
+                self._message({"role": "system", "content": [item]}, where)
             elif kind == "item_reference":
-                raise ApiError(400, f"{where}: this server keeps no items: send what it refers to", "input")
+                raise ApiError(400, f"{where}: this server keeps no items: send what it refers to", self._field)
             else:
                 self._made.warn(f"an item of type {brief(kind)} is passed over")
         self._end_turn()
@@ -96,7 +97,7 @@ class _Items:
     def _message(self, item: Json, where: str) -> None:
         given = field_of(item, "role", str, where)
         if (role := ROLES.get(given)) is None:
-            raise ApiError(400, f"{where}.role = {brief(given)} is not allowed: {', '.join(ROLES)}", "input")
+            raise ApiError(400, f"{where}.role = {brief(given)} is not allowed: {', '.join(ROLES)}", self._field)
         content = _text(item.get("content"), where, self._made)
         if role != "assistant":
             self._end_turn()
