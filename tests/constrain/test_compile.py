@@ -63,6 +63,25 @@ def test_what_fits_a_schema(vocabulary, schema, valid, invalid):
     assert [value for value in invalid if accepts(constraint, compact(value))] == []
 
 
+@pytest.mark.parametrize(
+    ("schema", "comes", "never"),
+    [
+        ({"allOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"a":1,"b":2}', '{"b":2,"a":1}'),
+        ({"const": {"a": 1, "b": 2}}, '{"a":1,"b":2}', '{"b":2,"a":1}'),
+        ({"type": "integer"}, "1", "1.0"),
+        ({"enum": [[0]]}, "[0]", "[0.0]"),
+        ({"const": -2.0}, "-2", "-2.0"),
+        ({"format": "date"}, '"1963-06-19"', '"06/19/1963"'),
+        ({"$defs": {"a": {"type": "array"}}, "$ref": "#/$defs/a", "maxItems": 1}, "[1]", "[1,2]"),
+    ],
+    ids=str,
+)
+def test_kinds_of_valid_values_that_never_come(vocabulary, schema, comes, never):
+    """As docs/structured-output.md lists them; the standard takes both."""
+    constraint = compiled(vocabulary, json_schema=schema)
+    assert (accepts(constraint, comes), accepts(constraint, never)) == (True, False)
+
+
 def test_no_white_space_outside_of_texts(vocabulary):
     constraint = compiled(vocabulary, json_schema={"type": "object"})
     assert accepts(constraint, '{"a b":" "}')
