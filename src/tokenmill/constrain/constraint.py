@@ -25,9 +25,10 @@ class TooMuchForced(RequestError):
     """More must come at one place than MAX_FORCED. Compiling again would change nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Constraint:
-    """A grammar that is compiled for a vocabulary; see compile.py. Two of the same grammar are equal.
+    """A grammar that is compiled for a vocabulary; see compile.py. Two of the same grammar are equal, whatever `first`
+    and `is_spent` are, which change.
 
     first: a matcher at the beginning of a text, which is copied and never advanced. Copies share what they find out
     about the grammar's words, and the limit of how much that may be; one that reaches a limit is made anew without it,
@@ -51,7 +52,7 @@ class Constraint:
     def renew(self) -> LLMatcher:
         """Compile the grammar again, so that neither this text nor later ones share with earlier ones."""
         made = self._made()
-        object.__setattr__(self, "first", made)
+        self.first = made
         return made.deep_copy()
 
     def apart(self) -> "Constraint":
@@ -61,7 +62,7 @@ class Constraint:
     def may_renew(self) -> bool:
         """Whether the grammar is compiled again in no time. Otherwise it counts as spent from now on."""
         if len(self.grammar) > MAX_RENEWED_SIZE:
-            object.__setattr__(self, "is_spent", True)
+            self.is_spent = True
         return not self.is_spent
 
     def _made(self) -> LLMatcher:

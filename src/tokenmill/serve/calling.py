@@ -108,7 +108,7 @@ def calling_of(loaded: LoadedModel, body: ChatBody | TokenizeBody) -> Calling:
     """The tools of a request. ApiError for those that are none."""
     if (tokenizer := loaded.tokenizer) is None:
         return Calling()
-    tools = _tools(tokenizer)
+    tools = model_tools(tokenizer)
     try:
         functions, warnings = enforced(read_tools(body.tools or ()), tools.form.name)
     except RequestError as error:
@@ -128,7 +128,8 @@ def set_tools(tokenizer: Tokenizer, name: str) -> str:
     return _known[tokenizer].note
 
 
-def _tools(tokenizer: Tokenizer) -> ModelTools:
+def model_tools(tokenizer: Tokenizer) -> ModelTools:
+    """The tools of a model, as they were set or as its chat template says."""
     if tokenizer not in _known:
         set_tools(tokenizer, "auto")
     return _known[tokenizer]

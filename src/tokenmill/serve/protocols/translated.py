@@ -8,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from tokenmill.engine.core import Core
-from tokenmill.serve.calling import calling_of
+from tokenmill.serve.calling import model_tools
 from tokenmill.serve.effort import BUDGETS
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.prepare import Prepared, chat_prompt, prepare_chat
@@ -112,8 +112,8 @@ class Translated:
         """Set the budget that a protocol names, if the model's answers have marks of thinking."""
         if self.thinking_budget is None:
             return
-        tools = calling_of(core.loaded, body).tools
-        if tools is not None and tools.thinking is not None:
+        tokenizer = core.loaded.tokenizer
+        if tokenizer is not None and model_tools(tokenizer).thinking is not None:
             body.thinking_budget = self.thinking_budget
         else:
             self.warn("a budget of thinking changes nothing: this model's answers have no marks of thinking")
