@@ -14,7 +14,9 @@ import pydantic_core
 from tokenmill.errors import RequestError
 from tokenmill.text.tools.functions import Function, read_functions
 from tokenmill.text.tools.history import INPUT
-from tokenmill.text.tools.lark_pattern import pattern_of
+from tokenmill.text.tools.lark import Lark
+from tokenmill.text.tools.lark_pattern import RefersToItself, pattern_of
+from tokenmill.text.tools.lark_rules import text_in_json
 from tokenmill.value_reader import brief
 
 TEXT = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False}
@@ -39,7 +41,7 @@ def read_tools(tools: List[Mapping[str, Any]]) -> tuple[Function, ...]:
     plain = [_as_function(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
     functions = read_functions(plain)
     return tuple(
-        CustomTool(function.name, function.description, TEXT, pattern=_pattern(tool["custom"], f"tools[{number}]"))
+        CustomTool(function.name, function.description, TEXT, **_form(tool["custom"], f"tools[{number}]"))
         if _is_custom(tool)
         else function
         for number, (tool, function) in enumerate(zip(tools, functions, strict=True))
@@ -77,13 +79,13 @@ def _as_function(tool: Any, where: str) -> Any:
     return {"type": "function", "function": {key: inner.get(key) for key in ("name", "description")}}
 
 
-def _pattern(custom: Mapping[str, Any], where: str) -> str | None:
-    """The pattern of a custom tool's text; None for any text."""
+def _form(custom: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The pattern of a custom tool's text, or its grammar where it refers to itself; empty for any text."""
     form = custom.get("format") or {"type": "text"}
     if not isinstance(form, Mapping) or form.get("type") not in ("text", "grammar"):
         raise RequestError(f"{where}: format = {brief(form)} is not allowed: of type text or grammar")
     if form["type"] == "text":
-        return None
+        return {}
     told = form.get("grammar", form)
     syntax, definition = (
         (told.get(key) for key in ("syntax", "definition")) if isinstance(told, Mapping) else (None, None)
@@ -91,6 +93,18 @@ def _pattern(custom: Mapping[str, Any], where: str) -> str | None:
     if syntax not in ("lark", "regex") or not isinstance(definition, str):
         raise RequestError(f"{where}: a grammar has a syntax, lark or regex, and a definition, which is a text")
     try:
-        return definition if syntax == "regex" else pattern_of(definition)
-    except ValueError as error:
-        raise RequestError(f"{where}: the grammar of {custom.get('name')!r} is not allowed: {error}") from None
+        return _read(syntax, definition)
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RequestError(f"{where}: the grammar of {custom.get('name')!r} is not allowed: {why}") from None
+
+
+def _read(syntax: str, definition: str) -> dict[str, Any]:
+    """See _form."""
+    if syntax == "regex":
+        return {"pattern": definition}
+    try:
+        return {"pattern": pattern_of(definition)}
+    except RefersToItself:
+        text_in_json(Lark({}), definition, "text")  # which says what is wrong with it
+        return {"lark": definition}

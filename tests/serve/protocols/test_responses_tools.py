@@ -126,6 +126,15 @@ def test_the_text_may_have_a_schema(openai_writer):
     jsonschema.validate(json.loads(done.output_text), WEATHER)
 
 
+def test_a_grammar_that_refers_to_itself_is_followed(openai_writer):
+    lark = 'start: "(" (start | WORD) ")"\nWORD: /[ab"]/\n'
+    tools = [PATCH | {"format": {"type": "grammar", "syntax": "lark", "definition": lark}}]
+    for seed in range(3):
+        asked = only("apply_patch", "custom") | {"tools": tools, "extra_body": {"seed": seed}}
+        item, _ = both(openai_writer, asked)
+        assert re.fullmatch(r'(\(+)[ab"](\)+)', item.input) and item.input.count("(") == item.input.count(")")
+
+
 def test_a_call_of_the_history_that_was_cut_is_told(openai_writer):
     call = {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{"}
     done = openai_writer.responses.create(model=MODEL, input=[call], max_output_tokens=16)
@@ -137,7 +146,7 @@ def test_a_call_of_the_history_that_was_cut_is_told(openai_writer):
     [
         {"tools": [FUNCTION, FUNCTION]},
         {"tools": [{"type": "function"}]},
-        {"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start ")"'}}]},
+        {"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start'}}]},
         {"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "abnf", "definition": "x"}}]},
         {"tool_choice": {"type": "function", "name": "unknown"}},
         {"tool_choice": {"type": "file_search"}},

@@ -66,6 +66,15 @@ def refuse_if_strict(function: Function, words: Sequence[str]) -> None:
         )
 
 
+def refuse_grammar(function: Function) -> None:
+    """RequestError where a tool has a grammar that refers to itself, which a format cannot follow."""
+    if function.lark is not None:
+        raise RequestError(
+            f"{function.name}: a grammar that refers to itself is not possible, because this model's way of calling "
+            "writes texts as they are, with nothing that says where they end"
+        )
+
+
 def read_functions(tools: Sequence[Mapping[str, Any]]) -> tuple[Function, ...]:
     """The functions of a request's `tools`; RequestError for what is none, and for two of one name."""
     found = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(tools))

@@ -5,7 +5,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.text.tools.functions import Function, refuse_if_strict
+from tokenmill.text.tools.functions import Function, refuse_grammar, refuse_if_strict
 from tokenmill.text.tools.json_scanner import MAX_DEPTH
 from tokenmill.text.tools.kinds import COMBINED, TOLD, kinds_of, resolved, texts_of, with_definitions, words_of
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice, quoted
@@ -32,6 +32,7 @@ class GemmaCall:
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         """See Body."""
+        refuse_grammar(function)
         refuse_if_strict(function, self.unenforced(function))
         begin = lark.literal(f"{before}call:{function.name}")
         return f"{begin} {self._object(lark, function, function.schema, name, 0)}"

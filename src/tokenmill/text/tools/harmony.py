@@ -14,6 +14,7 @@ from typing import Any
 from tokenmill.text.tools.functions import Choice, Function
 from tokenmill.text.tools.json_scanner import read_json
 from tokenmill.text.tools.lark import Lark, choice
+from tokenmill.text.tools.lark_rules import arguments_of
 from tokenmill.text.tools.source import Reading, Source
 from tokenmill.text.tools.tool_format import Reader, Taker, ToolFormat
 
@@ -39,7 +40,7 @@ class HarmonyCall:
             f" {receiver}{CHANNEL}commentary json{MESSAGE}",
             f"{CHANNEL}commentary {receiver} {CONSTRAIN}json{MESSAGE}",
         ]
-        arguments = lark.json(f"{name}_arguments", function.schema, function.strict)
+        arguments = arguments_of(lark, function, name)
         return f"{choice(lark.literal(before + header) for header in headers)} {arguments}"
 
     def unenforced(self, function: Function) -> list[str]:

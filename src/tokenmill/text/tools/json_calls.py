@@ -8,6 +8,7 @@ from typing import Any
 from tokenmill.text.tools.functions import Function
 from tokenmill.text.tools.json_scanner import JsonScanner, Sink, read_json
 from tokenmill.text.tools.lark import Lark, quoted
+from tokenmill.text.tools.lark_rules import arguments_of
 from tokenmill.text.tools.source import Reading, Source
 from tokenmill.text.tools.tool_format import Taker
 
@@ -25,7 +26,7 @@ class JsonCall:
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         """See Body."""
         begin = f'{before}{{"name": {json.dumps(function.name)}, "{self.arguments}": '
-        return f"{quoted(begin)} {lark.json(f'{name}_arguments', function.schema, function.strict)} {quoted('}')}"
+        return f"{quoted(begin)} {arguments_of(lark, function, name)} {quoted('}')}"
 
     def unenforced(self, function: Function) -> list[str]:
         """See Body."""

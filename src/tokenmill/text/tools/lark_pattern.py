@@ -48,13 +48,19 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 def pattern_of(grammar: str) -> str:
     """The regular expression. ValueError, in words, for a grammar that cannot be one."""
-    rules = _rules(grammar)
-    if "start" not in rules:
-        raise ValueError("it has no rule `start`")
-    return _Pattern(rules).of_rule("start")
+    return Pattern(rules_of(grammar)).of_rule("start")
 
 
-def _rules(grammar: str) -> dict[str, str]:
+def pattern_of_text(text: str) -> str:
+    """The regular expression of one text, range or expression of a grammar."""
+    return _Reader(text, Pattern({})).whole()
+
+
+class RefersToItself(ValueError):
+    """A rule is part of itself, which no regular expression says."""
+
+
+def rules_of(grammar: str) -> dict[str, str]:
     """The text of each rule and terminal; of imported ones the name of what they are, after a %."""
     found: dict[str, str] = {}
     last = ""
@@ -73,10 +79,12 @@ def _rules(grammar: str) -> dict[str, str]:
             found[last] += f"\n{line}"
         elif stripped and not stripped.startswith(("//", "#")):
             raise ValueError(f"{stripped[:60]!r} is no rule")
+    if "start" not in found:
+        raise ValueError("it has no rule `start`")
     return found
 
 
-class _Pattern:
+class Pattern:
     """The expressions of the rules, each written out where it is used."""
 
     def __init__(self, rules: dict[str, str]) -> None:
@@ -91,7 +99,7 @@ class _Pattern:
         if name not in self._rules:
             raise ValueError(f"there is no rule {name!r}")
         if name in self._open:
-            raise ValueError(f"the rule {name!r} refers to itself, which a text inside a call cannot follow")
+            raise RefersToItself(f"the rule {name!r} refers to itself")
         if self._rules[name].startswith("%"):
             return COMMON[self._rules[name][1:]]
         self._open.append(name)
@@ -106,8 +114,8 @@ class _Pattern:
 class _Reader:
     """Reads the right side of a rule."""
 
-    def __init__(self, text: str, pattern: _Pattern) -> None:
-        self._tokens = list(_tokens(text))
+    def __init__(self, text: str, pattern: Pattern) -> None:
+        self._tokens = list(tokens_of(text))
         self._at, self._pattern = 0, pattern
 
     def whole(self) -> str:
@@ -162,9 +170,7 @@ class _Reader:
             if text in ("?", "*", "+"):
                 one = f"(?:{one}){text}"
             elif kind == "times":
-                numbers = re.findall(r"\d+|,|\.\.", text)
-                inner = ",".join(part for part in " ".join(numbers).replace(",", " , ").split() if part.isdigit())
-                one = f"(?:{one}){{{inner or 0}{',' if numbers and numbers[-1] == ',' else ''}}}"
+                one = f"(?:{one}){times_of(text)}"
             else:
                 break
             self._at += 1
@@ -177,7 +183,10 @@ class _Reader:
         return False
 
 
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
+def tokens_of(text: str) -> Iterator[tuple[str, str]]:
+    """The kind and the text of each token of a rule, without comments."""
+    if text.startswith("%"):
+        return
     at = 0
     while text[at:].strip():
         if (found := _TOKEN.match(text, at)) is None or found.lastgroup is None:
@@ -185,6 +194,13 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
         at = found.end()
         if found.lastgroup != "comment":
             yield found.lastgroup, found[found.lastgroup]
+
+
+def times_of(text: str) -> str:
+    """How often something is repeated, as expressions have it: {2,3}."""
+    numbers = re.findall(r"\d+|,|\.\.", text)
+    inner = ",".join(part for part in " ".join(numbers).replace(",", " , ").split() if part.isdigit())
+    return f"{{{inner or 0}{',' if numbers and numbers[-1] == ',' else ''}}}"
 
 
 def _spelled(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from tokenmill.text.tools.functions import Function
 from tokenmill.text.tools.json_scanner import read_json
 from tokenmill.text.tools.lark import Lark
+from tokenmill.text.tools.lark_rules import arguments_of
 from tokenmill.text.tools.source import Reading, Source
 from tokenmill.text.tools.tool_format import Taker
 
@@ -37,7 +38,7 @@ class NamedCall:
             part
             for part in (
                 *parts,
-                lark.json(f"{name}_arguments", function.schema, function.strict),
+                arguments_of(lark, function, name),
                 lark.literal(self.end),
             )
             if part

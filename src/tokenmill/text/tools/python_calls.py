@@ -11,6 +11,7 @@ from typing import Any
 from tokenmill.text.tools.functions import Function
 from tokenmill.text.tools.kinds import kinds_of, texts_of, unenforced, with_definitions
 from tokenmill.text.tools.lark import Lark, choice, quoted
+from tokenmill.text.tools.lark_rules import text_in_json
 from tokenmill.text.tools.named_calls import read_name
 from tokenmill.text.tools.source import Reading, Source
 from tokenmill.text.tools.tool_format import Taker
@@ -31,6 +32,9 @@ class PythonCall:
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         """See Body."""
+        if function.lark is not None:
+            begin, end = quoted(f'{before}{function.name}(input="'), quoted('")')
+            return f"{begin} {text_in_json(lark, function.lark, name)} {end}"
         root = function.schema
         properties, required = root.get("properties"), root.get("required") or ()
         if not isinstance(properties, Mapping) or not (properties or root.get("additionalProperties") is False):

@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.text.tools.functions import Function, refuse_if_strict
+from tokenmill.text.tools.functions import Function, refuse_grammar, refuse_if_strict
 from tokenmill.text.tools.json_scanner import JsonScanner
 from tokenmill.text.tools.kinds import kinds_of, resolved, texts_of, unenforced, with_definitions
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice, escaped, quoted
@@ -42,6 +42,7 @@ class XmlCall:
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         """See Body."""
+        refuse_grammar(function)
         refuse_if_strict(function, self.unenforced(function))
         schema = function.schema
         properties, required = schema.get("properties"), schema.get("required") or ()

@@ -1,0 +1,193 @@
+"""A Lark grammar that refers to itself, as rules for llguidance whose text stands inside a JSON string.
+
+Rules that refer to none of themselves become expressions, as in lark_pattern.py. In each of these a character that JSON
+escapes is replaced by its escape, so that the rules around them stay as they are.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator
+
+from tokenmill.text.tools.functions import Function
+from tokenmill.text.tools.lark import Lark, escaped, quoted
+from tokenmill.text.tools.lark_pattern import Pattern, pattern_of_text, rules_of, times_of, tokens_of
+
+Token = tuple[str, str]
+MAX_RULES = 200  # that refer to themselves
+SPECIAL = [*map(chr, range(32)), '"', "\\"]  # characters that JSON escapes
+_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
+_ANCHORS = "bBAzZ"
+_ATOM = re.compile(
+    r"""(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])
+      | \\(?:x(?P<hex>[0-9A-Fa-f]{2})|u(?P<long>[0-9A-Fa-f]{4})|(?P<kind>[dDwWsS])|(?P<letter>[^pPxu]))
+      | (?P<open>\((?:\?(?P<flags>[a-z]*)(?:-[a-z]+)?:?)?)
+      | (?P<sign>[)|?*+^$]|\{\d*,?\d*\})
+      | (?P<dot>\.)
+      | (?P<plain>[^\\])""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def arguments_of(lark: Lark, function: Function, name: str) -> str:
+    """An expression for a function's arguments as a JSON object."""
+    if function.lark is None:
+        return lark.json(f"{name}_arguments", function.schema, function.strict)
+    begin, end = quoted('{"input": "'), quoted('"}')
+    return f"{begin} {text_in_json(lark, function.lark, name)} {end}"
+
+
+def text_in_json(lark: Lark, grammar: str, name: str) -> str:
+    """An expression for a text of the grammar inside a JSON string; names of its rules begin with `name`.
+
+    ValueError, in words, for a grammar that is wrong, or that no text with an end fits.
+    """
+    given = rules_of(grammar)
+    rules = {each: list(tokens_of(text)) for each, text in given.items()}
+    cyclic = _cyclic({each: {text for kind, text in tokens if kind == "name"} for each, tokens in rules.items()})
+    if len(cyclic) > MAX_RULES:
+        raise ValueError(f"{len(cyclic)} of its rules refer to themselves; {MAX_RULES} are possible")
+    if "start" not in _ending({each: rules[each] for each in cyclic}):
+        raise ValueError("it has no text with an end: a rule needs itself")
+    return _Rules(lark, given, cyclic, name).of_rule("start")
+
+
+def _cyclic(uses: dict[str, set[str]]) -> list[str]:
+    """The rules that refer to themselves, or to such ones."""
+    left = {name: used & uses.keys() for name, used in uses.items()}
+    users: dict[str, list[str]] = {}
+    for name, used in left.items():
+        for each in used:
+            users.setdefault(each, []).append(name)
+    ready = [name for name, used in left.items() if not used]
+    while ready:
+        for user in users.get(done := ready.pop(), ()):
+            left[user].discard(done)
+            if not left[user]:
+                ready.append(user)
+    return [name for name, used in left.items() if used]
+
+
+def _ending(rules: dict[str, list[Token]]) -> set[str]:
+    """Those of these rules that some text with an end fits."""
+    found: set[str] = set()
+    while new := [name for name in rules.keys() - found if _Ending(rules[name], rules.keys() - found).choice()]:
+        found.update(new)
+    return found
+
+
+class _Ending:
+    """Whether a part of a rule has an end, if these `endless` rules have none."""
+
+    def __init__(self, tokens: list[Token], endless: Collection[str]) -> None:
+        self._tokens, self._endless, self._at = tokens, endless, 0
+
+    def choice(self) -> bool:
+        """The parts up to the bracket that ends them, or to the end."""
+        ends = [True]
+        while self._at < len(self._tokens):
+            kind, text = self._tokens[self._at]
+            self._at += 1
+            if text in (")", "]") and kind == "sign":
+                break
+            if text == "|" and kind == "sign":
+                ends.append(True)
+                continue
+            one = text not in self._endless if kind == "name" else True
+            if kind == "sign" and text in "([":
+                one = self.choice() or text == "["
+            following = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
+            may_lack = following[1] in ("?", "*") or (following[0] == "times" and times_of(following[1])[1] == "0")
+            ends[-1] &= one or may_lack
+        return any(ends)
+
+
+class _Rules:
+    """The rules of a grammar as they are added."""
+
+    def __init__(self, lark: Lark, rules: dict[str, str], cyclic: list[str], name: str) -> None:
+        self._lark, self._given, self._cyclic, self._name = lark, rules, cyclic, name
+        self._pattern = Pattern(rules)
+        self._words: dict[str, str] = {}  # pattern → name of its terminal
+        self._made: dict[str, str] = {}  # rule → its name here
+
+    def of_rule(self, rule: str) -> str:
+        """An expression for a rule."""
+        if rule not in self._cyclic:
+            return self._word(self._pattern.of_rule(rule))
+        if rule not in self._made:
+            self._made[rule] = name = f"{self._name}_rule_{len(self._made)}"
+            self._lark.rule(name, " ".join(self._parts(list(tokens_of(self._given[rule])))))
+        return self._made[rule]
+
+    def _parts(self, tokens: list[Token]) -> Iterator[str]:
+        at = 0
+        while at < len(tokens):
+            kind, text = tokens[at]
+            at += 1
+            if kind == "name":
+                yield self.of_rule(text)
+            elif kind == "string" and at < len(tokens) and tokens[at][0] == "range":
+                yield self._word(pattern_of_text(f"{text}..{tokens[at + 1][1] if at + 1 < len(tokens) else ''}"))
+                at += 2
+            elif kind in ("string", "regex"):
+                yield self._word(pattern_of_text(text))
+            elif kind == "times":
+                yield times_of(text)
+            elif kind == "sign":
+                yield {"[": "(", "]": ")?"}.get(text, text)
+
+    def _word(self, pattern: str) -> str:
+        """The terminal of an expression."""
+        if pattern not in self._words:
+            name = f"{self._name.upper()}_WORD_{len(self._words)}"
+            self._words[pattern] = self._lark.rule(name, f"/{in_json(pattern)}/")
+        return self._words[pattern]
+
+
+def in_json(pattern: str) -> str:
+    """An expression for what a text that fits this one is inside a JSON string. ValueError for what is not known."""
+    made, at, dots = [], 0, [False]  # whether a dot is a line break too, for each group that is open
+    while at < len(pattern):
+        if (found := _ATOM.match(pattern, at)) is None:
+            raise ValueError(f"{pattern[at : at + 20]!r} is not possible in a grammar that refers to itself")
+        at = found.end()
+        if found["open"]:
+            dots.append(dots[-1] or "s" in (found["flags"] or ""))
+        elif found[0] == ")" and len(dots) > 1:
+            dots.pop()
+        made.append(_in_json(found, dots[-1]))
+    return "".join(made)
+
+
+def _in_json(atom: re.Match[str], is_any: bool) -> str:
+    """One atom of an expression."""
+    text = atom[0]
+    if atom["open"] or atom["sign"] or (atom["letter"] and atom["letter"] in _ANCHORS):
+        return text
+    if atom["set"] or atom["kind"] or atom["dot"]:
+        return _set(r"[\s\S]" if atom["dot"] and is_any else r"[^\n]" if atom["dot"] else text)
+    if code := atom["hex"] or atom["long"]:
+        return _character(chr(int(code, 16)))
+    if (letter := atom["letter"]) and letter.isalnum() and letter not in _LETTERS:
+        raise ValueError(f"{text!r} is not possible in a grammar that refers to itself")
+    return _character(atom["plain"] or _LETTERS.get(letter, letter))
+
+
+def _character(letter: str) -> str:
+    return f"(?:{escaped(json.dumps(letter)[1:-1])})" if letter in SPECIAL else escaped(letter)
+
+
+def _set(text: str) -> str:
+    """One character of a set."""
+    if re.search(r"\[|&&|--|~~", re.sub(r"\\.", "", text[1:])):  # llguidance reads these otherwise than Python
+        raise ValueError(f"the set {text!r} is not possible in a grammar that refers to itself: escape what is in it")
+    try:
+        known = re.compile(text, re.ASCII)
+    except re.error as error:
+        raise ValueError(f"{text!r}: {error}") from None
+    found = [letter for letter in SPECIAL if known.fullmatch(letter)]
+    text = re.sub(r"(\\.)|/", lambda part: part[1] or r"\/", text)
+    if not found:
+        return text
+    others = "|".join(escaped(json.dumps(letter)[1:-1]) for letter in found)
+    return f'(?:[{text}&&[^"\\\\\\x00-\\x1f]]|{others})'
