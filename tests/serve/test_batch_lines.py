@@ -4,11 +4,12 @@ import json
 import re
 
 import pytest
+from openai.types.responses import Response
 
 from tests.batches.conftest import lines_task, requests, run, write_lines
 from tests.serve.conftest import MODEL
 
-MOMENT = re.compile(rb'"(id|created)":("[a-z]+-[0-9a-f]{24}"|\d+),|"cached_tokens":\d+')
+MOMENT = re.compile(rb'"(id|created|created_at)":("[a-z]+[-_][0-9a-f]{24}"|\d+),|"cached_tokens":\d+')
 PROMPT = {"prompt": "w1 w2", "max_tokens": 2}
 
 
@@ -36,9 +37,33 @@ def test_bodies_have_the_bytes_of_the_routes(quiet, http, tmp_path):
         assert json.loads(answer)["response"]["status_code"] == response.status_code == 200
 
 
+def test_responses_have_the_bytes_of_their_route(quiet, http, tmp_path):
+    body = {"input": "w1 w2", "instructions": "w3", "max_output_tokens": 4, "seed": 3, "unknown": 1}
+    items = [
+        {"role": "user", "content": "w1"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"},
+    ]
+    bodies = [body, body | {"temperature": 0, "input": items}, {"input": "w7", "max_output_tokens": 1}]
+    lines = [line("/v1/responses", each, custom_id=str(number)) for number, each in enumerate(bodies)]
+    (tmp_path / "again").mkdir()
+    answers = answered(quiet, tmp_path, lines)
+    for each, answer in zip(bodies[:2], answers, strict=False):
+        made = answer.partition(b'"body":')[2].removesuffix(b'},"error":null}')
+        assert MOMENT.sub(b"", made) == MOMENT.sub(b"", http.post("/v1/responses", json=each).content)
+    for answer in map(json.loads, answers):
+        found = Response.model_validate(answer["response"]["body"])
+        assert found.id == f"resp_{answer['id'].removeprefix('batch_req_')}" and found.created_at == 0
+        assert found.usage.input_tokens_details.cached_tokens == 0
+    assert answers == answered(quiet, tmp_path / "again", lines)
+
+
 @pytest.mark.parametrize(
     ("url", "body"),
     [
+        ("/v1/responses", {"input": 1}),
+        ("/v1/responses", {"input": "w1", "previous_response_id": "x"}),
+        ("/v1/responses", {"input": "w1 " * 200}),
+        ("/v1/responses", {"input": "w1", "model": "gpt-4o-mini"}),
         ("/v1/completions", {}),
         ("/v1/completions", PROMPT | {"temperature": -1}),
         ("/v1/completions", PROMPT | {"temperature": "hot"}),

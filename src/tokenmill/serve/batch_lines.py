@@ -22,16 +22,34 @@ from tokenmill.serve.chat_answers import ChatFormat
 from tokenmill.serve.completion_answers import CompletionFormat
 from tokenmill.serve.errors import ApiError, api_error_of
 from tokenmill.serve.prepare import Prepared, prepare_chat, prepare_completion
+from tokenmill.serve.protocols.responses_body import ResponsesBody
+from tokenmill.serve.protocols.responses_request import as_chat
 from tokenmill.serve.refusals import body_of
 from tokenmill.serve.resumption import Resumption
-from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody, check_model
+from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, check_model
 
 MAX_TEXTS = 1024  # of one request
 FIELDS = ("custom_id", "method", "url", "body")
-Route = tuple[type[SamplingBody], Callable[[Core, Any, bytes], Prepared], type[Format]]
-ROUTES: dict[str, Route] = {
-    "/v1/chat/completions": (ChatBody, prepare_chat, ChatFormat),
-    "/v1/completions": (CompletionBody, prepare_completion, CompletionFormat),
+Asked = tuple[SamplingBody, Callable[[Core, Any, bytes], Prepared], Callable[..., Format]]
+"""The body of a line, what prepares it, and the form of its answer."""
+
+
+def _as_it_is(given: Body, is_strict: bool) -> Asked:
+    """A body that needs no translation."""
+    prepare, form = (
+        (prepare_chat, ChatFormat) if isinstance(given, ChatBody) else (prepare_completion, CompletionFormat)
+    )
+    assert isinstance(given, SamplingBody)
+    given.check()
+    if is_strict and given.unknown:
+        raise ApiError(400, f"there is no field {given.unknown[0]!r}", given.unknown[0], "unknown_parameter")
+    return given, prepare, form
+
+
+ROUTES: dict[str, tuple[type[Body], Callable[[Any, bool], Asked]]] = {
+    "/v1/chat/completions": (ChatBody, _as_it_is),
+    "/v1/completions": (CompletionBody, _as_it_is),
+    "/v1/responses": (ResponsesBody, as_chat),
 }
 
 
@@ -87,7 +105,7 @@ class BatchLines(Task):
 
     def prepare(self, core: Core, row: Row, key: Key) -> Work:
         """See Task."""
-        body, (_, prepare, form) = self._read(row)
+        body, prepare, form = self._read(row)
         if body.seed is None or body.seed == -1:
             body.seed = key.seed if self._seed is None else self._seed
         body.priority = self._priority
@@ -103,21 +121,18 @@ class BatchLines(Task):
 
         return Work(prepared.request, prepared.prompts[0], answer, scored)
 
-    def _read(self, row: Row) -> tuple[SamplingBody, Route]:
-        """The body of a line, checked as the server does, and its route."""
+    def _read(self, row: Row) -> Asked:
+        """What a line asks, checked as the server does."""
         if (problem := self.problem(row)) is not None:
             raise _NoRequest(*problem)
         assert row.values is not None, "it has no problem"
-        url = row.values["url"]
-        route = ROUTES[url]
+        kind, read = ROUTES[row.values["url"]]
         try:
-            body = route[0].model_validate(row.values["body"])
+            given = kind.model_validate(row.values["body"])
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from None
-        check_model(body.model, self._name)
-        body.check()
-        if self._is_strict and body.unknown:
-            raise ApiError(400, f"there is no field {body.unknown[0]!r}", body.unknown[0], "unknown_parameter")
+        check_model(given.model, self._name)
+        body, prepare, form = read(given, self._is_strict)
         for name, nothing in (("stream", False), ("timeout", None)):
             if getattr(body, name) != nothing:
                 raise ApiError(400, f"{name} is not possible in a batch, whose rows wait for their turn", name)
@@ -125,7 +140,7 @@ class BatchLines(Task):
             raise ApiError(
                 400, f"{body.num_sequences} texts are more than the {MAX_TEXTS} that one request may ask for"
             )
-        return body, route
+        return body, prepare, form
 
     def problem(self, row: Row) -> tuple[str, str, str | None] | None:
         """Why a line is no request at all: a code, a message, and the field; None for a line that is one."""
@@ -154,8 +169,8 @@ class BatchLines(Task):
             return {"response": None, "error": {"code": error.code, "message": str(error)}}
         if not isinstance(error, TokenmillError | RequestValidationError | ApiError):
             raise error
-        told = api_error_of(error)
-        return self._response(key, told.status, body_of(told))
+        told, url = api_error_of(error), "" if row.values is None else str(row.values.get("url"))
+        return self._response(key, told.status, body_of(told, url))
 
     def output(self, row: Row, key: Key, answer: Any) -> Json:
         """See Task."""
@@ -184,5 +199,7 @@ class _NoRequest(Exception):
 
 def _without_moment(answer: Json, prefix: str, key: Key) -> Json:
     """An answer without what depends on the moment at which it is made."""
-    usage = {**answer["usage"], "prompt_tokens_details": {"cached_tokens": 0}}
-    return {**answer, "id": f"{prefix}{key.text}", "created": 0, "usage": usage}
+    created, usage = "created_at" if "created_at" in answer else "created", answer["usage"]
+    details = "input_tokens_details" if "input_tokens_details" in usage else "prompt_tokens_details"
+    usage = {**usage, details: {**usage.get(details, {}), "cached_tokens": 0}}
+    return {**answer, "id": f"{prefix}{key.text}", created: 0, "usage": usage}

@@ -17,7 +17,7 @@ class BatchBody(Body):
     UNSERVED: ClassVar = Body.UNSERVED | {"output_expires_after": ()}
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
     completion_window: Literal["24h"]
     metadata: Annotated[Metadata, Field(max_length=16)] | None = None
 
