@@ -129,6 +129,8 @@ def test_rules_whose_names_differ_in_case():
         ('start: a\na: "x" (b | "y" a)\nb: ["z" start] b', "it has no text with an end"),
         ('start: "(" start? ")"', ""),
         ('start: ("(" start)* "x" | start{0,2}', ""),
+        ('start: "(" start | /' + "." * 2000 + "/", "written out it has more than 200,000 characters"),
+        ("start: " + " " * 200_000, "it has more than 200,000 characters"),
         ("start: start | x", "there is no rule 'x'"),
         ('start: "(" (start | "x") ")" | /\\p{L}/', "is not possible in a grammar that refers to itself"),
         ("\n".join(["start: a0", *(f"a{n}: a{n + 1}" for n in range(3000)), 'a3000: "x"']), "nested too deeply"),

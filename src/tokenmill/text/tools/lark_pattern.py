@@ -62,6 +62,8 @@ class RefersToItself(ValueError):
 
 def rules_of(grammar: str) -> dict[str, str]:
     """The text of each rule and terminal; of imported ones the name of what they are, after a %."""
+    if len(grammar) > MAX_PATTERN:
+        raise ValueError(f"it has more than {MAX_PATTERN:,} characters")
     found: dict[str, str] = {}
     last = ""
     for line in grammar.splitlines():
@@ -187,8 +189,8 @@ def tokens_of(text: str) -> Iterator[tuple[str, str]]:
     """The kind and the text of each token of a rule, without comments."""
     if text.startswith("%"):
         return
-    at = 0
-    while text[at:].strip():
+    at, text = 0, text.rstrip()
+    while at < len(text):
         if (found := _TOKEN.match(text, at)) is None or found.lastgroup is None:
             raise ValueError(f"{text[at:].strip()[:40]!r} is not expected")
         at = found.end()

@@ -7,10 +7,11 @@ escapes is replaced by its escape, so that the rules around them stay as they ar
 import json
 import re
 from collections.abc import Collection, Iterator
+from functools import lru_cache
 
 from tokenmill.text.tools.functions import Function
 from tokenmill.text.tools.lark import Lark, escaped, quoted
-from tokenmill.text.tools.lark_pattern import Pattern, pattern_of_text, rules_of, times_of, tokens_of
+from tokenmill.text.tools.lark_pattern import MAX_PATTERN, Pattern, pattern_of_text, rules_of, times_of, tokens_of
 
 Token = tuple[str, str]
 MAX_RULES = 200  # that refer to themselves
@@ -106,7 +107,7 @@ class _Rules:
 
     def __init__(self, lark: Lark, rules: dict[str, str], cyclic: list[str], name: str) -> None:
         self._lark, self._given, self._cyclic, self._name = lark, rules, cyclic, name
-        self._pattern = Pattern(rules)
+        self._pattern, self._size = Pattern(rules), 0
         self._words: dict[str, str] = {}  # pattern → name of its terminal
         self._made: dict[str, str] = {}  # rule → its name here
 
@@ -140,7 +141,11 @@ class _Rules:
         """The terminal of an expression."""
         if pattern not in self._words:
             name = f"{self._name.upper()}_WORD_{len(self._words)}"
-            self._words[pattern] = self._lark.rule(name, f"/{in_json(pattern)}/")
+            made = in_json(pattern)
+            self._size += len(made)
+            if self._size > MAX_PATTERN:
+                raise ValueError(f"written out it has more than {MAX_PATTERN:,} characters")
+            self._words[pattern] = self._lark.rule(name, f"/{made}/")
         return self._words[pattern]
 
 
@@ -177,6 +182,7 @@ def _character(letter: str) -> str:
     return f"(?:{escaped(json.dumps(letter)[1:-1])})" if letter in SPECIAL else escaped(letter)
 
 
+@lru_cache(1024)
 def _set(text: str) -> str:
     """One character of a set."""
     if re.search(r"\[|&&|--|~~", re.sub(r"\\.", "", text[1:])):  # llguidance reads these otherwise than Python
