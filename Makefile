@@ -5,6 +5,9 @@
 # make test-compiler   those that wait for a C++ compiler
 # make test-sanitized   native/ under the address, thread and undefined behaviour sanitizers
 # make test-browser   the server's page in headless Chromium, which root installs on Debian and Ubuntu
+# make test-wheel   the files of a release, built and installed where there is no compiler
+# make test-arm    native/ for aarch64, emulated: its dot products give the bits of x86-64's
+# make wheels   the files of a release, in dist/ (docs/releasing.md)
 # make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer, two
 #                  hours of a server under load, the benchmarks that the documents show, and the laws of every family
 # make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, proxies; and
@@ -26,7 +29,7 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-agents test-ray test-long prove check bench map clean
+.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-agents test-ray test-wheel test-arm test-long wheels prove check bench map clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -40,7 +43,7 @@ test: .venv/.ready-dev
 
 test-slow: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 \
-		-m "slow and not compiler and not long and not browser and not clients and not ray" $(ARGS)
+		-m "slow and not compiler and not long and not browser and not clients and not ray and not wheel and not arm" $(ARGS)
 
 test-compiler: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "compiler and not long" $(ARGS)
@@ -72,9 +75,19 @@ test-agents: .venv/.ready-dev .venv/.ready-agents
 test-ray: .venv/.ready-ray
 	$(BIN)/python -m pytest -m ray $(ARGS)
 
+test-wheel: .venv/.ready-wheel
+	$(BIN)/python -m pytest -m wheel tests/test_wheel.py $(ARGS)
+
+test-arm: .venv/.ready-dev .venv/.cross
+	$(BIN)/python -m pytest -m arm tests/program/test_native_arm.py $(ARGS)
+
+wheels: .venv/.ready-release .venv/.cross
+	.venv/release/bin/python deploy/release/sbom.py
+	.venv/release/bin/python deploy/release/wheels.py $(ARGS)
+
 check: .venv/.ready-dev
-	$(BIN)/ruff format --check src tests benchmarks examples hatch_build.py
-	$(BIN)/ruff check src tests benchmarks examples hatch_build.py
+	$(BIN)/ruff format --check src tests benchmarks examples deploy hatch_build.py
+	$(BIN)/ruff check src tests benchmarks examples deploy hatch_build.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/laws/test_law_13_structure.py
 	$(BIN)/python benchmarks/tables.py --check
@@ -102,15 +115,31 @@ clean:
 	touch $@
 
 .venv/.ready-dev: .venv/.ready
-	TOKENMILL_KEEP_NATIVE=1 $(PIP) -e ".[dev]"
+	$(PIP) -e ".[dev]"
 	touch $@
 
 .venv/.ready-clients: .venv/.ready-dev
-	TOKENMILL_KEEP_NATIVE=1 $(PIP) -e ".[clients]"
+	$(PIP) -e ".[clients]"
 	touch $@
 
 .venv/.ready-ray: .venv/.ready-dev
-	TOKENMILL_KEEP_NATIVE=1 $(PIP) -e ".[ray]"
+	$(PIP) -e ".[ray]"
+	touch $@
+
+.venv/.ready-wheel: .venv/.ready-dev
+	$(PIP) -e ".[wheel]"
+	touch $@
+
+.venv/.ready-release: deploy/release/requirements.txt | .venv/.made
+	$(BIN)/python -m venv .venv/release
+	.venv/release/bin/python -m pip install --disable-pip-version-check -r $<
+	touch $@
+
+# A compiler for aarch64 and an emulator of it: root gets them from Debian or Ubuntu, anybody else is told.
+.venv/.cross: | .venv/.made
+	@{ command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64-static; } >/dev/null || { test "$$(id -u)" = 0 && apt-get update -q && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends g++-aarch64-linux-gnu qemu-user-static; } || \
+		{ echo "error: no aarch64-linux-gnu-g++ or qemu-aarch64-static: on Debian, apt install g++-aarch64-linux-gnu qemu-user-static"; exit 1; }
 	touch $@
 
 JAVASCRIPT := tests/serve/clients/javascript
@@ -149,7 +178,7 @@ PROGRAMS := node:nodejs npm:npm nginx:nginx caddy:caddy curl:curl promtool:prome
 	touch $@
 
 .venv/.ready-serve: .venv/.ready
-	TOKENMILL_KEEP_NATIVE=1 $(PIP) -e ".[serve]"
+	$(PIP) -e ".[serve]"
 	touch $@
 
 .venv/.made:

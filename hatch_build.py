@@ -4,17 +4,24 @@ native/kernels/kernels.cpp is compiled once per instruction set, everything else
 chosen when the library is loaded, so that a wheel serves every processor. Where there is no compiler, or it fails, the
 installation succeeds without the library, and the native program then says why it is not there.
 
+The library has the digest of its sources and flags and the name of its compiler as a text in it. One that is up to date
+is not built again. CXX may name a compiler for another machine, with arguments; the wheel's platform is then told by
+_PYTHON_HOST_PLATFORM, as everywhere in Python's builds, and nothing is written into the source tree.
+
     python hatch_build.py      # build it in place, as `pip install -e .` does
 """
 
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +32,35 @@ LIBRARY = ROOT / "src" / "tokenmill" / "kernels" / "libtokenmill.so"
 # -ffp-contract=off: a product and a sum become one operation where the source says so and nowhere else.
 # -fno-strict-aliasing: rows of the cache are read as words of 32 bits, whatever they hold.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", f"-I{SOURCES}"]
-FLAGS += ["-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing"]
+FLAGS += ["-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing", f"-ffile-prefix-map={ROOT}=."]
 AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c".split()
 X86 = {
     "amx": [*AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
     "avx512": AVX512,
     "avx2": "-mavx2 -mfma -mf16c".split(),
 }
+ARM = {"dotprod": ["-march=armv8.2-a+dotprod"]}
+MACHINES = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
 # gcc 12 turns the portable bfloat16 product into a wrong one at -O3 (its loop vectoriser; -O2 is right).
 PORTABLE = ["-O2", "-ftree-vectorize"]
 KERNELS = SOURCES / "kernels" / "kernels.cpp"
 
 
+def compiler() -> list[str] | None:
+    """CXX, which may have arguments, or the first of the usual names that there is."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    if named and shutil.which(named[0]):
+        return named
+    return next(([name] for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+
+
 def builds() -> dict[str, list[str]]:
-    """Name → flags of every build of the kernels that this kind of processor may run."""
-    return {**(X86 if platform.machine() in ("x86_64", "AMD64") else {}), "portable": PORTABLE}
+    """Name → flags of every build of the kernels that this kind of processor may run, or the one that is built for."""
+    machine = sysconfig.get_platform().split("-")[-1]
+    return {**MACHINES.get(machine, MACHINES.get(platform.machine(), {})), "portable": PORTABLE}
 
 
-def compiler() -> str | None:
-    """CXX, or the first of the usual names that there is."""
-    return next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
-
-
-def compile_all(command: str, folder: Path, of: dict[str, list[str]], extra: tuple[str, ...] = ()) -> list[str]:
+def compile_all(command: list[str], folder: Path, of: dict[str, list[str]], extra: tuple[str, ...] = ()) -> list[str]:
     """Object files of all sources, in `folder`; the kernels for each of the builds `of`."""
     jobs = [(f"kernels_{name}", KERNELS, [f"-DTM_BUILD={name}", *flags]) for name, flags in of.items()]
     known = [f"-DTM_WITH_{name.upper()}" for name in of]
@@ -57,7 +70,7 @@ def compile_all(command: str, folder: Path, of: dict[str, list[str]], extra: tup
     def compile_one(job: tuple[str, Path, list[str]]) -> str:
         name, source, flags = job
         target = str(folder / f"{name}.o")
-        _run([command, *FLAGS, *flags, *extra, "-c", str(source), "-o", target])
+        _run([*command, *FLAGS, *flags, *extra, "-c", str(source), "-o", target])
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -70,16 +83,44 @@ def build(library: Path = LIBRARY, extra: tuple[str, ...] = ()) -> None:
     if command is None:
         raise FileNotFoundError("no C++ compiler: neither CXX nor c++, g++ or clang++")
     with tempfile.TemporaryDirectory() as folder:
-        objects = compile_all(command, Path(folder), builds(), extra)
+        known = (*extra, f'-DTM_BUILT_FROM="{sources_digest()} by {compiler_name(command)}"')
+        objects = compile_all(command, Path(folder), builds(), known)
         partial = library.with_suffix(f".{os.getpid()}")
-        _run([command, *FLAGS, *extra, "-shared", *objects, "-o", str(partial)])
+        _run([*command, *FLAGS, *extra, "-shared", *objects, "-o", str(partial)])
         partial.replace(library)
 
 
-def _run(command: list[str]) -> None:
+def sources_digest() -> str:
+    """Of what decides, beside the compiler, what the library computes: the sources, and the flags of every build."""
+    flags = [flag.replace(str(ROOT), ".") for flag in FLAGS]
+    digest = sha256(repr((flags, MACHINES, PORTABLE)).encode())
+    for path in sorted(SOURCES.rglob("*.*")):
+        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def compiler_name(command: list[str]) -> str:
+    """What it says of itself, without its name of many, and its arguments: "(Debian 12.2.0-14) 12.2.0"."""
+    version = _run([*command, "--version"]).splitlines()[0].removeprefix(Path(command[0]).name).strip()
+    return " ".join([version, *command[1:]]).replace('"', "").replace("\\", "")
+
+
+def is_up_to_date(library: Path) -> bool:
+    """Whether it was built from these sources by this compiler, or by any where there is none."""
+    if not library.is_file():
+        return False
+    found = re.search(rb"tokenmill's library was built from (\w+) by ([^\0]*)\0", library.read_bytes())
+    if not found or found[1].decode() != sources_digest():
+        return False
+    command = compiler()
+    return command is None or found[2].decode() == compiler_name(command)
+
+
+def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (a compiler and our own arguments)
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+    return done.stdout
 
 
 try:
@@ -92,22 +133,38 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]
     """Called by hatchling before it packs a wheel, also an editable one."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the library and mark the wheel as one of this platform; without it the wheel is pure Python.
-
-        The Makefile sets TOKENMILL_KEEP_NATIVE where it has just built the library and only installs an extra.
-        """
-        del version
+        """Find or build the library and mark the wheel as one of its platform; without it the wheel is pure Python."""
+        self.folder = tempfile.TemporaryDirectory()  # of a library that cannot or must not lie in the source tree
         try:
-            if not (os.environ.get("TOKENMILL_KEEP_NATIVE") and LIBRARY.is_file()):
-                build()
+            library = self._library(in_place=version == "editable")
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", "") or str(error)
             self.app.display_warning(f"tokenmill's native program was not built: {said.strip()[-2000:]}")
-            LIBRARY.unlink(missing_ok=True)
+            if version == "editable" and os.access(LIBRARY.parent, os.W_OK):
+                LIBRARY.unlink(missing_ok=True)  # it is not that of the sources
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform()}"
-        build_data["artifacts"].append(str(LIBRARY.relative_to(ROOT)))
+        if version != "editable":
+            build_data["force_include"][str(library)] = LIBRARY.relative_to(ROOT / "src").as_posix()
+
+    def _library(self, in_place: bool) -> Path:
+        """The one in the source tree, which is brought up to date where it can be; otherwise one in another folder."""
+        ready = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or LIBRARY)
+        if not in_place and is_up_to_date(ready):
+            return ready
+        if is_up_to_date(LIBRARY):
+            return LIBRARY
+        foreign = "_PYTHON_HOST_PLATFORM" in os.environ
+        writable = os.access(LIBRARY.parent, os.W_OK)
+        library = LIBRARY if in_place or (writable and not foreign) else Path(self.folder.name) / LIBRARY.name
+        build(library)
+        return library
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Called when the wheel is written."""
+        del version, build_data, artifact_path
+        self.folder.cleanup()
 
 
 def _platform() -> str:
@@ -116,7 +173,8 @@ def _platform() -> str:
 
 if __name__ == "__main__":
     try:
-        build()
+        if not is_up_to_date(LIBRARY):
+            build()
     except subprocess.CalledProcessError as failure:
         sys.exit(failure.stderr)
     sys.stdout.write(f"{LIBRARY}\n")

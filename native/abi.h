@@ -97,7 +97,7 @@ typedef struct {
   int32_t cache_format;   // 0 float32, 1 bfloat16, 2 int8 with a scale for each token and head, 3 float16
   const TmOp* ops;
   int32_t num_ops, num_threads;
-  const char* build;      // of the kernels: "amx", "avx512", "avx2", "portable", or "" for the best of this processor
+  const char* build;      // of the kernels: "amx", "avx512", "avx2", "dotprod", "portable", or "" for the best there is
   int64_t num_positions;  // positions are below it
   int64_t num_slots;      // slots of the cache are below it
   int32_t rank, num_ranks; // processes that compute every step together; num_threads is that of each

@@ -7,6 +7,8 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 #include "plan/checks.h"
@@ -56,6 +58,11 @@ const char* tm_best_build(void) {
     return amx ? "amx" : "avx512";
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return "avx2";
+#elif defined(TM_WITH_DOTPROD) && defined(__linux__)
+  constexpr unsigned long DOT_PRODUCTS = 1 << 20;  // HWCAP_ASIMDDP
+  if (getauxval(AT_HWCAP) & DOT_PRODUCTS) return "dotprod";
+#elif defined(TM_WITH_DOTPROD) && defined(__APPLE__)
+  return "dotprod";  // every processor of Apple's computers has them
 #endif
   return "portable";
 }

@@ -1,6 +1,6 @@
 // The table of functions that one build of the kernels offers, and the types that they share with the rest.
 //
-// kernels.cpp is compiled once per instruction set ("amx", "avx512", "avx2", "portable"); plan/model.cpp picks a table when a
+// kernels.cpp is compiled once per instruction set ("amx", "avx512", "avx2", "dotprod", "portable"); plan/model.cpp picks a table when a
 // model is made. A kernel works on one row, one or two tiles of weights, or one attention job; it knows nothing of models,
 // steps or threads. The order of every sum depends on the model's shape alone, so that a row's bits do not depend on the rows
 // beside it.
@@ -120,4 +120,4 @@ struct Kernels {
                       const float* factor, float* scratch, uint8_t* codes, float* errors);
 };
 
-extern "C" const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_amx;
+extern "C" const Kernels kernels_portable, kernels_dotprod, kernels_avx2, kernels_avx512, kernels_amx;

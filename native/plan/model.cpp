@@ -19,6 +19,9 @@ const Kernels* const BUILDS[] = {  // the best first; a processor that runs one 
 #if defined(TM_WITH_AVX2)
     &kernels_avx2,
 #endif
+#if defined(TM_WITH_DOTPROD)
+    &kernels_dotprod,
+#endif
     &kernels_portable};
 
 int64_t unit_bytes(const TmOp& op, const TmUnit& unit) {

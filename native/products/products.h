@@ -38,7 +38,8 @@ struct TileJob {
 
 // Tokens of floating-point products whose sums, two vectors for each, stay in registers beside the weights. With AVX2 a vector
 // is two of its 16 registers; bfloat16 then gains from a fourth token, since its weights are converted once for all of them.
-#if defined(TM_AVX2)
+// With Advanced SIMD a vector is four of 32 registers.
+#if defined(TM_AVX2) || defined(TM_NEON)
 constexpr int FLOAT32_TOKENS = 3, BFLOAT16_TOKENS = 4;
 #else
 constexpr int FLOAT32_TOKENS = 8, BFLOAT16_TOKENS = 8;
@@ -111,7 +112,7 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
   // than these do not fit into the registers.
 #if defined(TM_AVX512)
   static constexpr int TILES_TOGETHER = 2, TOKENS_TOGETHER = 8;
-#elif defined(TM_AVX2)
+#elif defined(TM_AVX2) || defined(TM_NEON)
   static constexpr int TILES_TOGETHER = 1, TOKENS_TOGETHER = 4;
 #else
   static constexpr int TILES_TOGETHER = 1, TOKENS_TOGETHER = 8;

@@ -83,6 +83,38 @@ TM_INLINE __m256 sum_quads8(__m256 a, __m256 b, __m256 c, __m256 d) {
 }
 TM_INLINE F sum_quads(F a, F b, F c, F d) { return {sum_quads8(a.a, b.a, c.a, d.a), sum_quads8(a.b, b.b, c.b, d.b)}; }
 
+#elif defined(TM_NEON)
+TM_INLINE F mask_outside(F a, int first, int last, float other) {
+  const int32_t numbers[] = {0, 1, 2, 3};
+  TM_QUARTERS {
+    const int32x4_t lane = vaddq_s32(vld1q_s32(numbers), vdupq_n_s32(4 * i));
+    const uint32x4_t in = vandq_u32(vcgeq_s32(lane, vdupq_n_s32(first)), vcltq_s32(lane, vdupq_n_s32(last)));
+    a.v[i] = vbslq_f32(in, a.v[i], vdupq_n_f32(other));
+  }
+  return a;
+}
+
+typedef uint32x4_t Quad;
+TM_INLINE Quad broadcast_quad(const void* p) { return vreinterpretq_u32_u8(vld1q_u8((const uint8_t*)p)); }
+TM_INLINE F fma_quad(F sums, Bytes64 w, Quad x) {
+  TM_QUARTERS sums.v[i] = vfmaq_f32(sums.v[i], vreinterpretq_f32_u8(w.v[i]), vreinterpretq_f32_u32(x));
+  return sums;
+}
+TM_INLINE F dot2_quad(F sums, Bytes64 w, Quad x) {
+  TM_QUARTERS sums.v[i] = dot2_4(sums.v[i], vreinterpretq_u32_u8(w.v[i]), x);
+  return sums;
+}
+
+TM_INLINE F sum_quads(F a, F b, F c, F d) {
+  TM_QUARTERS {  // (0 + 2) and (1 + 3) of two keys in one register
+    const float32x4_t ab = vaddq_f32(vzip1q_f32(a.v[i], b.v[i]), vzip2q_f32(a.v[i], b.v[i]));
+    const float32x4_t cd = vaddq_f32(vzip1q_f32(c.v[i], d.v[i]), vzip2q_f32(c.v[i], d.v[i]));
+    const float64x2_t low = vreinterpretq_f64_f32(ab), high = vreinterpretq_f64_f32(cd);
+    a.v[i] = vaddq_f32(vreinterpretq_f32_f64(vzip1q_f64(low, high)), vreinterpretq_f32_f64(vzip2q_f64(low, high)));
+  }
+  return a;
+}
+
 #else
 TM_INLINE F mask_outside(F a, int first, int last, float other) {
   TM_EACH a.v[i] = i >= first && i < last ? a.v[i] : other;

@@ -1,5 +1,5 @@
 // Vectors of 16 floats (F) or int32 (I), with the same functions for every instruction set: one register with AVX-512, two with
-// AVX2, an array elsewhere. avx512.h, avx2.h and portable.h hold what differs, and all of them compute the same bits.
+// AVX2, four with Advanced SIMD, an array elsewhere. avx512.h, avx2.h, neon.h and portable.h hold what differs, and all of them compute the same bits.
 //
 // Names are those of C or of the operation: load, store, set1 (a scalar in all lanes), fma(a, b, c) = a * b + c,
 // where_less(a, b, yes, no) (a < b ? yes : no), half and bfloat (16 numbers of 16 bits as floats), to_half (floats of at most
@@ -23,7 +23,7 @@
 #endif
 
 #define TM_INLINE static inline __attribute__((always_inline))
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 #define TM_UNROLL _Pragma("GCC unroll 16")  // otherwise gcc keeps arrays of registers on the stack
 #else
 #define TM_UNROLL  // unrolling arrays doubles the time to compile
@@ -35,6 +35,9 @@
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define TM_AVX2 1
 #include "vector/avx2.h"
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#define TM_NEON 1
+#include "vector/neon.h"
 #else
 #define TM_PORTABLE 1
 #include "vector/portable.h"
@@ -64,6 +67,8 @@ TM_INLINE F from_codes(const int8_t* p) {
 #elif defined(TM_AVX2)
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))),
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
+#elif defined(TM_NEON)
+  return from_int(from_bytes(p));
 #else
   F r;
   for (int i = 0; i < 16; i++) r.v[i] = p[i];
@@ -86,6 +91,22 @@ TM_INLINE int32_t reduce_sum_ints(I a, I b) {
   int32_t total = 0;
   TM_EACH total += a.v[i] + b.v[i];
   return total;
+}
+#elif defined(TM_NEON)
+TM_INLINE float reduce_sum(F a) {
+  const float32x4_t four = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
+  const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+  return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+TM_INLINE float reduce_max(F a) {
+  float lanes[16], largest;
+  store(lanes, a), largest = lanes[0];
+  for (int i = 1; i < 16; i++) largest = lanes[i] > largest ? lanes[i] : largest;
+  return largest;
+}
+TM_INLINE int32_t reduce_sum_ints(I a, I b) {
+  const I both = iadd(a, b);
+  return vaddvq_s32(vaddq_s32(vaddq_s32(both.v[0], both.v[1]), vaddq_s32(both.v[2], both.v[3])));
 }
 #else
 #if defined(TM_AVX512)
@@ -134,6 +155,18 @@ TM_INLINE float reduce_max_abs(F a, F b) {
   const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1))));
+}
+#elif defined(TM_NEON)
+TM_INLINE float reduce_max_abs(F a, F b) {
+  uint32x4_t all = vdupq_n_u32(0);
+  TM_QUARTERS {
+    all = vmaxq_u32(all, vreinterpretq_u32_f32(vabsq_f32(a.v[i])));
+    all = vmaxq_u32(all, vreinterpretq_u32_f32(vabsq_f32(b.v[i])));
+  }
+  const uint32_t bits = vmaxvq_u32(all);
+  float largest;
+  memcpy(&largest, &bits, 4);
+  return largest;
 }
 #else
 TM_INLINE float reduce_max_abs(F a, F b) {

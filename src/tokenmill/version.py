@@ -1,3 +1,3 @@
 """The version, where every module can import it without the rest of the package."""
 
-__version__ = "0.1.0.dev1"
+__version__ = "0.1.0"

@@ -3,10 +3,12 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import typer
@@ -157,7 +159,18 @@ def test_no_verb_shows_the_verbs(tm):
     code, out, _ = tm()
     assert code == 0
     assert all(verb.split()[0] in out for verb in OPTIONS)
-    assert tm("--version")[:2] == (0, f"tokenmill {tokenmill.__version__}\n")
+
+
+def test_the_version_tells_what_is_there(tm, monkeypatch):
+    code, out, _ = tm("--version")
+    first, library, others = out.splitlines()
+    assert (code, first) == (0, f"tokenmill {tokenmill.__version__}")
+    assert re.fullmatch(
+        r"native library: \w+, ABI \d+, built from .+|the native program's library was not built .+", library
+    )
+    assert re.fullmatch(r"Python 3\.\d+\.\S+, torch \d+\.\S+", others)
+    monkeypatch.setattr("tokenmill.kernels.native_library.FILE", Path("none.so"))
+    assert tm("--version")[1].splitlines()[1].startswith("the native program's library was not built when")
 
 
 def test_help_imports_nothing_heavy():

@@ -57,7 +57,7 @@ def _compile(folder: Path, flags: tuple[str, ...], tested: Sequence[str]) -> tup
     builds = {name: how for name, how in hatch_build.builds().items() if name in (*tested, "portable")}
     objects = hatch_build.compile_all(command, folder, builds, flags)
     kernels = ",".join(f"&kernels_{name}" for name in tested)
-    return [command, *hatch_build.FLAGS, *flags, f"-DTM_TESTED={kernels}"], objects
+    return [*command, *hatch_build.FLAGS, *flags, f"-DTM_TESTED={kernels}"], objects
 
 
 def _link(base: list[str], objects: list[str], name: str, folder: Path) -> Path:
@@ -74,7 +74,7 @@ def environment(library: Path) -> dict[str, str]:
         "libasan.so",
         "libstdc++.so",
     ):  # asan first; exceptions need a libstdc++ that is loaded together with it
-        found = subprocess.run([command, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+        found = subprocess.run([*command, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
         runtimes.append(found.stdout.strip())
     options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     return {"LD_PRELOAD": " ".join(runtimes), "TOKENMILL_NATIVE_LIBRARY": str(library), **options}

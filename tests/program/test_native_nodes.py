@@ -63,5 +63,5 @@ def test_the_callers_processors_stay(two_nodes, llama):
 def test_a_queue_is_taken_from_by_threads_of_its_node_alone(tmp_path):
     binary = tmp_path / "queues"
     source = HERE / "native_queues.cpp"
-    subprocess.run([hatch_build.compiler(), *hatch_build.FLAGS, str(source), "-o", str(binary)], check=True)
+    subprocess.run([*hatch_build.compiler(), *hatch_build.FLAGS, str(source), "-o", str(binary)], check=True)
     assert subprocess.run([binary], capture_output=True, text=True, check=True).stdout == "ok\n"

@@ -18,7 +18,6 @@ from tokenmill.cli.parser.other_names import ELSEWHERE
 from tokenmill.cli.process.display import remark
 from tokenmill.cli.process.streams import Unwritable, prepare_streams, silence_stdout
 from tokenmill.errors import RankLost, TokenmillError, WrongText
-from tokenmill.version import __version__
 
 app = typer.Typer(
     cls=VerbGroup,
@@ -38,14 +37,22 @@ UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ i
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tokenmill {__version__}")
+        from tokenmill.cli.process.version_text import version_text
+
+        typer.echo(version_text())
         raise typer.Exit
 
 
 @app.callback()
 def _tokenmill(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the versions, and what the native program runs on.",
+        ),
     ] = False,
 ) -> None:
     """Turns prompts into tokens: the same text however it was computed.

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import platform
+import re
 from ctypes import c_char_p, c_int, c_int64, c_void_p
 from functools import cache
 from hashlib import blake2b
@@ -12,7 +14,9 @@ from tokenmill.kernels.native_structs import layout
 
 ABI = 15
 LANES = 16  # of its vectors
-BUILDS = ("amx", "avx512", "avx2", "portable")
+BUILDS = (
+    ("dotprod", "portable") if platform.machine() in ("aarch64", "arm64") else ("amx", "avx512", "avx2", "portable")
+)
 FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")
 """The variable names another build of it, such as the one that `make test-sanitized` makes."""
 
@@ -75,6 +79,12 @@ def is_usable() -> bool:
 def library_digest() -> str:
     """The digest of the library file: its arithmetic may be another after each change of the sources."""
     return blake2b(FILE.read_bytes(), digest_size=8).hexdigest()
+
+
+def built_from() -> str:
+    """Digest of its sources and name of its compiler, as hatch_build.py has written them into the file."""
+    found = re.search(rb"tokenmill's library was built from ([^\0]+)\0", FILE.read_bytes())
+    return found[1].decode(errors="replace") if found else "unknown sources"
 
 
 def best_build() -> str:
