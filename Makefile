@@ -82,7 +82,6 @@ test-arm: .venv/.ready-dev .venv/.cross
 	$(BIN)/python -m pytest -m arm tests/program/test_native_arm.py $(ARGS)
 
 wheels: .venv/.ready-release .venv/.cross
-	.venv/release/bin/python deploy/release/sbom.py
 	.venv/release/bin/python deploy/release/wheels.py $(ARGS)
 
 check: .venv/.ready-dev
