@@ -34,6 +34,7 @@ ROOMS: list[dict[str, str]] = [
     {"sample": "logits → token"},
     {"speculate": "guess and check"},
     {"loader": "the name of a model → a loaded model"},
+    {"receipts": "what a text was computed from"},
     {"engine": "the loop and its faces"},
     {"calibrate": "matrices quantised for their inputs"},
     {"measure": "what a run costs and took"},

@@ -57,7 +57,13 @@ def named(hint: object) -> Iterator[type]:
             yield from named(inner)
 
 
-PARTS = {"loaded", "scheduler", "speculation", "trackers"}  # of Core's loop, for server and measurements, not promised
+PARTS = {
+    "loaded",
+    "scheduler",
+    "speculation",
+    "trackers",
+    "receipts",
+}  # of Core's loop, for server and measurements, not promised
 
 
 def methods(face: type) -> list[object]:

@@ -35,11 +35,14 @@ if TYPE_CHECKING:
         PackageMismatch,
         PackedModelError,
         RankLost,
+        ReceiptError,
         RequestError,
         SnapshotError,
         TokenmillError,
         WrongText,
     )
+    from tokenmill.receipts.receipt import Receipt
+    from tokenmill.receipts.verification import Verification
     from tokenmill.sample.logprobs import TokenLogprobs
     from tokenmill.settings.engine_config import EngineConfig
     from tokenmill.settings.sampling_params import SamplingParams
@@ -59,6 +62,8 @@ __all__ = [
     "PackedModelError",
     "Piece",
     "RankLost",
+    "Receipt",
+    "ReceiptError",
     "Request",
     "RequestError",
     "SamplingParams",
@@ -69,6 +74,7 @@ __all__ = [
     "Timing",
     "TokenLogprobs",
     "TokenmillError",
+    "Verification",
     "WrongText",
     "load",
 ]
@@ -79,6 +85,7 @@ _ELSEWHERE = {
     "Engine": "tokenmill.engine.engine:Engine",
     "EngineConfig": "tokenmill.settings.engine_config:EngineConfig",
     "Piece": "tokenmill.engine.outputs:Piece",
+    "Receipt": "tokenmill.receipts.receipt:Receipt",
     "Request": "tokenmill.engine.requests:Request",
     "SamplingParams": "tokenmill.settings.sampling_params:SamplingParams",
     "Score": "tokenmill.engine.batch:Score",
@@ -86,6 +93,7 @@ _ELSEWHERE = {
     "Stream": "tokenmill.engine.stream:Stream",
     "Timing": "tokenmill.engine.outputs:Timing",
     "TokenLogprobs": "tokenmill.sample.logprobs:TokenLogprobs",
+    "Verification": "tokenmill.receipts.verification:Verification",
     "load": "tokenmill.engine.load:load",
 }
 _LAZY = {name: f"tokenmill.errors:{name}" for name in __all__ if name not in _ELSEWHERE} | _ELSEWHERE

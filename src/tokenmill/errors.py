@@ -90,6 +90,10 @@ class SnapshotError(TokenmillError):
     """A saved session is damaged, or of another model; the message names the field."""
 
 
+class ReceiptError(TokenmillError):
+    """A receipt is damaged, of an unknown format, or cannot be made; the message names the field."""
+
+
 class PackageMismatch(TokenmillError):
     """An AOT package is damaged, or of another model, torch, device or setting; the message names the field."""
 

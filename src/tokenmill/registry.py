@@ -252,6 +252,7 @@ VERBS: Names = {
     "batch": "tokenmill.cli.batch",
     "prefill": "tokenmill.cli.prefill",
     "decode": "tokenmill.cli.decode",
+    "verify": "tokenmill.cli.verify.verb",
     "pull": "tokenmill.cli.pull",
     "quantize": "tokenmill.cli.quantize.verb",
     "pack": "tokenmill.cli.pack",

@@ -79,8 +79,8 @@ RUNG = set(
 )
 CHAT_HAS_NOT = {"--n", "--logprobs", "--max-sequences", "--max-waiting", "--skip-special-tokens"}
 OPTIONS = {
-    "generate": f"""--chat --chat-template --generation-config --json --prompt -p --prompt-file --quiet -q --stream
-        --profile --system --tokens --show-draft --trace --verbose -v --verify
+    "generate": f"""--chat --chat-template --generation-config --json --prompt -p --prompt-file --profile --quiet -q
+        --receipt --stream --system --tokens --show-draft --trace --verbose -v --verify
         {ENGINE} {SAMPLING}""",
     "serve": f"""--api-key --api-key-file --batch-dir --chat-template --config --generation-config --host
         --log-format --max-file-size --max-queued-requests --max-stall --max-stored --metrics-prefix --offline --port
@@ -119,6 +119,8 @@ OPTIONS = {
     "prove": """--ca-file --case --comparisons --concurrency --json --key --logprobs --max-tokens --model --quiet -q
         --request-timeout --requests --restart --seed --time --tolerance""",
     "agent-check": "--json --key --least --max-tokens --model --quiet -q --timeout --url",
+    "verify": """--cache-tokens --device --dtype --json --max-sequences --model --program --quiet -q --scheme
+        --threads""",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",
     "compile": "--cache-format --compile-phases --device --dtype --json --output -o --quiet -q --scheme",
     "info": "--check --json --quiet -q --template --tensors",

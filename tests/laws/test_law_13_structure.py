@@ -265,6 +265,8 @@ def test_public_names():
         "PackedModelError",
         "Piece",
         "RankLost",
+        "Receipt",
+        "ReceiptError",
         "Request",
         "RequestError",
         "SamplingParams",
@@ -275,6 +277,7 @@ def test_public_names():
         "Timing",
         "TokenLogprobs",
         "TokenmillError",
+        "Verification",
         "WrongText",
         "load",
     ]

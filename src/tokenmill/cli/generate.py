@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -27,6 +28,7 @@ from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, check_waiting
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import load_reference, prompt_progress, watched
 from tokenmill.errors import ConfigError
+from tokenmill.measure.files import check_appendable
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams
 
@@ -56,6 +58,10 @@ Verify = Annotated[
 ShowDraft = Annotated[
     bool, option(OUTPUT, "--show-draft", help="Show in colour which tokens were drafted and accepted.")
 ]
+Receipts = Annotated[
+    Path | None,
+    option(OUTPUT, "--receipt", metavar="FILE", help="Write a receipt of each text, for `tokenmill verify`."),
+]
 Verbose = Annotated[bool, option(OUTPUT, "--verbose", "-v", help="Say which program runs and why.")]
 
 
@@ -79,6 +85,7 @@ def command(
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    receipt: Receipts = None,
 ) -> None:
     """Continue one or more prompts.
 
@@ -93,6 +100,8 @@ def command(
     check_waiting(engine, len(prompts) * sampling.n)
     if show_draft:
         _check_show_draft(prompts, sampling, json)
+    if receipt is not None:
+        check_appendable(receipt, "--receipt")
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress, chat_template)
         if engine.generation_config:
@@ -108,10 +117,11 @@ def command(
         for name, reason in loaded.program_refusals.items():
             remark(f"program {name}: not chosen, because it {reason}")
     if show_draft:
-        _show_draft(loaded, prompts[0], sampling, quiet)
+        _write_receipts(receipt, [_show_draft(loaded, prompts[0], sampling, quiet)])
         return
     with prompt_progress(loaded, quiet), watched(loaded, trace, reference, json):
         completions, elapsed_s = _serve(loaded, prompts, sampling, stream, json)
+    _write_receipts(receipt, completions)
     if json:
         documents = [document(loaded, completion, sampling) for completion in completions]
         print_json(documents if len(documents) > 1 else documents[0])
@@ -122,7 +132,15 @@ def command(
     remark(summary(loaded, completions, elapsed_s, sampling))
 
 
-def _show_draft(loaded: "Engine", prompt: Any, sampling: SamplingParams, quiet: bool) -> None:
+def _write_receipts(path: Path | None, completions: Sequence["Completion"]) -> None:
+    if path is None:
+        return
+    from tokenmill.receipts.file import write_receipts
+
+    write_receipts(path, (each.receipt() for each in completions), "--receipt")
+
+
+def _show_draft(loaded: "Engine", prompt: Any, sampling: SamplingParams, quiet: bool) -> "Completion":
     """One text in two colours, and what came of the drafts."""
     if loaded.tokenizer is None:
         raise ConfigError("--show-draft", True, "only with a model that has a tokenizer")
@@ -136,6 +154,7 @@ def _show_draft(loaded: "Engine", prompt: Any, sampling: SamplingParams, quiet: 
     if not quiet:
         remark(summary(loaded, [done], time.perf_counter() - started_s, sampling))
         remark(f"drafts: {described(loaded.core.speculation.stats.columns)}")
+    return done
 
 
 def _check_show_draft(prompts: list[Any], sampling: SamplingParams, json: bool) -> None:

@@ -23,6 +23,7 @@ from tokenmill.engine.thread import EngineThread
 from tokenmill.errors import CapacityError, RequestError
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.receipts.maker import ReceiptMaker
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingParams
@@ -41,8 +42,9 @@ class Core:
 
     loaded: the model with its program and its cache. scheduler: its methods are called in the engine's thread alone,
     between two steps. speculation: the proposer, and the counts of its drafts. trackers: of the requests that have not
-    ended, by the id of their sequence. thread: its own, or for a draft model that of the engine whose steps it is part
-    of. step_begun_s: when the step began that is being made, by time.perf_counter; else None.
+    ended, by the id of their sequence. receipts: what makes those of its texts. thread: its own, or for a draft model
+    that of the engine whose steps it is part of. step_begun_s: when the step began that is being made, by
+    time.perf_counter; else None.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Core:
     ) -> None:
         self.loaded, self.scheduler, self.speculation = loaded, scheduler, speculation
         self.inputs, self.loop = InputProcessor(loaded), Loop(loaded, scheduler, speculation)
-        self.trackers = self.loop.trackers
+        self.trackers, self.receipts = self.loop.trackers, ReceiptMaker(loaded)
         self.thread = thread or EngineThread()
         self.step_begun_s: float | None = None
         self._is_closed = False
@@ -133,7 +135,7 @@ class Core:
             raise CapacityError("places in the queue", needed, limit, "max_waiting, or try again later")
         for index, sequence in enumerate(request.sequences):
             detokenizer = self.inputs.detokenizer(sequence)
-            tracker = Tracker(sequence, detokenizer, self.loop.clock(), index, request.deadline_s)
+            tracker = Tracker(sequence, detokenizer, self.loop.clock(), index, request.deadline_s, self.receipts)
             tracker.resume()
             request.trackers.append(tracker)
             if not tracker.has_ended:

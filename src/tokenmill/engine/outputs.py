@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NoReturn
 
+from tokenmill.errors import ReceiptError
+from tokenmill.receipts.maker import Origin, ReceiptMaker, origin_of
+from tokenmill.receipts.receipt import Receipt
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import WHOLE, Sequence
 from tokenmill.text.detokenize import Detokenizer
@@ -55,7 +58,8 @@ class Completion:
 
     tokens: the new ids only, with the end-of-sequence token if it ended the text. finish_reason: "eos" for the model's
     own end, "stop" for a stop text or id, "length" for max_new_tokens or the context. stop_reason: which stop text or
-    id it was. others: what a call with n above 1 gave for the same prompt besides; they have none themselves.
+    id it was. others: what a call with n above 1 gave for the same prompt besides; they have none themselves. origin:
+    what `receipt` is made of.
     """
 
     text: str
@@ -67,6 +71,16 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     stop_reason: int | str | None = None
     others: tuple["Completion", ...] = ()
+    origin: Origin | None = field(default=None, compare=False)
+
+    def receipt(self) -> Receipt:
+        """What this text was computed from and with, which `Engine.verify` and `tokenmill verify` check.
+
+        The first one of an engine reads the model's files for their digests. ReceiptError where there can be none.
+        """
+        if self.origin is None:
+            raise ReceiptError("this completion was not made by an engine, so it has no receipt")
+        return self.origin.receipt(self.text, self.tokens, self.finish_reason, self.stop_reason)
 
     @property
     def completions(self) -> tuple["Completion", ...]:
@@ -107,7 +121,7 @@ class Tracker:
     """Follows one sequence: turns its tokens into text that is safe to show, and keeps what a completion reports.
 
     Tokens are decoded when text is taken, at the latest when MAX_UNDECODED are waiting, and one by one if the request
-    has stop strings. started_s: the clock at submission. index: see Piece. deadline_s: see Request.
+    has stop strings. started_s: the clock at submission. index: see Piece. deadline_s: see Request. maker: of receipts.
     """
 
     sequence: Sequence
@@ -115,6 +129,7 @@ class Tracker:
     started_s: float
     index: int = 0
     deadline_s: float = math.inf
+    maker: ReceiptMaker | None = None
     tokens: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs | None] = field(default_factory=dict)  # by position
@@ -231,6 +246,7 @@ class Tracker:
             self.sequence.choosing.seed,
             self._logprobs(0, len(self.tokens)),
             self._stop_reason() if reason == "stop" else None,
+            origin=None if self.maker is None else origin_of(self.maker, self.sequence),
         )
 
     def _stop_reason(self) -> int | str:

@@ -13,6 +13,7 @@ import torch
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
+from tokenmill.hub.names import locate
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
 from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.loader.find_tokenizer import find_tokenizer
@@ -33,6 +34,7 @@ from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import recommended
+from tokenmill.weights.model_files import ModelFiles
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import Progress, WeightSource, return_memory
 
@@ -78,7 +80,8 @@ def _load(
     config = replace(config, threads=_threads(resolved))
     config = choose_proposer(config, resolved.program.finds_drafts)
     lookup(PROPOSERS, config.speculate, "speculate")
-    digests = _fingerprint(checkpoint, config)  # before the weights, because the files may be replaced later
+    # Before the weights, because the files may be replaced later.
+    digests, files = _fingerprint(checkpoint, config), _files(checkpoint, config)
     package = None
     if config.aot_package is not None:
         try:
@@ -100,7 +103,7 @@ def _load(
     kernel_name = resolved.program_name if resolved.program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, config.generation_config)
     return_memory()  # of headers and tokenizers that were parsed
-    return LoadedModel(resolved, tokenizer, program, pool, runner, kernel_name, digests, defaults)
+    return LoadedModel(resolved, tokenizer, program, pool, runner, kernel_name, digests, files, defaults)
 
 
 def _tell(resolved: ResolvedModel) -> None:
@@ -143,6 +146,14 @@ def _fingerprint(checkpoint: Checkpoint, config: ResolvedConfig) -> dict[str, st
     if config.fingerprint == "full" and not is_full(digests):
         raise ConfigError("fingerprint", "full", f"sampled, because {checkpoint.path} was made with that")
     return digests
+
+
+def _files(checkpoint: Checkpoint, config: ResolvedConfig) -> ModelFiles:
+    """Note the files of the model; of a packed model, those that it was made of, if they are there."""
+    path = checkpoint.path
+    if isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy and (source := checkpoint.source).exists():
+        path = source
+    return ModelFiles(path, None if config.tokenizer is None else locate(config.tokenizer))
 
 
 def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:

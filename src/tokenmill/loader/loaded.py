@@ -18,6 +18,7 @@ from tokenmill.program.spec import ProgramSpec
 from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.version import __version__
+from tokenmill.weights.model_files import ModelFiles
 
 
 @dataclass(eq=False)
@@ -25,7 +26,7 @@ class LoadedModel:
     """Made by `load_model`, from resolved settings.
 
     fingerprint: digests of the files that the model came from, taken when it was loaded; see weights/fingerprint.py.
-    generation_defaults: sampling settings that stand in the place of SamplingParams' own defaults.
+    files: those files. generation_defaults: sampling settings that stand in the place of SamplingParams' own defaults.
     """
 
     resolved: ResolvedModel
@@ -35,6 +36,7 @@ class LoadedModel:
     runner: Runner
     kernel_name: str
     fingerprint: Mapping[str, str]
+    files: ModelFiles
     generation_defaults: Mapping[str, Any]
 
     def release(self) -> None:

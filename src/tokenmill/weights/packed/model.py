@@ -47,9 +47,14 @@ class PackedCheckpoint(Checkpoint):
         """Whether the model's own files are there under `path`."""
         return self.path != self.file
 
+    @property
+    def source(self) -> Path:
+        """The model that it was made of, which may be gone."""
+        return Path(self.facts["source"])
+
     def _check_source(self) -> None:
         """A model that has changed since is refused. It may also be gone: the file is complete without it."""
-        source = Path(self.facts["source"])
+        source = self.source
         try:
             if not source.exists():
                 return

@@ -1,0 +1,1 @@
+"""`tokenmill verify`: receipts of texts, checked."""

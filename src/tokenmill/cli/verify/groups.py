@@ -1,0 +1,130 @@
+"""Receipts in groups of one model and one set of settings, each checked by an engine that is loaded for it."""
+
+import os
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as List
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokenmill.cli.models import load_engine, read_model_config
+from tokenmill.errors import CheckpointError, ConfigError, NoKernel, TokenmillError
+from tokenmill.hub.names import locate
+from tokenmill.hub.progress import Progress
+from tokenmill.receipts.file import Entry
+from tokenmill.receipts.receipt import Receipt
+from tokenmill.receipts.verification import Finding, Verification, refused
+from tokenmill.registry import ATTEND
+from tokenmill.settings.engine_config import EngineConfig
+
+if TYPE_CHECKING:
+    from tokenmill.engine.engine import Engine
+
+MAX_TOGETHER = 8
+MIN_CACHE = 4096  # tokens, so that short texts of a group are computed together
+AS_RECEIPT = ("program", "dtype", "scheme", "cache_format", "fuse", "device")
+ELSEWHERE = ("program", "kernel", "device", "compile")
+"""Settings that are left to this machine where those of the receipt cannot run on it."""
+
+
+class Outcome(NamedTuple):
+    """What came of one entry of a file."""
+
+    where: str
+    receipt: Receipt | None
+    found: Verification
+
+
+def check_all(
+    entries: List[Entry], model: str | None, typed: Mapping[str, Any], progress: Progress, count: Callable[[], None]
+) -> list[Outcome]:
+    """What came of each entry, in their order. model, typed: in the place of what receipts say. count: at each one."""
+    found: dict[int, Verification] = {}
+    groups: dict[str, list[int]] = {}
+    for number, entry in enumerate(entries):
+        if entry.receipt is None:
+            found[number] = Verification("unreadable", (), (entry.error or "",))
+            count()
+        else:
+            groups.setdefault(_kind(entry.receipt), []).append(number)
+    for numbers in groups.values():
+        receipts = [receipt for number in numbers if (receipt := entries[number].receipt) is not None]
+        for place, outcome in _Group(receipts, model, typed, progress).outcomes(count):
+            found[numbers[place]] = outcome
+    return [Outcome(entry.where, entry.receipt, found[number]) for number, entry in enumerate(entries)]
+
+
+def _kind(receipt: Receipt) -> str:
+    """What receipts have alike that one engine checks."""
+    engine = {name: value for name, value in receipt.engine.items() if name not in ("build", "machine", "torch")}
+    return repr((receipt.model["name"], sorted(engine.items())))
+
+
+class _Group:
+    """Receipts of one kind."""
+
+    def __init__(
+        self, receipts: List[Receipt], model: str | None, typed: Mapping[str, Any], progress: Progress
+    ) -> None:
+        self._receipts, self._typed, self._progress = receipts, typed, progress
+        self._model, self._is_named = model or receipts[0].model["name"], model is None
+
+    def outcomes(self, count: Callable[[], None]) -> list[tuple[int, Verification]]:
+        """What came of each, with its place among them."""
+        found: list[tuple[int, Verification]] = []
+        try:
+            with self._load() as engine:
+                for place, outcome in engine.verify_each(self._receipts):
+                    found.append((place, outcome))
+                    count()
+        except ConfigError as error:
+            missing = self._left(found, refused([Finding("engine", f"no engine can have these settings: {error}")]))
+        except TokenmillError as error:
+            missing = self._left(found, Verification("unchecked", (), (str(error),)))
+        else:
+            return found
+        for _ in missing:
+            count()
+        return [*found, *missing]
+
+    def _left(self, found: list[tuple[int, Verification]], outcome: Verification) -> list[tuple[int, Verification]]:
+        done = {place for place, _ in found}
+        return [(place, outcome) for place in range(len(self._receipts)) if place not in done]
+
+    def _load(self) -> "Engine":
+        """Load the model as the receipts say, or, where that cannot run here, as this machine can."""
+        if self._is_named:
+            self._check_there()
+        config = self._config()
+        try:
+            return load_engine(config, self._progress)
+        except (ConfigError, NoKernel):
+            default = EngineConfig()
+            other = {name: getattr(default, name) for name in ELSEWHERE if name not in self._typed}
+            return load_engine(replace(config, **other), self._progress)
+
+    def _check_there(self) -> None:
+        """Fetch nothing that a file names which may be anybody's."""
+        try:
+            locate(self._model, offline=True)
+        except CheckpointError as error:
+            remedy = f"tokenmill pull {self._model} fetches it where that is its name, and --model says where it lies"
+            raise CheckpointError(f"{error}. The model is not here: {remedy}") from None
+
+    def _config(self) -> EngineConfig:
+        engine, count = self._receipts[0].engine, len(self._receipts)
+        mode, phases, backend = engine["compile"]
+        settings = {name: engine[name] for name in AS_RECEIPT}
+        settings |= {"compile": mode, "compile_phases": phases, "compile_backend": backend}
+        if engine["kernel"] in ATTEND:
+            settings["kernel"] = engine["kernel"]
+        if engine["threads"] is not None and engine["threads"] <= (os.cpu_count() or 1):
+            settings["threads"] = engine["threads"]
+        longest = max(len(each.prompt) + (each.sampling.max_new_tokens or 0) for each in self._receipts)
+        context = read_model_config(self._model, self._progress).context
+        fed = min(max(len(each.prompt) + len(each.tokens) for each in self._receipts), context)
+        sizes = {
+            "max_length": context if engine["long_rope"] else min(longest, context),
+            "max_sequences": min(count, MAX_TOGETHER),
+            "cache_tokens": max(fed + 1, MIN_CACHE if count > 1 else 0),
+        }
+        return EngineConfig(model=self._model, **{**settings, **sizes, **self._typed})

@@ -1,0 +1,133 @@
+"""`tokenmill verify`: receipts of texts, checked by one pass over each."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokenmill.cli.parser.command import is_given
+from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, option, with_settings
+from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
+from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.verify.groups import Outcome, check_all
+from tokenmill.receipts.file import read_receipts
+from tokenmill.receipts.verification import VERDICTS
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.units import counted
+
+EXAMPLES = examples(
+    'tokenmill generate -p "Once upon a time" --temperature 0.8 --seed 7 --receipt tale.json',
+    "tokenmill verify tale.json",
+    "tokenmill verify answers.jsonl --model ./moved/model --json",
+)
+
+SHOWN = 20
+"""Receipts of which each has a line in the table, beside those that are not verified."""
+RECEIPTS = "Receipts"
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="Receipts: of `generate --receipt`, or answers of a server.",
+        show_default=False,
+        rich_help_panel=RECEIPTS,
+    ),
+]
+Where = Annotated[
+    str | None, option(MODEL, "--model", help="Where the model lies. Default: where the receipts say, if it is here.")
+]
+OPTIONS = ("program", "dtype", "scheme", "device", "threads", "max_sequences", "cache_tokens")
+
+
+@with_settings(only=OPTIONS, engine=EngineConfig)
+def command(
+    context: typer.Context,
+    engine: EngineConfig,
+    files: Files,
+    model: Where = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check receipts: whether a model, a prompt and settings give the text that a receipt says.
+
+    The tokens are checked by one pass over prompt and text, several times as fast as generating. Exit code 0: all are
+    verified; 1: something is not as a receipt says, which the table names; 2: something could not be checked, or only
+    as far as another build can.
+    """
+    with uninterrupted():
+        import numpy  # noqa: F401
+
+    entries = [entry for file in files for entry in read_receipts(file)]
+    typed = {name: getattr(engine, name) for name in OPTIONS if is_given(context, name)}
+    started_s, num_done = time.perf_counter(), 0
+    with progress_on_stderr(quiet) as progress:
+
+        def count() -> None:
+            nonlocal num_done
+            num_done += 1
+            progress.advance(num_done, len(entries))
+
+        outcomes = check_all(entries, model, typed, progress, count)
+    elapsed_s = time.perf_counter() - started_s
+    if json:
+        print_json(_document(outcomes, elapsed_s))
+    else:
+        _show(outcomes, elapsed_s)
+    if code := exit_code(outcomes):
+        raise typer.Exit(code)
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    """1 if something was refused; else 2 if something is not verified."""
+    verdicts = {each.found.verdict for each in outcomes}
+    return 1 if "refused" in verdicts else 2 * (verdicts != {"verified"})
+
+
+def _document(outcomes: Sequence[Outcome], elapsed_s: float) -> dict[str, Any]:
+    return {
+        "verified": sum(each.found.is_verified for each in outcomes),
+        "receipts": [
+            {
+                "where": each.where,
+                "verdict": each.found.verdict,
+                "model": None if each.receipt is None else each.receipt.model["name"],
+                "tokens": each.found.num_tokens,
+                "findings": [
+                    {
+                        "what": one.what,
+                        "position": one.position,
+                        "claimed": one.claimed,
+                        "found": one.found,
+                        "message": one.message,
+                    }
+                    for one in each.found.findings
+                ],
+                "notes": list(each.found.notes),
+            }
+            for each in outcomes
+        ],
+        "elapsed_s": elapsed_s,
+    }
+
+
+def _show(outcomes: Sequence[Outcome], elapsed_s: float) -> None:
+    is_short = len(outcomes) <= SHOWN
+    lines = [_line(each) for each in outcomes if is_short or not each.found.is_verified]
+    if lines:
+        print_table("", lines, ("receipt", "verdict", "tokens", "model"))
+    for each in outcomes:
+        for reason in each.found.reasons:
+            typer.echo(f"{each.where}: {reason}")
+    counts = Counter(each.found.verdict for each in outcomes)
+    told = ", ".join(f"{counts[name]:,} {name}" for name in VERDICTS if counts[name])
+    typer.echo(f"{counted(len(outcomes), 'receipt')}: {told}; {elapsed_s:.1f} s")
+
+
+def _line(outcome: Outcome) -> tuple[str, ...]:
+    receipt, found = outcome.receipt, outcome.found
+    name = "" if receipt is None else str(receipt.model["name"])
+    return outcome.where, found.verdict, f"{found.num_tokens:,}" if receipt else "", name

@@ -1,0 +1,190 @@
+"""A claimed text: its tokens are checked as the drafts of one long step, by the logits of one pass over all of it.
+
+A token is right if it is the one that the sampler chooses after those before it: the same code that decodes, the same
+random number, penalties, masks. So a check costs what a prompt of that length costs, and not a step for each token.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as List
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tokenmill.engine.core import Core
+from tokenmill.engine.held import Held
+from tokenmill.engine.outputs import Completion, Tracker
+from tokenmill.errors import RequestError
+from tokenmill.receipts.read import sampling_of
+from tokenmill.receipts.receipt import Receipt
+from tokenmill.sample.matchers import Matchers
+from tokenmill.sample.sampler import choose, sample_singly
+from tokenmill.sample.state import Row, rows_of
+from tokenmill.schedule.sequence import Plan, Sequence, Work
+
+ROWS = 64
+"""Rows of logits for which tokens are chosen at a time."""
+
+SHIFT = {"exact": 1e-4, "rounded": 0.1}
+"""How far the logits of two builds may be apart, in standard deviations of a row: in float32 with plain matrices, and
+with any others. Builds of program native are within this in its tests."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A claimed token that the engine does not choose. error: why it chooses none. is_near: whether it would choose the
+    claimed one if logits were a little different, by SHIFT.
+    """
+
+    index: int
+    claimed: int
+    chosen: int | None
+    error: str | None = None
+    is_near: bool = False
+
+
+def sequence_of(core: Core, receipt: Receipt) -> Sequence:
+    """The sequence that a receipt is of, as it was before its first token. RequestError, ConfigError or CapacityError
+    for what this engine could not have served.
+    """
+    prompt, session = core.inputs.encode(list(receipt.prompt)), receipt.session
+    begin = None if session is None else session["constrained_from"]
+    (sequence,) = core.inputs.sequences(prompt, receipt.sampling, constrained_from=begin)
+    core.scheduler.check_length(sequence.max_tokens)
+    if session is not None:
+        start, before = session["answer_from"], session["before"]
+        sequence.choosing, sequence.keep = replace(sequence.choosing, penalties_from=start), True
+        sequence.earlier = None if before is None else (start, sampling_of(before))
+    return sequence
+
+
+class Claim:
+    """The claimed tokens of a receipt while they are computed. is_exact: no rounding explains a difference."""
+
+    def __init__(self, core: Core, sequence: Sequence, tokens: List[int], is_exact: bool) -> None:
+        self._core, self._tokens, self._is_exact = core, list(tokens), is_exact
+        self._prompt, self._wanted = list(sequence.tokens), replace(sequence, tokens=list(sequence.tokens))
+        self._matchers, self._shift = Matchers(), _shift_of(core)
+        self._error: Exception | None = None
+        self.differences: list[Difference] = []
+        fed, length = [*self._prompt, *self._tokens[:-1]], len(self._prompt)
+        self._scored = core.inputs.kept(fed, length - 1)
+        self._scored.on_logits = self._collect
+        self._held = Held(core, self._scored)
+
+    def start(self) -> None:
+        """Queue it."""
+        self._core.enqueue(self._scored)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all of its tokens were checked. RequestError if it was ended early."""
+        self._core.check_scored(self._scored)
+        return self._scored.finish_reason is not None
+
+    def take(self) -> list[Difference]:
+        """The differences, once it has ended."""
+        if self._error is not None:
+            raise self._error
+        return self.differences
+
+    def release(self) -> None:
+        """Give its blocks back."""
+        self._held.release()
+
+    def _collect(self, work: Work, logits_RV: Tensor) -> None:
+        """Called in the midst of a step, which must not fail for one claim."""
+        try:
+            for first in range(0, len(logits_RV), ROWS):
+                if self._error is None:
+                    self._check(logits_RV[first : first + ROWS])
+        except Exception as error:  # noqa: BLE001  (it is raised by `take`)
+            self._error = error
+
+    def _check(self, logits_RV: Tensor) -> None:
+        """Choose the next tokens after those that were checked, with the claimed ones as drafts."""
+        wanted, start = self._wanted, len(self._wanted.tokens) - len(self._prompt)
+        claimed = self._tokens[start : start + len(logits_RV)]
+        drafts = tuple(claimed[:-1])
+        work = Work(wanted, len(wanted.tokens) - 1, len(claimed), len(claimed), drafts)
+        masks = self._matchers.masks(Plan([work])).get(wanted.id, ())
+        rows = list(rows_of(wanted, list(drafts), masks))
+        for index, (claim, token, why) in enumerate(zip(claimed, *_chosen(logits_RV, rows), strict=True)):
+            if why is not None or token != claim:
+                near = (
+                    not self._is_exact and why is None and _is_near(logits_RV[index], rows[index], claim, self._shift)
+                )
+                self.differences.append(Difference(start + index, claim, None if why else token, why, near))
+        wanted.tokens += claimed
+
+
+def _shift_of(core: Core) -> float:
+    """See SHIFT."""
+    config, is_plain = core.loaded.config, core.loaded.resolved.scheme.is_plain
+    return SHIFT["exact" if is_plain and (config.dtype, config.cache_format) == ("float32", "dense") else "rounded"]
+
+
+def _chosen(logits_RV: Tensor, rows: List[Row]) -> tuple[list[int], list[str | None]]:
+    """The token of each row, and why a row has none."""
+    try:
+        return choose(logits_RV, rows).read().tokens, [None] * len(rows)
+    except RequestError:
+        sampled, errors = sample_singly(logits_RV, rows)
+    return sampled.tokens, [str(errors[index]) if index in errors else None for index in range(len(rows))]
+
+
+def _is_near(logits_V: Tensor, row: Row, claimed: int, shift: float) -> bool:
+    """Whether the claimed token would be chosen if every logit were as much as `shift` standard deviations higher or
+    lower, in the three ways that favour it: it alone higher; those of lower ids higher than those of higher ones; and
+    the other way round, since a draw counts in the order of ids.
+    """
+    logits_V = logits_V.float()
+    finite = logits_V[logits_V.isfinite()]
+    size = shift * float(finite.std()) if len(finite) > 1 else 0.0
+    ids, own = torch.arange(len(logits_V), device=logits_V.device), torch.zeros_like(logits_V)
+    own[claimed] = 2 * size
+    before = (ids < claimed).float() * 2 * size
+    after = (ids > claimed).float() * 2 * size
+    tokens, errors = _chosen(torch.stack([logits_V + each for each in (own, own + before, own + after)]), [row] * 3)
+    return any(token == claimed and why is None for token, why in zip(tokens, errors, strict=True))
+
+
+def end_of(core: Core, sequence: Sequence, tokens: List[int]) -> Completion | None:
+    """The completion of a sequence that has said these tokens; None if it would go on. RequestError where an earlier
+    one of them ends it.
+    """
+    tracker = _resumed(core, sequence, tokens)
+    if tracker.completion is None and sequence.choosing.params.stop:
+        return _flushed(core, sequence, tokens)
+    return tracker.completion
+
+
+def _resumed(core: Core, sequence: Sequence, tokens: List[int]) -> Tracker:
+    resumed = replace(sequence, tokens=list(sequence.tokens))
+    core.inputs.resume([resumed], [list(tokens)])
+    tracker = Tracker(resumed, core.inputs.detokenizer(resumed), 0.0)
+    tracker.resume()
+    return tracker
+
+
+def _flushed(core: Core, sequence: Sequence, tokens: List[int]) -> Completion | None:
+    """The completion if the next token ends the text, and what was held back before it is a stop text."""
+    length = len(sequence.tokens) + len(tokens)
+    if length >= sequence.max_tokens:
+        return None
+    claim = Claim(core, replace(sequence, tokens=[*sequence.tokens, *tokens]), [-1], is_exact=True)
+    try:
+        claim.start()
+        core.wait(lambda: claim.has_ended or None)
+        (next_one,) = claim.take()
+    finally:
+        claim.release()
+    if next_one.chosen is None or next_one.chosen not in sequence.choosing.stop_ids:
+        return None
+    done = _resumed(core, sequence, [*tokens, next_one.chosen]).completion
+    return done if done is not None and done.tokens == tuple(tokens) else None
+
+
+def differing(differences: List[Difference]) -> Iterator[Difference]:
+    """Those that no rounding explains."""
+    return (each for each in differences if not each.is_near)

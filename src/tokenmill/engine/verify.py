@@ -1,0 +1,218 @@
+"""Receipts checked: the model's files, the settings, then every token by one pass, then how the text ends."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tokenmill.engine.claim import Claim, Difference, differing, end_of, sequence_of
+from tokenmill.engine.core import Core
+from tokenmill.engine.requests import Request
+from tokenmill.errors import CapacityError, ConfigError, RequestError
+from tokenmill.receipts.read import checked_receipt, read_receipt
+from tokenmill.receipts.receipt import Receipt
+from tokenmill.receipts.verification import Finding, Verification, refused
+from tokenmill.schedule.sequence import Sequence
+from tokenmill.units import counted
+from tokenmill.version import __version__
+from tokenmill.weights.model_files import difference
+
+BUILD = ("build", "machine", "torch", "threads")
+"""What this engine is, in the fields of Receipt.engine; the others are settings."""
+
+HASH = "the hash is not that of what the receipt says: a field, or the hash itself, is not as it was written"
+
+
+def receipt_of(given: Any) -> Receipt:
+    """A receipt that is given as itself, as JSON, or as what JSON was parsed to. ReceiptError where it is damaged."""
+    if isinstance(given, Receipt):
+        return given
+    return read_receipt(given) if isinstance(given, str | bytes) else checked_receipt(given)
+
+
+def verify_each(core: Core, receipts: Iterable[Receipt]) -> Iterator[tuple[int, Verification]]:
+    """What comes of each receipt, with its place, in the order in which they are done; several are computed together.
+
+    The model's files are read for their digests by the first of them.
+    """
+    core.check_open()
+    waiting, running = enumerate(receipts), dict[int, _Check]()
+    try:
+        while True:
+            for number, receipt in waiting:
+                check = _Check(core, receipt)
+                if check.claim is None:
+                    yield number, check.outcome()
+                    continue
+                running[number] = check
+                check.claim.start()
+                if len(running) > core.loaded.config.max_sequences:  # one of them waits, to take the next place at once
+                    break
+            if not running:
+                return
+            for number in core.wait(lambda: [each for each, check in running.items() if check.has_ended] or None):
+                yield number, running.pop(number).outcome()
+    finally:
+        for check in running.values():
+            check.release()
+
+
+class _Check:
+    """One receipt. claim: its tokens while they are computed; None if they cannot be, or there are none."""
+
+    def __init__(self, core: Core, receipt: Receipt) -> None:
+        self._core, self._receipt = core, receipt
+        self._findings: list[Finding] = []
+        self._why_unchecked: str | None = None
+        self._settings, self._build = _elsewhere(core.receipts.engine, receipt.engine)
+        self._sequence: Sequence | None = None
+        self.claim: Claim | None = None
+        if receipt.is_changed:
+            self._find("hash", HASH)
+        self._check_model()
+        if not self._is_other_model and self._why_unchecked is None:
+            self._prepare()
+
+    @property
+    def has_ended(self) -> bool:
+        assert self.claim is not None, "it is running"
+        return self.claim.has_ended
+
+    def release(self) -> None:
+        if self.claim is not None:
+            self.claim.release()
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether this engine must choose each token of a receipt that is right."""
+        return self._core.loaded.program_name == "native" and not self._settings and not self._build
+
+    @property
+    def _is_other_model(self) -> bool:
+        return any(each.what == "model" for each in self._findings)
+
+    def _check_model(self) -> None:
+        ours, theirs = self._core.receipts.model, self._receipt.model
+        if (found := difference(theirs["files"], ours["files"])) is not None:
+            self._find("model", f"this is not the model of the receipt: {found}")
+        params, template = self._receipt.sampling, ours["chat_template"]
+        if theirs["chat_template"] != template and not params.is_constrained_as(type(params)()):
+            self._find("chat_template", "the chat template is another one, which decides where thinking ends")
+
+    def _prepare(self) -> None:
+        """Make the sequence and begin to check its tokens. What no engine of this model could serve is refused."""
+        core, receipt = self._core, self._receipt
+        needed, config = len(receipt.prompt) + (receipt.sampling.max_new_tokens or 0), core.loaded.config
+        if needed > config.max_length and needed <= core.loaded.model_config.context:
+            self._why_unchecked = f"max_length is {config.max_length} here, and the receipt needs {needed}"
+            return
+        try:
+            self._sequence = sequence_of(core, receipt)
+            core.inputs.encode(list(receipt.tokens) or list(receipt.prompt))
+        except (RequestError, ConfigError) as error:
+            self._find("settings", f"no engine of this model could have served it: {error}")
+            return
+        except CapacityError as error:
+            self._why_unchecked = str(error)
+            return
+        if receipt.tokens:
+            self.claim = Claim(core, self._sequence, receipt.tokens, self._is_exact)
+
+    def outcome(self) -> Verification:
+        """What came of it. Its tokens have been computed."""
+        notes, differences = self._notes(), list[Difference]()
+        try:
+            if self.claim is not None:
+                differences = self.claim.take()
+        except RequestError as error:
+            self._find("tokens", f"the engine could not compute them: {error}")
+        finally:
+            self.release()
+        far = list(differing(differences))
+        if far and not self._settings and not self._build and self._is_said_again():
+            differences, far = [], []
+            notes.append("in one pass some tokens were others, by rounding; generated again, the text is the same")
+        self._findings += [self._of_difference(each) for each in far[:1]]
+        if len(far) > 1:
+            notes.append(f"of {counted(len(self._receipt.tokens), 'token')}, {len(far)} are others than the engine's")
+        if self._sequence is not None and not differences:
+            self._check_end(self._sequence)
+        return self._verdict(notes, [each for each in differences if each.is_near])
+
+    def _verdict(self, notes: list[str], near: list[Difference]) -> Verification:
+        num_tokens = len(self._receipt.tokens)
+        if self._findings:
+            return refused(self._findings, notes, num_tokens)
+        if self._why_unchecked is not None:
+            return Verification("unchecked", (), (self._why_unchecked, *notes), num_tokens)
+        if near:
+            places = ", ".join(str(each.index) for each in near[:5])
+            notes.append(
+                f"{counted(len(near), 'token')} of {num_tokens} (at {places}{', …' * (len(near) > 5)}) would be chosen "
+                "if logits were a little different, as those of another build may be"
+            )
+        is_sure = not near and not self._settings
+        return Verification("verified" if is_sure else "consistent", (), tuple(notes), num_tokens)
+
+    def _notes(self) -> list[str]:
+        notes = [f"another setting than the receipt's: {each}" for each in self._settings]
+        notes += [f"another build than the receipt's: {each}" for each in self._build]
+        if self._receipt.tokenmill != __version__:
+            notes.append(f"made by tokenmill {self._receipt.tokenmill}, and this is {__version__}")
+        return notes
+
+    def _is_said_again(self) -> bool:
+        """Whether a program whose last bits depend on the chunk says the same where it generates."""
+        sequence, tokens = self._sequence, self._receipt.tokens
+        if self._core.loaded.program_name == "native" or sequence is None or sequence.keep:
+            return False
+        again = replace(sequence, tokens=list(sequence.tokens))
+        (done,) = self._core.finish([Request([again])])
+        return done.tokens == tokens
+
+    def _of_difference(self, each: Difference) -> Finding:
+        place = f"token {each.index} of {len(self._receipt.tokens)} (position {len(self._receipt.prompt) + each.index})"
+        chosen = f"the engine gives no token there: {each.error}" if each.error else f"the engine chooses {each.chosen}"
+        claimed, found = (self._shown(token) for token in (each.claimed, each.chosen))
+        said = f"{place}: {each.claimed}{claimed} is claimed, {chosen}{found}"
+        return Finding("tokens", said, each.index, each.claimed, each.chosen)
+
+    def _shown(self, token: int | None) -> str:
+        tokenizer = self._core.loaded.tokenizer
+        if token is None or tokenizer is None:
+            return ""
+        return f" ({tokenizer.decode([token], skip_special=False)!r})"
+
+    def _check_end(self, sequence: Sequence) -> None:
+        receipt = self._receipt
+        try:
+            done = end_of(self._core, sequence, receipt.tokens)
+        except RequestError as error:
+            self._find("finish_reason", str(error).removeprefix("emitted: "))
+            return
+        if done is None:
+            why = f"the text does not end here, so it cannot have finished by {receipt.finish_reason!r}"
+            self._find("finish_reason", why, receipt.finish_reason)
+            return
+        for name in ("finish_reason", "stop_reason", "text"):
+            claimed, found = getattr(receipt, name), getattr(done, name)
+            if claimed != found or type(claimed) is not type(found):
+                said = f"{name} is {_brief(claimed)} in the receipt, and {_brief(found)} by its tokens"
+                self._find(name, said, claimed, found)
+
+    def _find(self, what: str, message: str, claimed: Any = None, found: Any = None) -> None:
+        self._findings.append(Finding(what, message, None, claimed, found))
+
+
+def _elsewhere(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """What is otherwise here than in the receipt, in settings and in the build."""
+    settings, build = list[str](), list[str]()
+    for name, value in ours.items():
+        if theirs[name] != value:
+            said = f"{name} {_brief(theirs[name])}, here {_brief(value)}"
+            (build if name in BUILD else settings).append(said)
+    return settings, build
+
+
+def _brief(value: Any, longest: int = 60) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= longest else f"{shown[:longest]} …"

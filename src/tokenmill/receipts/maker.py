@@ -1,0 +1,114 @@
+"""What makes receipts of one engine: the facts of its model and of its program, and those of each text.
+
+A text's facts are noted when it ends, at the cost of its prompt in four bytes a token. The files of the model are read
+for their digests when the first receipt is asked for.
+"""
+
+import platform
+from array import array
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import torch
+
+from tokenmill.errors import ReceiptError
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.receipts.receipt import Receipt, sampling_facts
+from tokenmill.schedule.sequence import Sequence
+from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.version import __version__
+
+
+class ReceiptMaker:
+    """Of one loaded model. engine: the settings and the build on which its texts depend."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        config, header = loaded.config, loaded.compatibility
+        self.name, self._files, self._tokenizer = config.model, loaded.files, loaded.tokenizer
+        rope = loaded.model_config.rope
+        self.engine: dict[str, Any] = {
+            "program": loaded.program_name,
+            "dtype": config.dtype,
+            "scheme": config.scheme,
+            "cache_format": config.cache_format,
+            "kernel": loaded.kernel_name,
+            "fuse": config.fuse,
+            "compile": header["compile"],
+            "threads": None if loaded.spec.has_threads else config.threads,
+            "long_rope": rope is not None and rope.is_long(config.max_length),
+            "device": config.device.partition(":")[0],
+            "build": header["build"],
+            "machine": platform.machine(),
+            "torch": str(torch.__version__),
+        }
+
+    @cached_property
+    def model(self) -> Mapping[str, Any]:
+        """The name of the model, and the digests of its files and of its chat template. The first use reads them."""
+        digests = self._files.digests
+        if not digests:
+            raise ReceiptError(f"{self.name} has no files, so that no receipt could name its weights")
+        return {"name": self.name, "files": digests, "chat_template": template_digest(self._tokenizer)}
+
+
+def template_digest(tokenizer: Tokenizer | None) -> str | None:
+    """The sha256 of a chat template, which says how a model thinks, too; None without one."""
+    template = None if tokenizer is None else tokenizer.chat_template
+    return None if template is None else sha256(template.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Origin:
+    """What a text was computed from and with, for its receipt. reason: why there can be none. session: see Receipt."""
+
+    maker: ReceiptMaker
+    params: SamplingParams
+    seed: int
+    max_new_tokens: int
+    prompt: "array[int]"
+    session: Mapping[str, Any] | None
+    reason: str | None = None
+
+    def receipt(self, text: str, tokens: List[int], finish_reason: str, stop_reason: int | str | None) -> Receipt:
+        """The receipt. ReceiptError where there can be none."""
+        if self.reason is not None:
+            raise ReceiptError(self.reason)
+        seed = self.seed if self.params.temperature else None
+        sampling = replace(self.params, seed=seed, max_new_tokens=self.max_new_tokens, n=1, logprobs=None)
+        made_with = __version__, self.maker.model, self.maker.engine, sampling
+        return Receipt(*made_with, tuple(self.prompt), tuple(tokens), text, finish_reason, stop_reason, self.session)
+
+
+CONVERTED = (
+    "this session goes on from rows that another program, dtype or scheme computed, so its texts have no receipt"
+)
+
+
+def ends_of(params: SamplingParams) -> dict[str, Any]:
+    """The settings of an earlier part of a text on which a later part depends: what of it is held back at its end."""
+    facts = sampling_facts(params)
+    return {name: facts[name] for name in ("stop", "stop_token_ids", "ignore_eos") if name in facts}
+
+
+def origin_of(maker: ReceiptMaker, sequence: Sequence) -> Origin:
+    """Note what a sequence was computed from, when it ends."""
+    num_prompt, choosing, session = sequence.num_prompt_tokens, sequence.choosing, None
+    if sequence.keep:
+        starts = choosing.penalties_from, choosing.constrained_from
+        answer_from, constrained_from = (num_prompt if start is None else start for start in starts)
+        before = None if sequence.earlier is None else ends_of(sequence.earlier[1])
+        session = {"answer_from": answer_from, "constrained_from": constrained_from, "before": before}
+    return Origin(
+        maker,
+        choosing.params,
+        choosing.seed,
+        sequence.max_tokens - num_prompt,
+        array("I", sequence.tokens[:num_prompt]),
+        session,
+        None if sequence.rows.is_own else CONVERTED,
+    )

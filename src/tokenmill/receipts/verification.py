@@ -1,0 +1,56 @@
+"""The outcome of checking a receipt."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+VERDICTS = {
+    "verified": "everything is as the receipt says, and each token is the one that the engine chooses",
+    "consistent": "nothing was found wrong, but another build or other settings than those of the receipt were there",
+    "refused": "something cannot be as the receipt says",
+    "unchecked": "the tokens were not checked",
+    "unreadable": "it is no receipt, or one of a newer format",
+}
+"""What may come out, and what it means."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as a receipt says. what: the field. position: of a token, counted from the first new one.
+
+    claimed, found: what the receipt says, and what the engine says in its place; None where there is no value.
+    """
+
+    what: str
+    message: str
+    position: int | None = None
+    claimed: Any = None
+    found: Any = None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came of checking a receipt. verdict: one of VERDICTS. findings: what is wrong; none of a verified one.
+
+    notes: what was otherwise here than where the receipt was made, and what that means.
+    """
+
+    verdict: str
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    num_tokens: int = 0
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether everything was checked and is as the receipt says."""
+        return self.verdict == "verified"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The findings and the notes as sentences."""
+        return (*(each.message for each in self.findings), *self.notes)
+
+
+def refused(findings: Iterable[Finding], notes: Iterable[str] = (), num_tokens: int = 0) -> Verification:
+    """Refuse a receipt for what is wrong with it."""
+    return Verification("refused", tuple(findings), tuple(notes), num_tokens)
