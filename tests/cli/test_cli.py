@@ -119,8 +119,8 @@ OPTIONS = {
     "prove": """--ca-file --case --comparisons --concurrency --json --key --logprobs --max-tokens --model --quiet -q
         --request-timeout --requests --restart --seed --time --tolerance""",
     "agent-check": "--json --key --least --max-tokens --model --quiet -q --timeout --url",
-    "verify": """--cache-tokens --device --dtype --json --max-sequences --model --program --quiet -q --scheme
-        --threads""",
+    "verify": """--cache-tokens --chat-template --device --dtype --json --max-sequences --model --program --quiet -q
+        --scheme --threads""",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",
     "compile": "--cache-format --compile-phases --device --dtype --json --output -o --quiet -q --scheme",
     "info": "--check --json --quiet -q --template --tensors",

@@ -9,7 +9,9 @@ from tokenmill.serve.protocols import answer_schema as protocols
 
 MESSAGES = [{"role": "user", "content": "w1 w2"}]
 COMPLETION = {"prompt": "w1 w2", "max_tokens": 3, "logprobs": 2, "echo": True, "return_token_ids": True, "unknown": 1}
+COMPLETION |= {"receipt": True}
 CHAT = {"messages": MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+CHAT |= {"receipt": True}
 SESSION = "/v1/sessions/tale"
 ANSWERS = [
     ("POST", "/v1/completions", {"prompt": "w1"}, forms.CompletionAnswer),

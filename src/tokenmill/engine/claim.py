@@ -25,9 +25,13 @@ from tokenmill.schedule.sequence import Plan, Sequence, Work
 ROWS = 64
 """Rows of logits for which tokens are chosen at a time."""
 
-SHIFT = {"exact": 1e-4, "rounded": 0.1}
-"""How far the logits of two builds may be apart, in standard deviations of a row: in float32 with plain matrices, and
-with any others. Builds of program native are within this in its tests."""
+SHIFT = {"float32": 1e-4, "rounded": 0.1}
+"""How far the logits of two builds may be apart, in standard deviations of a row: with float32 everywhere, and where
+something is rounded to 8 or 16 bits. Builds of program native are within this in its tests."""
+
+
+HALVINGS = 16
+"""How often a share is halved in the search for logits that a draw finds a claimed token with."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +63,12 @@ def sequence_of(core: Core, receipt: Receipt) -> Sequence:
 
 
 class Claim:
-    """The claimed tokens of a receipt while they are computed. is_exact: no rounding explains a difference."""
+    """The claimed tokens of a receipt while they are computed. shift: see SHIFT; 0 where bits are the same."""
 
-    def __init__(self, core: Core, sequence: Sequence, tokens: List[int], is_exact: bool) -> None:
-        self._core, self._tokens, self._is_exact = core, list(tokens), is_exact
+    def __init__(self, core: Core, sequence: Sequence, tokens: List[int], shift: float = 0.0) -> None:
+        self._core, self._tokens, self._shift = core, list(tokens), shift
         self._prompt, self._wanted = list(sequence.tokens), replace(sequence, tokens=list(sequence.tokens))
-        self._matchers, self._shift = Matchers(), _shift_of(core)
+        self._matchers = Matchers()
         self._error: Exception | None = None
         self.differences: list[Difference] = []
         fed, length = [*self._prompt, *self._tokens[:-1]], len(self._prompt)
@@ -111,17 +115,9 @@ class Claim:
         rows = list(rows_of(wanted, list(drafts), masks))
         for index, (claim, token, why) in enumerate(zip(claimed, *_chosen(logits_RV, rows), strict=True)):
             if why is not None or token != claim:
-                near = (
-                    not self._is_exact and why is None and _is_near(logits_RV[index], rows[index], claim, self._shift)
-                )
+                near = why is None and self._shift > 0 and _is_near(logits_RV[index], rows[index], claim, self._shift)
                 self.differences.append(Difference(start + index, claim, None if why else token, why, near))
         wanted.tokens += claimed
-
-
-def _shift_of(core: Core) -> float:
-    """See SHIFT."""
-    config, is_plain = core.loaded.config, core.loaded.resolved.scheme.is_plain
-    return SHIFT["exact" if is_plain and (config.dtype, config.cache_format) == ("float32", "dense") else "rounded"]
 
 
 def _chosen(logits_RV: Tensor, rows: List[Row]) -> tuple[list[int], list[str | None]]:
@@ -134,19 +130,39 @@ def _chosen(logits_RV: Tensor, rows: List[Row]) -> tuple[list[int], list[str | N
 
 
 def _is_near(logits_V: Tensor, row: Row, claimed: int, shift: float) -> bool:
-    """Whether the claimed token would be chosen if every logit were as much as `shift` standard deviations higher or
-    lower, in the three ways that favour it: it alone higher; those of lower ids higher than those of higher ones; and
-    the other way round, since a draw counts in the order of ids.
+    """Whether the claimed token would be chosen if logits were at most `shift` standard deviations higher or lower.
+
+    A draw counts in the order of ids. So what favours a token, beside its own logit, is that those of lower ids become
+    likelier, or those of higher ids, until the draw falls on it: bisection finds how much.
     """
     logits_V = logits_V.float()
     finite = logits_V[logits_V.isfinite()]
-    size = shift * float(finite.std()) if len(finite) > 1 else 0.0
-    ids, own = torch.arange(len(logits_V), device=logits_V.device), torch.zeros_like(logits_V)
-    own[claimed] = 2 * size
-    before = (ids < claimed).float() * 2 * size
-    after = (ids > claimed).float() * 2 * size
-    tokens, errors = _chosen(torch.stack([logits_V + each for each in (own, own + before, own + after)]), [row] * 3)
-    return any(token == claimed and why is None for token, why in zip(tokens, errors, strict=True))
+    size = 2 * shift * float(finite.std()) if len(finite) > 1 else 0.0
+    ids = torch.arange(len(logits_V), device=logits_V.device)
+    favoured = logits_V + size * (ids == claimed)
+    first = _choice(favoured, row)
+    if first is None or first == claimed:
+        return first is not None
+    is_low = first < claimed
+    others = (ids > claimed if is_low else ids < claimed) * size
+    least, most = 0.0, 2.0  # so that the first share is all of it
+    for _ in range(HALVINGS):
+        share = (least + most) / 2
+        token = _choice(favoured + share * others, row)
+        if token is None or token == claimed:
+            return token is not None
+        if (token < claimed) != is_low:
+            most = share
+        elif share == 1:
+            return False
+        else:
+            least = share
+    return False
+
+
+def _choice(logits_V: Tensor, row: Row) -> int | None:
+    (token,), (why,) = _chosen(logits_V[None], [row])
+    return token if why is None else None
 
 
 def end_of(core: Core, sequence: Sequence, tokens: List[int]) -> Completion | None:
@@ -172,7 +188,7 @@ def _flushed(core: Core, sequence: Sequence, tokens: List[int]) -> Completion | 
     length = len(sequence.tokens) + len(tokens)
     if length >= sequence.max_tokens:
         return None
-    claim = Claim(core, replace(sequence, tokens=[*sequence.tokens, *tokens]), [-1], is_exact=True)
+    claim = Claim(core, replace(sequence, tokens=[*sequence.tokens, *tokens]), [-1])
     try:
         claim.start()
         core.wait(lambda: claim.has_ended or None)

@@ -106,9 +106,11 @@ def check_resumed(sequence: Sequence) -> None:
     """Check that the tokens of a resumed request fit its constraint, and end the sequence if nothing may follow."""
     if (matcher := matcher_of(sequence.choosing)) is None:
         return
-    given = sequence.tokens[sequence.num_prompt_tokens :]
+    start, num_prompt = sequence.choosing.constrained_from, sequence.num_prompt_tokens
+    start = num_prompt if start is None else start
+    given, num_before = sequence.tokens[start:], num_prompt - start
     if (num_fitting := matcher.follow(given)) < len(given):
-        place = f"token {num_fitting + 1} of {len(given)}"
+        place = f"token {num_fitting + 1 - num_before} of {len(given) - num_before}"
         raise RequestError(f"emitted: {place} does not fit the constraint of this request", "emitted")
     if sequence.end_reason is None and is_whole(sequence, matcher):
         sequence.finish_reason = WHOLE

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.engine.claim import Claim, Difference, differing, end_of, sequence_of
+from tokenmill.engine.claim import SHIFT, Claim, Difference, differing, end_of, sequence_of
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
 from tokenmill.errors import CapacityError, ConfigError, RequestError
@@ -82,9 +82,12 @@ class _Check:
             self.claim.release()
 
     @property
-    def _is_exact(self) -> bool:
-        """Whether this engine must choose each token of a receipt that is right."""
-        return self._core.loaded.program_name == "native" and not self._settings and not self._build
+    def _shift(self) -> float:
+        """How much the logits here may differ from those where the receipt was made; see SHIFT."""
+        if self._core.loaded.program_name == "native" and not self._settings and not self._build:
+            return 0.0
+        both = (self._core.receipts.engine, self._receipt.engine)
+        return SHIFT["float32" if all(map(_is_unrounded, both)) else "rounded"]
 
     @property
     def _is_other_model(self) -> bool:
@@ -94,9 +97,8 @@ class _Check:
         ours, theirs = self._core.receipts.model, self._receipt.model
         if (found := difference(theirs["files"], ours["files"])) is not None:
             self._find("model", f"this is not the model of the receipt: {found}")
-        params, template = self._receipt.sampling, ours["chat_template"]
-        if theirs["chat_template"] != template and not params.is_constrained_as(type(params)()):
-            self._find("chat_template", "the chat template is another one, which decides where thinking ends")
+        if theirs["chat_template"] != ours["chat_template"]:
+            self._find("model", "the chat template is another one than that of the receipt (--chat-template gives one)")
 
     def _prepare(self) -> None:
         """Make the sequence and begin to check its tokens. What no engine of this model could serve is refused."""
@@ -106,7 +108,7 @@ class _Check:
             self._why_unchecked = f"max_length is {config.max_length} here, and the receipt needs {needed}"
             return
         try:
-            self._sequence = sequence_of(core, receipt)
+            sequence = sequence_of(core, receipt)
             core.inputs.encode(list(receipt.tokens) or list(receipt.prompt))
         except (RequestError, ConfigError) as error:
             self._find("settings", f"no engine of this model could have served it: {error}")
@@ -114,8 +116,9 @@ class _Check:
         except CapacityError as error:
             self._why_unchecked = str(error)
             return
+        self._sequence = sequence
         if receipt.tokens:
-            self.claim = Claim(core, self._sequence, receipt.tokens, self._is_exact)
+            self.claim = Claim(core, sequence, receipt.tokens, self._shift)
 
     def outcome(self) -> Verification:
         """What came of it. Its tokens have been computed."""
@@ -128,7 +131,7 @@ class _Check:
         finally:
             self.release()
         far = list(differing(differences))
-        if far and not self._settings and not self._build and self._is_said_again():
+        if differences and not self._settings and not self._build and self._is_said_again():
             differences, far = [], []
             notes.append("in one pass some tokens were others, by rounding; generated again, the text is the same")
         self._findings += [self._of_difference(each) for each in far[:1]]
@@ -163,9 +166,9 @@ class _Check:
     def _is_said_again(self) -> bool:
         """Whether a program whose last bits depend on the chunk says the same where it generates."""
         sequence, tokens = self._sequence, self._receipt.tokens
-        if self._core.loaded.program_name == "native" or sequence is None or sequence.keep:
+        if self._core.loaded.program_name == "native" or sequence is None:
             return False
-        again = replace(sequence, tokens=list(sequence.tokens))
+        again = replace(sequence, tokens=list(sequence.tokens), keep=False)
         (done,) = self._core.finish([Request([again])])
         return done.tokens == tokens
 
@@ -201,6 +204,11 @@ class _Check:
 
     def _find(self, what: str, message: str, claimed: Any = None, found: Any = None) -> None:
         self._findings.append(Finding(what, message, None, claimed, found))
+
+
+def _is_unrounded(engine: Mapping[str, Any]) -> bool:
+    values = engine["dtype"], engine["cache_format"], engine["scheme"]
+    return values[:2] == ("float32", "dense") and values[2] in ("dense", "packed")
 
 
 def _elsewhere(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[list[str], list[str]]:

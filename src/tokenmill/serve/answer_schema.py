@@ -90,6 +90,7 @@ class CompletionChoice(Answer):
     token_ids: list[int] = []
     prompt_token_ids: list[int] = []
     prompt_logprobs: PromptLogprobs = []
+    receipt: dict[str, Any] = {}
 
 
 class Head(Answer):
@@ -180,6 +181,7 @@ class ChatChoice(Answer):
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: StopReason
     token_ids: list[int] = []
+    receipt: dict[str, Any] = {}
 
 
 class ChatAnswer(Head):

@@ -41,9 +41,8 @@ class ChatFormat(Choices):
         if reading.calls:
             message["tool_calls"] = [self._call(index, number) for number in range(len(reading.calls))]
         logprobs = self._logprobs(index, done.tokens, done.logprobs)
-        return {"index": index, "message": message, "logprobs": logprobs, **self._end(index, done)} | self._ids(
-            done.tokens
-        )
+        choice = {"index": index, "message": message, "logprobs": logprobs, **self._end(index, done)}
+        return choice | self._ids(done.tokens) | self._receipt(done)
 
     def opening(self) -> Iterator[Json]:
         """See Format: the role of each continuation."""
@@ -60,7 +59,7 @@ class ChatFormat(Choices):
             about_tokens = {} if number else {"logprobs": logprobs} | self._ids(piece.tokens)
             yield _delta(piece.index, delta) | about_tokens
         if piece.done is not None:
-            yield _delta(piece.index, {}) | self._end(piece.index, piece.done)
+            yield _delta(piece.index, {}) | self._end(piece.index, piece.done) | self._receipt(piece.done)
 
     def _of_parts(self, piece: Piece) -> Iterator[Json]:
         """The deltas of a piece. The text that a custom tool gets is shown when the JSON that it stands in is whole."""

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -121,6 +122,13 @@ class Choices(Format):
 
     def _ids(self, tokens: List[int]) -> Json:
         return {"token_ids": list(tokens)} if self._body.return_token_ids else {}
+
+    def _receipt(self, done: Completion | None) -> Json:
+        """If it is wanted, the receipt of a text that has ended, which names the model as the server does."""
+        if done is None or not self._body.receipt:
+            return {}
+        made = done.receipt()
+        return {"receipt": replace(made, model={**made.model, "name": self._model}).document}
 
     def _prompt_ids(self, number: int) -> Json:
         """If they are wanted, the token ids of a prompt."""

@@ -51,7 +51,9 @@ class CompletionFormat(Choices):
                 entries = (*(logprobs_of.get(position) for position in range(len(prompt))), *entries)
         self._begun.add(index)
         logprobs = None if entries is None else self._logprobs(index, tokens, entries)
-        return {"index": index, "text": text, "logprobs": logprobs, **end_of(piece.done), **more}
+        return {"index": index, "text": text, "logprobs": logprobs, **end_of(piece.done), **more} | self._receipt(
+            piece.done
+        )
 
     def _prompt_text(self, index: int) -> str:
         given = self._given[index // self._num_shown]

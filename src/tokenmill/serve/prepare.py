@@ -12,7 +12,7 @@ from typing import Any
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
 from tokenmill.engine.scoring import prompt_logprobs
-from tokenmill.errors import RequestError
+from tokenmill.errors import ReceiptError, RequestError
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.calling import Calling, calling_of
@@ -63,6 +63,8 @@ def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") ->
     _check_best_of(body)
     ranked = {} if (body.best_of or 1) == 1 else {"n": body.best_of, "logprobs": body.logprobs or 0}
     _check_max_tokens(max_tokens, "max_tokens")
+    if only_prompts and body.receipt:
+        raise ApiError(400, "receipt needs a text: with echo, max_tokens = 0 gives none", "receipt")
     prepared = _prepared(core, body, tenant, tokens, "prompt", max_tokens, {"logprobs": body.logprobs} | ranked)
     return replace(prepared, only_prompts=only_prompts, warnings=warnings_of(body))
 
@@ -157,6 +159,8 @@ def _prepared(
             sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
     for sequence in sequences:
         sequence.client = tenant
+    if body.receipt:
+        _read_model(core)
     deadline_s = core.loop.clock() + (inf if body.timeout is None else body.timeout)
     is_clamped = max_tokens is not None and max_tokens > num_new
     prepared = Prepared(Request(sequences, deadline_s), prompts, params.n, body.n or 1, is_clamped=is_clamped)
@@ -168,6 +172,14 @@ def _prepared(
     for sequence, _ in noted:
         sequence.client = tenant
     return replace(prepared, prompt_logprobs=noted)
+
+
+def _read_model(core: Core) -> None:
+    """Read the model's files for the digests of receipts, here in a thread, unless they were read before."""
+    try:
+        core.receipts.model  # noqa: B018
+    except ReceiptError as error:
+        raise ApiError(409, str(error), "receipt") from None
 
 
 def _check_min_tokens(min_tokens: int | None, num_new: int, left: int) -> None:

@@ -192,6 +192,7 @@ class SamplingBody(create_model("Settings", __base__=(Body, ConstraintFields), *
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     truncation_side: Literal["left", "right"] = "left"
     return_token_ids: bool = _also("return_token_ids", "return_tokens", default=False)
+    receipt: bool = False
     prompt_logprobs: NumTop | None = None
     user: str | None = None
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.cli.models import load_engine, read_model_config
@@ -26,6 +27,14 @@ ELSEWHERE = ("program", "kernel", "device", "compile")
 """Settings that are left to this machine where those of the receipt cannot run on it."""
 
 
+class Given(NamedTuple):
+    """What stands in the place of what receipts say: the model, its chat template, settings by their names."""
+
+    model: str | None
+    chat_template: Path | None
+    settings: Mapping[str, Any]
+
+
 class Outcome(NamedTuple):
     """What came of one entry of a file."""
 
@@ -34,10 +43,8 @@ class Outcome(NamedTuple):
     found: Verification
 
 
-def check_all(
-    entries: List[Entry], model: str | None, typed: Mapping[str, Any], progress: Progress, count: Callable[[], None]
-) -> list[Outcome]:
-    """What came of each entry, in their order. model, typed: in the place of what receipts say. count: at each one."""
+def check_all(entries: List[Entry], given: Given, progress: Progress, count: Callable[[], None]) -> list[Outcome]:
+    """What came of each entry, in their order. count: called at each one."""
     found: dict[int, Verification] = {}
     groups: dict[str, list[int]] = {}
     for number, entry in enumerate(entries):
@@ -48,7 +55,7 @@ def check_all(
             groups.setdefault(_kind(entry.receipt), []).append(number)
     for numbers in groups.values():
         receipts = [receipt for number in numbers if (receipt := entries[number].receipt) is not None]
-        for place, outcome in _Group(receipts, model, typed, progress).outcomes(count):
+        for place, outcome in _Group(receipts, given, progress).outcomes(count):
             found[numbers[place]] = outcome
     return [Outcome(entry.where, entry.receipt, found[number]) for number, entry in enumerate(entries)]
 
@@ -62,11 +69,9 @@ def _kind(receipt: Receipt) -> str:
 class _Group:
     """Receipts of one kind."""
 
-    def __init__(
-        self, receipts: List[Receipt], model: str | None, typed: Mapping[str, Any], progress: Progress
-    ) -> None:
-        self._receipts, self._typed, self._progress = receipts, typed, progress
-        self._model, self._is_named = model or receipts[0].model["name"], model is None
+    def __init__(self, receipts: List[Receipt], given: Given, progress: Progress) -> None:
+        self._receipts, self._given, self._progress = receipts, given, progress
+        self._model = given.model or receipts[0].model["name"]
 
     def outcomes(self, count: Callable[[], None]) -> list[tuple[int, Verification]]:
         """What came of each, with its place among them."""
@@ -92,15 +97,15 @@ class _Group:
 
     def _load(self) -> "Engine":
         """Load the model as the receipts say, or, where that cannot run here, as this machine can."""
-        if self._is_named:
+        if self._given.model is None:
             self._check_there()
         config = self._config()
         try:
-            return load_engine(config, self._progress)
+            return load_engine(config, self._progress, self._given.chat_template)
         except (ConfigError, NoKernel):
-            default = EngineConfig()
-            other = {name: getattr(default, name) for name in ELSEWHERE if name not in self._typed}
-            return load_engine(replace(config, **other), self._progress)
+            default, typed = EngineConfig(), self._given.settings
+            config = replace(config, **{name: getattr(default, name) for name in ELSEWHERE if name not in typed})
+            return load_engine(config, self._progress, self._given.chat_template)
 
     def _check_there(self) -> None:
         """Fetch nothing that a file names which may be anybody's."""
@@ -127,4 +132,4 @@ class _Group:
             "max_sequences": min(count, MAX_TOGETHER),
             "cache_tokens": max(fed + 1, MIN_CACHE if count > 1 else 0),
         }
-        return EngineConfig(model=self._model, **{**settings, **sizes, **self._typed})
+        return EngineConfig(model=self._model, **{**settings, **sizes, **self._given.settings})

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from tokenmill.cli.parser.command import is_given
-from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, option, with_settings
+from tokenmill.cli.parser.options import MODEL, ChatTemplate, Json, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.cli.verify.groups import Outcome, check_all
+from tokenmill.cli.verify.groups import Given, Outcome, check_all
 from tokenmill.receipts.file import read_receipts
 from tokenmill.receipts.verification import VERDICTS
 from tokenmill.settings.engine_config import EngineConfig
@@ -49,6 +49,7 @@ def command(
     engine: EngineConfig,
     files: Files,
     model: Where = None,
+    chat_template: ChatTemplate = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -71,7 +72,7 @@ def command(
             num_done += 1
             progress.advance(num_done, len(entries))
 
-        outcomes = check_all(entries, model, typed, progress, count)
+        outcomes = check_all(entries, Given(model, chat_template, typed), progress, count)
     elapsed_s = time.perf_counter() - started_s
     if json:
         print_json(_document(outcomes, elapsed_s))
