@@ -1,0 +1,134 @@
+"""`tokenmill verify`: what it says and how it exits."""
+
+import json
+
+import pytest
+
+from tests.word_model import save_chat_model, save_word_model
+from tokenmill.receipts.receipt import hash_of
+
+MAKE = ("--max-length", 64, "--dtype", "float32", "--quiet", "--receipt")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    return save_word_model(tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture
+def made(tm, words, tmp_path):
+    """A file with three receipts of two prompts."""
+    path = tmp_path / "x.jsonl"
+    asked = ("-p", "w1 w2", "-p", "w3", "-n", 12, "--temperature", 0.9, "--seed", 5, "--n", 2)
+    code, _, err = tm("generate", words, *asked, *MAKE, path)
+    assert code == 0, err
+    return path
+
+
+def edited(path, change, number=0, again=True):
+    """Change one of a file's receipts, by default with a hash that is right."""
+    documents = [json.loads(line) for line in path.read_text().splitlines()]
+    change(documents[number])
+    if again:
+        documents[number]["hash"] = hash_of(documents[number])
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in documents))
+
+
+def test_receipts_are_verified(tm, made):
+    code, out, err = tm("verify", made)
+    assert code == 0 and "Traceback" not in err
+    assert out.count(" verified ") == 4 and "4 receipts: 4 verified" in out
+    document = json.loads(tm("verify", made, "--json")[1])
+    assert document["verified"] == 4 and [each["tokens"] for each in document["receipts"]] == [12] * 4
+
+
+def test_a_streamed_text_has_the_same_receipt(tm, words, tmp_path):
+    asked = ("generate", words, "-p", "w1 w2", "-n", 9, *MAKE)
+    for name, more in (("a", ()), ("b", ("--no-stream",)), ("c", ("--speculate", "suffix"))):
+        tm(*asked, tmp_path / name, *more)
+    assert len({(tmp_path / name).read_text() for name in "abc"}) == 1
+
+
+def test_what_was_changed_is_named(tm, made):
+    edited(made, lambda document: document["tokens"].__setitem__(4, 7), number=2)
+    code, out, _ = tm("verify", made)
+    assert code == 1 and "4 receipts: 3 verified, 1 refused" in out
+    assert f"{made}:3: token 4 of 12 (position 5): 7 ('w7') is claimed, the engine chooses" in out
+    found = json.loads(tm("verify", made, "--json")[1])["receipts"][2]["findings"][0]
+    assert (found["what"], found["position"], found["claimed"]) == ("tokens", 4, 7)
+
+
+def test_an_edited_hash(tm, made):
+    edited(made, lambda document: document.update(hash="0" * 64), again=False)
+    code, out, _ = tm("verify", made)
+    assert code == 1 and "the hash is not that of what the receipt says" in out
+
+
+def test_a_damaged_line_leaves_the_others_and_gives_2(tm, made):
+    made.write_text(made.read_text()[:-40])
+    code, out, _ = tm("verify", made)
+    assert code == 2 and "4 receipts: 3 verified, 1 unreadable" in out and "x.jsonl:4 is cut or damaged" in out
+
+
+@pytest.mark.parametrize("content", ["", "x", "{}", '{"receipt": 9}'])
+def test_a_file_that_holds_no_receipt(tm, tmp_path, content):
+    (tmp_path / "x").write_text(content)
+    code, out, err = tm("verify", tmp_path / "x")
+    assert code == 2 and "Traceback" not in err
+    assert str(tmp_path / "x") in out + err
+
+
+def test_no_file(tm, tmp_path):
+    code, _, err = tm("verify", tmp_path / "absent")
+    assert code == 2 and "No such file" in err
+
+
+def test_a_model_that_is_not_here(tm, made, words, tmp_path):
+    edited(made, lambda document: document["model"].update(name="nobody/has-this"))
+    code, out, _ = tm("verify", made)
+    assert code == 2 and "3 verified, 1 unchecked" in out
+    assert "tokenmill pull nobody/has-this" in out and "--model says where it lies" in out
+    code, out, _ = tm("verify", made, "--model", words)
+    assert code == 0 and "4 verified" in out
+
+
+def test_another_model(tm, made, tmp_path):
+    code, out, _ = tm("verify", made, "--model", save_word_model(tmp_path / "other", tiny="qwen2"))
+    assert code == 1 and "this is not the model of the receipt: " in out and "4 refused" in out
+
+
+def test_settings_that_cannot_be(tm, made):
+    edited(made, lambda document: document["engine"].update(program="abacus"))
+    edited(made, lambda document: document["engine"].update(scheme="q4", dtype="float64"), number=1)
+    code, out, _ = tm("verify", made)
+    assert code == 1 and "2 verified, 2 refused" in out
+    assert "program = 'abacus'" in out and "dtype = 'float64'" in out
+
+
+def test_another_program_can_say_no_more_than_consistent(tm, made):
+    code, out, _ = tm("verify", made, "--program", "eager")
+    assert code == 2 and "4 consistent" in out and "program 'native', here 'eager'" in out
+
+
+def test_a_text_that_is_longer_than_the_context(tm, made):
+    edited(made, lambda document: document.update(prompt=[1] * 500))
+    edited(made, lambda document: document["sampling"].update(max_new_tokens=10**15), number=1)
+    code, out, _ = tm("verify", made)
+    assert code == 1 and "2 verified, 2 refused" in out
+    assert "the prompt has 500 tokens" in out and "max_new_tokens of 1000000000000000" in out
+
+
+def test_a_chat_template_of_ones_own(tm, tmp_path):
+    model, template = save_chat_model(tmp_path / "chat"), tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m['content'] }} {% endfor %}")
+    asked = ("generate", model, "--chat", "-p", "w1 w2", "-n", 4, "--chat-template", template, *MAKE)
+    assert tm(*asked, tmp_path / "x")[0] == 0
+    code, out, _ = tm("verify", tmp_path / "x")
+    assert code == 1 and "the chat template is another one" in out
+    assert tm("verify", tmp_path / "x", "--chat-template", template)[0] == 0
+
+
+def test_a_receipt_that_cannot_be_written_is_refused_before_anything_is_computed(tm, words, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, out, err = tm("generate", words, "-p", "w1", "--receipt", tmp_path / "file" / "x")
+    assert code == 2 and not out and "--receipt" in err
