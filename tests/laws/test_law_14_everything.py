@@ -98,6 +98,12 @@ class Quiet:
         noise_RV = 1e-5 * torch.randn(1000, len(logits_V), generator=torch.Generator().manual_seed(0))
         return found[same] in choose(logits_V + noise_RV, [row] * 1000).read().tokens
 
+    def verifies(self, receipt):
+        """Whether a receipt is right. Where last bits differ, a token may be one of two that are as likely."""
+        with self.lock:
+            found = self.engine.verify(receipt)
+        return found.is_verified or (self.engine.program_name != "native" and found.verdict == "consistent")
+
     def score(self, tokens, choices):
         key = (tuple(tokens), tuple(map(tuple, choices)))
         with self.lock:
@@ -153,6 +159,7 @@ class Worker:
         done = self.engine.generate(prompts, **sampling)
         for one, each in zip(prompts, done, strict=True):
             assert self.quiet.says(one, sampling, each.tokens)
+        assert self.quiet.verifies(self.random.choice(done).receipt())
 
     def do_close_a_stream(self):
         tokens, sampling = self.tokens(), self.sampling()
@@ -176,6 +183,7 @@ class Worker:
         core = self.engine.core
         (done,) = core.finish([core.request(tokens, SamplingParams(**sampling), emitted=[seen])])
         assert list(done.tokens[: len(seen)]) == seen and self.quiet.says(tokens, sampling, done.tokens)
+        assert self.quiet.verifies(done.receipt())
 
     def do_score(self):
         tokens, choices = self.tokens(), [self.tokens()[-3:], [1], [2, 3]]
@@ -239,7 +247,9 @@ class Worker:
         if any(sampling[name] is not None for name in CONSTRAINED):
             prompt = self.tokens()[-3:]  # else a constraint that the last call had goes on with that call's text
             before += prompt
-        found = session.generate(prompt, **sampling).tokens
+        done = session.generate(prompt, **sampling)
+        assert not compare or self.random.random() < 0.5 or self.quiet.verifies(done.receipt())
+        found = done.tokens
         assert not compare or self.quiet.says(before, sampling, found)
         assert session.tokens == (*before, *found)
 
