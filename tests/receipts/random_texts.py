@@ -19,6 +19,11 @@ HASHED_ALONE = ("tokenmill", "model.name", "engine.")
 """Fields that say where a receipt was made. Only the hash guards them: no computing can tell whether they are right."""
 
 
+def is_checkable(path):
+    """Whether computing can tell if a field is right."""
+    return not path.startswith(HASHED_ALONE) and path not in ("hash", "receipt", "engine", "model")
+
+
 def random_prompt(random, vocabulary=256):
     tokens = [random.randrange(vocabulary) for _ in range(random.randint(1, 24))]
     return [*tokens, *THINK[: random.random() < 0.3 and vocabulary > max(THINK)]]

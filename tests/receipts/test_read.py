@@ -53,6 +53,7 @@ def put(document, path, value):
         ("stop_reason", 1.5, "a text, a token id, or null"),
         ("session.answer_from", 3, "a whole number from 0 to 2"),
         ("session.before", {"stop": 5}, "stop = 5 is not allowed"),
+        ("session", ..., "has no 'session', which is required, even where it is null"),
         ("text", None, "has no 'text'"),
     ],
 )

@@ -49,6 +49,8 @@ def checked_receipt(document: Any, where: str = "the receipt") -> Receipt:
     found = reader.text("hash")
     receipt = _read(reader)
     reader.refuse_unread(document)
+    if missing := receipt.facts.keys() - document.keys():
+        raise ReceiptError(f"{where} has no {min(missing)!r}, which is required, even where it is null")
     return replace(receipt, is_changed=found != hash_of(document))
 
 
