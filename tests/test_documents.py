@@ -288,6 +288,24 @@ def test_the_refusal_that_structured_output_shows(folder):
     assert done.returncode == 2 and before in done.stderr and after in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_commands_about_receipts_run_as_written(folder):
+    made, verified, *_ = commands(DOCUMENTS["receipts.md"])
+    run(made, folder)
+    assert "1 receipt: 1 verified" in run(verified, folder)
+    receipt = json.loads((folder / "tale.json").read_text())
+    names = {}
+    exec(compile(blocks(DOCUMENTS["receipts.md"], ("python",))[1], "document", "exec"), names)
+    assert names["hash_of"](receipt) == receipt["hash"]
+    said = blocks(DOCUMENTS["receipts.md"], ("text",))[0].strip()
+    receipt["tokens"][7] = 5
+    receipt["hash"] = names["hash_of"](receipt)
+    (folder / "tale.json").write_text(json.dumps(receipt))
+    done = subprocess.run(["bash", "-c", verified], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and said in done.stdout
+
+
 @pytest.mark.long
 @pytest.mark.model
 def test_the_commands_about_batches_run_as_written(folder):

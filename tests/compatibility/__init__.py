@@ -1,0 +1,1 @@
+"""What stays the same from version to version: docs/compatibility.md says what that is."""
