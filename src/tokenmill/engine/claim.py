@@ -48,13 +48,12 @@ class Difference:
 
 
 def sequence_of(core: Core, receipt: Receipt) -> Sequence:
-    """The sequence that a receipt is of, as it was before its first token. RequestError, ConfigError or CapacityError
-    for what this engine could not have served.
+    """The sequence that a receipt is of, as it was before its first token. RequestError or ConfigError for what no
+    engine of this model and max_length could have served.
     """
     prompt, session = core.inputs.encode(list(receipt.prompt)), receipt.session
     begin = None if session is None else session["constrained_from"]
     (sequence,) = core.inputs.sequences(prompt, receipt.sampling, constrained_from=begin)
-    core.scheduler.check_length(sequence.max_tokens)
     if session is not None:
         start, before = session["answer_from"], session["before"]
         sequence.choosing, sequence.keep = replace(sequence.choosing, penalties_from=start), True

@@ -110,6 +110,7 @@ class _Check:
         try:
             sequence = sequence_of(core, receipt)
             core.inputs.encode(list(receipt.tokens) or list(receipt.prompt))
+            core.scheduler.check_length(len(receipt.prompt) + len(receipt.tokens) + 1)
         except (RequestError, ConfigError) as error:
             self._find("settings", f"no engine of this model could have served it: {error}")
             return
@@ -168,7 +169,8 @@ class _Check:
         sequence, tokens = self._sequence, self._receipt.tokens
         if self._core.loaded.program_name == "native" or sequence is None:
             return False
-        again = replace(sequence, tokens=list(sequence.tokens), keep=False)
+        longest = len(sequence.tokens) + len(tokens)  # whether it goes on is found out by `_check_end`
+        again = replace(sequence, tokens=list(sequence.tokens), keep=False, max_tokens=longest)
         (done,) = self._core.finish([Request([again])])
         return done.tokens == tokens
 

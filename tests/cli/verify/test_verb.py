@@ -42,6 +42,26 @@ def test_receipts_are_verified(tm, made):
     assert document["verified"] == 4 and [each["tokens"] for each in document["receipts"]] == [12] * 4
 
 
+def test_a_text_that_ended_long_before_its_limit_needs_no_room_for_that(tm, words, tmp_path):
+    for name, program in (("a", "native"), ("b", "eager")):
+        asked = (
+            "-p",
+            "w1 w2",
+            "-n",
+            120,
+            "--temperature",
+            0.9,
+            "--seed",
+            5,
+            "--stop-token-ids",
+            "7,8,9,10,11,12,13,14,15",
+        )
+        assert tm("generate", words, *asked, "--program", program, "--quiet", "--receipt", tmp_path / name)[0] == 0
+        receipt = json.loads((tmp_path / name).read_text())
+        assert len(receipt["tokens"]) < 60 and receipt["sampling"]["max_new_tokens"] == 120
+        assert tm("verify", tmp_path / name)[0] == 0
+
+
 def test_a_streamed_text_has_the_same_receipt(tm, words, tmp_path):
     asked = ("generate", words, "-p", "w1 w2", "-n", 9, *MAKE)
     for name, more in (("a", ()), ("b", ("--no-stream",)), ("c", ("--speculate", "suffix"))):
