@@ -25,6 +25,11 @@ def test_the_hash_is_as_documented(receipt):
     assert claimed == sha256(canonical.encode("ascii")).hexdigest()
 
 
+def test_half_of_a_pair_is_written(receipt):
+    half = replace(receipt, sampling=replace(receipt.sampling, stop="\udcff"))
+    assert str(half).isascii() and read_receipt(str(half).encode()) == half
+
+
 def test_other_spelling_of_the_same_values_changes_nothing(receipt):
     """JavaScript writes 1.0 as 1, and anybody may sort the keys."""
     document = json.loads(str(receipt))

@@ -74,6 +74,13 @@ class Origin:
     session: Mapping[str, Any] | None
     reason: str | None = None
 
+    def __deepcopy__(self, _: object) -> "Origin":
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Leave it out of a completion that is pickled: it knows the tokenizer and the files of this process."""
+        return type(None), ()
+
     def receipt(self, text: str, tokens: List[int], finish_reason: str, stop_reason: int | str | None) -> Receipt:
         """The receipt. ReceiptError where there can be none."""
         if self.reason is not None:

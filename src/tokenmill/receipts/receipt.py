@@ -42,7 +42,12 @@ class Receipt:
         return f"<tokenmill.Receipt {self.model['name']}, {len(self.tokens)} tokens, {self.hash[:8]}>"
 
     def __str__(self) -> str:
-        return json.dumps(self.document, ensure_ascii=False)
+        text = json.dumps(self.document, ensure_ascii=False)
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair, in a stop text perhaps
+            return json.dumps(self.document)
+        return text
 
     @property
     def hash(self) -> str:
