@@ -92,7 +92,7 @@ def test_random_receipts_are_verified_and_changed_ones_refused(name, thinking):
     """With the hash as it was, each change; with the hash computed again, each that is not true of the model."""
     draw = random.Random(name)
     engine, quiet = (load(thinking, **SETTINGS | more) for more in (PROGRAMS[name], {**PROGRAMS[name], **alone(name)}))
-    receipts = receipts_of(engine, draw, 60 if name == "native, scarce" else 250)
+    receipts = receipts_of(engine, draw, 60 if name in ("native, scarce", "eager") else 200)
     found = dict(engine.verify_each(receipts))
     assert len(found) == len(receipts)
     assert {found[number].verdict for number in range(len(receipts))} == {"verified"}
