@@ -87,7 +87,7 @@ def test_an_edited_hash(tm, made):
 def test_a_damaged_line_leaves_the_others_and_gives_2(tm, made):
     made.write_text(made.read_text()[:-40])
     code, out, _ = tm("verify", made)
-    assert code == 2 and "4 receipts: 3 verified, 1 unreadable" in out and "x.jsonl:4 is cut or damaged" in out
+    assert code == 2 and "4 receipts: 3 verified, 1 unreadable" in out and "x.jsonl:4: is cut or damaged" in out
 
 
 @pytest.mark.parametrize("content", ["", "x", "{}", '{"receipt": 9}'])

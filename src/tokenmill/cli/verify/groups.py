@@ -49,7 +49,9 @@ def check_all(entries: List[Entry], given: Given, progress: Progress, count: Cal
     groups: dict[str, list[int]] = {}
     for number, entry in enumerate(entries):
         if entry.receipt is None:
-            found[number] = Verification("unreadable", (), (entry.error or "",))
+            found[number] = Verification(
+                "unreadable", (), ((entry.error or "").removeprefix(entry.where).lstrip(": "),)
+            )
             count()
         else:
             groups.setdefault(_kind(entry.receipt), []).append(number)

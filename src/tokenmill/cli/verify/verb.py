@@ -31,7 +31,7 @@ RECEIPTS = "Receipts"
 Files = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE...",
+        metavar="FILE",
         help="Receipts: of `generate --receipt`, or answers of a server.",
         show_default=False,
         rich_help_panel=RECEIPTS,
@@ -40,10 +40,18 @@ Files = Annotated[
 Where = Annotated[
     str | None, option(MODEL, "--model", help="Where the model lies. Default: where the receipts say, if it is here.")
 ]
+WORDS = {
+    "program": "Another program than the receipts say. Default: theirs, or what runs here.",
+    "dtype": "Another data type than the receipts say. Default: theirs.",
+    "scheme": "Matrices stored otherwise than the receipts say. Default: as they say.",
+    "device": "Another device than the receipts say. Default: theirs, or what is here.",
+    "max_sequences": "Receipts that are computed together. Default: up to 8.",
+    "cache_tokens": "Slots in the cache over all sequences. Default: what the receipts need.",
+}
 OPTIONS = ("program", "dtype", "scheme", "device", "threads", "max_sequences", "cache_tokens")
 
 
-@with_settings(only=OPTIONS, engine=EngineConfig)
+@with_settings(only=OPTIONS, words=WORDS, engine=EngineConfig)
 def command(
     context: typer.Context,
     engine: EngineConfig,
