@@ -58,6 +58,7 @@ def test_differences_are_named():
     one, other = "1" * 64, "2" * 64
     assert difference({"a": one}, {"b": one}) is None
     assert difference({"a": one, "b": other}, {"a": one, "c": other}) is None
+    assert difference({"a": one, "b": other}, {"a": other, "b": one}).count("has other contents") == 2
     assert (
         difference({"a": one}, {"b": other}) == "a has other contents: sha256 111111111111… claimed, 222222222222… here"
     )

@@ -64,8 +64,9 @@ def _digest(file: Path) -> str:
 
 
 def difference(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str | None:
-    """Say which files differ; None if all are the same. Names do not count where the contents are the same."""
-    if sorted(theirs.values()) == sorted(ours.values()):
+    """Say which files differ; None if all are the same. Where names differ, contents decide: a file may be renamed."""
+    is_renamed = theirs.keys() != ours.keys() and sorted(theirs.values()) == sorted(ours.values())
+    if theirs == ours or is_renamed:
         return None
     if len(theirs) == len(ours) == 1:
         ((name, digest),), ((_, found),) = theirs.items(), ours.items()
