@@ -36,7 +36,7 @@ def test_answers_are_those_of_a_replica(fleet):
     assert asked(gate, "/v1/models/words")[0] == 200 and asked(gate, "/v1/models/other")[0] == 404
     assert asked(gate, "/tokenize", {"prompt": "w1 w2"})[2]["tokens"] == [1, 2]
     assert asked(gate, "/health")[2] == asked(gate, "/ready")[2] == {"status": "ok"}
-    status, headers, data = asyncio.run(ask(gate, "/"))
+    status, headers, data = asyncio.run(ask(gate, "/", headers=[(b"accept", b"text/html")]))
     assert status == 200 and b"<html" in data and headers["content-type"].startswith("text/html")
     status, headers, answer = asked(gate, COMPLETIONS, WHOLE)
     assert status == 200 and answer["usage"]["completion_tokens"] == 5 and headers["x-replica"] in fleet.mills

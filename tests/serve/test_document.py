@@ -6,12 +6,14 @@ import pytest
 from tests.serve.conftest import MODEL, served
 from tokenmill.serve import answer_schema as forms
 from tokenmill.serve.protocols import answer_schema as protocols
+from tokenmill.serve.protocols import ollama_answer_schema as ollama
 
 MESSAGES = [{"role": "user", "content": "w1 w2"}]
 COMPLETION = {"prompt": "w1 w2", "max_tokens": 3, "logprobs": 2, "echo": True, "return_token_ids": True, "unknown": 1}
 COMPLETION |= {"receipt": True}
 CHAT = {"messages": MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
 CHAT |= {"receipt": True}
+OLLAMA = {"model": MODEL, "stream": False, "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3, "x": 1}}
 SESSION = "/v1/sessions/tale"
 ANSWERS = [
     ("POST", "/v1/completions", {"prompt": "w1"}, forms.CompletionAnswer),
@@ -21,6 +23,14 @@ ANSWERS = [
     ("POST", "/v1/messages", {"messages": MESSAGES, "max_tokens": 3}, protocols.MessageAnswer),
     ("POST", "/v1/messages/count_tokens", {"messages": MESSAGES}, protocols.CountAnswer),
     ("POST", "/v1/responses", {"input": "w1", "max_output_tokens": 3}, protocols.ResponseAnswer),
+    ("POST", "/api/chat", OLLAMA | {"messages": MESSAGES}, ollama.OllamaChatAnswer),
+    ("POST", "/api/generate", OLLAMA | {"prompt": "w1"}, ollama.OllamaGenerateAnswer),
+    ("POST", "/api/generate", {"model": MODEL}, ollama.OllamaGenerateAnswer),
+    ("GET", "/api/tags", None, ollama.OllamaTagsAnswer),
+    ("GET", "/api/ps", None, ollama.OllamaPsAnswer),
+    ("GET", "/api/version", None, ollama.OllamaVersionAnswer),
+    ("POST", "/api/show", {"model": MODEL}, ollama.OllamaShowAnswer),
+    ("POST", "/api/pull", {"model": MODEL, "stream": False}, ollama.OllamaStatus),
     ("POST", "/tokenize", {"prompt": "w1"}, forms.TokensAnswer),
     ("GET", "/tokenizer_info", None, forms.TokenizerAnswer),
     ("POST", "/detokenize", {"tokens": [1]}, forms.TextAnswer),
@@ -77,7 +87,8 @@ def test_every_refusal_has_the_same_form(document):
         assert "422" not in statuses
         for status in statuses:
             (form,) = operation["responses"][status]["content"].values()
-            name = "MessagesError" if where[1].startswith("/v1/messages") else "ErrorAnswer"
+            names = {"/v1/messages": "MessagesError", "/api/": "OllamaError"}
+            name = next((name for prefix, name in names.items() if where[1].startswith(prefix)), "ErrorAnswer")
             assert form["schema"]["$ref"].endswith(f"/{name}"), where
 
 
@@ -119,3 +130,5 @@ def test_bodies_have_ranges_and_name_the_model(document):
 def test_streams_are_documented(document):
     for path in ("/v1/completions", "/v1/chat/completions"):
         assert "text/event-stream" in document["paths"][path]["post"]["responses"]["200"]["content"]
+    for path in ("/api/chat", "/api/generate"):
+        assert "application/x-ndjson" in document["paths"][path]["post"]["responses"]["200"]["content"]

@@ -12,6 +12,7 @@ from tokenmill.serve.page import FILES
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams
 
+AS_BROWSERS = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 VENDORED = {
     "marked.mjs": "c622dc6824a1c92c2d10ea9ede2fc872e46128afcc34b298e6ddee6f387ace8e",
     "purify.mjs": "f1f1ba66e2951e5ca14bc4e71e24cc503d35d49c68f9bcfa4fd97970cb71c76b",
@@ -19,12 +20,12 @@ VENDORED = {
 
 
 def test_the_page_and_its_files_may_load_nothing_from_elsewhere(http):
-    index = http.get("/")
+    index = http.get("/", headers=AS_BROWSERS)
     assert index.status_code == 200 and index.headers["content-type"].startswith("text/html")
     paths = re.findall(r'(?:src|href)="([^"]+)"', index.text)
     assert len(paths) == 3
     for path in ("/", *paths, *(f"/page/vendor/{name}" for name in VENDORED)):
-        said = http.get(path)
+        said = http.get(path, headers=AS_BROWSERS)
         assert said.status_code == 200, path
         assert said.headers["content-security-policy"].startswith("default-src 'none'")
         assert "unsafe" not in said.headers["content-security-policy"]
@@ -36,13 +37,13 @@ def test_no_file_asks_another_host_or_has_script_in_html(http):
     for file in (*FILES.glob("*.*"), FILES.with_name("page.html")):
         text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://", text), file
-    index = http.get("/").text
+    index = http.get("/", headers=AS_BROWSERS).text
     assert not re.search(r"<script(?![^>]*src=)|\son\w+=|style=", index)
 
 
 def test_numbers_of_any_step_can_be_set(http):
     """A browser counts a number that misses the step of its field as none."""
-    index = http.get("/").text
+    index = http.get("/", headers=AS_BROWSERS).text
     assert {told.page.label for told in settings_of(SamplingParams).values() if told.page} <= set(
         re.findall(r"<label>(.+?) <input", index)
     )
@@ -75,7 +76,7 @@ def test_nothing_but_the_pages_files_is_served(http, path):
 
 def test_the_page_wants_no_key_and_the_cache_does(chat_model):
     with served(chat_model, keys=("one",)) as server, httpx2.Client(base_url=server.url, timeout=60) as http:
-        assert http.get("/").status_code == http.get("/page/main.mjs").status_code == 200
+        assert http.get("/", headers=AS_BROWSERS).status_code == http.get("/page/main.mjs").status_code == 200
         assert http.post("/").status_code in (401, 405)
         assert http.get("/v1/cache").status_code == 401
 

@@ -21,7 +21,8 @@ from tokenmill.serve.errors import ApiError
 from tokenmill.serve.refusals import respond
 from tokenmill.serve.resumption import Resumption
 
-GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
+LINES = ("/api/chat", "/api/generate")  # Ollama's, which are streams unless they say otherwise
+GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", *LINES)
 SESSIONS = "/v1/sessions/"
 PROBES = ("/health", "/ping", "/ready")
 PROBE_S = 5.0
@@ -68,7 +69,8 @@ class Gate:
         sent = {name: scope[name] for name in SENT if name in scope} | {"headers": headers, "state": {"tenant": tenant}}
         given, written, key = Headers(scope=scope), None, secrets.token_hex(16)
         if path in GENERATES and isinstance(read := _json(body), dict):
-            key, written = head_key(tenant, read), Resumption() if read.get("stream") is True else None
+            is_stream = read.get("stream") is True or (read.get("stream") is None and path in LINES)
+            key, written = head_key(tenant, read), Resumption() if is_stream else None
         if path.startswith(SESSIONS):
             key = session_key(tenant, path.removeprefix(SESSIONS).partition("/")[0])
         elif (named := next((given[name] for name in SESSION_HEADERS if name in given), None)) is not None:

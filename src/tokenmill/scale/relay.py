@@ -13,8 +13,8 @@ from dataclasses import replace
 from starlette.types import Message, Send
 
 from tokenmill.scale.fleet import AllBusy, Call, Fleet, Part, ReplicaLost
+from tokenmill.serve.answers import KEEP_ALIVE
 from tokenmill.serve.errors import ApiError
-from tokenmill.serve.event_stream import KEEP_ALIVE
 from tokenmill.serve.refusals import event_of, event_of_response
 from tokenmill.serve.resumption import EXTENSION, Update
 
@@ -109,7 +109,8 @@ class Relay:
                 if not replica and not self._fleet.replicas and self._is_expired:
                     raise ReplicaLost("there is none")
                 if self._written is not None and self._is_begun and self._now_s - self._came_s > SILENCE_S:
-                    await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                    alive = self._written.begun.get("keep_alive", KEEP_ALIVE)
+                    await self._send({"type": "http.response.body", "body": alive, "more_body": True})
             if waits.cancelled():  # by its own end, since this task goes on
                 raise ReplicaLost("its answer was cancelled")
             return waits.result()

@@ -23,6 +23,7 @@ from tokenmill.serve.schema import SamplingBody
 from tokenmill.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment among server-sent events
 
 
 def system_fingerprint(loaded: LoadedModel) -> str:
@@ -37,12 +38,13 @@ class Format(ABC):
     """The form of the answer to one request. An answer and its events have the same id, time and model.
 
     prefix: what ids begin with. path: of the route, by which errors have their form. ending: the bytes after the last
-    event.
+    event. keep_alive: the bytes for a stream on which nothing has come for a while.
     """
 
     prefix: str
     path: str
     ending = b""
+    keep_alive = KEEP_ALIVE
 
     def __init__(
         self, body: SamplingBody, prepared: Prepared, model: str, fingerprint: str, tokenizer: Tokenizer | None

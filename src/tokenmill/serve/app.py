@@ -17,6 +17,8 @@ from tokenmill.serve.generation import generation
 from tokenmill.serve.models import models
 from tokenmill.serve.page import page
 from tokenmill.serve.protocols.messages import messages
+from tokenmill.serve.protocols.ollama import ollama
+from tokenmill.serve.protocols.ollama_models import ollama_models
 from tokenmill.serve.protocols.responses import responses
 from tokenmill.serve.refusals import respond
 from tokenmill.serve.service import Service
@@ -32,7 +34,8 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, openapi_url=None, responses=always)
     for kind in (ApiError, TokenmillError, RequestValidationError, HTTPException, EngineDied, Exception):
         app.add_exception_handler(kind, _refuse)
-    for routes in (generation, messages, responses, tokens, sessions, files, batches, models, status):
+    protocols = (generation, messages, responses, ollama, ollama_models)
+    for routes in (*protocols, tokens, sessions, files, batches, models, status):
         app.include_router(routes(service))
     app.include_router(page(service))
     set_document(app, service.options)

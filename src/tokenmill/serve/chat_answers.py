@@ -8,7 +8,7 @@ from typing import Any
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.answers import Json
-from tokenmill.serve.choices import Choices, end_of, likeliest
+from tokenmill.serve.choices import Choices, end_of, logprob_entries
 from tokenmill.serve.custom_tools import input_of, is_json
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.reading import Reading
@@ -113,14 +113,7 @@ class ChatFormat(Choices):
         return super()._usage() | ({"completion_tokens_details": {"reasoning_tokens": thinking}} if thinking else {})
 
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs] | None) -> Json | None:
-        if entries is None:
-            return None
-        spelling, content = self._spelling(index), []
-        for token, entry in zip(tokens, entries, strict=True):
-            top = [_entry(spelling, *other) for other in likeliest(token, entry, len(entry.top))]
-            content.append(_entry(spelling, token, entry.logprob) | {"top_logprobs": top})
-            spelling.go_on(token)
-        return {"content": content}
+        return None if entries is None else {"content": logprob_entries(self._spelling(index), tokens, entries)}
 
     def _pass_over(self, piece: Piece) -> None:
         for _ in self._of_parts(piece):
@@ -133,10 +126,6 @@ class ChatFormat(Choices):
         """That of the next token of a continuation."""
         prompt, skips = self._prepared.prompts[0], self._body.skip_special_tokens
         return self._spellings.setdefault(index, Spelling(self._tokenizer, prompt, skip_special=skips))
-
-
-def _entry(spelling: Spelling, token: int, value: float) -> Json:
-    return {"token": spelling.text(token), "logprob": value, "bytes": list(spelling.bytes(token))}
 
 
 def _thinking(text: str) -> Json:

@@ -142,6 +142,20 @@ def likeliest(token: int, entry: TokenLogprobs, count: int) -> list[tuple[int, f
     return top if is_among else [*top, (token, entry.logprob)]
 
 
+def logprob_entries(spelling: Spelling, tokens: List[int], entries: List[TokenLogprobs]) -> list[Json]:
+    """For each token of a chat its text, bytes and log-probability, and those of the likeliest ones in its place."""
+    found = []
+    for token, entry in zip(tokens, entries, strict=True):
+        top = [_entry(spelling, *other) for other in likeliest(token, entry, len(entry.top))]
+        found.append(_entry(spelling, token, entry.logprob) | {"top_logprobs": top})
+        spelling.go_on(token)
+    return found
+
+
+def _entry(spelling: Spelling, token: int, value: float) -> Json:
+    return {"token": spelling.text(token), "logprob": value, "bytes": list(spelling.bytes(token))}
+
+
 def _mean_logprob(done: Completion) -> float:
     """Per token; the texts of a request with best_of have log-probabilities."""
     return fmean(entry.logprob for entry in done.logprobs or ())

@@ -13,6 +13,7 @@ from tokenmill.serve.answer_schema import ErrorAnswer
 from tokenmill.serve.guard import OPEN_PATHS
 from tokenmill.serve.options import Options
 from tokenmill.serve.schema import ChatBody, CompletionBody
+from tokenmill.serve.work import EVENTS, LINES
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
@@ -40,12 +41,23 @@ ALWAYS = (401, 403, 413, 415, 431, 500)
 
 
 def answers(
-    form: type[BaseModel] | None, *refusals: int, streams: bool = False, error: type[BaseModel] = ErrorAnswer
+    form: type[BaseModel] | None,
+    *refusals: int,
+    streams: bool = False,
+    lines: bool = False,
+    error: type[BaseModel] = ErrorAnswer,
 ) -> dict[int | str, Json]:
-    """The `responses` of a route: the form of its answer, the statuses that it refuses with, and their form."""
+    """The `responses` of a route: the form of its answer, the statuses that it refuses with, and their form.
+
+    streams, lines: the answer may also come as server-sent events, or as lines of JSON.
+    """
+    told = {
+        **({EVENTS: "Server-sent events, each a chunk in JSON; the last is [DONE]"} if streams else {}),
+        **({LINES: "Lines, each an object; `done` is true in the last, or it has an `error`"} if lines else {}),
+    }
     # Of no type: OpenAPI 3.1 does not say whether this is the schema of the whole stream or of each event.
-    events = {"description": "Server-sent events, each a chunk in JSON; the last is [DONE]"}
-    content = {"content": {"text/event-stream": {"schema": events}}} if streams else {}
+    kinds = {kind: {"schema": {"description": text}} for kind, text in told.items()}
+    content = {"content": kinds} if kinds else {}
     found: dict[int | str, Json] = {200: {"description": "Done", **({"model": form} if form else {}), **content}}
     for status in sorted(refusals):
         text, headers = REFUSALS[status]
@@ -89,6 +101,11 @@ def _describe_bodies(schemas: Json, model: str) -> None:
         "MessagesBody",
         "CountBody",
         "ResponsesBody",
+        "OllamaChatBody",
+        "OllamaGenerateBody",
+        "OllamaModelBody",
+        "OllamaCopyBody",
+        "OllamaEmbedBody",
         "TokenizeBody",
         "DetokenizeBody",
         "SessionBody",
@@ -101,7 +118,8 @@ def _describe_bodies(schemas: Json, model: str) -> None:
                 _allow_null(schema)
     for schema in schemas.values():
         if "model" in schema.get("properties", {}) and schema.get("additionalProperties") is True:
-            schema["properties"]["model"] = {"enum": [model, None]}
+            is_needed = "model" in schema.get("required", ())
+            schema["properties"]["model"] = {"enum": [model] if is_needed else [model, None]}
 
 
 def _allow_null(schema: Json) -> None:

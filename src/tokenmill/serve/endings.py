@@ -10,6 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.refusals import event_of, respond
+from tokenmill.serve.work import EVENTS, LINES
+
+STREAMS = (EVENTS.encode(), LINES.encode())
 
 
 class Endings:
@@ -54,7 +57,7 @@ class _Answer:
         """See ASGI."""
         if message["type"] == "http.response.start":
             kinds = [value for name, value in message["headers"] if name == b"content-type"]
-            self._is_begun, self._is_stream = True, any(kind.startswith(b"text/event-stream") for kind in kinds)
+            self._is_begun, self._is_stream = True, any(kind.startswith(STREAMS) for kind in kinds)
         elif not message.get("more_body"):
             self._is_over = True
         await self._send(message)

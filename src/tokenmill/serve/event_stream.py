@@ -1,4 +1,4 @@
-"""An answer as a stream of server-sent events."""
+"""An answer as a stream: server-sent events, or lines of JSON."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -16,21 +16,18 @@ from tokenmill.serve.resumption import EXTENSION, Resumption, Update, Written, r
 from tokenmill.serve.service import tenant_of
 from tokenmill.serve.work import Work
 
-KEEP_ALIVE = b": keep-alive\n\n"  # for a stream on which nothing has come for a while
 Events = AsyncGenerator[tuple[bytes, Update | None], None]
 
 
 class EventStream(Response):
-    """Server-sent events. Places are taken when it is sent, and given back however that ends.
+    """The events of an answer. Places are taken when it is sent, and given back however that ends.
 
     One task writes all of it, without the layers of a StreamingResponse, since what an event costs is taken from the
     processors that compute the next tokens.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, work: Work) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, media_type=work.media_type)
         del self.headers["content-length"]
         self._work = work
 
@@ -58,7 +55,7 @@ class EventStream(Response):
 async def _events(
     steps: AsyncGenerator[list[Piece], None], form: Format, sequences: list[Sequence], written: Resumption | None
 ) -> Events:
-    """The bytes that are written for each step, and a comment whenever nothing has come for a while.
+    """The bytes that are written for each step, and others whenever nothing has come for a while.
 
     written: what was written of it before; then each comes with an Update. A piece for which nothing is written is told
     with the next one that the client sees.
@@ -81,7 +78,7 @@ async def _events(
                     told, unseen = tuple(unseen), []
                     yield chunks, update(pieces=told, is_opened=True)
                 elif not new:
-                    yield KEEP_ALIVE, update()
+                    yield form.keep_alive, update()
         yield b"".join([*map(form.event, form.closing()), form.ending]), update(is_over=True)
     except Exception as error:  # noqa: BLE001  (the client hears of it)
         yield form.failure(error), update(is_over=True, has_failed=isinstance(error, EngineDied))

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -20,6 +20,8 @@ from tokenmill.serve.service import Service, tenant_of
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
+RUNNING = "Ollama is running"  # what its clients ask for at /, and browsers never do
+VARY = {"Vary": "Accept"}
 FILES = Path(__file__).with_name("static")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -42,8 +44,10 @@ def page(service: Service) -> APIRouter:
     html = _index()
 
     @routes.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return HTMLResponse(html, headers=HEADERS)
+    async def index(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(html, headers=HEADERS | VARY)
+        return PlainTextResponse(RUNNING, headers=VARY)
 
     @routes.get("/v1/cache", response_model=None, responses=answers(CacheAnswer, 503))
     async def cache(request: Request) -> dict[str, Any]:

@@ -4,7 +4,7 @@ It may take milliseconds for long prompts, so it runs in a thread beside the eve
 the client's key, and of one cache_salt share rows of the cache.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -24,6 +24,7 @@ from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody,
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 from tokenmill.text.tools.history import unread
 
+PromptOf = Callable[[Core, ChatBody], tuple[Calling, list[int], list[str]]]
 TURNS = "this model's chat template refuses such turns, so messages that follow each other were put together"
 MAX_NAME = 100  # characters of a field's name that are worth giving back
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
@@ -69,9 +70,9 @@ def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") ->
     return replace(prepared, only_prompts=only_prompts, warnings=warnings_of(body))
 
 
-def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
-    """See the module."""
-    calling, tokens, warnings = chat_prompt(core, body)
+def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"", prompt_of: PromptOf | None = None) -> Prepared:
+    """See the module. prompt_of: what makes the prompt of the conversation, if it is not chat_prompt."""
+    calling, tokens, warnings = (prompt_of or chat_prompt)(core, body)
     tokens = _cut(core, body, tokens)
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")

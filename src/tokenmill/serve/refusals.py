@@ -92,8 +92,20 @@ class MessagesRefusals(Refusals):
         return b"event: error\ndata: " + pydantic_core.to_json(body) + b"\n\n"
 
 
+class OllamaRefusals(Refusals):
+    """That of /api, as Ollama has it: one text, which is a line of its own in a stream."""
+
+    def body(self, error: ApiError) -> Json:
+        """See Refusals."""
+        return {"error": _cut(error.message)}
+
+    def event(self, body: Json, begun: Json) -> bytes:
+        """See Refusals."""
+        return pydantic_core.to_json(body) + b"\n"
+
+
 PLAIN = Refusals()
-PROTOCOLS = {"/v1/messages": MessagesRefusals(), "/v1/responses": ResponsesRefusals()}
+PROTOCOLS = {"/v1/messages": MessagesRefusals(), "/v1/responses": ResponsesRefusals(), "/api/": OllamaRefusals()}
 
 
 def body_of(error: ApiError, path: str = "") -> Json:

@@ -120,9 +120,12 @@ class Body(Nullable):
                 raise ApiError(400, f"there is no field {name!r}: {meant!r} is meant?", name, "unknown_parameter")
 
 
+LATEST = ":latest"  # the tag of a name without one, which Ollama's clients add on every route
+
+
 def check_model(name: str | None, served: str) -> None:
     """ApiError 404 for another model than the one that is served."""
-    if name is not None and name != served:
+    if name is not None and name not in (served, f"{served}{LATEST}"):
         raise ApiError(404, f"the model {name!r} is not served here; there is {served!r}", "model", "model_not_found")
 
 

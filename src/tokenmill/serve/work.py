@@ -18,18 +18,20 @@ from tokenmill.serve.schema import SamplingBody
 from tokenmill.serve.service import Service, tenant_of
 
 MAX_TEXTS = 1024  # of one request
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"  # the kinds of streams
 MIN_TIMEOUT_S = 0.001  # for a stream that goes on elsewhere after its time
 
 
 @dataclass
 class Work:
-    """One request, from its body to the form of its answer."""
+    """One request, from its body to the form of its answer. media_type: of the answer as a stream."""
 
     service: Service
     request: Request
     body: SamplingBody
     prepare: Callable[[Core, Any, bytes], Prepared]
     kind: Callable[..., Format]
+    media_type: str = EVENTS
 
     @property
     def num_slots(self) -> int:

@@ -194,7 +194,8 @@ def test_figures_are_those_of_the_answers(chat_model):
 
 def test_who_may_come_in(chat_model):
     with served(chat_model, keys=("one-key",)) as server, client_of(server) as http:
-        assert http.get("/health").json() == {"status": "ok"} and http.get("/").text.startswith("<!doctype html>")
+        page = http.get("/", headers={"Accept": "text/html"}).text
+        assert http.get("/health").json() == {"status": "ok"} and page.startswith("<!doctype html>")
         body = {"prompt": "w1", "max_tokens": 1}
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"X-Api-Key": "one-key"}):
             response = http.post(COMPLETION, json=body, headers=headers)

@@ -26,7 +26,7 @@ def translate(body: CountBody) -> Translated:
         made.messages.append({"role": "system", "content": system})
     for number, message in enumerate(body.messages):
         made.messages += _Message(message, f"messages[{number}]", made).translated()
-    _prefill(made)
+    made.open_last()
     _thinking(body, made)
     take_tools(body, made)
     if isinstance(body, MessagesBody):
@@ -133,13 +133,6 @@ class _Message:
     def _of_system(self, blocks: list[Json]) -> None:
         if text := _system(blocks, self._made):
             self._found.append({"role": "system", "content": text})
-
-
-def _prefill(made: Translated) -> None:
-    """An answer that the client has begun is continued."""
-    last = made.messages[-1] if made.messages else {}
-    if last.get("role") == "assistant" and not last.get("tool_calls"):
-        made.fields |= {"add_generation_prompt": False, "continue_final_message": True}
 
 
 def _thinking(body: CountBody, made: Translated) -> None:

@@ -11,7 +11,7 @@ from tokenmill.engine.core import Core
 from tokenmill.serve.calling import model_tools
 from tokenmill.serve.effort import BUDGETS
 from tokenmill.serve.errors import ApiError
-from tokenmill.serve.prepare import Prepared, chat_prompt, prepare_chat
+from tokenmill.serve.prepare import Prepared, PromptOf, chat_prompt, prepare_chat
 from tokenmill.serve.protocols.conversation import in_turns
 from tokenmill.serve.schema import ChatBody
 from tokenmill.text.turns import turns_of
@@ -34,7 +34,7 @@ def field_of(given: Any, name: str, kind: type | tuple[type, ...], where: str) -
 @dataclass
 class Translated:
     """The messages and fields of a ChatBody. variables: of the chat template, where it reads them. unknown: names of
-    fields that mean nothing here. warnings: what else the client said without effect.
+    fields that mean nothing here. warnings: what else the client said without effect. prompt_of: see prepare_chat.
     """
 
     messages: list[Json] = field(default_factory=list)
@@ -44,6 +44,7 @@ class Translated:
     thinking_budget: int | None = None
     unknown: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    prompt_of: PromptOf | None = None
 
     def warn(self, text: str) -> None:
         """Add a warning, once."""
@@ -66,6 +67,12 @@ class Translated:
             elif name not in known:
                 self.unknown.append(name)
 
+    def open_last(self) -> None:
+        """Have an answer continued that the client has begun."""
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") == "assistant" and not last.get("tool_calls"):
+            self.fields |= {"add_generation_prompt": False, "continue_final_message": True}
+
     def check_strict(self) -> None:
         """ApiError for a field that is not known."""
         if self.unknown:
@@ -84,7 +91,10 @@ class Translated:
     def prepare(self, core: Core, body: ChatBody, tenant: bytes) -> Prepared:
         """See prepare.py, with the messages in turns that the chat template takes."""
         self._settle(core, body)
-        prepared = prepare_chat(core, body, tenant)
+        return self.noted(prepare_chat(core, body, tenant, self.prompt_of))
+
+    def noted(self, prepared: Prepared) -> Prepared:
+        """A request with the warnings that this has."""
         unknown = [f"unknown field {name[:MAX_NAME]!r} is ignored" for name in self.unknown]
         prepared.warnings[:0] = [*unknown, *self.warnings]
         return prepared

@@ -1,0 +1,127 @@
+"""A body of Ollama's API becomes the one request.
+
+Calls have no ids in older clients, and results name the function or nothing: each is given to the first call before it
+that waits for one.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.protocols.ollama_body import IGNORED, OllamaBody, OllamaChatBody
+from tokenmill.serve.protocols.ollama_options import take_options
+from tokenmill.serve.protocols.translated import Translated, field_of
+from tokenmill.value_reader import brief
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+LEVELS = ("low", "medium", "high", "max")  # of thinking
+Json = dict[str, Any]
+
+
+def translate_chat(body: OllamaChatBody, thinks: bool, num_positions: int) -> Translated:
+    """The messages and fields of a ChatBody. thinks: whether the model does. num_positions: see take_options."""
+    made, calls = translate_fields(body, thinks, num_positions), _Calls()
+    for number, message in enumerate(body.messages or ()):
+        made.messages.append(_message(message, f"messages[{number}]", calls))
+    if body.tools:
+        made.fields["tools"] = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(body.tools)]
+    made.open_last()
+    return made
+
+
+def translate_fields(body: OllamaBody, thinks: bool, num_positions: int) -> Translated:
+    """All but the messages."""
+    made = Translated()
+    made.fields["stream"] = body.stream
+    if body.format is not None and body.format != "":
+        made.fields["format"] = body.format
+    take_options(body.options or {}, made, num_positions)
+    if body.think is not None:
+        _take_think(body, made, thinks)
+    if body.logprobs:
+        made.fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    elif body.top_logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    made.take_others(body.model_extra, IGNORED)
+    return made
+
+
+def check_images(images: Any, where: str) -> None:
+    """ApiError for any image, since a model that cannot see one would answer all the same."""
+    if images:
+        raise ApiError(400, f"{where} is not served: this model reads text alone, so leave images out", "images")
+
+
+def _take_think(body: OllamaBody, made: Translated, thinks: bool) -> None:
+    """Whether the model thinks before it answers, and for how long."""
+    if isinstance(body.think, str) and body.think not in LEVELS:
+        names = ", ".join(f'"{level}"' for level in LEVELS)
+        raise ApiError(400, f"think = {brief(body.think)} is not allowed: true, false, {names}", "think")
+    if not thinks:
+        if body.think:
+            raise ApiError(400, f'"{body.model}" does not support thinking', "think")
+    elif body.think is True:
+        made.variables["enable_thinking"] = True
+    else:
+        made.effort = body.think or "none"
+
+
+def _message(given: Json, where: str, calls: "_Calls") -> Json:
+    role = ROLES.get(named := field_of(given, "role", str, where).lower())
+    if role is None:
+        raise ApiError(400, f"{where}.role = {brief(named)} is not allowed: {', '.join(ROLES)}", "messages")
+    check_images(given.get("images"), f"{where}.images")
+    content = field_of({"content": "", **_given(given)}, "content", str, where)
+    if role == "tool":
+        return {"role": role, "tool_call_id": calls.answered(given), "content": content}
+    message: Json = {"role": role, "content": content}
+    if role == "assistant":
+        calls.waiting = []
+        if given.get("thinking"):
+            message["reasoning_content"] = field_of(given, "thinking", str, where)
+        if given.get("tool_calls"):
+            message["tool_calls"] = [
+                calls.add(call, f"{where}.tool_calls") for call in field_of(given, "tool_calls", list, where)
+            ]
+    return message
+
+
+def _given(given: Mapping[str, Any]) -> Json:
+    """An object without what is null."""
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _tool(given: Json, where: str) -> Json:
+    """A function; its type may be left out, as Ollama's client does."""
+    field_of(given, "function", dict, where)
+    return {**given, "type": given.get("type") or "function"}
+
+
+class _Calls:
+    """The calls of a conversation. waiting: (id, name, its own id if it has one) of those that have no result yet."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[str, str, Any]] = []
+        self._count = 0
+
+    def add(self, given: Any, where: str) -> Json:
+        """A call of the assistant."""
+        function = field_of(given, "function", dict, where)
+        name = field_of(function, "name", str, where)
+        arguments = field_of({"arguments": {}, **_given(function)}, "arguments", (dict, str), where)
+        number, own = f"call_{self._count}", given.get("id")
+        self._count += 1
+        self.waiting.append((number, name, own))
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return {"id": number, "type": "function", "function": {"name": name, "arguments": text}}
+
+    def answered(self, given: Json) -> str | None:
+        """The id of the call that a message is the result of; None if none waits for one."""
+        own, name = given.get("tool_call_id"), given.get("tool_name") or given.get("name")
+        found = [call for call in self.waiting if own is not None and call[2] == own]
+        found = found or [call for call in self.waiting if call[1] == name] or self.waiting
+        if not found:
+            return None
+        self.waiting.remove(found[0])
+        return found[0][0]
