@@ -120,7 +120,7 @@ class _Calls:
         """The id of the call that a message is the result of; None if none waits for one."""
         own, name = given.get("tool_call_id"), given.get("tool_name") or given.get("name")
         found = [call for call in self.waiting if own is not None and call[2] == own]
-        found = found or [call for call in self.waiting if call[1] == name] or self.waiting
+        found = found or [call for call in self.waiting if call[1] == name] or self.waiting[:1]
         if not found:
             return None
         self.waiting.remove(found[0])
