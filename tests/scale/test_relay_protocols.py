@@ -19,6 +19,7 @@ CITY = {
 CHAT_TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 ASKED = [{"role": "user", "content": "Rome?"}]
 SAMPLED = {"temperature": 0.8, "seed": 7, "stream": True}
+OLLAMA = {"model": "words:latest", "options": {"temperature": 0.8, "seed": 7, "num_predict": 12}}
 BODIES = {
     "messages": ("/v1/messages", {**SAMPLED, "messages": ASKED, "max_tokens": 12}),
     "messages with a call": (
@@ -39,6 +40,19 @@ BODIES = {
             "input": "Rome?",
             "max_output_tokens": 150,
             "tools": [{"type": "function", "name": "get_weather", "parameters": CITY}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        },
+    ),
+    "Ollama's chat": ("/api/chat", OLLAMA | {"messages": ASKED}),
+    "Ollama's generate": ("/api/generate", OLLAMA | {"prompt": "Rome?", "logprobs": True}),
+    "Ollama's chat with a call": (
+        "/api/chat",
+        {
+            **OLLAMA,
+            "messages": ASKED,
+            "options": OLLAMA["options"] | {"num_predict": 150},
+            "tools": [CHAT_TOOL],
             "tool_choice": "required",
             "parallel_tool_calls": False,
         },
@@ -67,6 +81,9 @@ def fleet(tmp_path_factory):
 
 def stream(fleet, path, body):
     status, headers, data = asyncio.run(ask(Gate(fleet), path, body))
+    if path.startswith("/api/"):
+        assert status == 200 and headers["content-type"] == "application/x-ndjson", data
+        return [json.loads(line) for line in data.decode().splitlines()]
     assert status == 200 and headers["content-type"].startswith("text/event-stream"), data
     lines = [line for event in data.decode().split("\n\n") for line in event.split("\n")]
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
@@ -91,7 +108,7 @@ def _without_ids(each, ids):
     """An object with each id by the number of its first appearance."""
     names = [name for name in ("id", "item_id", "call_id") if name in each]
     numbers = {name: ids.setdefault(each[name], len(ids)) for name in names}
-    dropped = ("created", "created_at", "sequence_number")
+    dropped = ("created", "created_at", "sequence_number", *(name for name in each if name.endswith("_duration")))
     return {name: value for name, value in each.items() if name not in dropped} | numbers
 
 
@@ -101,6 +118,9 @@ def _texts(event):
         return [(event, "delta")]
     if event.get("type") == "content_block_delta":
         return [(event["delta"], name) for name in ("text", "partial_json", "thinking") if name in event["delta"]]
+    said = [event.get("message", event)] if "done" in event else []
+    if said:
+        return [(each, name) for each in said for name in ("content", "response") if name in each]
     deltas = [choice["delta"] for choice in event.get("choices", ())]
     calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
     return [(delta, "content") for delta in deltas if "content" in delta] + [(call, "arguments") for call in calls]

@@ -107,7 +107,7 @@ def _ends(path: Path, reached: Reached, found: set[Path]) -> bool:
 def _required(path: Path, nodes: Mapping[Path, Any]) -> Iterator[Path]:
     """The schemas of the properties that an object must have."""
     names = nodes[path].get("required")
-    for name in names if isinstance(names, list) else ():
+    for name in filter(lambda each: isinstance(each, str), names if isinstance(names, list) else ()):
         own, other = (*path, "properties", name), (*path, "additionalProperties")
         if own in nodes:
             yield own

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenmill.errors import ConfigError
 from tokenmill.prove.agent.log import SECRET
 
+UNTYPED = "/api/"  # Ollama's routes, whose clients may not say that a body is JSON
 ONLY_OWNER = 0o600  # prompts may hold anything
 
 
@@ -33,7 +34,8 @@ class Recording:
             await self._app(scope, receive, send)
             return
         parts, headers = list[bytes](), Headers(scope=scope)
-        is_written = not headers.get("content-type", "").startswith("application/json")
+        is_json = headers.get("content-type", "").startswith("application/json") or scope["path"].startswith(UNTYPED)
+        is_written = not is_json
 
         async def noted() -> Message:
             nonlocal is_written

@@ -1,7 +1,8 @@
 """Client libraries that agents are made with: each runs its page of calls against a server with a script's answers.
 
-instructor, langchain-openai, litellm and pydantic-ai have an environment of their own, libraries/requirements.txt;
-Vercel's `ai` is pinned in javascript/package.json.
+Those of Python have an environment of their own, libraries/requirements.txt: instructor, langchain-openai, litellm,
+pydantic-ai, Ollama's own client and langchain-ollama. Vercel's `ai` and Ollama's client are pinned in
+javascript/package.json.
 """
 
 import json
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.clients
 
 HERE, REPOSITORY = Path(__file__).parent, Path(__file__).parents[3]
 SETTINGS = {"max_length": 4096, "max_sequences": 4, "cache_tokens": 16_384}
+NAMES = ("instructor", "langchain", "litellm", "pydantic_ai", "ollama", "langchain_ollama", "litellm_ollama")
 PARIS = {"name": "Paris", "population": 2_100_000}
 
 
@@ -58,7 +60,7 @@ def python():
     return found
 
 
-@pytest.mark.parametrize("name", ["instructor", "langchain", "litellm", "pydantic_ai"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_page_of_calls(server, name, tmp_path):
     own = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "True", "URL": server.url}
     program = HERE / "libraries" / f"calls_{name}.py"
@@ -69,3 +71,8 @@ def test_a_page_of_calls(server, name, tmp_path):
 def test_vercels_ai(server):
     said = node("--test", "--test-reporter=tap", "ai.test.js", URL=server.url)
     assert int(re.search(r"^# pass (\d+)$", said, re.MULTILINE)[1]) >= 4, said
+
+
+def test_ollamas_own(server):
+    said = node("--test", "--test-reporter=tap", "ollama.test.js", URL=server.url)
+    assert int(re.search(r"^# pass (\d+)$", said, re.MULTILINE)[1]) >= 6, said

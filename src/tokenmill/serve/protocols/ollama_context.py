@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from tokenmill.engine.core import Core
 from tokenmill.errors import RequestError
 from tokenmill.serve.calling import Calling
-from tokenmill.serve.errors import about
+from tokenmill.serve.errors import ApiError, about
 from tokenmill.serve.prepare import chat_prompt
 from tokenmill.serve.schema import ChatBody
 from tokenmill.text.tokenizer import Tokenizer
@@ -26,8 +26,8 @@ _words: WeakKeyDictionary[Tokenizer, list[str]] = WeakKeyDictionary()
 def prompt_after(context: List[int], core: Core, body: ChatBody) -> tuple[Calling, list[int], list[str]]:
     """See chat_prompt, behind ids of an earlier answer. The body has one message, of the user."""
     calling, _, warnings = chat_prompt(core, body)
+    before = ids_before(context, core)
     with about("context"):
-        before = core.inputs.encode(list(context))
         tokenizer = core.loaded.tokenizer
         assert tokenizer is not None, "the conversation was rendered"
         first, second = (_rendered(core, body, word) for word in _two_words(tokenizer))
@@ -37,6 +37,14 @@ def prompt_after(context: List[int], core: Core, body: ChatBody) -> tuple[Callin
     if before[-1] == turn[0] and before[-1] in core.loaded.model_config.eos_token_ids + tokenizer.eos_token_ids:
         turn = turn[1:]  # the answer has ended itself
     return calling, [*before, *turn], warnings
+
+
+def ids_before(context: List[int], core: Core) -> list[int]:
+    """The ids of a context. ApiError for ids that the model does not have."""
+    try:
+        return core.inputs.encode(list(context))
+    except RequestError as error:
+        raise ApiError(400, f"context: {error}", "context") from None
 
 
 def _rendered(core: Core, body: ChatBody, answer: str) -> list[int]:

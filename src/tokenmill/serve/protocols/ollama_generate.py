@@ -12,10 +12,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from tokenmill.engine.core import Core
-from tokenmill.serve.errors import ApiError, about
+from tokenmill.serve.errors import ApiError
 from tokenmill.serve.prepare import Prepared, prepare_completion
 from tokenmill.serve.protocols.ollama_body import OllamaGenerateBody
-from tokenmill.serve.protocols.ollama_context import prompt_after
+from tokenmill.serve.protocols.ollama_context import ids_before, prompt_after
 from tokenmill.serve.protocols.ollama_facts import ModelFacts
 from tokenmill.serve.protocols.ollama_input import check_images, translate_fields
 from tokenmill.serve.protocols.translated import Translated
@@ -80,7 +80,6 @@ def _plain(made: Translated, prompt: str) -> CompletionBody:
 def _prepare_plain(made: Translated, context: List[int], core: Core, body: CompletionBody, tenant: bytes) -> Prepared:
     """See prepare.py; the prompt stands behind the ids of the context."""
     if context:
-        with about("context"):
-            before = core.inputs.encode(list(context))
+        before = ids_before(context, core)
         body.prompt = [*before, *core.inputs.encode(str(body.prompt), body.add_special_tokens, after=before)]
     return made.noted(prepare_completion(core, body, tenant))

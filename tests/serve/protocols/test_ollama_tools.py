@@ -1,0 +1,157 @@
+"""Tools, formats and thinking in Ollama's API: a call comes whole, with its arguments as an object."""
+
+import json
+
+import httpx2
+import jsonschema
+import pytest
+
+from tests.serve.conftest import MODEL
+from tests.serve.protocols.conftest import CLOCK, WEATHER
+from tests.serve.protocols.test_ollama import lines, whole
+
+FUNCTION = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}
+TOOLS = [{"type": "function", "function": FUNCTION}, {"function": {"name": "get_time", "parameters": CLOCK}}]
+ASKED = [{"role": "user", "content": "Rome?"}]
+CHAT = {"model": MODEL, "messages": ASKED, "options": {"num_predict": 300, "seed": 3, "temperature": 1}}
+CALL = CHAT | {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+
+
+@pytest.fixture(scope="module")
+def writes(writer):
+    with httpx2.Client(base_url=writer.url, timeout=120, trust_env=False) as http:
+        yield http
+
+
+@pytest.fixture(scope="module")
+def thinks(thinker):
+    with httpx2.Client(base_url=thinker.url, timeout=120, trust_env=False) as http:
+        yield http
+
+
+def test_a_call_whole_and_streamed(writes):
+    done = whole(writes, "/api/chat", CALL)
+    (call,) = done.message.tool_calls
+    assert done.done_reason == "stop" and done.message.content == "" and call.id
+    jsonschema.validate(call.function.arguments, WEATHER if call.function.name == "get_weather" else CLOCK)
+    *parts, last = lines(writes, "/api/chat", CALL)
+    (streamed,) = [each for part in parts for each in part.message.tool_calls]
+    assert streamed.function == call.function and not any(part.message.content for part in parts)
+    assert last.done_reason == "stop" and last.eval_count == done.eval_count
+
+
+@pytest.mark.slow
+def test_several_calls_are_numbered(writes):
+    body = CALL | {"parallel_tool_calls": True, "options": {"num_predict": 600, "seed": 0, "temperature": 1}}
+    done = whole(writes, "/api/chat", body)
+    calls = done.message.tool_calls
+    assert [call.function.index for call in calls] == list(range(len(calls))) and len({c.id for c in calls}) == len(
+        calls
+    )
+    streamed = [call for part in lines(writes, "/api/chat", body) for call in part.message.tool_calls]
+    assert [call.function for call in streamed] == [call.function for call in calls]
+
+
+@pytest.mark.parametrize("num_predict", [25, 40, 55])
+def test_a_call_that_is_cut_is_text(num_predict, writes):
+    """Nobody should run a call whose arguments are not all there."""
+    body = CALL | {"tools": TOOLS[:1], "options": CHAT["options"] | {"num_predict": num_predict}}
+    done = whole(writes, "/api/chat", body)
+    assert done.done_reason == "length" and not done.message.tool_calls
+    streamed = lines(writes, "/api/chat", body)
+    assert "".join(part.message.content for part in streamed) == done.message.content
+    assert not any(part.message.tool_calls for part in streamed)
+
+
+CALLED = {"function": {"name": "get_time", "arguments": {}}}
+RESULTS = [
+    [{"role": "tool", "content": "noon", "tool_name": "get_time"}],
+    [{"role": "tool", "content": "noon", "name": "get_time"}],
+    [{"role": "tool", "content": "noon"}],
+    [{"role": "tool", "content": "noon", "tool_call_id": "x"}],
+]
+
+
+@pytest.mark.parametrize("results", RESULTS)
+def test_calls_and_results_in_the_history(results, writes):
+    history = [*ASKED, {"role": "assistant", "content": "I look.", "tool_calls": [CALLED]}, *results]
+    call = {"id": "x", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    plain = [*ASKED, {"role": "assistant", "content": "I look.", "tool_calls": [call]}]
+    plain.append({"role": "tool", "tool_call_id": "x", "content": "noon"})
+    body = {"messages": plain, "tools": [TOOLS[0]], "max_tokens": 20, "temperature": 0, "tool_choice": "none"}
+    wanted = writes.post("/v1/chat/completions", json=body).json()
+    options = {"num_predict": 20, "temperature": 0}
+    asked = {"model": MODEL, "messages": history, "tools": [TOOLS[0]], "tool_choice": "none", "options": options}
+    done = whole(writes, "/api/chat", asked)
+    assert done.message.content == wanted["choices"][0]["message"]["content"]
+    assert done.prompt_eval_count == wanted["usage"]["prompt_tokens"]
+
+
+def test_results_find_their_calls_by_name(writes):
+    """Two calls and their results in the other order; OpenAI's ids say the same."""
+    names = ("get_weather", "get_time")
+    calls = [{"function": {"name": name, "arguments": {}}} for name in names]
+    results = [{"role": "tool", "content": name, "tool_name": name} for name in reversed(names)]
+    history = [*ASKED, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    with_ids = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in names]
+    plain = [*ASKED, {"role": "assistant", "content": None, "tool_calls": with_ids}]
+    plain += [{"role": "tool", "tool_call_id": name, "content": name} for name in reversed(names)]
+    body = {"messages": plain, "max_tokens": 12, "temperature": 0}
+    wanted = writes.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    options = {"num_predict": 12, "temperature": 0}
+    assert whole(writes, "/api/chat", CHAT | {"messages": history, "options": options}).message.content == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_format(path, writes):
+    body = CHAT | {"format": WEATHER, "prompt": "Rome?"}
+    for text in (
+        "".join(_text(part) for part in lines(writes, path, body)),
+        _text(whole(writes, path, body)),
+    ):
+        jsonschema.validate(json.loads(text), WEATHER)
+    found = whole(writes, path, body | {"format": "json", "options": {"num_predict": 400, "seed": 1}})
+    assert _text(found).startswith("{")
+    assert _text(whole(writes, path, body | {"format": ""})) == _text(
+        whole(writes, path, {name: value for name, value in body.items() if name != "format"})
+    )
+
+
+def _text(answer):
+    return answer.message.content if hasattr(answer, "message") else answer.response
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_thinking_stands_by_itself(path, thinks):
+    def said(part):
+        inner = part.message if path == "/api/chat" else part
+        return inner.thinking, _text(part)
+
+    prompt = {"messages": ASKED} if path == "/api/chat" else {"prompt": "Rome?"}
+    body = {"model": MODEL, **prompt, "options": {"num_predict": 40, "seed": 5, "thinking_budget": 8}}
+    thinking, text = said(whole(thinks, path, body))
+    assert 0 < len(thinking) <= 8 and text and "think>" not in text
+    parts = [said(part) for part in lines(thinks, path, body)]
+    assert ("".join(each for each, _ in parts), "".join(each for _, each in parts)) == (thinking, text)
+    assert said(whole(thinks, path, body | {"think": True})) == (thinking, text)
+    assert said(whole(thinks, path, body | {"think": False}))[0] == ""
+    low = whole(thinks, path, body | {"think": "low", "options": {"num_predict": 4, "seed": 5}})
+    assert said(low)[0] and not low.warnings
+    assert "thinking" in thinks.post("/api/show", json={"model": MODEL}).json()["capabilities"]
+
+
+def test_a_format_that_is_none(writes):
+    for wrong in ({"type": "object", "required": [[]]}, {"type": "no"}, "yaml"):
+        response = writes.post("/api/chat", json=CHAT | {"format": wrong})
+        assert response.status_code == 400 and response.json()["error"].startswith("format"), response.text
+
+
+def test_earlier_thinking_is_told_to_the_template(thinks):
+    """As reasoning_content is, by OpenAI's name."""
+    turns = [*ASKED, {"role": "assistant", "content": "Yes.", "thinking": "Hm."}, {"role": "user", "content": "Why?"}]
+    options = {"num_predict": 6, "temperature": 0}
+    done = whole(thinks, "/api/chat", {"model": MODEL, "messages": turns, "options": options})
+    plain = [*ASKED, {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}, turns[-1]]
+    wanted = thinks.post("/v1/chat/completions", json={"messages": plain, "max_tokens": 6, "temperature": 0}).json()
+    assert done.prompt_eval_count == wanted["usage"]["prompt_tokens"]
