@@ -166,8 +166,8 @@ def command(
     profile: Profile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Serve a model over HTTP: /v1/completions, /v1/chat/completions and /v1/responses, as OpenAI's API has them, and
-    /v1/messages, as Anthropic's has it.
+    """Serve a model over HTTP: /v1/completions, /v1/chat/completions and /v1/responses, as OpenAI's API has them,
+    /v1/messages, as Anthropic's has it, and /api/chat and /api/generate, as Ollama's has them.
 
     Requests run together and share the rows of prompts that begin alike. SIGTERM or Ctrl-C lets running requests end.
     """

@@ -186,9 +186,12 @@ def test_unknown_fields_are_named_or_refused(http, chat_model):
 
 
 def test_our_own_fields_count_too(http, quiet):
-    body = asked("/api/chat", num_predict=None) | {"max_tokens": 3, "cache_salt": "a"}
+    body = asked("/api/chat", num_predict=None) | {"max_tokens": 3, "cache_salt": "a", "return_token_ids": True}
     done = whole(http, "/api/chat", body)
     assert done.eval_count == 3 and not done.warnings
+    assert done.prompt_token_ids == quiet.chat_prompt(CHAT["messages"]) and len(done.token_ids) == 3
+    (told,) = whole(http, "/api/chat", body | {"prompt_logprobs": 1}).warnings
+    assert told == "unknown field 'prompt_logprobs' is ignored"
 
 
 def test_programs_need_not_say_that_a_body_is_json(http):

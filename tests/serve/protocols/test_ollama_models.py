@@ -1,5 +1,7 @@
 """What Ollama's API tells about the model, and what it would change."""
 
+import re
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from safetensors.torch import load_file
 from tests.serve.conftest import MODEL, served
 from tokenmill.serve.protocols.ollama_facts import _counted
 from tokenmill.serve.protocols.ollama_names import tagged, unloads
+from tokenmill.serve.protocols.ollama_options import NEUTRAL, OWN, WITHOUT_EFFECT
 
 
 def test_the_model_is_listed_and_runs(http, chat_model, quiet):
@@ -91,3 +94,20 @@ def test_names_times_and_numbers():
     assert [*map(tagged, ("a", "a:b", "h:80/a", "h:80/a:b"))] == ["a:latest", "a:b", "h:80/a:latest", "h:80/a:b"]
     assert [*map(_counted, (999, 1500, 134_515_008, 7_000_000_000))] == ["999", "1.5K", "134.52M", "7B"]
     assert all(map(unloads, (0, 0.0, "0", "0s", "0m0s", "-0"))) and not any(map(unloads, (None, "", "10s", -1, 0.5)))
+
+
+def test_what_the_document_shows(http):
+    """Its commands are sent as curl sends them; its table of options has each that is known."""
+    page = (Path(__file__).parents[3] / "docs" / "ollama-api.md").read_text(encoding="utf-8")
+    commands = [shlex.split(line) for line in page.splitlines() if line.startswith("curl ")]
+    assert len(commands) == 4
+    for _, url, *more in commands:
+        path, body = (
+            url.removeprefix("http://localhost:11434"),
+            more[1].replace("smollm2-135m", MODEL) if more else None,
+        )
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        response = http.request("POST" if body else "GET", path, content=body, headers=form if body else None)
+        assert response.status_code == 200 and "error" not in response.text, response.text
+    table = page.partition("## Options")[2].partition("## Answers")[0]
+    assert {*re.findall(r"`(\w+)`", table)} >= {*OWN, *NEUTRAL, *WITHOUT_EFFECT}

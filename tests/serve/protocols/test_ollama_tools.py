@@ -1,14 +1,16 @@
 """Tools, formats and thinking in Ollama's API: a call comes whole, with its arguments as an object."""
 
 import json
+import re
 
 import httpx2
 import jsonschema
 import pytest
 
-from tests.serve.conftest import MODEL
+from tests.serve.conftest import MODEL, served
 from tests.serve.protocols.conftest import CLOCK, WEATHER
 from tests.serve.protocols.test_ollama import lines, whole
+from tests.serve.scripted import call, save_scripted_model, scripted
 
 FUNCTION = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}
 TOOLS = [{"type": "function", "function": FUNCTION}, {"function": {"name": "get_time", "parameters": CLOCK}}]
@@ -50,6 +52,31 @@ def test_several_calls_are_numbered(writes):
     )
     streamed = [call for part in lines(writes, "/api/chat", body) for call in part.message.tool_calls]
     assert [call.function for call in streamed] == [call.function for call in calls]
+
+
+@pytest.mark.slow
+def test_space_before_a_call_is_no_text(tmp_path):
+    """However the text comes in pieces; all other text is given as it is."""
+    texts = {
+        "one": "Let me see. \n\n\n" + call("look", at="x"),
+        "two": "\n\n" + call("look", at="x"),
+        "three": " \n It is \n\n so.\n \n",
+    }
+    wanted = {"one": ("Let me see.", 1), "two": ("", 1), "three": (texts["three"], 0)}
+    function = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+    settings = {"max_length": 2048, "max_sequences": 2, "cache_tokens": 8192}
+    with (
+        served(save_scripted_model(tmp_path), settings) as server,
+        scripted(server.driver.core, lambda prompt: texts[re.findall(r"<(\w+)>\?", prompt)[-1]]) as script,
+        httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as http,
+    ):
+        for name, (text, count) in wanted.items():
+            messages = [{"role": "user", "content": f"<{name}>?"}]
+            body = {"model": MODEL, "messages": messages, "tools": [{"type": "function", "function": function}]}
+            for parts in ([whole(http, "/api/chat", body)], lines(http, "/api/chat", body)):
+                assert "".join(part.message.content for part in parts) == text, name
+                assert sum(len(part.message.tool_calls) for part in parts) == count
+        assert not script.departures
 
 
 @pytest.mark.parametrize("num_predict", [25, 40, 55])

@@ -74,6 +74,8 @@ class OllamaAnswer(Answer):
     eval_count: int = Field(default=0)
     eval_duration: int = Field(default=0)
     warnings: list[str] = Field(default=[])
+    prompt_token_ids: list[int] = Field(default=[])
+    token_ids: list[int] = Field(default=[])
 
 
 class OllamaChatAnswer(OllamaAnswer):

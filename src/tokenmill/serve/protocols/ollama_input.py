@@ -15,6 +15,7 @@ from tokenmill.serve.protocols.translated import Translated, field_of
 from tokenmill.value_reader import brief
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+NOT_GIVEN = ("prompt_logprobs", "stream_options")  # our own fields for which an answer has no place
 LEVELS = ("low", "medium", "high", "max")  # of thinking
 Json = dict[str, Any]
 
@@ -44,6 +45,7 @@ def translate_fields(body: OllamaBody, thinks: bool, num_positions: int) -> Tran
     elif body.top_logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     made.take_others(body.model_extra, IGNORED)
+    made.unknown += [name for name in NOT_GIVEN if made.fields.pop(name, None) is not None]
     return made
 
 

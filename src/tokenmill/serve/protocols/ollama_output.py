@@ -5,7 +5,7 @@ A call comes whole, when it has ended. One that a limit has cut is no call that 
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from tokenmill.serve.choices import logprob_entries
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.protocols.ollama_names import nanoseconds, now
 from tokenmill.serve.reading import Reading
+from tokenmill.serve.resumption import Resumption
 from tokenmill.serve.schema import SamplingBody
 from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
 from tokenmill.text.token_bytes import Spelling
@@ -49,7 +50,8 @@ class OllamaFormat(Format):
         self._spelling: Spelling | None = None
         self._open: int | None = None  # the call that has not ended
         self._num_calls = 0  # that were given
-        self._blanks = ""  # of a text that may be nothing but the space before a call
+        self._blanks = ""  # that may be the space before a call
+        self._before_s = 0.0  # the time of another server that has begun this
 
     @property
     def begun(self) -> Json:
@@ -60,6 +62,11 @@ class OllamaFormat(Format):
     def keep_alive(self) -> bytes:  # type: ignore[override]
         """See Format: an object without text, since a line that is no JSON ends the stream for some clients."""
         return self.event(self._object(_Said()))
+
+    def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
+        """See Format."""
+        super().resume(written, texts)
+        self._before_s = written.elapsed_s
 
     def answer(self, completions: List[Completion]) -> Json:
         """See Format."""
@@ -112,9 +119,8 @@ class OllamaFormat(Format):
     def _add_text(self, text: str, said: "_Said") -> None:
         """Add text; blanks wait for the text behind them, where a call may come instead."""
         text = self._blanks + text
-        is_held = self._asked.may_call and not text.strip() and not said.text
-        self._blanks = text if is_held else ""
-        said.text += "" if is_held else text
+        end = len(text.rstrip()) if self._asked.may_call else len(text)
+        said.text, self._blanks = said.text + text[:end], text[end:]
 
     def _close(self, said: "_Said") -> None:
         """Give the call that has ended, if there is one."""
@@ -143,6 +149,7 @@ class OllamaFormat(Format):
         load_s = self._ready_s - self._asked.arrived_s
         prompt_s = done.timing.ttft_s
         decode_s = sum(done.timing.itl_s) or total_s - load_s - prompt_s  # of a single token: what is left
+        total_s, decode_s = total_s + self._before_s, decode_s + self._before_s
         return {
             "done": True,
             "done_reason": "length" if done.finish_reason == "length" else "stop",
@@ -154,6 +161,7 @@ class OllamaFormat(Format):
             "eval_count": self._num_new,
             "eval_duration": nanoseconds(decode_s),
             **self._warning_fields(),
+            **self._token_ids(done),
         }
 
     def _logprobs(self, tokens: List[int], entries: List[TokenLogprobs] | None) -> Json:
