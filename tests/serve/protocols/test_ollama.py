@@ -1,6 +1,7 @@
 """POST /api/chat and /api/generate, as Ollama's documents show them: texts are those of the engine."""
 
 import json
+import time
 
 import httpx2
 import pytest
@@ -39,6 +40,12 @@ def error(http, path, body, status=400):
     response = http.post(path, json=body)
     assert response.status_code == status and list(response.json()) == ["error"], response.text
     return response.json()["error"]
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """A stream on which no text comes has an object without text soon."""
+    monkeypatch.setattr("tokenmill.serve.driver.SILENCE_S", 0.01)
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -226,9 +233,7 @@ def test_a_full_server_and_one_that_ends(chat_model):
         assert "shutting down" in error(http, "/api/generate", {"model": MODEL}, 503)
 
 
-def test_a_client_that_leaves_is_forgotten(chat_model):
-    import time
-
+def test_a_client_that_leaves_is_forgotten(chat_model, often):
     with served(chat_model) as server:
         hold(server.driver)
         with httpx2.stream("POST", f"{server.url}/api/chat", json=CHAT, timeout=60) as response:
@@ -256,11 +261,23 @@ def test_a_stream_that_fails_ends_with_an_error(chat_model):
         assert json.loads(last) == {"error": "the engine has failed: ZeroDivisionError"}
 
 
-def test_nothing_for_a_while_is_an_object_without_text(chat_model, monkeypatch):
-    monkeypatch.setattr("tokenmill.serve.driver.SILENCE_S", 0.01)
+def test_nothing_for_a_while_is_an_object_without_text(chat_model, often):
     with served(chat_model) as server:
         hold(server.driver)
         with httpx2.stream("POST", f"{server.url}/api/chat", json=CHAT, timeout=60) as response:
             found = response.iter_lines()
             empty = next(each for line in found if not (each := json.loads(line))["message"]["content"])
         assert not empty["done"] and set(empty) == {"model", "created_at", "message", "done"}
+
+
+def test_a_stream_at_the_end_of_the_server_ends_with_an_error(chat_model, often):
+    got = []
+    with served(chat_model, drain_s=0.0) as server:
+        hold(server.driver)
+        with httpx2.stream("POST", f"{server.url}/api/chat", json=CHAT, timeout=60) as response:
+            found = response.iter_lines()
+            got.append(next(found))
+            server.drain()
+            got += found
+    assert json.loads(got[-1]) == {"error": "the server has shut down before this request had ended"}
+    assert not any(json.loads(line).get("done") for line in got)

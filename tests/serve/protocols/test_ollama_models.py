@@ -111,3 +111,27 @@ def test_what_the_document_shows(http):
         assert response.status_code == 200 and "error" not in response.text, response.text
     table = page.partition("## Options")[2].partition("## Answers")[0]
     assert {*re.findall(r"`(\w+)`", table)} >= {*OWN, *NEUTRAL, *WITHOUT_EFFECT}
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_gguf_file_and_its_own_chat_template(real_model):
+    """What is told of it; and the next turn behind a context is that of the conversation, to the token."""
+    settings = {"dtype": "auto", "max_length": 256, "block_size": 16}
+    with served(real_model, settings) as server, httpx2.Client(base_url=server.url, trust_env=False) as http:
+        details = http.get("/api/tags").json()["models"][0]["details"]
+        assert details["format"] == "gguf" and details["quantization_level"].endswith("bits")
+        assert details["parameter_size"] == "134.52M"
+        options = {"temperature": 0, "num_predict": 12}
+        body = {"model": MODEL, "prompt": "My name is Ada.", "stream": False, "options": options}
+        first = http.post("/api/generate", json=body, timeout=60).json()
+        asked = "What is my name?"
+        second = http.post(
+            "/api/generate", json=body | {"prompt": asked, "context": first["context"]}, timeout=60
+        ).json()
+        turns = [("user", body["prompt"]), ("assistant", first["response"]), ("user", asked)]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        chat = {"model": MODEL, "messages": messages, "stream": False, "options": options, "return_token_ids": True}
+        wanted = http.post("/api/chat", json=chat, timeout=60).json()
+        assert second["context"] == [*wanted["prompt_token_ids"], *wanted["token_ids"]]
+        assert second["response"] == wanted["message"]["content"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.model.description import count_parameters
+from tokenmill.quant.schemes import find_scheme
 from tokenmill.serve.calling import calling_of
 from tokenmill.serve.protocols.ollama_names import tagged, written
 from tokenmill.serve.schema import TokenizeBody
@@ -105,16 +106,26 @@ class ModelFacts:
 
     @cached_property
     def _details(self) -> Json:
-        loaded = self._core.loaded
-        scheme, family = loaded.config.scheme, loaded.model_config.family
+        loaded, family = self._core.loaded, self._core.loaded.model_config.family
         return {
             "parent_model": "",
-            "format": "gguf" if loaded.config.model.endswith(".gguf") else "safetensors",
+            "format": "gguf" if [*loaded.fingerprint] == ["weights"] else "safetensors",  # one file has all
             "family": family,
             "families": [family],
             "parameter_size": _counted(sum(count_parameters(loaded.model_config).values())),
-            "quantization_level": scheme.upper() if scheme.startswith("q") else DTYPES[loaded.config.dtype],
+            "quantization_level": self._level,
         }
+
+    @property
+    def _level(self) -> str:
+        """The scheme of the matrices, the bits of a number in them where they are as the files have them, or a dtype."""
+        loaded = self._core.loaded
+        scheme = loaded.config.scheme
+        if scheme.startswith("q"):
+            return scheme.upper()
+        if find_scheme(scheme).keeps_codes and loaded.model_config.code_bits:
+            return f"{loaded.model_config.code_bits:.3g} bits"
+        return DTYPES[loaded.config.dtype]
 
     @property
     def _parameters(self) -> str:
