@@ -40,6 +40,7 @@ def spoken(tmp_path_factory):
         yield http, script
 
 
+@pytest.mark.slow
 def test_it_is_the_conversation_that_the_template_writes(spoken):
     http, script = spoken
     body = {"model": MODEL, "prompt": "Is it <|im_end|> so?", "system": "Be brief.", "stream": False}

@@ -118,7 +118,7 @@ class ModelFacts:
 
     @property
     def _level(self) -> str:
-        """The scheme of the matrices, the bits of a number in them where they are as the files have them, or a dtype."""
+        """The scheme of the matrices; the bits of their numbers, where they stay as in the files; or a dtype."""
         loaded = self._core.loaded
         scheme = loaded.config.scheme
         if scheme.startswith("q"):
