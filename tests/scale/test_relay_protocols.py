@@ -8,6 +8,7 @@ import pytest
 from tests.byte_model import save_byte_model
 from tests.marks import slow_but
 from tests.scale.fakes import FakeFleet, ask, cut_before_messages
+from tokenmill.scale import relay
 from tokenmill.scale.gate import Gate
 
 CITY = {
@@ -133,3 +134,47 @@ def test_a_stream_is_cut_at_every_message(name, fleet):
     for cut, _, wanted, found in cut_before_messages(fleet, lambda: read(stream(fleet, path, body)), most=20):
         assert [each for each in found if "usage" not in each[0]] == [each for each in wanted if "usage" not in each[0]]
         assert cut == 0 or found == wanted
+
+
+@pytest.mark.slow
+def test_lines_of_json_stay_so_while_a_stream_waits(chat_model, monkeypatch):
+    """A client that reads a line at a time reads nothing else: what is sent meanwhile is an object without text."""
+    monkeypatch.setattr(relay, "TICK_S", 0.01)
+    monkeypatch.setattr(relay, "SILENCE_S", 0.02)
+    fleet, seen = FakeFleet(chat_model, 1), []
+    body = {"model": "words", "prompt": "w1 w2", "options": {"temperature": 0, "num_predict": 20}}
+    try:
+        wanted = stream(fleet, "/api/generate", body)
+
+        def die(call, replica, message):
+            seen.append(message)
+            if replica == "r0" and len(seen) == 3:
+                fleet.kill("r0")
+                asyncio.get_running_loop().call_later(0.3, fleet.add)
+                return True
+            return False
+
+        fleet.on_part = die
+        events = stream(fleet, "/api/generate", body)
+        empty = [event for event in events[:-1] if event["response"] == ""]
+        assert len(empty) > 1 and not any(event["done"] for event in empty)
+        texts = ["".join(event["response"] for event in each) for each in (events, wanted)]
+        assert texts[0] == texts[1] and events[-1]["context"] == wanted[-1]["context"]
+        fleet.on_part = lambda *_: len(seen) == 5 or bool(seen.append(1))
+        seen.clear()
+        monkeypatch.setattr(FakeFleet, "replicas", property(lambda _: frozenset()))
+        _, _, data = asyncio.run(ask(Gate(fleet, patience_s=0.3), "/api/generate", body))
+        *_, last = map(json.loads, data.decode().splitlines())
+        assert list(last) == ["error"]
+    finally:
+        fleet.close()
+
+
+def test_what_tells_about_the_model_is_passed_on(fleet):
+    for path, body in (("/api/tags", None), ("/api/ps", None), ("/api/show", {"model": "words"}), ("/", None)):
+        status, _, data = asyncio.run(ask(Gate(fleet), path, body))
+        assert status == 200 and data, path
+    status, _, data = asyncio.run(ask(Gate(fleet), "/api/chat", {"model": "words", "messages": []}))
+    assert status == 200 and json.loads(data)["done_reason"] == "load"
+    status, _, data = asyncio.run(ask(Gate(fleet), "/api/chat", {"model": "other", "messages": []}))
+    assert status == 404 and list(json.loads(data)) == ["error"]
