@@ -79,8 +79,9 @@ def test_a_longer_context_than_there_is_is_said(http):
         ({"stop": 5}, "stop"),
         ({"seed": -7}, "seed"),
         ({"num_predict": 5, "max_tokens": 6}, "means the same"),
+        ({f"other{number}": 1 for number in range(101)}, "options: 101 of them are not allowed"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_what_is_wrong_is_named(options, words, http):
     body = {**CHAT, "options": options}

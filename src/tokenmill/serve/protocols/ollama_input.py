@@ -5,6 +5,7 @@ that waits for one.
 """
 
 import json
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,7 +80,7 @@ def _message(given: Json, where: str, calls: "_Calls") -> Json:
         return {"role": role, "tool_call_id": calls.answered(given), "content": content}
     message: Json = {"role": role, "content": content}
     if role == "assistant":
-        calls.waiting = []
+        calls.begin()
         if given.get("thinking"):
             message["reasoning_content"] = field_of(given, "thinking", str, where)
         if given.get("tool_calls"):
@@ -101,29 +102,46 @@ def _tool(given: Json, where: str) -> Json:
 
 
 class _Calls:
-    """The calls of a conversation. waiting: (id, name, its own id if it has one) of those that have no result yet."""
+    """The calls of a conversation, and which of them have no result yet. Each look-up takes a moment, however many."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[str, str, Any]] = []
         self._count = 0
+        self._waiting: dict[str, None] = {}  # ids that are given here, in their order
+        self._by_id: dict[str, str] = {}  # by the ids that the client gives
+        self._by_name: dict[str, deque[str]] = {}
+
+    def begin(self) -> None:
+        """The assistant speaks again: calls without a result stay so."""
+        self._waiting, self._by_id, self._by_name = {}, {}, {}
 
     def add(self, given: Any, where: str) -> Json:
         """A call of the assistant."""
         function = field_of(given, "function", dict, where)
         name = field_of(function, "name", str, where)
         arguments = field_of({"arguments": {}, **_given(function)}, "arguments", (dict, str), where)
-        number, own = f"call_{self._count}", given.get("id")
-        self._count += 1
-        self.waiting.append((number, name, own))
+        number, self._count = f"call_{self._count}", self._count + 1
+        self._waiting[number] = None
+        self._by_name.setdefault(name, deque()).append(number)
+        if isinstance(own := given.get("id"), str):
+            self._by_id[own] = number
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         return {"id": number, "type": "function", "function": {"name": name, "arguments": text}}
 
     def answered(self, given: Json) -> str | None:
         """The id of the call that a message is the result of; None if none waits for one."""
         own, name = given.get("tool_call_id"), given.get("tool_name") or given.get("name")
-        found = [call for call in self.waiting if own is not None and call[2] == own]
-        found = found or [call for call in self.waiting if call[1] == name] or self.waiting[:1]
-        if not found:
-            return None
-        self.waiting.remove(found[0])
-        return found[0][0]
+        number = self._by_id.get(own) if isinstance(own, str) else None
+        if number not in self._waiting:
+            number = self._first_of(name) if isinstance(name, str) else None
+        if number is None:
+            number = next(iter(self._waiting), None)
+        if number is not None:
+            del self._waiting[number]
+        return number
+
+    def _first_of(self, name: str) -> str | None:
+        """The first call of a function that waits."""
+        numbers = self._by_name.get(name, deque())
+        while numbers and numbers[0] not in self._waiting:
+            numbers.popleft()
+        return numbers[0] if numbers else None

@@ -13,6 +13,7 @@ from tokenmill.serve.schema import SETTINGS
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 from tokenmill.value_reader import brief
 
+MAX_OPTIONS = 100  # clients have some 30; to look for names that are like an unknown one takes milliseconds
 AT_START = "is chosen when the server starts"
 WITHOUT_EFFECT = {
     **dict.fromkeys(("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "num_gqa"), AT_START),
@@ -24,6 +25,7 @@ WITHOUT_EFFECT = {
     "penalize_newline": "has no effect in Ollama either",
 }
 """Options that change nothing of a text here, with the reason."""
+MAX_COMPARED = 5  # unknown options that are compared with those that there are
 NEUTRAL: Mapping[str, tuple[float, ...]] = {"typical_p": (0, 1), "tfs_z": (0, 1), "mirostat": (0,)}
 """Samplers that there are not, with the values that turn them off."""
 AS_FITS = (-1, -2)  # values of num_predict
@@ -43,6 +45,8 @@ NAMES = {
 
 def take_options(options: Mapping[str, Any], made: Translated, num_positions: int) -> None:
     """Take the options of a request. num_positions: tokens of the longest text that is served."""
+    if len(options) > MAX_OPTIONS:
+        raise ApiError(400, f"options: {len(options)} of them are not allowed: at most {MAX_OPTIONS}", "options")
     for name, value in options.items():
         if value is None:
             continue
@@ -98,7 +102,8 @@ def _check_neutral(name: str, value: Any) -> None:
 
 def _note_unknown(name: str, made: Translated) -> None:
     known = (*NAMES, *WITHOUT_EFFECT, *NEUTRAL, *OWN)
-    if (meant := nearest(name, known)) is not None:
+    is_new = len(made.unknown) < MAX_COMPARED
+    if is_new and (meant := nearest(name, known)) is not None:
         raise ApiError(400, f"there is no option {name!r}: {meant!r} is meant?", "options", "unknown_parameter")
     made.unknown.append(f"options.{name}")
 
