@@ -1,11 +1,18 @@
 """`context` of /api/generate: the next turn stands behind exactly the ids that were there."""
 
+import json
+
 import httpx2
 import pytest
 
+from tests.byte_model import save_byte_model
 from tests.serve.conftest import MODEL, served
 from tests.serve.protocols.test_ollama import asked, error, lines, whole
 from tests.serve.scripted import save_scripted_model, scripted
+from tests.text.tools.templates import TEMPLATES
+from tokenmill import load
+from tokenmill.serve.protocols.ollama_context import prompt_after
+from tokenmill.serve.schema import ChatBody
 
 GENERATE = asked("/api/generate")
 SETTINGS = {"max_length": 2048, "max_sequences": 2, "cache_tokens": 8192}
@@ -63,3 +70,21 @@ def test_ids_that_are_none(http):
     for context in ([-1], [999], [2**62], ["w1"], "w1"):
         assert error(http, "/api/generate", GENERATE | {"context": context}).startswith("context")
     assert "maximum context length" in error(http, "/api/generate", GENERATE | {"context": [1] * 200})
+
+
+# Their small templates here show an earlier answer otherwise than they open a new one; the context has what was open.
+OPEN_OTHERWISE = ("functiongemma", "gemma4", "harmony")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - {*OPEN_OTHERWISE}))
+def test_the_turn_of_each_family(name, tmp_path):
+    """Behind the ids of a question and its answer stands what its template writes of the whole conversation."""
+    path = save_byte_model(tmp_path, context=4096)
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATES[name]}))
+    first, second = ({"role": "user", "content": text} for text in ("Is it?", "And now?"))
+    with load(str(path), max_length=2048) as engine:
+        before = [*engine.chat_prompt([first]), *engine.encode("Yes.", False)]
+        _, found, _ = prompt_after(before, engine.core, ChatBody(messages=[second]))
+        assert found == engine.chat_prompt([first, {"role": "assistant", "content": "Yes."}, second])
