@@ -8,12 +8,12 @@ from tokenmill.serve import answer_schema as forms
 from tokenmill.serve.protocols import answer_schema as protocols
 from tokenmill.serve.protocols import ollama_answer_schema as ollama
 
+OLLAMA = {"model": MODEL, "stream": False, "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3, "x": 1}}
 MESSAGES = [{"role": "user", "content": "w1 w2"}]
 COMPLETION = {"prompt": "w1 w2", "max_tokens": 3, "logprobs": 2, "echo": True, "return_token_ids": True, "unknown": 1}
 COMPLETION |= {"receipt": True}
 CHAT = {"messages": MESSAGES, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
 CHAT |= {"receipt": True}
-OLLAMA = {"model": MODEL, "stream": False, "logprobs": True, "top_logprobs": 2, "options": {"num_predict": 3, "x": 1}}
 SESSION = "/v1/sessions/tale"
 ANSWERS = [
     ("POST", "/v1/completions", {"prompt": "w1"}, forms.CompletionAnswer),

@@ -16,7 +16,7 @@ from tokenmill.serve.protocols.translated import Translated, field_of
 from tokenmill.value_reader import brief
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-NOT_GIVEN = ("prompt_logprobs", "stream_options")  # our own fields for which an answer has no place
+NOT_GIVEN = ("prompt_logprobs", "stream_options", "receipt")  # our own fields for which an answer has no place
 LEVELS = ("low", "medium", "high", "max")  # of thinking
 Json = dict[str, Any]
 
