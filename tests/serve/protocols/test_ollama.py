@@ -97,7 +97,7 @@ def test_a_model_without_a_template_continues_plain_prompts(tmp_path):
         second = whole(http, "/api/generate", asked("/api/generate") | {"prompt": "w5", "context": first.context})
         assert second.context[:11] == [*first.context, 5]
         assert "chat template" in error(http, "/api/generate", asked("/api/generate") | {"system": "w1"})
-        assert "chat template" in error(http, "/api/chat", CHAT)
+        assert "does not support chat" in error(http, "/api/chat", CHAT)
         assert http.post("/api/show", json={"model": MODEL}).json()["capabilities"] == ["completion"]
 
 

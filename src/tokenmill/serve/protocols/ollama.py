@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from tokenmill.serve.answering import answered
 from tokenmill.serve.document import answers
+from tokenmill.serve.errors import ApiError
 from tokenmill.serve.protocols.ollama_answer_schema import OllamaChatAnswer, OllamaError, OllamaGenerateAnswer
 from tokenmill.serve.protocols.ollama_body import OllamaBody, OllamaChatBody, OllamaGenerateBody
 from tokenmill.serve.protocols.ollama_facts import ModelFacts
@@ -24,6 +25,7 @@ from tokenmill.serve.service import Service
 from tokenmill.serve.work import LINES, Work
 
 REFUSALS = (400, 404, 408, 429, 503, 504)
+PLAIN = "/api/generate takes a prompt as text"
 STAYS = "the model stays loaded as long as the server runs"
 NOTHING: dict[type[OllamaBody], dict[str, Any]] = {
     OllamaChatBody: {"message": {"role": "assistant", "content": ""}},
@@ -42,6 +44,8 @@ def ollama(service: Service) -> APIRouter:
         arrived_s, wants_unload = time.perf_counter(), _checked(service, body)
         if not body.messages:
             return _loaded(service, body, wants_unload)
+        if not facts.has_template:
+            raise ApiError(400, f'"{body.model}" does not support chat: it has no chat template. {PLAIN}', "messages")
         made = translate_chat(body, facts.thinks, facts.num_positions)
         _check_strict(service, made)
         asked = Asked(body.model, arrived_s, may_call=bool(body.tools))
