@@ -18,6 +18,8 @@
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make map    the tables of docs/map.md, from the docstrings of the modules
+# make docs   the book, from docs/ into build/site
+# make pages  what is made of the source in docs/: tables, whole pages, a picture
 # make clean  remove what make has made
 #
 # PYTHON selects the interpreter: make demo PYTHON=python3.12. ARGS goes to pytest, or to serve: make test ARGS="-k law".
@@ -29,7 +31,7 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-agents test-ray test-wheel test-arm test-long wheels prove check bench map clean
+.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-agents test-ray test-wheel test-arm test-long wheels prove check bench map pages docs clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -101,6 +103,15 @@ bench: .venv/.ready-dev
 
 map: .venv/.ready-dev
 	$(BIN)/python -m tests.rooms
+
+pages: .venv/.ready-dev map
+	$(BIN)/python -m tests.test_registry
+	$(BIN)/python -m tests.test_models_page
+	$(BIN)/python -m tests.book
+
+docs: .venv/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m tests.book.built build/site
 
 clean:
 	rm -rf $(JAVASCRIPT)/node_modules .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -174,6 +185,10 @@ PROGRAMS := node:nodejs npm:npm nginx:nginx caddy:caddy curl:curl promtool:prome
 		echo "error: test-clients needs more: install$$missing (the names are Debian's)"; exit 1; fi; \
 	if [ -n "$$missing" ]; then \
 		apt-get update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing; fi
+	touch $@
+
+.venv/.ready-docs: .venv/.ready
+	$(PIP) -e ".[docs]"
 	touch $@
 
 .venv/.ready-serve: .venv/.ready

@@ -1,4 +1,5 @@
-"""Make the tables of README.md, docs/benchmarks.md and docs/promise.md from the rows in benchmarks/results/.
+"""Make the tables of README.md, docs/index.md, docs/benchmarks.md and docs/promise.md from the rows in
+benchmarks/results/.
 
     python benchmarks/tables.py            # write them
     python benchmarks/tables.py --check    # exit code 1 when a table is not what its rows say
@@ -17,7 +18,7 @@ from tokenmill.bench.rows import read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "promise.md"]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("index.md", "benchmarks.md", "promise.md"))]
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
 
 Row = dict[str, Any]

@@ -53,7 +53,7 @@ def arguments(line):
     """The words after `tokenmill`, which the verb is given, without a comment, a pipe or a redirection."""
     words = shlex.split(line, comments=True)
     words = words[words.index("tokenmill") + 1 :]
-    ends = [index for index, word in enumerate(words) if word in ("|", ">", "2>", "&&", ";")]
+    ends = [index for index, word in enumerate(words) if word in ("|", "<", ">", "2>", "&&", ";")]
     return words[: min(ends)] if ends else words
 
 

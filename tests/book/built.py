@@ -1,0 +1,33 @@
+"""The check of the built book: it loads nothing from elsewhere, and has all its pages. `make docs` runs it.
+
+python -m tests.book.built build/site
+"""
+
+import re
+import sys
+from pathlib import Path
+
+LOADS = re.compile(
+    r'<(?:script|img|link|iframe|source)\b[^>]*?\b(?:src|href)="?((?:https?:)?//[^"\s>]+)', re.IGNORECASE
+)
+IMPORTS = re.compile(r"""(?:@import\s+|url\()["']?((?:https?:)?//[^"')]+)""")
+LEAST = 30  # pages
+
+
+def main(folder: Path) -> int:
+    """Print what was found; the exit code."""
+    pages = sorted(folder.rglob("*.html"))
+    found = [
+        f"{path.relative_to(folder)} loads {address}"
+        for kind, pattern in (("html", LOADS), ("css", IMPORTS))
+        for path in sorted(folder.rglob(f"*.{kind}"))
+        for address in pattern.findall(path.read_text(encoding="utf-8"))
+    ]
+    if len(pages) < LEAST:
+        found.append(f"only {len(pages)} pages are there")
+    sys.stdout.write("".join(f"error: {line}\n" for line in found) or f"{folder}/index.html: {len(pages)} pages\n")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
