@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 from tests.book import batching, environment, options, routes, settings
+from tests.book.elsewhere import llama_cpp, of_transformers, ollama, vllm
+from tests.book.elsewhere.tables import parts
 from tests.book.markdown import DOCS, table, with_parts
 from tokenmill.cli.chat.help import COMMANDS
 
@@ -25,6 +27,19 @@ def commands_of_chat() -> str:
     return table(("command", ""), ((f"`{name}`", told) for name, told in COMMANDS.items()))
 
 
+COMING_FROM = {
+    "coming-from-llama-cpp.md": llama_cpp.LISTS,
+    "coming-from-ollama.md": ollama.LISTS,
+    "coming-from-transformers.md": of_transformers.LISTS,
+    "coming-from-vllm.md": vllm.LISTS,
+}
+
+
+def coming_from(name: str) -> Callable[[str], str]:
+    """What puts the tables into a page about another program."""
+    return lambda text: with_parts(text, parts(COMING_FROM[name]))
+
+
 MADE: Mapping[str, Callable[[str], str]] = {
     "options.md": lambda _: options.page(),
     "settings.md": lambda _: settings.page(),
@@ -33,5 +48,6 @@ MADE: Mapping[str, Callable[[str], str]] = {
     "images/batching.svg": lambda _: batching.picture(steps()),
     "continuous-batching.md": lambda text: with_parts(text, {"plans": batching.as_table(steps())}),
     "chatting.md": lambda text: with_parts(text, {"commands of chat": commands_of_chat()}),
+    **{name: coming_from(name) for name in COMING_FROM},
 }
 """File in docs/ → what makes its text anew, given the text that it has."""

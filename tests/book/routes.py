@@ -1,6 +1,7 @@
 """docs/http.md: every route of the server and the fields of its bodies, from the document of /openapi.json."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -33,11 +34,17 @@ UNSERVED = "not supported: no other value"
 
 def page() -> str:
     """The whole page."""
-    document = make_app(MagicMock(options=Options(name="MODEL", keys=("key",)))).openapi()
-    parts = [HEAD, table(("route", "", "refuses with"), overview(document)), STATUSES]
+    told = document()
+    parts = [HEAD, table(("route", "", "refuses with"), overview(told)), STATUSES]
     parts.append(table(("status", "when"), ((status, f"{said}.") for status, (said, _) in REFUSALS.items())))
-    parts += bodies(document)
+    parts += bodies(told)
     return "\n".join(parts)
+
+
+@cache
+def document() -> Json:
+    """The document of a server that has keys."""
+    return make_app(MagicMock(options=Options(name="MODEL", keys=("key",)))).openapi()
 
 
 def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
