@@ -34,9 +34,10 @@ class Block(NamedTuple):
 
     @property
     def commands(self) -> list[str]:
-        """Its lines, with continued ones joined, without prompts, comments and empty ones."""
+        """Its lines, with continued ones joined; in a block with prompts, only those behind one."""
         lines = self.text.replace("\\\n", " ").splitlines()
-        return [line.removeprefix("$ ") for line in lines if line.strip() and not line.startswith("#")]
+        prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        return prompted or [line for line in lines if line.strip() and not line.startswith("#")]
 
 
 def blocks(text: str) -> list[Block]:

@@ -1,0 +1,108 @@
+"""A folder in which the commands of a page run, and the shell that runs them as they are written."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.book.blocks import SERVED, TYPED, Block
+from tests.book.markdown import ROOT
+
+ADDRESS, PORT = "127.0.0.1:8000", "8000"
+
+
+class Shell:
+    """Runs the blocks of a page one after the other in a folder, as somebody would who reads it from its beginning.
+
+    A server listens at a port of its own, and what the page says of port 8000 is about that.
+    """
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.port = folder, port
+        self.server: subprocess.Popen[bytes] | None = None
+        self.printed: list[str] = []
+
+    def run(self, block: Block, following: Block | None) -> None:
+        """Run a block. following: the block after it, whose lines may be typed into its last command."""
+        if block.mark == SERVED:
+            self.serve(block.commands[0])
+        elif block.language == "python":
+            self.call([sys.executable, "-c", self.at_port(block.text)])
+        elif block.is_shell:
+            for number, line in enumerate(block.commands, start=1):
+                is_last = number == len(block.commands)
+                typed = following.text if is_last and following and following.mark == TYPED else ""
+                if line.startswith("make "):
+                    self.make(line)
+                elif not line.startswith("curl ") or shutil.which("curl"):
+                    self.call(["bash", "-o", "pipefail", "-c", self.at_port(line)], typed)
+
+    def call(self, command: list[str], typed: str = "") -> None:
+        """Run a command, which must succeed, and keep what it prints."""
+        done = subprocess.run(command, cwd=self.folder, input=typed, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert "Traceback" not in done.stderr, command
+        self.printed.append(done.stdout)
+
+    def make(self, line: str) -> None:
+        """Run a make target in the repository, if that has an environment: tests make none."""
+        if (ROOT / ".venv" / ".ready").is_file():
+            done = subprocess.run(line.split(), cwd=ROOT, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+
+    def at_port(self, text: str) -> str:
+        """The text with the address of our server."""
+        return text.replace(ADDRESS, f"127.0.0.1:{self.port}").replace(f"localhost:{PORT}", f"localhost:{self.port}")
+
+    def serve(self, line: str) -> None:
+        """Start a server and wait until it takes requests."""
+        self.server = subprocess.Popen([*line.split(), "--port", str(self.port)], cwd=self.folder)
+        while self.server.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready"):
+                    return
+            except urllib.error.URLError:
+                time.sleep(0.05)
+        raise AssertionError(f"{line} ended with {self.server.returncode}")
+
+    def close(self) -> None:
+        """End the server as Ctrl-C does; it must end well."""
+        if self.server is not None:
+            self.server.send_signal(signal.SIGINT)
+            assert self.server.wait(60) in (0, 130)
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch, real_model, unused_port):
+    """`tokenmill` is on the path, and the model is fetched already. The cache is that of all tests, see users_cache."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    script = f'#!/bin/sh\nexec "{sys.executable}" -m tokenmill "$@"\n'
+    (programs / "tokenmill").write_text(script)
+    (programs / "tokenmill").chmod(0o755)
+    monkeypatch.setenv("TOKENMILL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    folder = tmp_path / "work"
+    folder.mkdir()
+    shutil.copy(ROOT / "README.md", folder)
+    (folder / "phrases.csv").write_text("id,text\n1,Good morning.\n2,Where is the mill?\n")
+    made = Shell(folder, unused_port)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def unused_port():
+    """A port that nobody listens at."""
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return tried.getsockname()[1]

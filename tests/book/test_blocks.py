@@ -1,0 +1,107 @@
+"""Every code block of the book runs in a test, or says before it why it does not."""
+
+import io
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import test_documents
+from tests.book.blocks import TYPED, blocks, indented
+from tests.book.markdown import DOCS
+from tests.serve.conftest import served
+from tests.word_model import save_chat_model
+
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+RUN_BY = {
+    "agents.md": "tests.serve.agents.test_tool_agents",
+    "batches.md": "tests.test_documents:test_the_commands_about_batches_run_as_written",
+    "benchmarks.md": "tests.test_documents:test_the_benchmarks_run_as_written",
+    "compiling.md": "tests.test_documents:test_the_commands_about_compiling_run_as_written",
+    "evaluation.md": "tests.test_documents:test_the_commands_about_evaluation_run_as_written",
+    "kv-cache.md": "tests.test_documents:test_the_commands_about_the_cache_print_what_is_written",
+    "speculation.md": "tests.test_documents:test_the_commands_about_speculation_run_as_written",
+    "structured-output.md": "tests.test_documents:test_the_commands_about_structured_output_run_as_written",
+}
+"""Pages whose commands a test of their own runs, which checks more of what comes."""
+LONG = ("quantization.md", "starting.md", "tensor-parallel.md")
+"""Pages that take minutes, or a start of several seconds for each command."""
+SERVING, TUTORIAL = "serving.md", "tutorial.md"
+HERE = [
+    pytest.param(name, marks=pytest.mark.long if name in LONG else pytest.mark.slow)
+    for name, text in PAGES.items()
+    if name not in (*RUN_BY, SERVING, TUTORIAL)
+    if any(block.is_shell and not block.reason for block in blocks(text))
+]
+
+
+def shell_blocks(name):
+    return [block for block in blocks(PAGES[name]) if block.is_shell]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_block_that_is_not_run_says_why(name):
+    """An indented block would be seen by no test; a reason is a sentence."""
+    assert not indented(PAGES[name])
+    assert all(len(block.reason.split()) > 2 for block in blocks(PAGES[name]) if block.reason)
+    for before, block in zip([None, *blocks(PAGES[name])], blocks(PAGES[name]), strict=False):
+        assert block.mark != TYPED or (before.is_shell and "chat" in before.commands[-1])
+
+
+@pytest.mark.parametrize("place", RUN_BY.values())
+def test_what_runs_a_page_is_there(place):
+    module, _, name = place.partition(":")
+    path = DOCS.parent / f"{module.replace('.', '/')}.py"
+    assert path.is_file()
+    assert not name or hasattr(test_documents, name)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_tutorial_runs_as_a_newcomer_types_it(shell):
+    """And what it says of the texts is so: seeds repeat them, a session and a server go on with the same."""
+    found = blocks(PAGES[TUTORIAL])
+    for block, following in zip(found, [*found[1:], None], strict=True):
+        if not block.reason and block.mark != TYPED:
+            shell.run(block, following)
+    texts = shell.printed
+    first, seeded, again, chat, more, _, decoded, _, asked, *_ = texts
+    assert seeded == again and "Paris" in first
+    assert first.split()[:4] == decoded.split()[:4] == texts[9].split()[:4] == texts[-1].split()[:4]
+    assert chat.strip() and more.strip() and '"choices"' in asked
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the page asks with curl")
+def test_the_requests_of_the_page_about_serving_are_answered(tmp_path):
+    asking = [block for block in shell_blocks(SERVING) if not block.reason]
+    assert len(asking) > 1
+    with served(save_chat_model(tmp_path), session_dir=tmp_path / "sessions") as server:
+        for line in (line for block in asking for line in block.commands):
+            ours = line.replace("localhost:8000", server.url.removeprefix("http://"))
+            command = ["bash", "-c", f"{ours.replace('Once upon a time', 'w1 w2')} --fail-with-body -sS"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{line}: {done.stdout} {done.stderr}"
+            assert "error" not in done.stdout
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", HERE)
+def test_the_commands_of_a_page_run_as_written(name, shell, tm, monkeypatch):
+    """A line that calls tokenmill and nothing else runs in this process, which saves it a second."""
+    monkeypatch.chdir(shell.folder)
+    found = blocks(PAGES[name])
+    for block, following in zip(found, [*found[1:], None], strict=True):
+        is_run = block.is_shell and not block.reason
+        for line in block.commands if is_run else ():
+            words = shlex.split(line, comments=True)
+            if words[0] != "tokenmill" or {"|", ">", "<"} & set(words):
+                shell.run(block._replace(text=line), None)
+                continue
+            typed = following.text if following is not None and following.mark == TYPED else ""
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+            code, text, said = tm(*words[1:])
+            assert code == 0, f"{line}: {said}"
+            assert text or said, line
