@@ -12,10 +12,18 @@ READ = {
     "measured of the machine. Default: `tokenmill` in `XDG_CACHE_HOME`, else `~/.cache/tokenmill`. All may be deleted.",
     "TOKENMILL_DATA": "The folder of users' data: sessions, files and batches of a server. Default: `tokenmill` in "
     "`XDG_DATA_HOME`, else `~/.local/share/tokenmill`. tokenmill deletes nothing there by itself.",
+    "TOKENMILL_CONFIG": "The folder of `profiles.toml`. Default: `tokenmill` in `XDG_CONFIG_HOME`, else "
+    "`~/.config/tokenmill`.",
+    "TOKENMILL_MODELS": "Folders with models of yours, for `tokenmill list`, with `:` between them.",
     "TOKENMILL_API_KEY": "A key that clients of `tokenmill serve` must send, beside those of `--api-key-file`.",
     "TOKENMILL_NATIVE_LIBRARY": "Another build of the native program's library than the installed one.",
     "XDG_CACHE_HOME": "The folder of caches, where `TOKENMILL_CACHE` is not set.",
     "XDG_DATA_HOME": "The folder of data, where `TOKENMILL_DATA` is not set.",
+    "XDG_CONFIG_HOME": "The folder of settings, where `TOKENMILL_CONFIG` is not set.",
+    "HF_HUB_CACHE": "The hub's cache, where models are looked for. Default: `hub` in `HF_HOME`.",
+    "HF_HOME": "The folder of the hub's own cache, and of its token.",
+    "OLLAMA_MODELS": "Ollama's models, where models are looked for. Default: `~/.ollama/models`.",
+    "LLAMA_CACHE": "llama.cpp's cache, where models are looked for. Default: `~/.cache/llama.cpp`.",
     "NO_COLOR": "If it is set, `--show-draft` marks drafts without colours.",
     "TERM": "`dumb` turns off rendered Markdown, bars and colours.",
     "PYTHONPATH": "Ranks are started with the module path of the process that starts them.",
@@ -73,7 +81,8 @@ def page() -> str:
             "## Read by the libraries below\n",
             "tokenmill hands these through by not touching them:\n",
             table(
-                ("variable", "what it is", "read by"), ((f"`{name}`", told, by) for name, (by, told) in OTHERS.items())
+                ("variable", "what it is", "read by"),
+                ((f"`{name}`", told, by) for name, (by, told) in OTHERS.items() if name not in places),
             ),
         ]
     )

@@ -22,19 +22,29 @@ RUN_BY = {
     "compiling.md": "tests.test_documents:test_the_commands_about_compiling_run_as_written",
     "evaluation.md": "tests.test_documents:test_the_commands_about_evaluation_run_as_written",
     "kv-cache.md": "tests.test_documents:test_the_commands_about_the_cache_print_what_is_written",
+    "models-at-hand.md": "tests.test_documents:test_the_commands_about_models_at_hand_run_as_written",
+    "ollama-api.md": "tests.serve.protocols.test_ollama_models",
     "speculation.md": "tests.test_documents:test_the_commands_about_speculation_run_as_written",
     "structured-output.md": "tests.test_documents:test_the_commands_about_structured_output_run_as_written",
 }
 """Pages whose commands a test of their own runs, which checks more of what comes."""
-LONG = ("quantization.md", "starting.md", "tensor-parallel.md")
-"""Pages that take minutes, or a start of several seconds for each command."""
 SERVING, TUTORIAL = "serving.md", "tutorial.md"
-HERE = [
-    pytest.param(name, marks=pytest.mark.long if name in LONG else pytest.mark.slow)
-    for name, text in PAGES.items()
-    if name not in (*RUN_BY, SERVING, TUTORIAL)
-    if any(block.is_shell and not block.reason for block in blocks(text))
-]
+"""Pages with a test of their own below."""
+HERE = {
+    "chatting.md": "slow",
+    "coming-from-llama-cpp.md": "slow",
+    "coming-from-ollama.md": "slow",
+    "coming-from-vllm.md": "slow",
+    "fitting.md": "slow",
+    "installing.md": "slow",
+    "models.md": "slow",
+    "quantization.md": "long",
+    "sampling.md": "slow",
+    "sessions.md": "slow",
+    "starting.md": "long",
+    "tensor-parallel.md": "long",
+}
+"""Pages whose commands run below, one after the other: the marker of the test."""
 
 
 def shell_blocks(name):
@@ -50,7 +60,14 @@ def test_a_block_that_is_not_run_says_why(name):
         assert block.mark != TYPED or (before.is_shell and "chat" in before.commands[-1])
 
 
-@pytest.mark.parametrize("place", RUN_BY.values())
+def test_the_commands_of_every_page_run_somewhere():
+    """A page is in one of the tables above, or each of its shell blocks says why it is not run."""
+    tested = {*RUN_BY, *HERE, SERVING, TUTORIAL}
+    untested = [name for name in PAGES if any(not each.reason for each in shell_blocks(name)) and name not in tested]
+    assert not untested, f"give {untested} a line in RUN_BY or HERE, or `<!-- not run: REASON -->` before their blocks"
+
+
+@pytest.mark.parametrize("place", [place for name, place in RUN_BY.items() if name in PAGES])
 def test_what_runs_a_page_is_there(place):
     module, _, name = place.partition(":")
     path = DOCS.parent / f"{module.replace('.', '/')}.py"
@@ -88,7 +105,7 @@ def test_the_requests_of_the_page_about_serving_are_answered(tmp_path):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=getattr(pytest.mark, HERE[name])) for name in HERE])
 def test_the_commands_of_a_page_run_as_written(name, shell, tm, monkeypatch):
     """A line that calls tokenmill and nothing else runs in this process, which saves it a second."""
     monkeypatch.chdir(shell.folder)

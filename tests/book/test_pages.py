@@ -49,8 +49,9 @@ def test_parts_that_are_made_are_made_by_somebody():
 
 
 def test_every_variable_of_the_environment_is_told():
+    """Those that are told and that nothing reads are left out of the page."""
     told = {**environment.READ, **environment.BUILD, **environment.SET}
-    assert set(environment.found()) == set(told)
+    assert set(environment.found()) <= set(told), "give it a line in tests/book/environment.py"
 
 
 def test_the_book_is_built_strictly_and_loads_nothing():

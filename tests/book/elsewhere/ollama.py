@@ -13,7 +13,11 @@ COMMANDS = (
     Named("ollama show --template MODEL", "tokenmill info MODEL --template"),
     Named("ollama ps", "`GET /v1/cache` and `GET /load` of a server"),
     Named("ollama stop MODEL", "-", "Ctrl-C ends the server, after what it is answering"),
-    Named("ollama create NAME -f Modelfile", "tokenmill serve --config FILE", "options in a TOML file"),
+    Named(
+        "ollama create NAME -f Modelfile",
+        ("tokenmill chat --profile NAME", "tokenmill serve --config FILE"),
+        "options in a TOML file",
+    ),
     Named("ollama cp", "-", "a model is a file or a directory"),
     Named("ollama push", ""),
     Named("ollama create --quantize q4_K_M NAME", "tokenmill quantize MODEL --scheme q4 -o DIR"),

@@ -54,9 +54,20 @@ def verb_of(line: str) -> str:
 def is_there(way: str) -> bool:
     """Whether this version has the verb, or the route, that a way begins with."""
     if verb := verb_of(way):
-        return verb in VERBS
+        return verb in VERBS and set(re.findall(r"--[a-z-]+", way)) <= {*ALIASES, *names_of(verb)}
     found = re.match(r"(GET|POST) (/[^ ]*)", way)
     return found is None or (found[1], found[2].replace("NAME", "{name}")) in routes()
+
+
+@cache
+def names_of(verb: str) -> frozenset[str]:
+    """The options of a verb; of a group those of its first verb, which may be left out."""
+    for each, context in verbs():
+        if context.command_path.removeprefix("tokenmill ") in (verb, f"{verb} run"):
+            return frozenset(
+                name for param in each.get_params(context) for name in (*param.opts, *param.secondary_opts)
+            )
+    return frozenset()
 
 
 @cache
