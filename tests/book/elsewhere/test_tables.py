@@ -33,6 +33,8 @@ def rows(*kinds):
 @pytest.mark.parametrize("line", TYPED)
 def test_a_command_can_be_typed(line, monkeypatch, capsys, tmp_path):
     (tmp_path / "FILE").write_text("")
+    (tmp_path / "profiles.toml").write_text("[NAME]\n")
+    monkeypatch.setenv("TOKENMILL_CONFIG", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda *_: None)
     assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
@@ -87,9 +89,9 @@ OF_OTHERS = {"--max-tokens", "--num-predict", "--assistant-model", "--no-prefix-
 FIELDS_OF_OTHERS = {
     *("max_new_tokens", "max_output_tokens", "min_new_tokens", "repetition_penalty", "stop_sequences", "stop_words"),
     *("random_seed", "num_return_sequences", "stop_strings", "ebnf", "regex", "structural_tag", "user", "timeout"),
-    *("truncation_side", "thinking_budget"),
+    *("truncation_side", "thinking_budget", "receipt"),
 }
-"""Names of fields in TGI, Mistral's, SGLang's and OpenAI's API and in transformers, and two of our own."""
+"""Names of fields in TGI, Mistral's, SGLang's and OpenAI's API and in transformers, and some of our own."""
 
 
 def test_names_of_transformers_are_those_that_it_has():
