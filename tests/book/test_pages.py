@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+import tokenmill
 from tests.book import environment
 from tests.book.markdown import DOCS, ROOT
 from tests.book.markdown import MADE as PARTS
@@ -40,6 +41,12 @@ def test_a_page_begins_with_its_title_and_links_pages(name):
 @pytest.mark.parametrize("name", sorted(MADE))
 def test_what_is_made_is_what_the_source_says(name):
     assert MADE[name](old(name)) == old(name), f"{name} is stale: python -m tests.book"
+
+
+def test_every_public_name_of_python_is_on_a_page():
+    text = "".join(old(name) for name in ALL if name.startswith("python"))
+    named = set(re.findall(r"^::: [\w.]+\.(\w+)$|^ +- (\w+)$", text, re.MULTILINE))
+    assert {first or second for first, second in named} - {"errors"} == set(tokenmill.__all__)
 
 
 def test_parts_that_are_made_are_made_by_somebody():
