@@ -1,6 +1,7 @@
 """A folder in which the commands of a page run, and the shell that runs them as they are written."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -63,7 +64,10 @@ class Shell:
         return text.replace(ADDRESS, f"127.0.0.1:{self.port}").replace(f"localhost:{PORT}", f"localhost:{self.port}")
 
     def serve(self, line: str) -> None:
-        """Start a server and wait until it takes requests."""
+        """Start a server, by make without what that installs first, and wait until it takes requests."""
+        if line.startswith("make "):
+            recipe = re.search(rf"^{line.split()[1]}:.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            line = recipe[1].replace("$(BIN)/", "").replace("$(ARGS)", "")
         self.server = subprocess.Popen([*line.split(), "--port", str(self.port)], cwd=self.folder)
         while self.server.poll() is None:
             try:
