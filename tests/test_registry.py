@@ -3,6 +3,7 @@ the page.
 """
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,15 @@ def tables():
     return found | {title: getattr(registry, name) for name, title in OTHERS.items()}
 
 
+def _in_table(text):
+    """Tokens such as <|tool_call|> as code, since they would be tags, and ends of cells."""
+    return re.sub(r"<[^<>]*>", lambda token: f"`{token[0]}`", text).replace("|", "\\|")
+
+
 def page():
     parts = [HEAD]
     for title, table in tables().items():
-        rows = "".join(f"| `{name}` | {registry.help_of(entry)} |\n" for name, entry in table.items())
+        rows = "".join(f"| `{name}` | {_in_table(registry.help_of(entry))} |\n" for name, entry in table.items())
         parts.append(f"## {title}\n\n| name | what it is |\n|---|---|\n{rows}")
     return "\n".join(parts)
 

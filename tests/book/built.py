@@ -23,10 +23,16 @@ def main(folder: Path) -> int:
         for path in sorted(folder.rglob(f"*.{kind}"))
         for address in pattern.findall(path.read_text(encoding="utf-8"))
     ]
+    found += [f"{path.relative_to(folder)} has a backslash before a bar" for path in pages if _has_backslash(path)]
     if len(pages) < LEAST:
         found.append(f"only {len(pages)} pages are there")
     sys.stdout.write("".join(f"error: {line}\n" for line in found) or f"{folder}/index.html: {len(pages)} pages\n")
     return int(bool(found))
+
+
+def _has_backslash(path: Path) -> bool:
+    cells: list[str] = re.findall(r"<td\b.*?</td>", path.read_text(encoding="utf-8"), re.DOTALL)
+    return any("\\|" in cell for cell in cells)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,18 @@ def test_a_page_begins_with_its_title_and_links_pages(name):
         assert (DOCS / name).parent.joinpath(link).resolve().is_relative_to(DOCS), f"{name} links {link}"
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_a_page_reads_as_it_is_written(name):
+    """Text in angle brackets would be a tag, and a list that follows a paragraph without an empty line no list."""
+    text = re.sub(r"^```.*?^```$", "", (DOCS / name).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    plain = re.sub(r"`[^`\n]*`", "", text)
+    assert not re.findall(r"<(?!https?:|!--)[a-zA-Z|/][^>\n]*>", plain)
+    for paragraph in re.split(r"\n\s*\n", plain):
+        first, *others = paragraph.strip("\n").split("\n")
+        is_list = re.match(r"\s*(-|\d+\.) ", first)
+        assert is_list or not any(re.match(r" ?- ", line) for line in others), paragraph
+
+
 @pytest.mark.parametrize("name", sorted(MADE))
 def test_what_is_made_is_what_the_source_says(name):
     assert MADE[name](old(name)) == old(name), f"{name} is stale: python -m tests.book"
