@@ -15,7 +15,7 @@ Every setting has one name and is told once, in `src/tokenmill/settings/`. This 
 `python -m tests.book`. A setting is
 
  - a keyword in Python: `max_length` of `tokenmill.load`, `temperature` of `engine.generate` and `SamplingParams`;
- - an option of the command line, with dashes: `--max-length`; a setting that is true or false has `--no-…` too;
+ - an option of the command line, with dashes: `--max-length`; one that is true by default has `--no-…` too;
  - for a text also a field of a request over HTTP, and `/set` in `tokenmill chat`.
 
 Other names that are taken are listed with each. Values are checked by type and range before anything is loaded; a

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tokenmill.cli import serve
+from tokenmill.serve.run import Address, listen
 
 
 @pytest.fixture
@@ -177,3 +178,9 @@ def test_a_chat_template_that_is_refused(refused, model, tmp_path, text, says):
         (tmp_path / "own.jinja").write_text(text)
     err = refused("generate", model, "--chat", "-p", "w1", "--chat-template", tmp_path / "own.jinja", "-q")
     assert says in err and err.count("\n") == 1
+
+
+def test_an_address_says_the_port_that_the_system_has_chosen():
+    with listen(Address(port=0)) as taken:
+        port = taken.getsockname()[1]
+        assert port and Address(port=0).at(taken).url == f"http://127.0.0.1:{port}"

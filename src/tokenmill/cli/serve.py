@@ -226,6 +226,7 @@ def _serve(
     from tokenmill.serve.run import Server, listen
 
     taken = listen(address)
+    address = address.at(taken)
     with progress_on_stderr(quiet) as progress:
         model = read_model_config(engine.model, progress)
         fitted = fit_for_many(_with_prefixes(engine), model, num_sequences, follow=True)
@@ -264,6 +265,7 @@ def _serve_replicas(
     check_ray()
     options = replace(options, batch_dir=None)  # each of them would run every batch
     taken = listen(address)
+    address = address.at(taken)
     threads = engine.threads or max(1, available_processors() // number // engine.tensor_parallel)
     engine = replace(_with_prefixes(engine), threads=threads)
     with progress_on_stderr(quiet) as progress:

@@ -6,7 +6,7 @@ error then, and the process ends. A second one ends it now.
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from tokenmill.engine.engine import Engine
@@ -31,6 +31,10 @@ class Address:
     def url(self) -> str:
         """The address as people and clients write it."""
         return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def at(self, taken: socket.socket) -> "Address":
+        """The address with the port that a socket has: the system chooses one where it is 0."""
+        return replace(self, port=taken.getsockname()[1])
 
 
 def listen(address: Address) -> socket.socket:
