@@ -92,7 +92,7 @@ def test_random_receipts_are_verified_and_changed_ones_refused(name, thinking):
     """With the hash as it was, each change; with the hash computed again, each that is not true of the model."""
     draw = random.Random(name)
     engine, quiet = (load(thinking, **SETTINGS | more) for more in (PROGRAMS[name], {**PROGRAMS[name], **alone(name)}))
-    receipts = receipts_of(engine, draw, 60 if name in ("native, scarce", "eager") else 200)
+    receipts = receipts_of(engine, draw, {"native, scarce": 30, "eager": 60}.get(name, 200))
     found = dict(engine.verify_each(receipts))
     assert len(found) == len(receipts)
     assert {found[number].verdict for number in range(len(receipts))} == {"verified"}
@@ -192,7 +192,7 @@ def test_a_stop_text_that_only_the_end_shows(thinking, monkeypatch):
     found = []
     flushed = claim._flushed
     monkeypatch.setattr(claim, "_flushed", lambda *given: found.append(flushed(*given)) or found[-1])
-    for seed in range(60):
+    for seed in range(30):
         done = engine.generate([1, 2], seed=seed, stop=("\ufffd",), **settings)
         assert engine.verify(done.receipt()).is_verified
     assert any(found)
@@ -243,6 +243,7 @@ def test_other_settings_are_named_and_the_text_is_only_consistent(words, receipt
     assert found.verdict == "refused" and found.findings[0].position == 7
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native_library.best_build() == "portable", reason="there is only one build here")
 @pytest.mark.parametrize("scheme", ["dense", "q8"])
 def test_another_build_finds_nothing_wrong(thinking, scheme, monkeypatch):
