@@ -48,7 +48,8 @@ def test_a_conversation_is_recorded_and_checked(model, tm, tmp_path, monkeypatch
         code, out, err = tm("agent-check", file, "--url", server.url, "--least", 95)
         rows = [line.split() for line in out.splitlines()[2:]]
         assert code == 0 and [row[0] for row in rows[:7]] == ["1", "2", "3", "4", "5", "6", "all"]
-        assert all(0 <= int(row[5]) < 16 for row in rows[1:6])  # less than a block
+        # A block at most, where the tokens fill it; how many there are is up to the documents that its merges are of.
+        assert all(0 <= int(row[5]) <= 16 for row in rows[1:6])
         assert "1 lines of /tokenize were not sent" in err and "parts from" not in err
         code, out, _ = tm("agent-check", file, "--url", server.url, "--least", 99.99, "--json", "--quiet")
         assert code == 1 and json.loads(out)["turns"][5]["stood_before"] > 1000
