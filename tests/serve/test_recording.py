@@ -99,4 +99,4 @@ def test_other_protocols_are_checked_too(model, tm, tmp_path, monkeypatch, route
     turns = json.loads(out)["turns"]
     assert [turn["parts_from"] for turn in turns] == [None] * 5
     for before, turn in pairwise(turns):
-        assert before["prompt_tokens"] - 8 <= turn["stood_before"] and turn["computed_again"] < 16
+        assert before["prompt_tokens"] - 8 <= turn["stood_before"] and turn["computed_again"] <= 16
