@@ -110,12 +110,7 @@ def command(
             prompts = [loaded.chat_prompt(conversation) for conversation in prompts]
         reference = load_reference(loaded, progress) if verify else None
     if verbose and not quiet:
-        remark(f"program {loaded.program_name}: {loaded.program_reason}; kernel {loaded.kernel_name}")
-        remark(
-            f"texts may have {loaded.config.max_length} tokens; the model's context is {loaded.model_config.context}"
-        )
-        for name, reason in loaded.program_refusals.items():
-            remark(f"program {name}: not chosen, because it {reason}")
+        _say_choices(loaded)
     if show_draft:
         _write_receipts(receipt, [_show_draft(loaded, prompts[0], sampling, quiet)])
         return
@@ -130,6 +125,13 @@ def command(
     if sampling.logprobs is not None and not json:
         remark("\n".join(logprobs_table(loaded, completion) for completion in completions))
     remark(summary(loaded, completions, elapsed_s, sampling))
+
+
+def _say_choices(loaded: "Engine") -> None:
+    remark(f"program {loaded.program_name}: {loaded.program_reason}; kernel {loaded.kernel_name}")
+    remark(f"texts may have {loaded.config.max_length} tokens; the model's context is {loaded.model_config.context}")
+    for name, reason in loaded.program_refusals.items():
+        remark(f"program {name}: not chosen, because it {reason}")
 
 
 def _write_receipts(path: Path | None, completions: Sequence["Completion"]) -> None:
