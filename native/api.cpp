@@ -43,6 +43,42 @@ bool request_amx() {
 #endif
 }
 
+#if defined(__x86_64__)
+#if defined(__clang__) && defined(__linux__)
+// Asked of the processor itself, because zig's runtime answers no to every __builtin_cpu_supports.
+struct Features {
+  unsigned basic = 0, extended = 0, vnni = 0, bfloat16 = 0;  // bits of leaves 1 (ecx), 7 (ebx, ecx) and 7.1 (eax)
+  unsigned saved = 0;                                        // registers that the system saves
+  Features() {
+    unsigned a, b, c = 0, d, high;
+    if (!__get_cpuid(1, &a, &b, &basic, &d) || !(basic & 1u << 27)) return;
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    __get_cpuid_count(7, 0, &a, &extended, &vnni, &d);
+    if (a >= 1) __get_cpuid_count(7, 1, &bfloat16, &b, &c, &d);
+  }
+};
+bool has_avx2() {
+  const Features have;
+  return (have.saved & 0x6) == 0x6 && have.basic & 1u << 12 && have.basic & 1u << 29 && have.extended & 1u << 5;
+}
+bool has_avx512() {
+  constexpr unsigned F = 1u << 16, DQ = 1u << 17, BW = 1u << 30, VL = 1u << 31, ALL = F | DQ | BW | VL;
+  const Features have;
+  return (have.saved & 0xe6) == 0xe6 && (have.extended & ALL) == ALL && have.vnni & 1u << 11 && have.bfloat16 & 1u << 5;
+}
+#else
+bool has_avx2() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+}
+#endif
+#endif
+
 }  // namespace
 
 extern "C" {
@@ -51,13 +87,11 @@ int tm_abi(void) { return TM_ABI; }
 
 const char* tm_best_build(void) {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")) {
+  if (has_avx512()) {
     static const bool amx = request_amx();  // once: all models of a process take the same build
     return amx ? "amx" : "avx512";
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return "avx2";
+  if (has_avx2()) return "avx2";
 #elif defined(TM_WITH_DOTPROD) && defined(__linux__)
   constexpr unsigned long DOT_PRODUCTS = 1 << 20;  // HWCAP_ASIMDDP
   if (getauxval(AT_HWCAP) & DOT_PRODUCTS) return "dotprod";
