@@ -17,7 +17,9 @@ ROOT = Path(tokenmill.__file__).parent
 PUBLIC = set(tokenmill.__all__)
 OUTSIDE = ("batches", "bench", "cli", "prove", "scale", "serve")  # whose errors become a row, an exit code, an answer
 CAUGHT = {
+    "GivenUp": "ends a thread of constrain/room.py whose outcome nobody wants",
     "NotInvertible": "calibrate/rounding.py makes a CheckpointError of it",
+    "RefersToItself": "serve/custom_tools.py takes another way",
     "SchemaError": "constrain/compile.py makes a ConfigError of it",
     "TooMuchForced": "constrain/compile.py makes a ConfigError of it, sample/sampler.py a RequestError",
 }
