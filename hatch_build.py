@@ -100,8 +100,9 @@ def sources_digest() -> str:
 
 
 def compiler_name(command: list[str]) -> str:
-    """What it says of itself, without its name of many, and its arguments: "(Debian 12.2.0-14) 12.2.0"."""
+    """What it says of itself, by one of gcc's many names, and its arguments: "gcc (Debian 12.2.0-14) 12.2.0"."""
     version = _run([*command, "--version"]).splitlines()[0].removeprefix(Path(command[0]).name).strip()
+    version = f"gcc {version}" if version.startswith("(") else version
     return " ".join([version, *command[1:]]).replace('"', "").replace("\\", "")
 
 

@@ -42,7 +42,7 @@ def built(monkeypatch):
     return found
 
 
-def write_library(file, digest="0123456789abcdef", by="(Test) 1.0"):
+def write_library(file, digest="0123456789abcdef", by="gcc (Test) 1.0"):
     file.write_bytes(f"\x7fELF \0tokenmill's library was built from {digest} by {by}\0 ...".encode())
 
 
