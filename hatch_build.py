@@ -41,6 +41,7 @@ X86 = {
 }
 ARM = {"dotprod": ["-march=armv8.2-a+dotprod"]}
 MACHINES = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
+ELF_MACHINES = {"x86_64": 62, "amd64": 62, "aarch64": 183, "arm64": 183}  # as the header of a library names them
 # gcc 12 turns the portable bfloat16 product into a wrong one at -O3 (its loop vectoriser; -O2 is right).
 PORTABLE = ["-O2", "-ftree-vectorize"]
 KERNELS = SOURCES / "kernels" / "kernels.cpp"
@@ -56,8 +57,13 @@ def compiler() -> list[str] | None:
 
 def builds() -> dict[str, list[str]]:
     """Name → flags of every build of the kernels that this kind of processor may run, or the one that is built for."""
-    machine = sysconfig.get_platform().split("-")[-1]
-    return {**MACHINES.get(machine, MACHINES.get(platform.machine(), {})), "portable": PORTABLE}
+    return {**MACHINES.get(target_machine(), {}), "portable": PORTABLE}
+
+
+def target_machine() -> str:
+    """The processor that is built for: this one, if nothing else is said."""
+    said = sysconfig.get_platform().split("-")[-1]
+    return said if said in MACHINES else platform.machine().lower()
 
 
 def compile_all(command: list[str], folder: Path, of: dict[str, list[str]], extra: tuple[str, ...] = ()) -> list[str]:
@@ -107,10 +113,14 @@ def compiler_name(command: list[str]) -> str:
 
 
 def is_up_to_date(library: Path) -> bool:
-    """Whether it was built from these sources by this compiler, or by any where there is none."""
+    """Whether it was built for this machine from these sources by this compiler, or by any where there is none."""
     if not library.is_file():
         return False
-    found = re.search(rb"tokenmill's library was built from (\w+) by ([^\0]*)\0", library.read_bytes())
+    content = library.read_bytes()
+    elf_machine = int.from_bytes(content[18:20], "little") if content[:4] == b"\x7fELF" else None
+    if elf_machine not in (None, ELF_MACHINES.get(target_machine(), elf_machine)):
+        return False
+    found = re.search(rb"tokenmill's library was built from (\w+) by ([^\0]*)\0", content)
     if not found or found[1].decode() != sources_digest():
         return False
     command = compiler()

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import hatch_build
 import pytest
 
+OURS = hatch_build.ELF_MACHINES.get(hatch_build.target_machine(), 0)
+
 
 def write_compiler(folder, name="c++", version="c++ (Test) 1.0", does="exit 1"):
     """A compiler that tells its version, and does anything else."""
@@ -42,8 +44,9 @@ def built(monkeypatch):
     return found
 
 
-def write_library(file, digest="0123456789abcdef", by="gcc (Test) 1.0"):
-    file.write_bytes(f"\x7fELF \0tokenmill's library was built from {digest} by {by}\0 ...".encode())
+def write_library(file, digest="0123456789abcdef", by="gcc (Test) 1.0", machine=OURS):
+    header = b"\x7fELF".ljust(18, b"\0") + machine.to_bytes(2, "little")
+    file.write_bytes(header + f"\0tokenmill's library was built from {digest} by {by}\0 ...".encode())
 
 
 def packed(version="standard"):
@@ -70,8 +73,8 @@ def test_a_library_that_is_up_to_date_is_not_built_again(tree, built):
     assert packed("editable")[0]["force_include"] == {} and not built  # it lies in place already
 
 
-@pytest.mark.parametrize("change", [{"digest": "fedcba9876543210"}, {"by": "(Test) 2.0"}])
-def test_other_sources_and_other_compilers_build_it_again(tree, built, change):
+@pytest.mark.parametrize("change", [{"digest": "fedcba9876543210"}, {"by": "gcc (Test) 2.0"}, {"machine": 8}])
+def test_other_sources_compilers_and_machines_build_it_again(tree, built, change):
     write_compiler(tree.tools)
     write_library(tree.library, **change)
     packed()
@@ -81,6 +84,11 @@ def test_other_sources_and_other_compilers_build_it_again(tree, built, change):
 def test_without_a_compiler_one_of_the_same_sources_is_taken(tree, built):
     write_library(tree.library, by="any other")
     assert packed()[0]["pure_python"] is False and not built
+
+
+def test_a_library_of_another_machine_is_not_packed_without_a_compiler(tree):
+    write_library(tree.library, machine=8)
+    assert packed()[0] == {"force_include": {}}
 
 
 def test_without_a_compiler_the_wheel_is_pure(tree):

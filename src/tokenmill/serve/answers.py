@@ -5,6 +5,7 @@ Texts of events, joined, are the text of the same request without streaming.
 
 import json
 import secrets
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,18 @@ from tokenmill.serve.schema import SamplingBody
 from tokenmill.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+LARGEST = sys.float_info.max
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment among server-sent events
+
+
+def finite(value: Any) -> Any:
+    """A value of JSON with the largest float in the place of numbers beyond it, such as 1e999, which JSON could not say
+    again."""
+    if isinstance(value, float):
+        return min(max(value, -LARGEST), LARGEST)
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    return {name: finite(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 def system_fingerprint(loaded: LoadedModel) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import httpx2
 import jsonschema
@@ -81,7 +82,7 @@ def test_space_before_a_call_is_no_text(tmp_path):
         assert not script.departures
 
 
-@pytest.mark.parametrize("num_predict", [25, 40, 55])
+@pytest.mark.parametrize("num_predict", [25, 40, 48, 49, 50, 51, 52, 55])
 def test_a_call_that_is_cut_is_text(num_predict, writes):
     """Nobody should run a call whose arguments are not all there."""
     body = CALL | {"tools": TOOLS[:1], "options": CHAT["options"] | {"num_predict": num_predict}}
@@ -90,6 +91,25 @@ def test_a_call_that_is_cut_is_text(num_predict, writes):
     streamed = lines(writes, "/api/chat", body)
     assert "".join(part.message.content for part in streamed) == done.message.content
     assert not any(part.message.tool_calls for part in streamed)
+
+
+def test_a_number_beyond_a_float_is_the_largest(tmp_path):
+    """A grammar admits it, a reader of JSON finds Infinity in it, and JSON could not say that again."""
+    text = '<tool_call>\n{"name": "look", "arguments": {"x": [1e999, -1e999]}}\n</tool_call>'
+    parameters = {"type": "object", "properties": {"x": {"type": "array", "items": {"type": "number"}}}}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
+    with (
+        served(save_scripted_model(tmp_path), {"max_length": 2048}) as server,
+        scripted(server.driver.core, lambda prompt: text),
+        httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as http,
+    ):
+        wanted = {"x": [sys.float_info.max, -sys.float_info.max]}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "so"}], "tools": tools}
+        for parts in ([whole(http, "/api/chat", body)], lines(http, "/api/chat", body)):
+            assert [each.function.arguments for part in parts for each in part.message.tool_calls] == [wanted]
+        body |= {"max_tokens": 500, "tools": [{"name": "look", "input_schema": parameters}]}
+        (block,) = http.post("/v1/messages", json=body).json()["content"]
+        assert block["input"] == wanted
 
 
 CALLED = {"function": {"name": "get_time", "arguments": {}}}

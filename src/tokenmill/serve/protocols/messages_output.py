@@ -7,7 +7,7 @@ from typing import Any
 import pydantic_core
 
 from tokenmill.engine.outputs import Completion, Piece
-from tokenmill.serve.answers import Format, Json
+from tokenmill.serve.answers import Format, Json, finite
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.reading import Reading
 from tokenmill.serve.schema import ChatBody
@@ -140,4 +140,4 @@ def _object(text: str) -> Json:
         found = pydantic_core.from_json(text or "{}", allow_partial="trailing-strings")
     except ValueError:
         found = {}
-    return found if isinstance(found, dict) else {}
+    return finite(found) if isinstance(found, dict) else {}

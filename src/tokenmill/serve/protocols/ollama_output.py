@@ -14,7 +14,7 @@ import pydantic_core
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
-from tokenmill.serve.answers import Format, Json
+from tokenmill.serve.answers import Format, Json, finite
 from tokenmill.serve.choices import logprob_entries
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.protocols.ollama_names import nanoseconds, now
@@ -219,10 +219,10 @@ def loaded(model: str, fields: Json, reason: str, warnings: List[str] = ()) -> J
 def _arguments(text: str) -> Json | None:
     """The arguments of a call; None for one that was cut."""
     try:
-        found = pydantic_core.from_json(text or "{}")
+        found = pydantic_core.from_json(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return finite(found) if isinstance(found, dict) else None
 
 
 def _without_empty(entry: Json) -> Json:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.text.tools.functions import Function, refuse_grammar, refuse_if_strict
-from tokenmill.text.tools.json_scanner import MAX_DEPTH
 from tokenmill.text.tools.kinds import COMBINED, TOLD, kinds_of, resolved, texts_of, with_definitions, words_of
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice, quoted
 from tokenmill.text.tools.named_calls import read_name
@@ -22,6 +21,8 @@ ENFORCED = TOLD | frozenset(
 )
 DEEPEST = 20  # of lists and objects of a schema that are enforced
 KEY = r"/[^:{}\[\],<>\s]+/"
+
+MAX_DEPTH = 100  # of lists and objects, which are read one in the other
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _BEGUN = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?:\.[0-9]+)?[eE][-+]?[0-9]*)?)?")  # of a number
 _NAMES = ("true", "false", "null")
 _HEX = frozenset("0123456789abcdefABCDEF")
-MAX_DEPTH = 100  # of lists and objects, as in a message of a conversation
+MAX_DEPTH = 100_000  # of lists and objects: no grammar of a schema that refers to itself has a limit
 
 
 class JsonScanner:

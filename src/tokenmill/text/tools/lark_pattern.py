@@ -201,6 +201,7 @@ def tokens_of(text: str) -> Iterator[tuple[str, str]]:
 def times_of(text: str) -> str:
     """How often something is repeated, as expressions have it: {2,3}."""
     numbers = re.findall(r"\d+|,|\.\.", text)
+    numbers = ["0", *numbers] if numbers[:1] == [","] else numbers
     inner = ",".join(part for part in " ".join(numbers).replace(",", " , ").split() if part.isdigit())
     return f"{{{inner or 0}{',' if numbers and numbers[-1] == ',' else ''}}}"
 

@@ -179,7 +179,8 @@ def _in_json(atom: re.Match[str], is_any: bool) -> str:
 
 
 def _character(letter: str) -> str:
-    return f"(?:{escaped(json.dumps(letter)[1:-1])})" if letter in SPECIAL else escaped(letter)
+    # An escape is spelled in one way, also where the letters of an expression may be of either case.
+    return f"(?-i:{escaped(json.dumps(letter)[1:-1])})" if letter in SPECIAL else escaped(letter)
 
 
 @lru_cache(1024)
@@ -196,4 +197,4 @@ def _set(text: str) -> str:
     if not found:
         return text
     others = "|".join(escaped(json.dumps(letter)[1:-1]) for letter in found)
-    return f'(?:[{text}&&[^"\\\\\\x00-\\x1f]]|{others})'
+    return f'(?:[{text}&&[^"\\\\\\x00-\\x1f]]|(?-i:{others}))'
