@@ -1,6 +1,6 @@
 """Prints what the masks of a constraint cost in a step, at several batches, and what forced tokens bring.
 
-    python benchmarks/masks.py [MODEL] [--batch 1 16] [--tokens 192] [--rounds 5]
+    python benchmarks/masks.py [MODEL] [--batch 1 16] [--scheme dense] [--tokens 192] [--rounds 5]
 
 Texts under a JSON schema and free ones take turns. `masks` is the time that the engine spends on matchers in a step:
 following the tokens, filling masks and finding ends; `llguidance` is the time that it takes by itself for the same
@@ -117,10 +117,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--scheme", default="auto", help="of the weights")
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    how = {"max_length": given.tokens + 64, "max_sequences": max(given.batch)}
+    how: dict[str, Any] = {"scheme": given.scheme, "max_length": given.tokens + 64, "max_sequences": max(given.batch)}
     plain = tokenmill.load(given.model, speculate="off", **how)
     drafting = tokenmill.load(given.model, **how)
     constrained = {"json_schema": SCHEMA}

@@ -18,7 +18,8 @@ def resident():
 
 torch.randn(500, 500) @ torch.randn(500, 500)
 before = resident()
-engine = tokenmill.load(sys.argv[1], dtype="float32", scheme="dense", max_length=2048, packed_cache=sys.argv[2] == "copy")
+how = {"dtype": "float32", "scheme": "dense", "max_length": 2048, "packed_cache": sys.argv[2] == "copy"}
+engine = tokenmill.load(sys.argv[1], **how)
 engine.generate("A", max_new_tokens=2)
 print(json.dumps({"grown": resident() - before, **engine.memory}))
 """
