@@ -10,6 +10,8 @@ import pytest
 
 from tests import disk_of_models
 from tests.disk_of_models import COMMIT, OLDER, contents, repository
+from tokenmill.cli import remove
+from tokenmill.errors import RequestError
 from tokenmill.hub.names import locate
 from tokenmill.hub.places import folders, hub_removal
 from tokenmill.hub.places.here import entries_here
@@ -313,8 +315,99 @@ def test_old_clients_delete_whole_snapshots_alone(disk, tm, monkeypatch):
     assert code == 2 and "`tokenmill rm one/files`" in err
 
 
-def test_a_cache_on_a_file_system_without_links(tmp_path, tm, disk):
+def refused(disk, tm, name):
+    """The message with which `rm` refuses, and changes nothing."""
+    before = contents(disk.root)
+    code, out, err = tm("rm", name, "--yes")
+    assert (code, out) == (2, "") and "Traceback" not in err and contents(disk.root) == before
+    return err
+
+
+def hand_made(folder):
+    (folder / "blobs").rmdir()
+    (folder / "refs" / "main").unlink()
+    (folder / "snapshots" / COMMIT).rename(folder / "snapshots" / "mine")
+
+
+@pytest.mark.parametrize("change", [lambda folder: None, hand_made], ids=["without links", "placed by hand"])
+def test_files_in_the_place_of_links_are_no_proof(disk, tm, change):
+    """The client puts files there on a file system without links, and so does a person."""
     folder = repository(disk.hub, "one/plain", {})
-    (folder / "snapshots" / COMMIT / "plain.gguf").write_bytes(b"GGUF")
-    wanted = below(disk, folder)
-    assert removed(disk, tm, "one/plain", "--yes") == wanted
+    snapshot = folder / "snapshots" / COMMIT
+    (snapshot / "plain.gguf").write_bytes(b"GGUF")
+    (snapshot / "sub").mkdir()
+    (snapshot / "sub" / "thesis.txt").write_text("of the user")
+    change(folder)
+    assert f"`rm -r {folder.resolve()}` deletes all of it" in refused(disk, tm, "one/plain")
+
+
+def test_other_weights_of_a_repository_stay(disk, tm, made):
+    beside = {"model.onnx": b"onnx", "original/consolidated.00.pth": b"pth", "README.md": b"text"}
+    folder = repository(disk.hub, "one/onnx", {"m.gguf": made.qwen.read_bytes(), **beside})
+    gone = removed(disk, tm, "one/onnx:m.gguf", "--yes")
+    assert len(gone) == 2 and gone[1].endswith("/m.gguf") and "/blobs/" in gone[0]
+    assert (folder / "snapshots" / COMMIT / "original" / "consolidated.00.pth").read_bytes() == b"pth"
+
+
+@pytest.mark.parametrize("name", ["one/files", "one/files:a-q8_0.gguf"])
+def test_blobs_that_lie_elsewhere_stay(disk, tm, name):
+    blobs = disk.hub / "models--one--files" / "blobs"
+    blobs.rename(disk.root / "mine")
+    blobs.symlink_to(disk.root / "mine")
+    assert "nothing is deleted" in (err := refused(disk, tm, name)) or "is not deleted" in err
+
+
+@pytest.mark.parametrize("name", ["one/files", "one/files:a-q8_0.gguf"])
+def test_a_blob_that_is_a_link_elsewhere_stays(disk, tm, made, name):
+    link = disk.hub / "models--one--files" / "snapshots" / COMMIT / "a-q8_0.gguf"
+    blob = link.parent / link.readlink()
+    blob.rename(disk.root / "mine.gguf")
+    blob.symlink_to(disk.root / "mine.gguf")
+    refused(disk, tm, name)
+
+
+def test_a_blob_in_the_store_that_repositories_share_goes(disk, tm):
+    """As the client lays it out: a marker, and files by their first two letters and their whole digest."""
+    store, digest = disk.hub / "blobs", "ab" + "0" * 62
+    (store / "ab").mkdir(parents=True)
+    (store / ".huggingface-shared-blobs").write_text("1")
+    link = disk.hub / "models--one--files" / "snapshots" / COMMIT / "a-q8_0.gguf"
+    blob = link.parent / link.readlink()
+    blob.rename(store / "ab" / digest)
+    blob.symlink_to(f"../../blobs/ab/{digest}")
+    gone = removed(disk, tm, "one/files", "--yes")
+    assert all(path.startswith(("home/hub/models--one--files", f"home/hub/blobs/ab/{digest}")) for path in gone)
+
+
+def add_a_note(disk):
+    (disk.hub / "models--one--tiny" / "snapshots" / COMMIT / "notes.txt").write_text("of the user")
+
+
+def begin_a_fetch(disk):
+    (disk.hub / "models--one--tiny" / "blobs" / f"{'c' * 64}.incomplete").write_bytes(b"half")
+
+
+def replace_the_file(disk):
+    (disk.home / "cache" / "whole.gguf").unlink()
+    (disk.home / "cache" / "whole.gguf").write_text("my only copy of something else")
+
+
+@pytest.mark.parametrize("change", [add_a_note, begin_a_fetch, replace_the_file])
+def test_what_changes_while_it_asks_refuses_all(disk, tm, monkeypatch, change):
+    before = {}
+
+    def agrees(_):
+        change(disk)
+        before.update(contents(disk.root))
+        return True
+
+    monkeypatch.setattr(remove, "_agrees", agrees)
+    code, _, err = tm("rm", "whole", "one/tiny")
+    assert code == 2 and "Traceback" not in err and contents(disk.root) == before
+
+
+def test_what_changes_after_the_answer_is_seen_too(disk):
+    removal = hub_removal.remove_from_hub([each for each in entries_here() if each.name == "one/tiny"], True)
+    add_a_note(disk)
+    with pytest.raises(RequestError, match=r"notes\.txt was not written by the hub's client"):
+        removal.run()

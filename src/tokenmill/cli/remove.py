@@ -80,6 +80,9 @@ def command(
     if not dry_run and any(plan.paths for plan in plans):
         if not yes and not _agrees(total):
             raise RequestError("nothing was deleted")
+        for plan in plans:  # nothing goes if something has changed meanwhile
+            if plan.removal is not None:
+                plan.removal.check()
         for plan in plans:
             _run(plan)
     if json:

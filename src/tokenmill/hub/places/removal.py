@@ -4,6 +4,7 @@ import fcntl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from tokenmill.errors import RequestError
 from tokenmill.hub.download import cache_folder, sha256_of
@@ -14,12 +15,16 @@ from tokenmill.hub.suggestions import nearest
 
 @dataclass(frozen=True)
 class Removal:
-    """What goes for one name. paths: as they are told. files: those that a process may use. run: deletes them."""
+    """What goes for one name. paths: as they are told. files: those that a process may use.
+
+    check: RequestError if they are no longer what they were. run: checks that again, and deletes them.
+    """
 
     name: str
     paths: tuple[Path, ...]
     files: tuple[Path, ...]
     num_bytes: int
+    check: Callable[[], None]
     run: Callable[[], None]
 
 
@@ -47,19 +52,27 @@ def entries_named(name: str, entries: Sequence[Entry]) -> list[Entry]:
 
 
 def remove_own(entry: Entry) -> Removal:
-    """What would be deleted of a model that tokenmill fetched, which its sha256 proves."""
+    """What would be deleted of a model that tokenmill fetched, which its sha256 proves, now and then once more."""
     model, path = SHORT_NAMES[entry.name], cache_folder() / SHORT_NAMES[entry.name].file_name
+
+    def check() -> None:
+        _check_own(entry.name, path, model.sha256)
+
+    check()
+    return Removal(entry.name, (path,), (path,), path.stat().st_size, check, lambda: _unlink(path, check))
+
+
+def _check_own(name: str, path: Path, sha256: str) -> None:
+    """RequestError for a file that is not the one which tokenmill fetched."""
+    by_hand = f"`rm {quote(str(path))}`"
     if path.is_symlink() or not path.is_file():
-        raise RequestError(f"{path} is no regular file, so tokenmill has not fetched it: `rm {path}` deletes it")
+        raise RequestError(f"{path} is no regular file, so tokenmill has not fetched it: {by_hand} deletes it")
     try:
         digest = sha256_of(path)
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {reason_of(error)}") from error
-    if digest != model.sha256:
-        raise RequestError(
-            f"{path} has sha256 {digest}, not that of {entry.name}, so it is not deleted: `rm {path}` does"
-        )
-    return Removal(entry.name, (path,), (path,), path.stat().st_size, lambda: _unlink(path))
+    if digest != sha256:
+        raise RequestError(f"{path} has sha256 {digest}, not that of {name}, so it is not deleted: {by_hand} does")
 
 
 def refuse_others(entry: Entry) -> None:
@@ -73,12 +86,13 @@ def refuse_others(entry: Entry) -> None:
     raise RequestError(f"{entry.name} {why}, and tokenmill does not delete it; `{entry.elsewhere}` does")
 
 
-def _unlink(path: Path) -> None:
-    """Delete a fetched file while nobody fetches it."""
+def _unlink(path: Path, check: Callable[[], None]) -> None:
+    """Delete a fetched file while nobody fetches it, if it still is what it was."""
     lock = path.with_name(f".{path.name}.lock")
     try:
         with lock.open("a") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            check()
             path.unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
     except BlockingIOError:
