@@ -10,7 +10,7 @@ from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
-from tokenmill.errors import SnapshotError, TokenmillError
+from tokenmill.errors import ConfigError, SnapshotError, TokenmillError
 
 MAX_COUNT = 1 << 24  # far above every vocabulary and width in use
 MAX_POSITIONS = 1 << 31
@@ -33,6 +33,23 @@ def path_of(given: Any) -> Path:
     except (TypeError, OSError, ValueError, RuntimeError) as error:  # a null byte, or the home (~name) of no user
         raise SnapshotError(f"{brief(given)} cannot be used: {getattr(error, 'strerror', None) or error}") from None
     return path
+
+
+def with_home(given: str | Path) -> Path:
+    """The path that was given, `~` expanded; as it stands where no user has that home folder."""
+    path = Path(given)
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
+def folder_of_setting(given: str | Path, where: str) -> Path:
+    """A folder that a setting names, `~` expanded. ConfigError where no user has that home folder."""
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:
+        raise ConfigError("folder", str(given), "a path, or one below ~ or the ~name of a user", where) from None
 
 
 class ValueReader:

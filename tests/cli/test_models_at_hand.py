@@ -3,9 +3,12 @@
 import io
 import json
 import os
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from tests import disk_of_models
@@ -411,3 +414,94 @@ def test_what_changes_after_the_answer_is_seen_too(disk):
     add_a_note(disk)
     with pytest.raises(RequestError, match=r"notes\.txt was not written by the hub's client"):
         removal.run()
+
+
+@pytest.mark.parametrize(
+    ("names", "gone"),
+    [
+        (("one/files:a-q8_0.gguf", "one/files"), "home/hub/models--one--files"),
+        (("one/files", "one/files:a-q8_0.gguf"), "home/hub/models--one--files"),
+        (("one/files:a-f32.gguf", "one/files:a-q8_0.gguf"), "home/hub/models--one--files"),
+    ],
+)
+def test_names_of_one_repository_go_together(disk, tm, names, gone):
+    code, out, _ = tm("rm", *names, "--dry-run", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["would_delete"] == [str((disk.root / gone).resolve())]
+    files = [*(disk.root / gone / "blobs").iterdir(), disk.root / gone / "refs" / "main"]
+    assert document["num_bytes"] == sum(file.stat().st_size for file in files)
+    assert all(path.startswith(gone) for path in removed(disk, tm, *names, "--yes"))
+
+
+def test_a_link_to_itself_in_the_cache_folder(disk, tm):
+    knot = disk.home / "cache" / "knot.gguf"
+    knot.symlink_to(knot)
+    code, out, _ = tm("list", "--json")
+    assert code == 0 and any(model["path"] == str(knot) for model in json.loads(out)["models"])
+    assert f"`rm {knot}` does" in refused(disk, tm, "~/cache/knot.gguf")
+
+
+@pytest.mark.parametrize("variable", ["TOKENMILL_MODELS", "OLLAMA_MODELS", "LLAMA_CACHE", "TOKENMILL_CACHE"])
+def test_the_home_folder_of_no_user_in_a_setting(disk, tm, monkeypatch, variable):
+    monkeypatch.setenv(variable, "~nosuch/x")
+    code, _, err = tm("list")
+    assert code == 2 and "~nosuch/x" in err and variable in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("arguments", [("list", "--dir", "~nosuch"), ("rm", "~nosuch", "--yes"), ("info", "~nosuch/x")])
+def test_the_home_folder_of_no_user_that_is_typed(disk, tm, arguments):
+    code, _, err = tm(*arguments)
+    assert code == 2 and "~nosuch" in err and "Traceback" not in err
+
+
+def test_the_home_folder_of_no_user_for_profiles(tm, monkeypatch):
+    monkeypatch.setenv("TOKENMILL_CONFIG", "~nosuch")
+    code, _, err = tm("profiles")
+    assert code == 2 and "TOKENMILL_CONFIG" in err
+
+
+def test_the_hub_cache_in_the_home_folder_of_no_user(disk, monkeypatch):
+    """The client takes the name as it stands."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "~nosuch/hub")
+    assert not [entry for entry in entries_here() if entry.origin == "hub"]
+
+
+def test_a_walk_ends_and_says_so(disk, monkeypatch):
+    many = disk.root / "many"
+    for number in range(6):
+        (many / str(number) / "x").mkdir(parents=True)
+    monkeypatch.setattr(folders._Walk.__init__, "__defaults__", (*folders._Walk.__init__.__defaults__[:-1], 8))
+    (entry,) = folders.entries_below("folder", many)
+    assert "not all were looked into" in entry.problem
+
+
+@pytest.mark.parametrize("kind", ["binary", "pipe"])
+def test_a_ref_that_cannot_be_read(disk, tm, kind):
+    ref = disk.hub / "models--one--tiny" / "refs" / "main"
+    ref.unlink()
+    if kind == "pipe":
+        os.mkfifo(ref)
+    else:
+        ref.write_bytes(b"\xff\xfe\x00")
+    code, out, _ = tm("list")
+    assert code == 0 and f"`rm {ref}` deletes it" in out
+    for arguments in (("rm", "one/tiny", "--yes"), ("info", "whle")):
+        code, _, err = tm(*arguments)
+        assert code == 2 and "Traceback" not in err
+
+
+def test_a_ref_to_nothing_is_named_and_no_repository_thrown_away(disk):
+    ref = disk.hub / "models--one--tiny" / "refs" / "pr"
+    ref.mkdir()
+    (ref / "1").write_text("c" * 40)
+    (entry,) = [each for each in entries_here() if each.name == "one/tiny"]
+    assert entry.problem.endswith(f"`rm {ref.resolve() / '1'}` mends it")
+    assert locate("one/tiny", offline=True).is_dir()
+
+
+def test_commands_that_are_advised_can_be_pasted(disk, tm):
+    folder = disk.given / "my models" / "a b"
+    shutil.copytree(disk.given / "deep" / "directory", folder)
+    for path in (folder, disk.given / "with space.gguf"):
+        (entry,) = [each for each in entries_here() if each.path == path]
+        assert shlex.split(entry.elsewhere)[-1] == str(path)

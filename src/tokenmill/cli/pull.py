@@ -41,13 +41,14 @@ def command(
     """
     from tokenmill.hub.names import is_there, locate
     from tokenmill.hub.short_names import ALL_NAMES
+    from tokenmill.value_reader import with_home
 
     if dtype is not None and output is None:
         raise ConfigError("--dtype", dtype, "only together with --output, since fetching converts nothing")
     if dtype is not None:
         dtype = DTYPE_ALIASES.get(dtype, dtype)
         check_choice("--dtype", dtype, ("auto", *DTYPES))
-    local = is_there(Path(model).expanduser())
+    local = is_there(with_home(model))
     if revision is not None and (local or model in ALL_NAMES):
         what = "is on this machine already" if local else "is a short name, which stands for one file"
         raise ConfigError("--revision", revision, f"only with a hub name, owner/name: {model} {what}")

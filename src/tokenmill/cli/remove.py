@@ -1,7 +1,7 @@
 """`tokenmill rm`: deletes models that tokenmill or the hub's client has fetched, and what is kept for them."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,7 +36,7 @@ KeptOnly = Annotated[
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to go for one name. removal: None where only what is kept goes."""
+    """What is to go for names of one model or repository. removal: None where only what is kept goes."""
 
     name: str
     removal: "Removal | None"
@@ -72,7 +72,7 @@ def command(
         from tokenmill.hub.places.here import entries_here
 
     entries = entries_here(dirs or ())
-    plans = [_plan(name, entries, kept_only) for name in dict.fromkeys(names)]
+    plans = _plans(names, entries, kept_only)
     total = sum(plan.num_bytes for plan in plans)
     if not quiet:
         for line in (line for plan in plans for line in _said(plan)):
@@ -92,22 +92,38 @@ def command(
         typer.echo(f"{'would delete' if dry_run else 'deleted'}: {', '.join(names)}, {size(total)}")
 
 
-def _plan(name: str, entries: list["Entry"], kept_only: bool) -> _Plan:
-    """What goes for one name. RequestError where it means nothing, or something that tokenmill does not delete."""
+def _plans(names: Sequence[str], entries: list["Entry"], kept_only: bool) -> list[_Plan]:
+    """What goes. Names of one repository of the hub go together: one may mean all of it, or two of them may."""
     from tokenmill.hub.places.entry import HUB
+    from tokenmill.hub.places.hub_removal import repository_of
+    from tokenmill.hub.places.removal import entries_named
+
+    groups = dict[str, dict[str, list["Entry"]]]()
+    for name in names:
+        named = entries_named(name, entries)
+        owner = repository_of(named[0]) if named[0].origin == HUB else named[0].name
+        groups.setdefault(f"{named[0].place}:{owner}", {})[name] = named
+    return [_plan(group, kept_only) for group in groups.values()]
+
+
+def _plan(group: Mapping[str, list["Entry"]], kept_only: bool) -> _Plan:
+    """What goes for names of one model or repository. RequestError for something that tokenmill does not delete."""
+    from tokenmill.hub.places.entry import HUB, real_path
     from tokenmill.hub.places.hub_removal import remove_from_hub, repository_of
-    from tokenmill.hub.places.removal import entries_named, refuse_others, remove_own
+    from tokenmill.hub.places.removal import refuse_others, remove_own
     from tokenmill.loader.at_hand.kept import Kept, all_kept
 
-    named, all_that_is_kept = entries_named(name, entries), all_kept()
-    paths = {str(entry.path.resolve()) for entry in named if entry.path is not None}
+    name, all_that_is_kept = ", ".join(group), all_kept()
+    named = list({(entry.name, entry.path): entry for entries in group.values() for entry in entries}.values())
+    paths = {str(real_path(entry.path)) for entry in named if entry.path is not None}
     kept = [found for path in sorted(paths) if (found := all_that_is_kept.get(path, Kept())).num_bytes]
     if kept_only:
         return _Plan(name, None, kept)
     for entry in named:
         refuse_others(entry)
     if named[0].origin == HUB:
-        return _Plan(name, remove_from_hub(named, repository_of(named[0]) == name), kept)
+        is_whole = any(each == repository_of(entries[0]) for each, entries in group.items())
+        return _Plan(name, remove_from_hub(named, is_whole), kept)
     return _Plan(name, remove_own(named[0]), kept)
 
 

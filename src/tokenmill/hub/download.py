@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.progress import Progress
+from tokenmill.value_reader import folder_of_setting
 
 STAGED = ".tokenmill-fetch"  # a file in every staging folder, so that no other folder is deleted
 _CHUNK_BYTES = 1 << 20
@@ -65,7 +66,7 @@ def data_folder() -> Path:
 
 def _folder(own: str, base: str, usual: str) -> Path:
     if folder := os.environ.get(own):
-        return Path(folder).expanduser()
+        return folder_of_setting(folder, own)
     return Path(os.environ.get(base) or Path.home() / usual) / "tokenmill"
 
 

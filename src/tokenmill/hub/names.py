@@ -17,6 +17,7 @@ from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES, HubFile
 from tokenmill.hub.suggestions import meant_here, no_such_model, without_network
 from tokenmill.hub.weight_files import shards_of
 from tokenmill.registry import HUBS, lookup
+from tokenmill.value_reader import with_home
 
 # owner/name, owner/name:file.gguf or owner/name:Q4_K_M, or the address of the repository or of a page of it.
 _ADDRESS = re.compile(r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/", re.ASCII | re.IGNORECASE)
@@ -36,7 +37,7 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
     browser shows are taken too. `revision` is a branch, tag or commit of a hub repository. Raises CheckpointError.
     """
     progress = progress or Silent()
-    path = Path(model).expanduser()
+    path = with_home(model)
     if model.strip() and is_there(path):
         with file_errors(path, "read"):
             if path.is_file():

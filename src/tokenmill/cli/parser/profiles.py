@@ -16,6 +16,7 @@ from tokenmill.cli.parser.config_file import keys_of, read_toml, take_values
 from tokenmill.cli.parser.options import MODEL, option
 from tokenmill.cli.process.display import remark
 from tokenmill.errors import ConfigError
+from tokenmill.value_reader import folder_of_setting
 
 FILE = "profiles.toml"
 PROFILED = ("chat", "generate", "serve")
@@ -25,7 +26,7 @@ PROFILED = ("chat", "generate", "serve")
 def profiles_file() -> Path:
     """profiles.toml in TOKENMILL_CONFIG, else in tokenmill below XDG_CONFIG_HOME or ~/.config. It may not be there."""
     if folder := os.environ.get("TOKENMILL_CONFIG"):
-        return Path(folder).expanduser() / FILE
+        return folder_of_setting(folder, "TOKENMILL_CONFIG") / FILE
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "tokenmill" / FILE
 
 

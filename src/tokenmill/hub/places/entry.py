@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenmill.value_reader import folder_of_setting
+
 OURS, HUB, OLLAMA, FOLDER = "tokenmill", "hub", "Ollama", "folder"
 """Origins that are more than the name of a program whose folder was read."""
 
@@ -63,7 +65,7 @@ def told_by(tell: Callable[[str], None]) -> Iterator[None]:
 def folder_of(variable: str, *usual: str) -> list[Path]:
     """The folder that an environment variable names, or else those below the home folder that are usual."""
     if given := os.environ.get(variable):
-        return [Path(given).expanduser()]
+        return [folder_of_setting(given, variable)]
     return [Path.home() / each for each in usual]
 
 
@@ -73,6 +75,14 @@ def is_folder(path: Path) -> bool:
         return path.is_dir()
     except OSError:
         return True
+
+
+def real_path(path: Path) -> Path:
+    """Where a path leads; its own links are followed, as far as they can be."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # RuntimeError: a link that leads to itself, before Python 3.13
+        return path
 
 
 def shown(path: Path) -> str:

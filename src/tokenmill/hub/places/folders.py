@@ -2,22 +2,28 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from shlex import join, quote
 
 from tokenmill.hub.places.entry import FOLDER, Entry, folder_of, is_folder, reason_of, shown
 from tokenmill.hub.weight_files import find_weights, missing_shards, shards_of
+from tokenmill.value_reader import folder_of_setting
 
 VARIABLE = "TOKENMILL_MODELS"
 DEEPEST = 8
 """Folders within folders that are looked into: a model of LM Studio lies three deep."""
+MOST = 50_000
+"""Files and folders below one folder that are looked at: /proc, or the root of a disk, is no folder of models."""
 _SUFFIXES = (".gguf", ".packed")
 _PROJECTOR = "mmproj"  # GGUF files of what a model sees with, which are no models
 
 
 def given_folders(more: Iterable[Path] = ()) -> list[Path]:
     """The folders of TOKENMILL_MODELS, separated as PATH is, and more."""
-    named = [Path(each) for each in os.environ.get(VARIABLE, "").split(os.pathsep) if each]
-    return [folder.expanduser().absolute() for folder in (*named, *more)]
+    named = [(each, VARIABLE) for each in os.environ.get(VARIABLE, "").split(os.pathsep) if each]
+    return [folder_of_setting(*each).absolute() for each in [*named, *((str(folder), "--dir") for folder in more)]]
 
 
 def program_folders() -> Iterator[tuple[str, Path]]:
@@ -40,44 +46,61 @@ def all_entries(more: Iterable[Path] = ()) -> Iterator[Entry]:
             yield Entry(str(folder), FOLDER, folder, problem="is no folder that there is")
 
 
+@dataclass
+class _Walk:
+    """A walk below `root`. seen: folders, so that links in circles end. left: files and folders that it still takes."""
+
+    origin: str
+    root: Path
+    seen: set[Path] = field(default_factory=set)
+    left: int = MOST
+
+
 def entries_below(origin: str, root: Path) -> Iterator[Entry]:
-    """The models below a folder, each once, also where links lead in circles."""
-    yield from _walk(origin, root, root, 0, set())
+    """The models below a folder, each once, also where links lead in circles; of the first MOST files and folders."""
+    walk = _Walk(origin, root)
+    yield from _below(walk, root, 0)
+    if walk.left < 0:
+        problem = f"has more than {MOST:,} files and folders: not all were looked into, give a folder of models"
+        yield Entry(shown(root), origin, root, problem=problem)
 
 
-def _walk(origin: str, root: Path, folder: Path, depth: int, seen: set[Path]) -> Iterator[Entry]:
+def _below(walk: _Walk, folder: Path, depth: int) -> Iterator[Entry]:
+    origin, root = walk.origin, walk.root
     try:
         real = folder.resolve()
-        if real in seen or depth > DEEPEST:
+        if real in walk.seen or depth > DEEPEST or walk.left < 0:
             return
-        seen.add(real)
-        entries = sorted(folder.iterdir())
-        names = [entry.name for entry in entries if not entry.is_dir()]
-        folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        walk.seen.add(real)
+        entries = sorted(islice(folder.iterdir(), walk.left + 1))
+        walk.left -= len(entries)
+        inner = {entry for entry in entries if entry.is_dir()}
     except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself, before Python 3.13
         why = reason_of(error) if isinstance(error, OSError) else str(error)
         yield Entry(str(folder), origin, root, problem=f"cannot be read: {why}")
         return
+    names = [entry.name for entry in entries if entry not in inner]
     if "config.json" in names and (weights := find_weights(names)).files:
         yield _directory(origin, root, folder, names, missing_shards(weights.files))
     for first in _first_parts(names):
         yield _file(origin, root, folder, first, names)
-    for each in folders:
-        yield from _walk(origin, root, each, depth + 1, seen)
+    for each in entries:
+        if each in inner and not each.name.startswith("."):
+            yield from _below(walk, each, depth + 1)
 
 
 def _directory(origin: str, root: Path, folder: Path, names: list[str], missing: list[str]) -> Entry:
     files = tuple(folder / name for name in names if not name.endswith(_SUFFIXES))
     problem = f"lacks {', '.join(missing)}" * bool(missing) or _dangling(files)
     path = None if problem else folder
-    return Entry(shown(folder), origin, root, path, files, problem, elsewhere=f"rm -r {folder}")
+    return Entry(shown(folder), origin, root, path, files, problem, elsewhere=f"rm -r {quote(str(folder))}")
 
 
 def _file(origin: str, root: Path, folder: Path, first: str, names: list[str]) -> Entry:
     files = tuple(folder / part for part in shards_of(first) if part in names)
     missing = [part for part in shards_of(first) if part not in names]
     problem = f"lacks {', '.join(missing)}" * bool(missing) or _dangling(files)
-    remove = " ".join(["rm", *map(str, files)])
+    remove = join(["rm", *map(str, files)])
     path = folder / first
     return Entry(shown(path), origin, root, None if problem else path, files, problem, elsewhere=remove)
 

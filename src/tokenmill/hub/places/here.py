@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tokenmill.errors import TokenmillError
 from tokenmill.hub.places import folders, ollama, own
-from tokenmill.hub.places.entry import HUB, Entry, shown
+from tokenmill.hub.places.entry import HUB, Entry, real_path, shown
 from tokenmill.registry import PLACES, lookup
 
 
@@ -15,7 +16,7 @@ def entries_here(more: Iterable[Path] = ()) -> list[Entry]:
     found: list[Entry] = []
     known: set[Path] = set()
     for entry in _all(more):
-        real = None if entry.path is None else _real(entry.path)
+        real = None if entry.path is None else real_path(entry.path)
         has_name = real is None or entry.name not in (str(entry.path), shown(entry.path or real))
         if has_name or real not in known:
             found.append(entry)
@@ -31,17 +32,9 @@ def _all(more: Iterable[Path]) -> Iterator[Entry]:
     yield from folders.all_entries(more)
 
 
-def _real(path: Path) -> Path:
-    """Where a path leads; its own links are followed, as far as they can be."""
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError):
-        return path
-
-
 def names_here() -> list[str]:
     """The names of the models here, as `--model` takes them; none where they cannot be found out."""
     try:
         return [entry.name for entry in entries_here() if entry.path is not None]
-    except OSError:
+    except (OSError, TokenmillError):
         return []

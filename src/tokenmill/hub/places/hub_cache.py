@@ -3,27 +3,33 @@
 The client itself scans it (`scan_cache_dir`), and deletes from it.
 """
 
+import errno
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from shlex import join, quote
 
 from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo, constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound, CorruptedCacheException
 
-from tokenmill.hub.places.entry import HUB, Entry, is_folder, reason_of
+from tokenmill.hub.places.entry import HUB, Entry, is_folder, real_path, reason_of
 from tokenmill.hub.weight_files import find_weights, missing_shards, shards_of
+from tokenmill.value_reader import with_home
 
 MAIN = "main"
 
 
 def hub_folder() -> Path:
     """HF_HUB_CACHE, else below HF_HOME, else in ~/.cache/huggingface, as the client has it."""
-    return Path(constants.HF_HUB_CACHE).expanduser()
+    return with_home(constants.HF_HUB_CACHE)
 
 
 def scan() -> HFCacheInfo | None:
-    """What the client finds; None where there is no cache. OSError where it may not be read."""
+    """What the client finds; None where there is no cache. OSError where it may not, or cannot, be read."""
     if not is_folder(hub_folder()):
         return None
+    for ref in (ref for folder in hub_folder().iterdir() if "--" in folder.name for ref in _refs(folder)):
+        if why := _unreadable(ref):  # the client would wait for a pipe, and fail for all where one is no text
+            raise OSError(errno.EINVAL, f"{ref} {why}; `rm {quote(str(ref))}` deletes it")
     try:
         return scan_cache_dir(hub_folder())
     except CacheNotFound:
@@ -48,19 +54,46 @@ def all_entries() -> Iterator[Entry]:
 
 def _damaged(warning: CorruptedCacheException) -> Entry:
     """A repository whose layout the client does not recognise."""
-    said, root = " ".join(str(warning).split()), hub_folder().resolve()
+    said, root = " ".join(str(warning).split()), real_path(hub_folder())
     named = [folder for folder in root.iterdir() if str(folder) in said]
     folder = max(named, key=lambda each: len(each.name), default=root)
     name = folder.name.removeprefix("models--").replace("--", "/") if named else str(root)
     why = f"is damaged in the hub's cache: {said}"
-    return Entry(name, HUB, hub_folder(), problem=why, elsewhere=f"rm -r {folder}" if named else "")
+    snapshots, remove = folder / "snapshots", f"rm -r {quote(str(folder))}" if named else ""
+    dangling = [ref for ref in _refs(folder) if not (snapshots / ref.read_text().strip()).is_dir()] if named else []
+    if dangling and "Reference(s)" in said:  # it is loaded all the same
+        mend = join(["rm", *map(str, dangling)])
+        return Entry(name, HUB, hub_folder(), problem=f"{why}; `{mend}` mends it", elsewhere=remove)
+    return Entry(name, HUB, hub_folder(), problem=why, elsewhere=remove)
+
+
+def _refs(folder: Path) -> list[Path]:
+    """The refs of a repository: what is no folder in its folder of refs, as the client looks for them."""
+    return sorted(path for path in (folder / "refs").glob("**/*") if not path.is_dir() and path.name != ".DS_Store")
+
+
+def _unreadable(ref: Path) -> str:
+    """Why a ref cannot be read; "" where it can."""
+    if not ref.is_file():
+        return "is no regular file"
+    try:
+        ref.read_text()
+    except ValueError:
+        return "is no text"
+    return ""
 
 
 def _entries(repository: CachedRepoInfo) -> Iterator[Entry]:
     revisions = sorted(repository.revisions, key=lambda each: (MAIN not in each.refs, each.commit_hash))
     if not revisions:
         problem = "has no snapshot in the hub's cache: a fetch of it was begun, or its files were deleted"
-        yield Entry(repository.repo_id, HUB, hub_folder(), problem=problem, elsewhere=f"rm -r {repository.repo_path}")
+        yield Entry(
+            repository.repo_id,
+            HUB,
+            hub_folder(),
+            problem=problem,
+            elsewhere=f"rm -r {quote(str(repository.repo_path))}",
+        )
     for revision in revisions:
         yield from _models(repository.repo_id, revision)
 
@@ -79,7 +112,7 @@ def _models(name: str, revision: CachedRevisionInfo) -> Iterator[Entry]:
         path = None if missing else revision.snapshot_path
         yield Entry(whole, HUB, hub_folder(), path, others, problem, commit=commit)
     elif not firsts:
-        problem = "holds no weights in the hub's cache, only " + ", ".join(sorted(files)[:5])
+        problem = "holds no weights in the hub's cache, only " + (", ".join(sorted(files)[:5]) or "an empty snapshot")
         yield Entry(whole, HUB, hub_folder(), None, others, problem, commit=commit)
     for first in firsts:
         parts = [part for part in shards_of(first) if part in files]

@@ -11,6 +11,7 @@ from pathlib import Path
 from shlex import quote
 
 from tokenmill.errors import RequestError
+from tokenmill.hub.places.entry import real_path
 from tokenmill.hub.places.hub_cache import hub_folder
 
 _BLOB = re.compile(r"[0-9a-f]{32,64}(\.[\w.-]*incomplete)?")
@@ -69,7 +70,7 @@ def _foreign_links(folder: Path, path: Path) -> Iterator[Path]:
         if _is_folder(each):
             continue
         target = each.parent / each.readlink() if each.is_symlink() else each
-        is_inside = target.parent.resolve() == (folder / "blobs").resolve()
+        is_inside = real_path(target.parent) == real_path(folder / "blobs")
         if not each.is_symlink() or not is_inside or not _is_blob(folder, folder / "blobs" / target.name):
             yield each
 
@@ -81,7 +82,7 @@ def _is_blob(folder: Path, blob: Path) -> bool:
     if not blob.is_symlink():
         return blob.is_file()
     target, store = blob.parent / blob.readlink(), hub_folder() / "blobs"
-    is_shared = target.parent.parent.resolve() == store.resolve() and _SHARED.fullmatch(target.name) is not None
+    is_shared = real_path(target.parent.parent) == real_path(store) and _SHARED.fullmatch(target.name) is not None
     return is_shared and _is_file(store / _SHARED_MARK) and _is_file(target)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from huggingface_hub import CachedFileInfo, CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
 
 from tokenmill.errors import RequestError
-from tokenmill.hub.places.entry import Entry, reason_of
+from tokenmill.hub.places.entry import Entry, real_path, reason_of
 from tokenmill.hub.places.hub_cache import hub_folder, scan
 from tokenmill.hub.places.hub_layout import check_layout, check_links
 from tokenmill.hub.places.removal import Removal
@@ -117,7 +117,7 @@ def _of_parts(alone: HFCacheInfo, repo: CachedRepoInfo, whole: list[CachedRevisi
         strategy, gone = alone.delete_files(*parts), [each.file_path for each in parts]
     else:
         raise RequestError(f"this client of the hub deletes whole snapshots alone: `tokenmill rm {repo.repo_id}`")
-    blobs = tuple(path.resolve() for path in gone)
+    blobs = tuple(real_path(path) for path in gone)
     inside = [path for each in whole for path in each.snapshot_path.rglob("*")]
     state = _state_of({*gone, *inside, *strategy.blobs})
     return _Planned(tuple(gone), blobs, strategy.expected_freed_size, state, strategy.execute)

@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from tokenmill.errors import CheckpointError, file_errors
-from tokenmill.hub.places.entry import OLLAMA, Entry, folder_of, is_folder, reason_of
+from tokenmill.hub.places.entry import OLLAMA, Entry, folder_of, is_folder, real_path, reason_of
 
 PREFIX = "ollama:"
 SYSTEM = (Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama/models"))  # of the service, by its installers
@@ -39,7 +40,7 @@ def stores() -> list[Path]:
     found: dict[Path, Path] = {}
     for folder in (*folder_of("OLLAMA_MODELS", ".ollama/models"), *SYSTEM):
         if is_folder(folder):
-            found.setdefault(folder.resolve(), folder)
+            found.setdefault(real_path(folder), folder)
     return list(found.values())
 
 
@@ -127,7 +128,7 @@ def _entry(store: Path, path: Path) -> Entry:
     if len(relative.parts) < 3:
         return Entry(str(path), OLLAMA, store, problem="is no manifest of a model: it lies too high in its folder")
     name = name_of(relative)
-    typed, remove = PREFIX + name, f"ollama rm {name}"
+    typed, remove = PREFIX + name, f"ollama rm {quote(name)}"
     try:
         layers = _layers(store, path)
     except (OSError, ValueError) as error:
@@ -190,7 +191,7 @@ def _layer(store: Path, layer: Any) -> Layer:
 
 def _blob_alone(store: Path, blob: Path) -> Entry | None:
     """A blob that no manifest names, if it is a model or what was fetched of one."""
-    remove = f"rm {blob}"
+    remove = f"rm {quote(str(blob))}"
     if "-partial" in blob.name:
         begun = "is a blob that Ollama has begun to fetch"
         is_first = blob.name.endswith("-partial")  # beside it lie files with the state of each of its parts

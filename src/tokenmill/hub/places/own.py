@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from tokenmill.hub.download import Packaged, cache_folder
-from tokenmill.hub.places.entry import OURS, Entry, is_folder, reason_of, shown
+from tokenmill.hub.places.entry import OURS, Entry, is_folder, real_path, reason_of, shown
 from tokenmill.hub.short_names import SHORT_NAMES
 
 
@@ -22,7 +23,7 @@ def all_entries() -> Iterator[Entry]:
             yield _fetched(folder, path, *ours[path.name])
         elif path.suffix == ".gguf" and not path.name.startswith("."):
             note = "lies in the cache folder of tokenmill, which has not fetched it"
-            yield Entry(shown(path), OURS, folder, path, (path,), note=note, elsewhere=f"rm {path}")
+            yield Entry(shown(path), OURS, folder, path, (path,), note=note, elsewhere=f"rm {quote(str(path))}")
 
 
 def _fetched(folder: Path, path: Path, name: str, model: Packaged) -> Entry:
@@ -31,9 +32,11 @@ def _fetched(folder: Path, path: Path, name: str, model: Packaged) -> Entry:
         there = path.stat().st_size
     except OSError as error:
         problem = f"is {path}, which cannot be read: {reason_of(error)}"
-        return Entry(name, OURS, folder, None, (path,), problem, elsewhere=f"rm {path}")
+        return Entry(name, OURS, folder, None, (path,), problem, elsewhere=f"rm {quote(str(path))}")
     if there != wanted:
         problem = f"is {path} of {there:,} bytes, and has {wanted:,}: `tokenmill pull {name}` fetches it again"
-        return Entry(name, OURS, folder, None, (path,), problem, elsewhere=f"rm {path}")
-    note = f"is a link to {path.resolve()}" if path.is_symlink() else ""
-    return Entry(name, OURS, folder, path, (path,), note=note, elsewhere=f"rm {path}" if path.is_symlink() else "")
+        return Entry(name, OURS, folder, None, (path,), problem, elsewhere=f"rm {quote(str(path))}")
+    note = f"is a link to {real_path(path)}" if path.is_symlink() else ""
+    return Entry(
+        name, OURS, folder, path, (path,), note=note, elsewhere=f"rm {quote(str(path))}" if path.is_symlink() else ""
+    )

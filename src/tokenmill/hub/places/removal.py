@@ -11,6 +11,7 @@ from tokenmill.hub.download import cache_folder, sha256_of
 from tokenmill.hub.places.entry import FOLDER, HUB, OURS, Entry, reason_of
 from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES
 from tokenmill.hub.suggestions import nearest
+from tokenmill.value_reader import with_home
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def entries_named(name: str, entries: Sequence[Entry]) -> list[Entry]:
     RequestError for a name that means none or several, which lists them.
     """
     typed = HUB_NAMES[name].hub_name if name in HUB_NAMES else name
-    path = Path(typed).expanduser()
+    path = with_home(typed)
     exact = [each for each in entries if typed == each.name] or [each for each in entries if path == each.path]
     if len(exact) > 1:
         raise RequestError(f"{name} is ambiguous: {_listed(exact)}")

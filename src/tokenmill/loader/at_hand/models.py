@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 from tokenmill.errors import CheckpointError
-from tokenmill.hub.places.entry import Entry
+from tokenmill.hub.places.entry import Entry, real_path
 from tokenmill.hub.places.here import entries_here
 from tokenmill.loader.at_hand.facts import Facts, facts_of, plain_title
 from tokenmill.loader.at_hand.kept import Kept, all_kept
@@ -42,7 +42,7 @@ def models_here(more: Iterable[Path] = ()) -> tuple[list[Model], list[Entry]]:
         if entry.path is None:
             others.append(entry)
             continue
-        models.append(Model(entry, facts_of(entry.path), kept.get(str(entry.path.resolve()), Kept())))
+        models.append(Model(entry, facts_of(entry.path), kept.get(str(real_path(entry.path)), Kept())))
     return models, others
 
 
