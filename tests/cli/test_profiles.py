@@ -73,6 +73,7 @@ def test_what_is_typed_goes_over_the_profile(profiles, tm, model, piped):
 def test_generate_says_that_a_system_message_wants_a_conversation(profiles, tm):
     code, _, err = tm("generate", "--profile", "miller", "-p", "w1")
     assert code == 2 and "only together with --chat" in err
+    assert f"(set in {profiles_file()}, [miller])" in err
     assert tm("generate", "--profile", "miller", "-p", "w1", "--chat")[0] == 0
 
 
@@ -137,6 +138,29 @@ def test_the_list_says_where_they_come_from_and_what_is_unknown(profiles, tm, mo
     assert document["path"] == str(path)
     assert [each["name"] for each in document["profiles"]] == ["miller", "plain", "odd", "typed"]
     assert [each["problem"] is None for each in document["profiles"]] == [True, True, False, False]
+
+
+def test_the_list_says_which_values_are_out_of_range(profiles, tm):
+    path = profiles(
+        "[hot]\ntemperature = 500\n[fast]\nprogram = 'fast'\n[bias]\nlogit_bias = ['x']\n[good]\nlogit_bias = ['5=1']"
+    )
+    problems = {each["name"]: each["problem"] for each in json.loads(tm("profiles", "--json")[1])["profiles"]}
+    assert problems["hot"].startswith(f"temperature = 500 (set in {path}, [hot]) is not allowed")
+    assert "program = 'fast'" in problems["fast"] and problems["bias"] and problems["good"] is None
+
+
+def test_what_json_has_no_form_for(profiles, tm):
+    profiles("[x]\nseed = 2020-01-01\ntemperature = nan\nstop = ['a', 07:30:00]\n")
+    text = tm("profiles", "--json")[1]
+    (found,) = json.loads(text, parse_constant=pytest.fail)["profiles"]
+    assert found["options"] == {"seed": "2020-01-01", "temperature": "nan", "stop": ["a", "07:30:00"]}
+    assert "seed = " in found["problem"]
+
+
+def test_a_table_that_is_nested_too_deeply(profiles, tm):
+    profiles("a=" + "[" * 5000 + "]" * 5000)
+    code, _, err = tm("profiles")
+    assert code == 2 and "is not allowed: a TOML file (" in err and "Traceback" not in err
 
 
 def test_where_the_file_is(monkeypatch, tmp_path):

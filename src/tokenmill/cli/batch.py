@@ -173,7 +173,7 @@ def _table(
     if prompt is not None and column is not None:
         raise ConfigError("--column", column, "only without --prompt, which names its columns in braces")
     if system is not None and not chat:
-        raise ConfigError("--system", system, "only together with --chat, since it is part of a conversation")
+        raise ConfigError("system", system, "only together with --chat, since it is part of a conversation")
 
     def settings(core: "Core") -> SamplingParams:
         return with_defaults(context, sampling, core.inputs.defaults) if recommended else sampling

@@ -1,6 +1,7 @@
 """`tokenmill profiles`: the profiles of the user, with what they set and what is wrong with them."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 import typer
@@ -25,7 +26,8 @@ def command(context: typer.Context, json: Json = False) -> None:
     problems = {name: problem_of(context, name, table) for name, table in profiles.items()}
     if json:
         found = [
-            {"name": name, "problem": problems[name] or None, "options": table} for name, table in profiles.items()
+            {"name": name, "problem": problems[name] or None, "options": _as_json(table)}
+            for name, table in profiles.items()
         ]
         print_json({"path": str(path), "profiles": found})
         return
@@ -36,6 +38,17 @@ def command(context: typer.Context, json: Json = False) -> None:
     for name, problem in problems.items():
         if problem:
             typer.echo(for_stdout(f"{name}: {problem}"))
+
+
+def _as_json(value: Any) -> Any:
+    """A value of TOML; what JSON has no form for, a date or a number that is none, as the text that TOML has for it."""
+    if isinstance(value, dict):
+        return {key: _as_json(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_json(each) for each in value]
+    if isinstance(value, str | int) or (isinstance(value, float) and isfinite(value)):
+        return value
+    return str(value)
 
 
 def _row(name: str, table: Mapping[str, Any]) -> tuple[str, ...]:

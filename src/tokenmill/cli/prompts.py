@@ -44,7 +44,7 @@ def gather(
     Without any, what stdin holds, unless that is a terminal. model: what MODEL was, in case it was meant as a prompt.
     """
     if system is not None and not chat:
-        raise ConfigError("--system", system, "only together with --chat, since it is part of a conversation")
+        raise ConfigError("system", system, "only together with --chat, since it is part of a conversation")
     if chat and ids:
         raise ConfigError("--tokens", ",".join(ids), "only without --chat, which renders text")
     if not (texts or files or ids):

@@ -91,7 +91,7 @@ def read_toml(path: Path, name: str, option: str) -> dict[str, Any]:
 
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(name, str(path), f"a TOML file ({why})", option) from None
 

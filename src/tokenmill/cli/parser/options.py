@@ -87,7 +87,7 @@ def with_settings(
         parameters += [each for each in options if each.name not in left_out and (not only or each.name in only)]
 
         def run(**values: Any) -> None:
-            settings = {keyword: _build(kind, values) for keyword, kind in kinds.items()}
+            settings = {keyword: built_settings(kind, values) for keyword, kind in kinds.items()}
             verb(**{name: values[name] for name in own if name not in kinds}, **settings)
 
         run.__doc__ = verb.__doc__
@@ -130,7 +130,7 @@ def with_defaults(context: typer.Context, sampling: SamplingParams, defaults: Ma
     return replace(sampling, **{name: value for name, value in defaults.items() if not is_given(context, name)})
 
 
-def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
+def built_settings(kind: type[Any], values: Mapping[str, Any]) -> Any:
     """The settings object, its names checked before anything is loaded."""
     settings = {}
     for field in fields(kind):

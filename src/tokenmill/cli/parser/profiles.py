@@ -13,9 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from tokenmill.cli.parser.config_file import keys_of, read_toml, take_values
-from tokenmill.cli.parser.options import MODEL, option
+from tokenmill.cli.parser.options import MODEL, built_settings, option
 from tokenmill.cli.process.display import remark
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.value_reader import folder_of_setting
 
 FILE = "profiles.toml"
@@ -58,13 +60,21 @@ def read_profile(context: typer.Context, name: str | None) -> str | None:
 
 
 def problem_of(context: typer.Context, name: str, table: Mapping[str, Any]) -> str:
-    """What is wrong with a profile whatever verb takes it: a key that none has, or a value of another type; or ""."""
+    """What is wrong with a profile whatever verb takes it: a key that none has, a value of another type or out of its
+    range; or "". What only a loaded model tells, such as an error in a regex, is not found here.
+    """
     commands = _commands(context)
     elsewhere = {key for command in commands for key in keys_of(command)}
+    where = f"{profiles_file()}, [{name}]"
     for command in commands:
+        made = type(context)(command)
         try:
-            take_values(type(context)(command), table, f"{profiles_file()}, [{name}]", elsewhere)
+            take_values(made, table, where, elsewhere)
+            for kind in (SamplingParams, EngineConfig):
+                built_settings(kind, made.default_map or {})
         except ConfigError as error:
+            return str(ConfigError(error.name, error.value, error.allowed, error.where or where))
+        except TokenmillError as error:
             return str(error)
     return ""
 
