@@ -352,6 +352,15 @@ def test_other_weights_of_a_repository_stay(disk, tm, made):
     assert (folder / "snapshots" / COMMIT / "original" / "consolidated.00.pth").read_bytes() == b"pth"
 
 
+def test_a_begun_fetch_of_other_weights_stays(disk, tm, made):
+    folder = repository(disk.hub, "one/begun", {"m.gguf": made.qwen.read_bytes()})
+    begun = folder / "blobs" / f"{'c' * 64}.incomplete"
+    begun.write_bytes(b"half")
+    assert len(removed(disk, tm, "one/begun:m.gguf", "--yes")) == 2 and begun.is_file()
+    assert "an empty snapshot" in tm("list")[1]
+    assert begun.relative_to(disk.root).as_posix() in removed(disk, tm, "one/begun", "--yes")
+
+
 @pytest.mark.parametrize("name", ["one/files", "one/files:a-q8_0.gguf"])
 def test_blobs_that_lie_elsewhere_stay(disk, tm, name):
     blobs = disk.hub / "models--one--files" / "blobs"

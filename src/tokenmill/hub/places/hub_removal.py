@@ -74,6 +74,8 @@ def _planned(repository: str, entries: list[Entry], is_whole: bool) -> _Planned:
             pass
         files = {path for entry in entries for path in entry.files}
         whole = [rev for rev in repo.revisions if not _others(rev, files)]
+        if not is_whole and any((repo.repo_path / "blobs").glob("*incomplete")):
+            whole = []  # what was begun to be fetched is of other weights, and stays
         if is_whole or len(whole) == len(repo.revisions):
             return _of_repository(alone, repo)
         return _of_parts(alone, repo, whole, files)
