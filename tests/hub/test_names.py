@@ -113,6 +113,11 @@ def test_a_home_folder_is_found(tmp_path, monkeypatch):
     assert locate("~/a.gguf") == tmp_path / "a.gguf"
 
 
+def test_the_home_of_nobody_is_refused():
+    with pytest.raises(CheckpointError, match="no model '~nosuchuser/x'"):
+        locate("~nosuchuser/x")
+
+
 def test_whether_a_path_is_there(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     assert is_there(tmp_path) is True

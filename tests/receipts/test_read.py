@@ -6,7 +6,7 @@ import pytest
 
 from tokenmill import ReceiptError
 from tokenmill.receipts import read
-from tokenmill.receipts.read import read_receipt
+from tokenmill.receipts.read import checked_receipt, read_receipt
 from tokenmill.receipts.receipt import hash_of
 
 
@@ -77,6 +77,7 @@ def test_a_field_that_cannot_be(receipt, path, value, said):
         ('{"receipt": NaN}', "NaN is no number of JSON"),
         (b"\xff\xfe\x00", "no JSON"),
         ('{"receipt": 1' + "0" * 5000 + "}", "no JSON"),
+        ('{"receipt": -1e999}', "-1e999 is no number that a receipt can have"),
     ],
 )
 def test_a_text_that_is_no_receipt(text, said):
@@ -104,3 +105,15 @@ def test_an_edited_hash_is_read_and_noted(receipt):
     assert read_receipt(json.dumps(document)).is_changed
     document["tokens"][0], document["hash"] = 9, receipt.hash
     assert read_receipt(json.dumps(document)).is_changed
+
+
+DEEP = json.loads('{"a":' * 600 + "1" + "}" * 600)
+
+
+@pytest.mark.parametrize("value", [DEEP, float("inf"), {"5": float("-inf")}, {"5": {1}}])
+@pytest.mark.parametrize("path", ["sampling.json_schema", "sampling.logit_bias", "text", "stop_reason", "session"])
+def test_values_that_no_hash_can_be_of(receipt, path, value):
+    document = json.loads(str(receipt))
+    put(document, path, value)
+    with pytest.raises(ReceiptError, match=r"^the receipt"):
+        checked_receipt(document)

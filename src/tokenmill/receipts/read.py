@@ -29,17 +29,24 @@ def read_receipt(text: str | bytes, where: str = "the receipt") -> Receipt:
 
 
 def parsed(text: str | bytes, where: str) -> Any:
-    """Parse JSON strictly: no key twice, no NaN."""
+    """Parse JSON strictly: no key twice, no NaN, no number beyond a float."""
     if len(text) > MAX_SIZE:
         raise ReceiptError(f"{where} has {len(text):,} characters: a receipt has at most {MAX_SIZE:,}")
     try:
-        return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse)
+        return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise ReceiptError(f"{where} is cut or damaged: no JSON ({error or type(error).__name__})") from None
 
 
 def checked_receipt(document: Any, where: str = "the receipt") -> Receipt:
     """Check a parsed receipt. ReceiptError names the field. Whether its hash is right, `Receipt.is_changed` says."""
+    try:
+        return _checked(document, where)
+    except RecursionError:
+        raise ReceiptError(f"{where} has values that are nested too deep") from None
+
+
+def _checked(document: Any, where: str) -> Receipt:
     reader = ValueReader(document, where, ReceiptError, is_ours=True)
     if type(number := reader.take("receipt")) is not int or number != FORMAT:
         raise ReceiptError(
@@ -51,7 +58,10 @@ def checked_receipt(document: Any, where: str = "the receipt") -> Receipt:
     reader.refuse_unread(document)
     if missing := receipt.facts.keys() - document.keys():
         raise ReceiptError(f"{where} has no {min(missing)!r}, which is required, even where it is null")
-    return replace(receipt, is_changed=found != hash_of(document))
+    try:
+        return replace(receipt, is_changed=found != hash_of(document))
+    except (ValueError, TypeError) as error:  # of what was given as an object: infinity, or what JSON does not have
+        raise ReceiptError(f"{where} cannot be written as JSON: {error}") from None
 
 
 def _read(reader: ValueReader) -> Receipt:
@@ -154,3 +164,9 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no number of JSON")
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"{brief(number)[1:-1]} is no number that a receipt can have")
+    return value
