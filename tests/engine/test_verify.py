@@ -268,6 +268,16 @@ def test_a_receipt_that_needs_more_room_is_not_checked(words, receipt):
     assert found.verdict == "unchecked" and "max_length is 16 here, and the receipt needs 33" in found.reasons[0]
 
 
+def test_a_text_that_fills_max_length_is_verified(engine):
+    for asked in ({}, {"stop": "w5 w5 w5 w5"}, {"temperature": 0.9, "seed": 3}):
+        for most in (123, 124, 125):
+            done = engine.generate([5, 6, 7], max_new_tokens=most, ignore_eos=True, **asked)
+            assert engine.verify(done.receipt()).is_verified, (asked, most)
+    with engine.session([5, 6, 7]) as session:
+        session.generate(max_new_tokens=90, ignore_eos=True)
+        assert engine.verify(session.generate(max_new_tokens=-1, ignore_eos=True).receipt()).is_verified
+
+
 def test_a_receipt_of_another_version_is_checked_and_says_so(engine, receipt):
     found = engine.verify(replace(receipt, tokenmill="0.0.1"))
     assert found.is_verified and "made by tokenmill 0.0.1" in found.notes[0]

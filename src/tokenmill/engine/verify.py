@@ -110,7 +110,7 @@ class _Check:
         try:
             sequence = sequence_of(core, receipt)
             core.inputs.encode(list(receipt.tokens) or list(receipt.prompt))
-            core.scheduler.check_length(len(receipt.prompt) + len(receipt.tokens) + 1)
+            core.scheduler.check_length(len(receipt.prompt) + len(receipt.tokens))
         except (RequestError, ConfigError) as error:
             self._find("settings", f"no engine of this model could have served it: {error}")
             return
