@@ -14,7 +14,7 @@ from tokenmill.receipts.verification import Finding, Verification, refused
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.units import counted
 from tokenmill.version import __version__
-from tokenmill.weights.model_files import difference
+from tokenmill.weights.model_files import OTHER_TOKENIZER, difference
 
 BUILD = ("build", "machine", "torch", "threads")
 """What this engine is, in the fields of Receipt.engine; the others are settings."""
@@ -96,7 +96,9 @@ class _Check:
     def _check_model(self) -> None:
         ours, theirs = self._core.receipts.model, self._receipt.model
         if (found := difference(theirs["files"], ours["files"])) is not None:
-            self._find("model", f"this is not the model of the receipt: {found}")
+            self._find(
+                "model", f"this is not the model of the receipt: {found}{_remedy(theirs['files'], ours['files'])}"
+            )
         if theirs["chat_template"] != ours["chat_template"]:
             self._find("model", "the chat template is another one than that of the receipt (--chat-template gives one)")
 
@@ -206,6 +208,14 @@ class _Check:
 
     def _find(self, what: str, message: str, claimed: Any = None, found: Any = None) -> None:
         self._findings.append(Finding(what, message, None, claimed, found))
+
+
+def _remedy(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """Say what helps where the tokenizer is another model's on one side only."""
+    wanted, found = (any(name.startswith(OTHER_TOKENIZER) for name in files) for files in (theirs, ours))
+    if wanted and not found:
+        return " (it was made with another model's tokenizer: --tokenizer, or tokenizer in Python, names that model)"
+    return " (it was made with the model's own tokenizer: leave --tokenizer out)" if found and not wanted else ""
 
 
 def _is_unrounded(engine: Mapping[str, Any]) -> bool:

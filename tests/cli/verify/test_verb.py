@@ -148,6 +148,17 @@ def test_a_chat_template_of_ones_own(tm, tmp_path):
     assert tm("verify", tmp_path / "x", "--chat-template", template)[0] == 0
 
 
+def test_a_tokenizer_of_another_model(tm, words, tmp_path):
+    other = save_word_model(tmp_path / "other")
+    asked = ("generate", words, "-p", "w1 w2", "-n", 4, "--tokenizer", other, *MAKE)
+    assert tm(*asked, tmp_path / "x")[0] == 0
+    code, out, _ = tm("verify", tmp_path / "x")
+    assert code == 1 and "tokenizer of tokenizer.json is not here" in out and "--tokenizer" in out
+    assert tm("verify", tmp_path / "x", "--tokenizer", other)[0] == 0
+    code, out, _ = tm("verify", tmp_path / "x", "--tokenizer", tmp_path / "nowhere")
+    assert code == 2 and "nowhere" in out and "Traceback" not in out
+
+
 def test_a_receipt_that_cannot_be_written_is_refused_before_anything_is_computed(tm, words, tmp_path):
     (tmp_path / "file").write_text("")
     code, out, err = tm("generate", words, "-p", "w1", "--receipt", tmp_path / "file" / "x")

@@ -41,6 +41,7 @@ Where = Annotated[
     str | None, option(MODEL, "--model", help="Where the model lies. Default: where the receipts say, if it is here.")
 ]
 WORDS = {
+    "tokenizer": "The model whose tokenizer the texts were made with, where that is another one's, as for generate.",
     "program": "Another program than the receipts say. Default: theirs, or what runs here.",
     "dtype": "Another data type than the receipts say. Default: theirs.",
     "scheme": "Matrices stored otherwise than the receipts say. Default: as they say.",
@@ -48,7 +49,7 @@ WORDS = {
     "max_sequences": "Receipts that are computed together. Default: up to 8.",
     "cache_tokens": "Slots in the cache over all sequences. Default: what the receipts need.",
 }
-OPTIONS = ("program", "dtype", "scheme", "device", "threads", "max_sequences", "cache_tokens")
+OPTIONS = ("tokenizer", "program", "dtype", "scheme", "device", "threads", "max_sequences", "cache_tokens")
 
 
 @with_settings(only=OPTIONS, words=WORDS, engine=EngineConfig)
