@@ -6,6 +6,7 @@ import pytest
 
 from tokenmill import ConfigError, ReceiptError
 from tokenmill.receipts import file
+from tokenmill.receipts.answer import Shown
 from tokenmill.receipts.file import read_receipts, write_receipts
 
 
@@ -21,21 +22,59 @@ def test_one_line_for_each(receipt, tmp_path):
     assert places(path) == [("x.jsonl:1", True), ("x.jsonl:2", True)]
 
 
+@pytest.mark.parametrize("start", ["", "\n \n"])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_other_forms(receipt, tmp_path, indent):
+def test_other_forms(receipt, tmp_path, indent, start):
     path, document = tmp_path / "x", receipt.document
-    answer = {"id": "cmpl-1", "choices": [{"receipt": document, "text": "x"}, {"text": "y"}, {"receipt": document}]}
-    for written, count in ((document, 1), ([document, document], 2), (answer, 2)):
-        path.write_text(json.dumps(written, indent=indent))
-        assert [entry.receipt for entry in read_receipts(path)] == [receipt] * count
+    answer = {"id": "cmpl-1", "choices": [{"receipt": document, "text": receipt.text}] * 2}
+    batch = {"custom_id": "a", "response": {"status_code": 200, "body": answer}}
+    forms = ((document, 1), ([document, document], 2), (answer, 2), ([answer, document], 3), (batch, 2))
+    for written, count in forms:
+        path.write_text(start + json.dumps(written, indent=indent))
+        entries = list(read_receipts(path))
+        assert [entry.receipt for entry in entries] == [receipt] * count
+        assert all(entry.shown == Shown() for entry in entries)
+
+
+def test_a_choice_without_a_receipt_is_named(receipt, tmp_path):
+    path = tmp_path / "x"
+    path.write_text(json.dumps({"choices": [{"text": "y"}, {"text": receipt.text, "receipt": receipt.document}, 5]}))
+    assert places(path) == [("x:1, choice 1", False), ("x:1, choice 2", True), ("x:1, choice 3", False)]
+    assert "this choice of an answer has no receipt" in next(iter(read_receipts(path))).error
+    path.write_text('{"choices": []}')
+    assert [entry.error for entry in read_receipts(path)] == [f"{path}:1 is an answer without choices"]
 
 
 def test_a_line_that_is_damaged_leaves_the_others(receipt, tmp_path):
     path = tmp_path / "x"
     path.write_text(f"{receipt}\n\n{str(receipt)[:50]}\n{receipt}\n[5]\n")
-    assert places(path) == [("x:1", True), ("x:2", False), ("x:3", True), ("x:4", False)]
+    assert places(path) == [("x:1", True), ("x:3", False), ("x:4", True), ("x:5", False)]
     errors = [entry.error for entry in read_receipts(path) if entry.error]
     assert "cut or damaged" in errors[0] and "must be an object" in errors[1]
+
+
+def test_a_first_line_that_is_damaged_leaves_the_others(receipt, tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    path.write_text(f"\n{{broken\n{receipt}\n{str(receipt)[:50]}\n{receipt}\n")
+    expected = [("x:2", False), ("x:3", True), ("x:4", False), ("x:5", True)]
+    assert places(path) == expected
+    monkeypatch.setattr(file, "MAX_SIZE", len(str(receipt).encode()) + 1)  # as for a file of more than that
+    assert places(path) == expected
+
+
+@pytest.mark.parametrize("cut", [1, 40, 400])
+def test_an_indented_receipt_that_is_damaged_is_one(receipt, tmp_path, cut):
+    path = tmp_path / "x"
+    path.write_text("\n" + json.dumps(receipt.document, indent=1)[:-cut])
+    assert places(path) == [("x:2", False)]
+
+
+def test_values_that_are_no_objects_are_told_once(receipt, tmp_path):
+    path = tmp_path / "x"
+    path.write_text(json.dumps([0] * 5000 + [receipt.document] + [[]]))
+    found = list(read_receipts(path))
+    assert [entry.where.removeprefix(str(path)) for entry in found] == [":1, number 5001", ":1"]
+    assert "5001 values that must be an object; the first is number 1: 0" in found[1].error
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])

@@ -1,12 +1,13 @@
 """The outcome of checking a receipt."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 VERDICTS = {
     "verified": "everything is as the receipt says, and each token is the one that the engine chooses",
-    "consistent": "nothing was found wrong, but another build or other settings than those of the receipt were there",
+    "consistent": "nothing was found wrong, but another build or other settings than those of the receipt were there, "
+    "or the text that an answer shows was not compared",
     "refused": "something cannot be as the receipt says",
     "unchecked": "the tokens were not checked",
     "unreadable": "it is no receipt, or one of a newer format",
@@ -54,3 +55,12 @@ class Verification:
 def refused(findings: Iterable[Finding], notes: Iterable[str] = (), num_tokens: int = 0) -> Verification:
     """Refuse a receipt for what is wrong with it."""
     return Verification("refused", tuple(findings), tuple(notes), num_tokens)
+
+
+def with_shown(found: Verification, finding: Finding | None, note: str | None) -> Verification:
+    """The outcome where an answer shows a text, too: another one than the receipt's, or one that was not compared."""
+    notes = found.notes if note is None else (*found.notes, note)
+    if finding is not None:
+        return refused([*found.findings, finding], notes, found.num_tokens)
+    is_weaker = note is not None and found.is_verified
+    return replace(found, verdict="consistent" if is_weaker else found.verdict, notes=notes)

@@ -103,6 +103,45 @@ def test_no_file(tm, tmp_path):
     assert code == 2 and "No such file" in err
 
 
+def test_a_file_that_is_absent_or_empty_leaves_the_others(tm, made, tmp_path):
+    edited(made, lambda document: document.update(text="forged"), number=1)
+    (tmp_path / "empty").write_text("")
+    code, out, _ = tm("verify", tmp_path / "absent", made, tmp_path / "empty")
+    assert code == 1 and "6 receipts: 3 verified, 1 refused, 2 unreadable" in out
+    assert f"{tmp_path / 'absent'}: cannot be read: No such file" in out and "empty: is empty" in out
+    assert tm("verify", tmp_path / "absent", tmp_path / "empty")[0] == 2
+
+
+def test_a_shown_text_that_was_changed_is_refused(tm, made, tmp_path):
+    receipts, path = [json.loads(line) for line in made.read_text().splitlines()], tmp_path / "answer.json"
+    choices = [{"text": each["text"], "receipt": each} for each in receipts]
+    path.write_text(json.dumps({"choices": choices}))
+    assert tm("verify", path)[0] == 0
+    choices[0]["text"] = choices[1]["text"] = "I owe you 1,000"
+    choices[1]["text"] += choices[1]["receipt"]["text"]
+    choices[2] = {"message": {"content": choices[2]["text"], "reasoning": "forged"}, "receipt": choices[2]["receipt"]}
+    del choices[3]["receipt"]
+    path.write_text(json.dumps({"choices": choices}))
+    code, out, _ = tm("verify", path)
+    assert code == 1 and "4 receipts: 2 consistent, 1 refused, 1 unreadable" in out
+    assert "choice 1: the answer shows 'I owe you 1,000', and the receipt is of" in out
+    assert "choice 2: the shown text was not compared with the receipt" in out
+    found = json.loads(tm("verify", path, "--json")[1])["receipts"]
+    assert found[0]["findings"][0]["what"] == "shown" and "choice of an answer has no receipt" in found[3]["notes"][0]
+
+
+def test_what_is_shown_of_very_many(tm, made):
+    made.write_text("".join(f"{{{number}\n" for number in range(1500)) + made.read_text())
+    edit = made.read_text().splitlines()
+    edit[-1] = edit[-1].replace('"finish_reason": "length"', '"finish_reason": "eos"')
+    made.write_text("\n".join(edit))
+    code, out, _ = tm("verify", made)
+    assert (
+        code == 1 and "501 more are not shown here" in out and "1504 receipts: 3 verified, 1 refused, 1,500 un" in out
+    )
+    assert f"{made}:1504: the hash is not" in out and f"{made}:1: is cut" in out and f"{made}:1000:" not in out
+
+
 def test_a_model_that_is_not_here(tm, made, words, tmp_path):
     edited(made, lambda document: document["model"].update(name="nobody/has-this"))
     code, out, _ = tm("verify", made)

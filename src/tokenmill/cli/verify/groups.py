@@ -13,7 +13,7 @@ from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress
 from tokenmill.receipts.file import Entry
 from tokenmill.receipts.receipt import Receipt
-from tokenmill.receipts.verification import Finding, Verification, refused
+from tokenmill.receipts.verification import Finding, Verification, refused, with_shown
 from tokenmill.registry import ATTEND
 from tokenmill.settings.engine_config import EngineConfig
 
@@ -58,7 +58,7 @@ def check_all(entries: List[Entry], given: Given, progress: Progress, count: Cal
     for numbers in groups.values():
         receipts = [receipt for number in numbers if (receipt := entries[number].receipt) is not None]
         for place, outcome in _Group(receipts, given, progress).outcomes(count):
-            found[numbers[place]] = outcome
+            found[numbers[place]] = with_shown(outcome, *entries[numbers[place]].shown)
     return [Outcome(entry.where, entry.receipt, found[number]) for number, entry in enumerate(entries)]
 
 

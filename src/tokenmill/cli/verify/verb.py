@@ -13,7 +13,8 @@ from tokenmill.cli.parser.options import MODEL, ChatTemplate, Json, Quiet, examp
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.verify.groups import Given, Outcome, check_all
-from tokenmill.receipts.file import read_receipts
+from tokenmill.errors import ReceiptError
+from tokenmill.receipts.file import Entry, read_receipts
 from tokenmill.receipts.verification import VERDICTS
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import counted
@@ -26,6 +27,10 @@ EXAMPLES = examples(
 
 SHOWN = 20
 """Receipts of which each has a line in the table, beside those that are not verified."""
+MOST = 1000
+"""Receipts that the table and the reasons under it are of, at most."""
+ORDER = ("refused", "unreadable", "unchecked", "consistent", "verified")
+"""The verdicts that are shown first where there are more than that."""
 RECEIPTS = "Receipts"
 
 Files = Annotated[
@@ -71,7 +76,7 @@ def command(
     with uninterrupted():
         import numpy  # noqa: F401
 
-    entries = [entry for file in files for entry in read_receipts(file)]
+    entries = _entries_of(files)
     typed = {name: getattr(engine, name) for name in OPTIONS if is_given(context, name)}
     started_s, num_done = time.perf_counter(), 0
     with progress_on_stderr(quiet) as progress:
@@ -89,6 +94,20 @@ def command(
         _show(outcomes, elapsed_s)
     if code := exit_code(outcomes):
         raise typer.Exit(code)
+
+
+def _entries_of(files: Sequence[Path]) -> list[Entry]:
+    """The entries of all files. A file that cannot be read is an entry, too, if there is anything else."""
+    found, errors = list[Entry](), list[ReceiptError]()
+    for file in files:
+        try:
+            found.extend(read_receipts(file))
+        except ReceiptError as error:
+            found.append(Entry(str(file), None, str(error)))
+            errors.append(error)
+    if len(errors) == len(found):
+        raise errors[0]
+    return found
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
@@ -126,12 +145,18 @@ def _document(outcomes: Sequence[Outcome], elapsed_s: float) -> dict[str, Any]:
 
 def _show(outcomes: Sequence[Outcome], elapsed_s: float) -> None:
     is_short = len(outcomes) <= SHOWN
-    lines = [_line(each) for each in outcomes if is_short or not each.found.is_verified]
+    shown = [each for each in outcomes if is_short or each.found.reasons or not each.found.is_verified]
+    num_left = len(shown) - MOST
+    if num_left > 0:
+        shown = sorted(shown, key=lambda each: ORDER.index(each.found.verdict))[:MOST]
+    lines = [_line(each) for each in shown if is_short or not each.found.is_verified]
     if lines:
         print_table("", lines, ("receipt", "verdict", "tokens", "model"))
-    for each in outcomes:
+    for each in shown:
         for reason in each.found.reasons:
             typer.echo(f"{each.where}: {reason}")
+    if num_left > 0:
+        typer.echo(f"{num_left:,} more are not shown here (--json prints all)")
     counts = Counter(each.found.verdict for each in outcomes)
     told = ", ".join(f"{counts[name]:,} {name}" for name in VERDICTS if counts[name])
     typer.echo(f"{counted(len(outcomes), 'receipt')}: {told}; {elapsed_s:.1f} s")
