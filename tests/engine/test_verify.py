@@ -294,3 +294,11 @@ def test_what_is_no_receipt_is_refused_by_name(engine):
         engine.verify("{")
     with pytest.raises(ReceiptError, match="must be an object"):
         engine.verify([])
+
+
+def test_many_are_taken_in_every_form_and_a_damaged_one_leaves_the_others(engine, receipt):
+    given = [receipt, "{", str(receipt), receipt.document, 5, str(receipt).encode()]
+    found = dict(engine.verify_each(given))
+    verdicts = [found[number].verdict for number in range(6)]
+    assert verdicts == ["verified", "unreadable", "verified", "verified", "unreadable", "verified"]
+    assert "no JSON" in found[1].reasons[0]

@@ -6,6 +6,7 @@ import pytest
 
 from tests.serve.conftest import MODEL, SETTINGS
 from tokenmill import load
+from tokenmill.receipts.answer import compare
 from tokenmill.receipts.read import checked_receipt
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -33,6 +34,7 @@ def streamed(http, path, body):
 def test_receipts_are_verified_and_the_same_in_a_stream(http, quiet_engine, path):
     body = BODIES[path] | {"receipt": True}
     choices = http.post(path, json=body).json()["choices"]
+    assert all(compare(choice, checked_receipt(choice["receipt"])) == (None, None) for choice in choices)
     found = {choice["index"]: choice["receipt"] for choice in choices}
     assert len(found) == 2 and streamed(http, path, body) == found
     for index, document in found.items():
@@ -41,6 +43,14 @@ def test_receipts_are_verified_and_the_same_in_a_stream(http, quiet_engine, path
         document["tokens"][2] += 1
         found = quiet_engine.verify(checked_receipt(document))
         assert [each.what for each in found.findings] == ["hash", "tokens"] and found.findings[1].position == 2
+
+
+def test_with_echo_the_shown_text_is_not_compared(http):
+    (choice,) = http.post(COMPLETION, json={"prompt": "w1", "max_tokens": 3, "echo": True, "receipt": True}).json()[
+        "choices"
+    ]
+    finding, note = compare(choice, checked_receipt(choice["receipt"]))
+    assert finding is None and "as the prompt does with echo" in note
 
 
 @pytest.mark.parametrize("path", BODIES)

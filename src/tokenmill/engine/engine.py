@@ -148,8 +148,12 @@ class Engine:
         ((_, found),) = verify_each(self.core, [receipt_of(receipt)])
         return found
 
-    def verify_each(self, receipts: Iterable[Receipt]) -> Iterator[tuple[int, Verification]]:
-        """Check many receipts, max_sequences of them together: what came of each, with its place, as it is done."""
+    def verify_each(
+        self, receipts: Iterable[Receipt | str | bytes | Mapping[str, Any]]
+    ) -> Iterator[tuple[int, Verification]]:
+        """Check many receipts, or their JSON, max_sequences of them together: what came of each, with its place, as it
+        is done. What is no receipt is "unreadable".
+        """
         return verify_each(self.core, receipts)
 
     def session(self, prompt: Prompt | None = None, *, salt: bytes = b"") -> Session:

@@ -79,7 +79,7 @@ class Completion:
         The first one of an engine reads the model's files for their digests. ReceiptError where there can be none.
         """
         if self.origin is None:
-            raise ReceiptError("this completion was not made by an engine, so it has no receipt")
+            raise ReceiptError("this completion was not made by an engine, or was pickled since, so it has no receipt")
         return self.origin.receipt(self.text, self.tokens, self.finish_reason, self.stop_reason)
 
     @property

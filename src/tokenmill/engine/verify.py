@@ -7,7 +7,7 @@ from typing import Any
 from tokenmill.engine.claim import SHIFT, Claim, Difference, differing, end_of, sequence_of
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
-from tokenmill.errors import CapacityError, ConfigError, RequestError
+from tokenmill.errors import CapacityError, ConfigError, ReceiptError, RequestError
 from tokenmill.receipts.read import checked_receipt, read_receipt
 from tokenmill.receipts.receipt import Receipt
 from tokenmill.receipts.verification import Finding, Verification, refused
@@ -29,16 +29,22 @@ def receipt_of(given: Any) -> Receipt:
     return read_receipt(given) if isinstance(given, str | bytes) else checked_receipt(given)
 
 
-def verify_each(core: Core, receipts: Iterable[Receipt]) -> Iterator[tuple[int, Verification]]:
+def verify_each(core: Core, receipts: Iterable[Any]) -> Iterator[tuple[int, Verification]]:
     """What comes of each receipt, with its place, in the order in which they are done; several are computed together.
 
+    Each is given as `receipt_of` takes it; a damaged one is "unreadable" and leaves the others.
     The model's files are read for their digests by the first of them.
     """
     core.check_open()
     waiting, running = enumerate(receipts), dict[int, _Check]()
     try:
         while True:
-            for number, receipt in waiting:
+            for number, given in waiting:
+                try:
+                    receipt = receipt_of(given)
+                except ReceiptError as error:
+                    yield number, Verification("unreadable", (), (str(error),))
+                    continue
                 check = _Check(core, receipt)
                 if check.claim is None:
                     yield number, check.outcome()
