@@ -7,6 +7,7 @@ import pytest
 from tests.serve.conftest import MODEL, SETTINGS
 from tokenmill import load
 from tokenmill.receipts.answer import compare
+from tokenmill.receipts.file import read_receipts
 from tokenmill.receipts.read import checked_receipt
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -43,6 +44,16 @@ def test_receipts_are_verified_and_the_same_in_a_stream(http, quiet_engine, path
         document["tokens"][2] += 1
         found = quiet_engine.verify(checked_receipt(document))
         assert [each.what for each in found.findings] == ["hash", "tokens"] and found.findings[1].position == 2
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_saved_stream_is_read(http, tmp_path, path):
+    with http.stream("POST", path, json=BODIES[path] | {"receipt": True, "stream": True}) as stream:
+        text = stream.read().decode()
+    (tmp_path / "x").write_text(text)
+    entries = list(read_receipts(tmp_path / "x"))
+    assert [entry.receipt is not None for entry in entries] == [True, True]
+    assert all(entry.shown == (None, None) for entry in entries)
 
 
 def test_with_echo_the_shown_text_is_not_compared(http):

@@ -12,6 +12,7 @@ from tokenmill.memory.atomic_file import writing
 from tokenmill.receipts.answer import NO_RECEIPT, Shown, choices_of, compare
 from tokenmill.receipts.read import MAX_SIZE, checked_receipt, parsed
 from tokenmill.receipts.receipt import Receipt
+from tokenmill.receipts.stream import answer_of, is_stream
 from tokenmill.units import counted
 from tokenmill.value_reader import brief
 
@@ -64,7 +65,7 @@ def _texts(opened: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
     if not _is_json(text):
         start = opened.tell()
         rest = opened.read(MAX_SIZE + 1 - min(len(text), MAX_SIZE))
-        if _is_json(text + rest) or not _has_lines(rest):
+        if is_stream(text) or _is_json(text + rest) or not _has_lines(rest):
             yield number, text + rest
             return
         opened.seek(start)
@@ -99,7 +100,7 @@ def _is_json(text: bytes) -> bool:
 
 def _entries(text: bytes, where: str) -> Iterator[Entry]:
     try:
-        document = parsed(text, where)
+        document = answer_of(text, where) if is_stream(text) else parsed(text, where)
     except ReceiptError as error:
         yield Entry(where, None, str(error))
         return
