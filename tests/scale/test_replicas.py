@@ -203,7 +203,8 @@ def test_the_rest_of_the_server(server):
         homes.add(answer.headers["x-replica"])
         turns += [answer.json()["choices"][0]["message"], {"role": "user", "content": "w3"}]
     assert len(homes) == 1
-    assert http.get("/v1/models").json()["data"][0]["id"] == "slow" and "<html" in http.get("/").text
+    assert http.get("/v1/models").json()["data"][0]["id"] == "slow"
+    assert "<html" in http.get("/", headers={"Accept": "text/html"}).text
     assert http.post("/v1/completions", json={"prompt": "w1", "temperature": -1}).status_code == 400
     assert http.post("/v1/sessions/tale/save", json={"prompt": "w1 w2 w3"}).json()["tokens"] == 3
     assert http.post("/v1/sessions/tale/restore", json={}).status_code == 200
