@@ -120,7 +120,7 @@ OPTIONS = {
         --request-timeout --requests --restart --seed --time --tolerance""",
     "agent-check": "--json --key --least --max-tokens --model --quiet -q --timeout --url",
     "verify": """--cache-tokens --chat-template --device --dtype --json --max-sequences --model --program --quiet -q
-        --scheme --threads""",
+        --scheme --threads --tokenizer""",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",
     "compile": "--cache-format --compile-phases --device --dtype --json --output -o --quiet -q --scheme",
     "info": "--check --json --quiet -q --template --tensors",
