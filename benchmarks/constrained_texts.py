@@ -158,7 +158,7 @@ def run(
 
 
 def admitted(engine: tokenmill.Engine, lines: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """The lines whose schema the engine takes, and how many it does not."""
+    """Return the lines whose schema the engine compiles, and the number of lines whose schema it refuses."""
     kept = []
     for line in progress(lines, "schemas"):
         try:

@@ -13,10 +13,10 @@ from tokenmill.cli.model_text import for_stdout
 from tokenmill.cli.parser.options import MODEL, OUTPUT, Json, examples, option
 from tokenmill.cli.process.display import print_json, print_table
 from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.hub.places.entry import Entry
 from tokenmill.units import counted, size
 
-if TYPE_CHECKING:
-    from tokenmill.hub.places.entry import Entry
+if TYPE_CHECKING:  # this imports gguf and numpy, which --help does not wait for
     from tokenmill.loader.at_hand.models import Model, Pair
 
 EXAMPLES = examples("tokenmill list", "tokenmill list --dir ~/models --json", "tokenmill list --cache")
@@ -107,7 +107,7 @@ def _row(model: "Model") -> tuple[str, ...]:
     )
 
 
-def _remarks(models: Sequence["Model"], others: Sequence["Entry"], pairs: Sequence["Pair"]) -> Iterator[str]:
+def _remarks(models: Sequence["Model"], others: Sequence[Entry], pairs: Sequence["Pair"]) -> Iterator[str]:
     """What the table does not say, a line each."""
     for model in models:
         if model.facts.runs is None:
@@ -146,5 +146,5 @@ def _document(model: "Model") -> dict[str, Any]:
     }
 
 
-def _without_model(entry: "Entry") -> dict[str, Any]:
+def _without_model(entry: Entry) -> dict[str, Any]:
     return {"name": entry.name, "origin": entry.origin, "num_bytes": entry.num_bytes, "problem": entry.problem}

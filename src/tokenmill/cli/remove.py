@@ -11,13 +11,15 @@ import typer
 from tokenmill.cli.list import Folders
 from tokenmill.cli.parser.options import OUTPUT, Json, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, remark
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import RequestError
+from tokenmill.hub.places.entry import HUB, Entry, real_path
+from tokenmill.hub.places.here import entries_here
+from tokenmill.hub.places.removal import Removal, entries_named, refuse_others, remove_own
+from tokenmill.loader.copies import delete_copy
+from tokenmill.memory.open_files import processes_with
 from tokenmill.units import counted, size
 
-if TYPE_CHECKING:
-    from tokenmill.hub.places.entry import Entry
-    from tokenmill.hub.places.removal import Removal
+if TYPE_CHECKING:  # this imports safetensors, which --help does not wait for
     from tokenmill.loader.at_hand.kept import Kept
 
 EXAMPLES = examples(
@@ -39,7 +41,7 @@ class _Plan:
     """What is to go for names of one model or repository. removal: None where only what is kept goes."""
 
     name: str
-    removal: "Removal | None"
+    removal: Removal | None
     kept: Sequence["Kept"]
 
     @property
@@ -68,9 +70,6 @@ def command(
     models of Ollama, LM Studio and llama.cpp, and in folders of yours, the command is told that deletes them there. A
     program that uses a model goes on with it: its files are gone when it ends.
     """
-    with uninterrupted():
-        from tokenmill.hub.places.here import entries_here
-
     entries = entries_here(dirs or ())
     plans = _plans(names, entries, kept_only)
     total = sum(plan.num_bytes for plan in plans)
@@ -92,13 +91,11 @@ def command(
         typer.echo(f"{'would delete' if dry_run else 'deleted'}: {', '.join(names)}, {size(total)}")
 
 
-def _plans(names: Sequence[str], entries: list["Entry"], kept_only: bool) -> list[_Plan]:
+def _plans(names: Sequence[str], entries: list[Entry], kept_only: bool) -> list[_Plan]:
     """What goes. Names of one repository of the hub go together: one may mean all of it, or two of them may."""
-    from tokenmill.hub.places.entry import HUB
     from tokenmill.hub.places.hub_removal import repository_of
-    from tokenmill.hub.places.removal import entries_named
 
-    groups = dict[str, dict[str, list["Entry"]]]()
+    groups = dict[str, dict[str, list[Entry]]]()
     for name in names:
         named = entries_named(name, entries)
         owner = repository_of(named[0]) if named[0].origin == HUB else named[0].name
@@ -106,11 +103,9 @@ def _plans(names: Sequence[str], entries: list["Entry"], kept_only: bool) -> lis
     return [_plan(group, kept_only) for group in groups.values()]
 
 
-def _plan(group: Mapping[str, list["Entry"]], kept_only: bool) -> _Plan:
+def _plan(group: Mapping[str, list[Entry]], kept_only: bool) -> _Plan:
     """What goes for names of one model or repository. RequestError for something that tokenmill does not delete."""
-    from tokenmill.hub.places.entry import HUB, real_path
     from tokenmill.hub.places.hub_removal import remove_from_hub, repository_of
-    from tokenmill.hub.places.removal import refuse_others, remove_own
     from tokenmill.loader.at_hand.kept import Kept, all_kept
 
     name, all_that_is_kept = ", ".join(group), all_kept()
@@ -129,8 +124,6 @@ def _plan(group: Mapping[str, list["Entry"]], kept_only: bool) -> _Plan:
 
 def _said(plan: _Plan) -> list[str]:
     """What goes, a line for each kind, and who uses it now."""
-    from tokenmill.memory.open_files import processes_with
-
     lines = []
     if plan.removal is not None:
         where = ", ".join(map(str, plan.removal.paths[:3])) + (" …" if len(plan.removal.paths) > 3 else "")
@@ -156,7 +149,6 @@ def _agrees(num_bytes: int) -> bool:
 def _run(plan: _Plan) -> None:
     """Delete what is kept first, since it can be made again."""
     from tokenmill.cache.prefix_folders import delete_blocks
-    from tokenmill.loader.copies import delete_copy
 
     for one in plan.kept:
         for copy in one.copies:

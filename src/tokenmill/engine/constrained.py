@@ -11,7 +11,7 @@ from tokenmill.constrain.grammar import spec_of
 from tokenmill.constrain.thinking import ThinkingBudget
 from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import ConfigError, RequestError
-from tokenmill.sample.matchers import is_whole, matcher_of
+from tokenmill.sample.matchers import constrained_start, is_whole, matcher_of
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import WHOLE, Sequence
 from tokenmill.settings.sampling_params import SamplingParams
@@ -106,9 +106,8 @@ def check_resumed(sequence: Sequence) -> None:
     """Check that the tokens of a resumed request fit its constraint, and end the sequence if nothing may follow."""
     if (matcher := matcher_of(sequence.choosing)) is None:
         return
-    start, num_prompt = sequence.choosing.constrained_from, sequence.num_prompt_tokens
-    start = num_prompt if start is None else start
-    given, num_before = sequence.tokens[start:], num_prompt - start
+    start = constrained_start(sequence)
+    given, num_before = sequence.tokens[start:], sequence.num_prompt_tokens - start
     if (num_fitting := matcher.follow(given)) < len(given):
         place = f"token {num_fitting + 1 - num_before} of {len(given) - num_before}"
         raise RequestError(f"emitted: {place} does not fit the constraint of this request", "emitted")

@@ -10,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tokenmill.constrain.vocabulary import BITS
 from tokenmill.kernels import native_library
 from tokenmill.memory.transfer import Vector
-
-BITS = 32  # of a word of a mask
 
 
 def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:

@@ -88,7 +88,7 @@ class Matchers:
         if given is not sequence.choosing and (matcher := matcher_of(sequence.choosing)) is not None:
             self._matchers[sequence] = matcher, sequence.choosing
         assert matcher is not None, "its constraint has one"
-        tokens = sequence.tokens[_start(sequence) :]
+        tokens = sequence.tokens[constrained_start(sequence) :]
         # Mostly it is where it was left: then what `more` costs does not grow with the text.
         if matcher.tokens != tokens or not more or matcher.accept(more) < len(more):
             matcher.follow([*tokens, *more])
@@ -106,14 +106,14 @@ def is_whole(sequence: Sequence, matcher: Matcher) -> bool:
     return num_generated >= sequence.choosing.params.min_new_tokens and matcher.is_whole
 
 
-def _start(sequence: Sequence) -> int:
+def constrained_start(sequence: Sequence) -> int:
     """Where the text begins that the constraint of a sequence is about."""
     start = sequence.choosing.constrained_from
     return sequence.num_prompt_tokens if start is None else start
 
 
 def _num_constrained(sequence: Sequence) -> int:
-    return len(sequence.tokens) - _start(sequence)
+    return len(sequence.tokens) - constrained_start(sequence)
 
 
 def _is_sampled(work: Work) -> bool:
@@ -137,7 +137,7 @@ def _force_marks(sequence: Sequence, drafts: List[int], masks: list[Mask]) -> No
     thinking, length = sequence.choosing.thinking, _num_constrained(sequence)
     if thinking is None or not thinking.concerns(length, length + len(masks)):
         return
-    output = sequence.tokens[_start(sequence) :]
+    output = sequence.tokens[constrained_start(sequence) :]
     for number, mask in enumerate(masks):
         token = thinking.forced([*output, *drafts[:number]])
         if token is not None and not isinstance(mask, RequestError):
@@ -158,7 +158,7 @@ def _with_marks(sequence: Sequence, fitting: list[int], limit: int) -> list[int]
     thinking, length = sequence.choosing.thinking, _num_constrained(sequence)
     if thinking is None or not thinking.concerns(length, length + max(len(fitting), limit)):
         return fitting
-    output, drafts = sequence.tokens[_start(sequence) :], list[int]()
+    output, drafts = sequence.tokens[constrained_start(sequence) :], list[int]()
     while len(drafts) < limit:
         token = thinking.forced([*output, *drafts])
         if token is None and fitting[: len(drafts)] == drafts and len(drafts) < len(fitting):
