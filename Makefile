@@ -23,15 +23,20 @@
 # make clean  remove what make has made
 #
 # PYTHON selects the interpreter: make demo PYTHON=python3.12. ARGS goes to pytest, or to serve: make test ARGS="-k law".
+# PIP_OPTIONS goes to pip where packages are installed.
 
 # The newest that is there. Each is tried, since a name may stand for nothing that runs (as with pyenv) or cannot make
 # an environment (as on Debian without python3-venv).
 PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 	$$name -c 'import ensurepip' 2>/dev/null && echo $$name && exit; done; echo python3)
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_OPTIONS)
 
-.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-agents test-ray test-wheel test-arm test-long wheels prove check bench map pages docs clean
+# Else each of some hundred processes compiles what it imports, and pytest rewrites the assertions of all tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-agents test-ray test-wheel test-arm test-long wheels prove check bench map pages docs clean check-types check-structure \
+	first-packages native-library
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -57,7 +62,7 @@ test-browser: .venv/.ready-dev
 	@command -v chromium chromedriver >/dev/null || { test "$$(id -u)" = 0 && apt-get update -q && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium chromium-driver; } || \
 		{ echo "error: no chromium and chromedriver: on Debian, apt install chromium chromium-driver"; exit 1; }
-	$(BIN)/python -m pytest -m browser $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser $(ARGS)
 
 test-long: .venv/.ready-dev
 	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 TOKENMILL_LOAD=1 TOKENMILL_EXAMPLES=167 \
@@ -87,9 +92,14 @@ wheels: .venv/.ready-release .venv/.cross
 	.venv/release/bin/python deploy/release/wheels.py $(ARGS)
 
 check: .venv/.ready-dev
+	$(MAKE) --no-print-directory -j 2 check-types check-structure
+
+check-types:
 	$(BIN)/ruff format --check src tests benchmarks examples deploy hatch_build.py
 	$(BIN)/ruff check src tests benchmarks examples deploy hatch_build.py
 	$(BIN)/mypy
+
+check-structure:
 	$(BIN)/python -m pytest tests/laws/test_law_13_structure.py
 	$(BIN)/python benchmarks/tables.py --check
 
@@ -114,30 +124,36 @@ docs: .venv/.ready-docs
 	$(BIN)/python -m tests.book.built build/site
 
 clean:
-	rm -rf $(JAVASCRIPT)/node_modules .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(JAVASCRIPT)/node_modules $(AGENTS)/node_modules .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-# Stamps: each step runs again only when what it depends on has changed. torch comes first and by its exact version, so
-# that nothing else can pull in another one.
+# Stamps: each step runs again only when what it depends on has changed. torch and what builds a wheel come first and by
+# their exact versions, so that nothing else can pull in other ones; native/ is compiled meanwhile.
 .venv/.ready: pyproject.toml constraints.txt hatch_build.py $(wildcard native/* native/*/*) | .venv/.made
-	$(PIP) $$(grep '^torch==' constraints.txt)
-	$(PIP) -e .
+	$(MAKE) --no-print-directory -j 2 first-packages native-library
+	$(PIP) --no-build-isolation -e .
 	touch $@
 
 .venv/.ready-dev: .venv/.ready
-	$(PIP) -e ".[dev]"
+	$(PIP) --no-build-isolation -e ".[dev]"
 	touch $@
 
+first-packages:
+	$(PIP) $$(grep -E '^(torch|hatchling|editables)==' constraints.txt)
+
+native-library:
+	@$(BIN)/python hatch_build.py 2>/dev/null || true # where it fails, the installation says why
+
 .venv/.ready-clients: .venv/.ready-dev
-	$(PIP) -e ".[clients]"
+	$(PIP) --no-build-isolation -e ".[clients]"
 	touch $@
 
 .venv/.ready-ray: .venv/.ready-dev
-	$(PIP) -e ".[ray]"
+	$(PIP) --no-build-isolation -e ".[ray]"
 	touch $@
 
 .venv/.ready-wheel: .venv/.ready-dev
-	$(PIP) -e ".[wheel]"
+	$(PIP) --no-build-isolation -e ".[wheel]"
 	touch $@
 
 .venv/.ready-release: deploy/release/requirements.txt | .venv/.made
@@ -164,10 +180,11 @@ LIBRARIES := tests/serve/clients/libraries/requirements.txt
 	.venv/libraries/bin/python -m pip install --disable-pip-version-check -r $(LIBRARIES)
 	touch $@
 
-# Agents, each in a place of its own. Newer versions of npm leave it to the user to run what a package would run.
+# Agents, each in a place of its own. Newer versions of npm leave it to the user to run what a package would run, and
+# `npm ci` refuses a lock file without the packages of other platforms, which `npm install` adds without saving them.
 AGENTS := tests/serve/agents
-.venv/.ready-agents: $(AGENTS)/package-lock.json $(wildcard $(AGENTS)/requirements-*.txt) | .venv/.made .venv/.programs
-	npm ci --prefix $(AGENTS) --no-audit --no-fund
+.venv/.ready-agents: $(AGENTS)/package-lock.json $(wildcard $(AGENTS)/requirements-*.txt) | .venv/.made .venv/.node
+	npm install --prefix $(AGENTS) --no-save --no-audit --no-fund
 	cd $(AGENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
 	cd $(AGENTS)/node_modules/opencode-ai && node postinstall.mjs
 	for name in aider mini; do $(BIN)/python -m venv .venv/agents/$$name && \
@@ -175,24 +192,30 @@ AGENTS := tests/serve/agents
 		-r $(AGENTS)/requirements-$$name.txt || exit 1; done
 	touch $@
 
-# What test-clients runs that is no Python: root gets it from Debian or Ubuntu, anybody else is told. RUNLEVEL=1 keeps
-# services from being started.
-PROGRAMS := node:nodejs npm:npm nginx:nginx caddy:caddy curl:curl promtool:prometheus systemd-analyze:systemd
-.venv/.programs: | .venv/.made
-	@missing=; for each in $(PROGRAMS); do \
+# What test-clients and test-agents run that is no Python, as PROGRAM:PACKAGE: root gets it from Debian or Ubuntu, anybody
+# else is told. RUNLEVEL=1 keeps services from being started.
+define get_programs
+	@missing=; for each in $(1); do \
 		PATH=$$PATH:/usr/sbin; command -v $${each%%:*} >/dev/null || missing="$$missing $${each#*:}"; done; \
 	if [ -n "$$missing" ] && { [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; }; then \
-		echo "error: test-clients needs more: install$$missing (the names are Debian's)"; exit 1; fi; \
+		echo "error: there is more to install:$$missing (the names are Debian's)"; exit 1; fi; \
 	if [ -n "$$missing" ]; then \
 		apt-get update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing; fi
 	touch $@
+endef
+
+.venv/.node: | .venv/.made
+	$(call get_programs,node:nodejs npm:npm)
+
+.venv/.programs: | .venv/.made
+	$(call get_programs,node:nodejs npm:npm nginx:nginx caddy:caddy curl:curl promtool:prometheus systemd-analyze:systemd)
 
 .venv/.ready-docs: .venv/.ready
-	$(PIP) -e ".[docs]"
+	$(PIP) --no-build-isolation -e ".[docs]"
 	touch $@
 
 .venv/.ready-serve: .venv/.ready
-	$(PIP) -e ".[serve]"
+	$(PIP) --no-build-isolation -e ".[serve]"
 	touch $@
 
 .venv/.made:

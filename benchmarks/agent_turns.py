@@ -2,11 +2,10 @@
 
     python benchmarks/agent_turns.py --turns 50 --tokens 20000 --kill 17,34
 
-The benchmark starts a server with a random model whose answers are scripted. Each of its requests
-adds a tool call and its result to the message history and sends the whole history again; the first prompt has about
---tokens tokens. The time to the first token
-is compared with that of a prompt of ids which ends, after the same beginning, with as many other new tokens: the same
-computation without templates, tools and text.
+The benchmark starts a server. Its model has random weights, and its answers are scripted. Each request of the
+benchmark adds a tool call and its result to the message history and repeats the whole history; the first prompt has
+about --tokens tokens. The time to the first token is compared with that of a prompt of ids which ends, after the same
+beginning, with as many other new tokens: the same computation without templates, tools and text.
 """
 
 import argparse

@@ -1,14 +1,18 @@
 """Prints what the masks of a constraint cost in a step, at several batches, and what forced tokens bring.
 
-    python benchmarks/masks.py [MODEL] [--batch 1 16] [--scheme dense] [--tokens 192] [--rounds 5]
+    python benchmarks/masks.py [MODEL] [--batch 1 16] [--scheme dense] [--temperature 0 1] [--tokens 192] [--rounds 5]
 
-Texts under a JSON schema and free ones take turns. `masks` is the time that the engine spends on matchers in a step:
-following the tokens, filling masks and finding ends; `llguidance` is the time that it takes by itself for the same
-texts. What the sampler does with a mask is in the difference of the two steps. The last columns are tokens per second
-with speculation, where forced tokens are drafts. Times are medians, of steps and of rounds.
+Texts under a JSON schema and free ones take turns; their prompts show two lists of the same kind. `masks` is the time
+that the engine spends on matchers in a step: following the tokens, filling masks and finding ends; `llguidance` is the
+time that it takes by itself for the same texts. What the sampler does with a mask is in the difference of the two
+steps. The last columns are tokens per second with speculation, where forced tokens are drafts, of eight texts or of
+four times as many as a step takes, so that a step has as many texts most of the time. Greedy free texts of a small
+model repeat themselves without end, which drafts guess; those of temperature 1 do not. Times are medians, of steps and
+of rounds.
 """
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -32,7 +36,18 @@ PERSON = {
     "additionalProperties": False,
 }
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 30}
-PROMPT = "A list of people, as JSON:"
+NAMES = ("Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov", "Donald Knuth")
+TAGS = ("mathematics", "compilers", "theory", "networks", "rockets", "software", "languages", "graphs")
+
+
+def prompt(number: int) -> str:
+    """Two lists of people, and the beginning of a third; no two prompts are alike."""
+    people = [
+        {"name": NAMES[at % 6], "age": 23 + 7 * at % 60, "tags": [TAGS[at % 8], TAGS[(3 * at + 1) % 8]], "kind": kind}
+        for at, kind in enumerate(["customer", "supplier", "supplier", "customer"], start=number)
+    ]
+    lists = [json.dumps(people[first : first + 2], separators=(",", ":")) for first in (0, 2)]
+    return f"People in list {number}, as JSON:\n{lists[0]}\nAnother list:\n{lists[1]}\nAnother list:\n"
 
 
 class Timed(Matchers):
@@ -43,7 +58,11 @@ class Timed(Matchers):
     def __getattribute__(self, name: str) -> Any:
         """A public method is timed."""
         found = super().__getattribute__(name)
-        return self._timed(found) if name in ("drafts", "masks", "settle", "whole") else found
+        return (
+            self._timed(found)
+            if name in ("forced", "drafts", "leave_out_certain", "masks", "settle", "whole")
+            else found
+        )
 
     def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any) -> Any:
@@ -83,18 +102,21 @@ class Steps:
         """See Observer."""
 
 
-def run(engine: tokenmill.Engine, batch: int, num_tokens: int, settings: dict[str, Any]) -> dict[str, Any]:
+def run(
+    engine: tokenmill.Engine, batch: int, num_texts: int, num_tokens: int, settings: dict[str, Any]
+) -> dict[str, Any]:
     """The time of a step, its part in matchers, tokens per second and the texts."""
     engine.core.loop.matchers = matchers = Timed()
     steps = Steps(batch, matchers)
+    prompts = [prompt(number) for number in range(num_texts)]
+    is_free = "json_schema" not in settings
     with engine.core.observed_by(steps):
         begun_s = time.perf_counter()
-        prompts = [f"{PROMPT} ({number})" for number in range(batch)]
-        done = engine.generate(prompts, max_new_tokens=num_tokens, ignore_eos=not settings, **settings)
+        done = engine.generate(prompts, max_new_tokens=num_tokens, ignore_eos=is_free, **settings)
         took_s = time.perf_counter() - begun_s
     return {
-        "step_ms": 1e3 * statistics.median(steps.seconds),
-        "masks_ms": 1e3 * statistics.median(steps.of_masks),
+        "step_ms": 1e3 * statistics.median(steps.seconds or [0.0]),
+        "masks_ms": 1e3 * statistics.median(steps.of_masks or [0.0]),
         "tokens_per_s": sum(len(each.tokens) for each in done) / took_s,
         "texts": [each.tokens for each in done],
     }
@@ -118,27 +140,35 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--scheme", default="auto", help="of the weights")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    how: dict[str, Any] = {"scheme": given.scheme, "max_length": given.tokens + 64, "max_sequences": max(given.batch)}
-    plain = tokenmill.load(given.model, speculate="off", **how)
-    drafting = tokenmill.load(given.model, **how)
-    constrained = {"json_schema": SCHEMA}
-    constraint = plain.core.inputs.constraints.constraint(tokenmill.SamplingParams(**constrained))
-    print("batch  free ms  JSON ms  masks ms  llguidance ms  masks %  free tok/s  JSON tok/s")
+    how: dict[str, Any] = {"scheme": given.scheme, "max_length": given.tokens + 256}
+    print("batch  temp.  free ms  JSON ms  masks ms  llguidance ms  masks %  free tok/s  JSON tok/s  JSON / free")
     for batch in given.batch:
-        found: dict[str, list[float]] = {}
-        for _ in range(given.rounds):
-            free, json_text = (run(plain, batch, given.tokens, each) for each in ({}, constrained))
-            drafted = [run(drafting, batch, given.tokens, each) for each in ({}, constrained)]
-            own_ms = alone_ms(constraint, json_text["texts"])
-            row = (free["step_ms"], json_text["step_ms"], json_text["masks_ms"], own_ms)
-            row += (100 * row[2] / row[1], *(each["tokens_per_s"] for each in drafted))
-            for name, value in enumerate(row):
-                found.setdefault(str(name), []).append(value)
-        medians = [statistics.median(values) for values in found.values()]
-        print(f"{batch:5}  " + "  ".join(f"{value:9.3f}" for value in medians))
+        plain = tokenmill.load(given.model, speculate="off", max_sequences=batch, **how)
+        drafting = tokenmill.load(given.model, max_sequences=batch, **how)
+        for temperature in given.temperature:
+            rows = [row(plain, drafting, batch, given.tokens, temperature) for _ in range(given.rounds)]
+            medians = [statistics.median(values) for values in zip(*rows, strict=True)]
+            print(f"{batch:5}  {temperature:5}" + "".join(f"  {value:9.3f}" for value in medians), flush=True)
+
+
+def row(
+    plain: tokenmill.Engine, drafting: tokenmill.Engine, batch: int, num_tokens: int, temperature: float
+) -> tuple[float, ...]:
+    """One round: the columns of the table."""
+    free_settings = {"temperature": temperature, "seed": 1}
+    settings = free_settings | {"json_schema": SCHEMA}
+    constraint = plain.core.inputs.constraints.constraint(tokenmill.SamplingParams(**settings))
+    assert constraint is not None
+    free, under = (run(plain, batch, batch, num_tokens, each) for each in (free_settings, settings))
+    many = 8 if batch == 1 else 4 * batch
+    drafted = [run(drafting, batch, many, num_tokens, each)["tokens_per_s"] for each in (free_settings, settings)]
+    masks_ms, step_ms = under["masks_ms"], under["step_ms"]
+    own_ms = alone_ms(constraint, under["texts"])
+    return free["step_ms"], step_ms, masks_ms, own_ms, 100 * masks_ms / step_ms, *drafted, drafted[1] / drafted[0]
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from tokenmill.engine.outputs import hash_tokens
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.speculate.proposer import Facts, Proposer, default_drafts
+from tokenmill.speculate.proposer import Facts, Forced, Proposer, default_drafts
 from tokenmill.speculate.speculation import described
 
 FORCED = (1, 3, 7, 15, 31)  # drafts
@@ -187,13 +187,13 @@ def summary_of(rows: List[Row], name: str) -> dict[str, float]:
 # ---- drafts that are always right
 
 
-class Forced(Proposer):
+class Known(Proposer):
     """Knows the texts by their prompts, and always proposes so many tokens that are right."""
 
     def __init__(self, texts: dict[tuple[int, ...], list[int]], num_drafts: int) -> None:
         self._texts, self._num_drafts = texts, num_drafts
 
-    def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+    def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
         """See Proposer."""
         drafts = {}
         for sequence in sequences:
@@ -209,9 +209,9 @@ class AtMost(Proposer):
     def __init__(self, inner: Proposer, num_drafts: int) -> None:
         self._inner, self._num_drafts = inner, num_drafts
 
-    def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+    def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
         """See Proposer."""
-        return self._inner.propose(sequences, min(limit, self._num_drafts))
+        return self._inner.propose(sequences, min(limit, self._num_drafts), forced)
 
     def learn(self, plan: Plan, accepted: List[List[int]]) -> None:
         """See Proposer."""
@@ -246,7 +246,7 @@ def forced_groups(engine: Engine, options: argparse.Namespace) -> list[Group]:
 def forced_contender(engine: Engine, groups: List[Group], num_drafts: int) -> Contender:
     pairs = [pair for group in groups for pair in zip(group.prompts, group.answers, strict=True)]
     texts = {tuple(prompt): prompt + answer for prompt, answer in pairs}
-    return Contender(str(num_drafts), engine, lambda: Forced(texts, num_drafts))
+    return Contender(str(num_drafts), engine, lambda: Known(texts, num_drafts))
 
 
 def forced_row(found: List[Runs], name: str, plain: str) -> Row:

@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 15 };
+enum { TM_ABI = 16 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: the residual
@@ -130,6 +130,21 @@ typedef struct {
   float* logits;          // [num_rows, vocab]
 } TmStep;
 
+// How the token of a row of logits is chosen, as tokenmill's sample/filters.py and sample/probabilities.py say, and what was found.
+typedef struct {
+  const uint32_t* words;  // the mask: bit i of word w admits token 32 w + i, and none behind its end; null admits all
+  int64_t num_words;
+  double temperature;     // 0: the token with the largest logit, the first among equals
+  double top_p;           // 1: off
+  double uniform;         // the random number of a draw, in (0, 1)
+  float log_min_p;        // -infinity: off
+  int32_t top_k;          // 0 and -1: off
+  int64_t token;          // means something only if `largest` is below infinity and `admitted` is finite
+  int64_t total;          // of the weights that the draw looked at, where the likeliest token weighs 2**(62 - bits of size)
+  float largest;          // of all logits: NaN if there is one
+  float admitted;         // the largest that the mask admits; -infinity if none
+} TmSample;
+
 int tm_abi(void);
 // Size of each struct, and offset and size of each field, a line each: "TmUnit 0 32", "TmUnit.data 0 8".
 const char* tm_layout(void);
@@ -148,9 +163,8 @@ int tm_follow(void* model, char* why, int why_bytes);
 void tm_lose(void* shared);
 // Index and value of the largest of each row [rows, size], the first among equals; NaN is the largest.
 void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices, float* max_values);
-// Index of the largest of the values [size] whose bits are set, the first among equals: bit i of word w speaks of value 32 w + i. -1
-// if none of them is larger than -infinity. There are words for all values, none of which is NaN.
-int64_t tm_argmax_admitted(const float* values, int64_t size, const uint32_t* words);
+// Chooses the token of each row of logits [rows, size]. 0, or 1 where there is no memory.
+int tm_sample(const float* logits, int64_t rows, int64_t size, TmSample* samples);
 // The grid (scale and minimum) of each row of numbers [inputs, rows], which are the weights of a group, so that the values code *
 // scale + minimum that are nearest to the numbers have the smallest squared error, weighted by `weights` [inputs]. kind: any
 // minimum (0), one of which a code stands for zero (1), or the one with zero in the middle (2). scratch: [inputs, 16]. build: see

@@ -3,6 +3,8 @@
 
 #include <cstdio>
 #include <exception>
+#include <memory>
+#include <new>
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -11,6 +13,7 @@
 #include <sys/auxv.h>
 #endif
 
+#include "kernels/sample_scratch.h"
 #include "plan/checks.h"
 #include "products/tile_bytes.h"
 #include "ranks/ranks.h"
@@ -145,9 +148,15 @@ void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices
   }
 }
 
-int64_t tm_argmax_admitted(const float* values, int64_t size, const uint32_t* words) {
+int tm_sample(const float* logits, int64_t rows, int64_t size, TmSample* samples) {
   static const Kernels& kernels = find_kernels("");
-  return kernels.argmax_admitted(values, size, words);
+  std::unique_ptr<uint8_t[]> scratch;
+  for (int64_t row = 0; row < rows; row++, logits += size) {
+    if (samples[row].temperature > 0 && !scratch) scratch.reset(new (std::nothrow) uint8_t[(size_t)sample_scratch_bytes(size)]);
+    if (samples[row].temperature > 0 && !scratch) return 1;
+    kernels.sample(logits, size, samples + row, scratch.get());
+  }
+  return 0;
 }
 
 int tm_fit_grid(const char* build, const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights,

@@ -41,6 +41,10 @@ std::string layout() {
   FIELD(TmStep, num_tokens) FIELD(TmStep, num_spans) FIELD(TmStep, num_rows) FIELD(TmStep, num_stops) FIELD(TmStep, tokens)
   FIELD(TmStep, positions) FIELD(TmStep, slots) FIELD(TmStep, rows) FIELD(TmStep, spans) FIELD(TmStep, stops)
   FIELD(TmStep, logits)
+  STRUCT(TmSample)
+  FIELD(TmSample, words) FIELD(TmSample, num_words) FIELD(TmSample, temperature) FIELD(TmSample, top_p)
+  FIELD(TmSample, uniform) FIELD(TmSample, log_min_p) FIELD(TmSample, top_k) FIELD(TmSample, token) FIELD(TmSample, total)
+  FIELD(TmSample, largest) FIELD(TmSample, admitted)
 #undef STRUCT
 #undef FIELD
   return text;

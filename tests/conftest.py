@@ -1,15 +1,19 @@
 """The fixtures and settings that every test shares."""
 
+import asyncio
 import gc
 import os
 import shutil
+from functools import cache
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: its idle threads would spin beside the other worker
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import gguf
 import pytest
 import torch
 import transformers
+import uvicorn.server
 from hypothesis import HealthCheck, settings
 
 from tests.tiny_models import save
@@ -22,6 +26,38 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 torch.set_num_threads(2)  # the machines that run these tests have two cores, and the laws hold for any number
+
+
+NAMED = ("browser", "compiler", "ray")
+"""Markers that a test's own file names: a run of one of them imports no other files."""
+
+LONGEST = ("test_documents.py", "test_blocks.py")
+"""Files with tests of a minute. One that begins last would leave the other worker idle."""
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out a file that does not name the marker that tests are chosen by, as in `-m "compiler and not long"`."""
+    chosen = config.option.markexpr.split()
+    is_test = collection_path.match("test_*.py")
+    if is_test and chosen and chosen[0] in NAMED and "or" not in chosen and not names(collection_path, chosen[0]):
+        return True
+    return None  # as pytest decides
+
+
+@cache
+def names(path, marker):
+    """Whether a file names a marker."""
+    return f"pytest.mark.{marker}" in path.read_text(encoding="utf-8")
+
+
+@pytest.hookimpl(tryfirst=True)  # before any are left out
+def pytest_collection_modifyitems(items):
+    """Begin with the longest, and refuse a test that has such a marker from elsewhere, which would run nowhere."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+    for item in items:
+        for marker in item.iter_markers():
+            if marker.name in NAMED and not names(item.path, marker.name):
+                raise pytest.UsageError(f"{item.nodeid} is marked {marker.name}, and its file must name that marker")
 
 
 def pytest_collection_finish():
@@ -45,6 +81,22 @@ def users_cache(tmp_path_factory):
         patch.setenv("TOKENMILL_DATA", str(tmp_path_factory.mktemp("data")))
         yield users
     shutil.rmtree(ours)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_ends():
+    """A server looks a hundred times a second whether it is to end, and not ten times, since tests end hundreds."""
+
+    class Quick:
+        def __getattr__(self, name):
+            return getattr(asyncio, name)
+
+        async def sleep(self, seconds):
+            await asyncio.sleep(seconds / 10)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", Quick())
+        yield
 
 
 @pytest.fixture
@@ -81,7 +133,12 @@ def real_model(users_cache):
 
 @pytest.fixture(scope="session")
 def real_peer(real_model):
-    """The same model in transformers, float32. Loaded once: dequantising it takes ten seconds."""
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        real_model.parent, gguf_file=real_model.name, dtype=torch.float32
-    ).eval()
+    """The same model in transformers, float32, loaded once. transformers reads the whole header twice and makes a table
+    of names for each of 397 modules; here each is made once.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, cache(getattr(gguf, name)))
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            real_model.parent, gguf_file=real_model.name, dtype=torch.float32
+        ).eval()

@@ -11,6 +11,7 @@
 #include "kernels/quantize.h"
 #include "kernels/round_group.h"
 #include "kernels/rows.h"
+#include "kernels/sample.h"
 
 #define TM_JOIN2(a, b) a##b
 #define TM_JOIN(a, b) TM_JOIN2(a, b)
@@ -52,7 +53,7 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     add_rows,
     add_weighted,
     argmax,
-    argmax_admitted,
+    sample,
     fit_grid,
     round_group,
 };

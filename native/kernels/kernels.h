@@ -7,6 +7,8 @@
 #pragma once
 #include <cstdint>
 
+#include "abi.h"
+
 // How the rows of a weight matrix are stored (products/products.h has the layouts). Q4_MIN, Q5_MIN: with minimums; Q4_WIDE, Q5_WIDE: with
 // minimums, and both as float32; Q4_PAIR: with minimums, two groups sharing a scale; Q8_WIDE: with scales as float32; Q6_HALVES:
 // with an integer factor of the scale for each half of a group.
@@ -112,7 +114,7 @@ struct Kernels {
   void (*add)(float* x, const float* y, int n);
   void (*add_weighted)(float* x, const float* y, float weight, int n);
   int64_t (*argmax)(const float* x, int64_t n);  // the first among equals; NaN counts as the largest
-  int64_t (*argmax_admitted)(const float* x, int64_t n, const uint32_t* words);  // see tm_argmax_admitted
+  void (*sample)(const float* x, int64_t n, TmSample* wants, uint8_t* scratch);  // see tm_sample and sample_scratch_bytes
   // See tm_fit_grid and tm_round_group.
   void (*fit_grid)(const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights, float* scratch,
                    float* scales, float* minimums);

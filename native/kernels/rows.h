@@ -145,30 +145,6 @@ int64_t argmax(const float* x, int64_t n) {
   return index;
 }
 
-// Words of 32 bits say which numbers count. Most admit nothing or all that they speak of. -1 where none counts that is larger
-// than -infinity.
-int64_t argmax_admitted(const float* x, int64_t n, const uint32_t* words) {
-  constexpr int64_t WORD = 32;
-  int64_t begin = n;
-  float best = -INFINITY;
-  alignas(64) float part[WORD];
-  for (int64_t from = 0; from < n; from += WORD) {
-    const uint32_t bits = words[from / WORD];
-    if (bits == 0) continue;
-    const float* counted = x + from;
-    if (bits != ~0u || from + WORD > n) {
-      const int64_t count = n - from < WORD ? n - from : WORD;
-      for (int64_t i = 0; i < WORD; i++) part[i] = i < count && (bits >> i & 1) ? counted[i] : -INFINITY;
-      counted = part;
-    }
-    const float word_max = reduce_max(max(load(counted), load(counted + 16)));
-    if (word_max > best) best = word_max, begin = from;
-  }
-  for (int64_t i = begin; i < n && i < begin + WORD; i++)
-    if (x[i] == best && (words[i / WORD] >> i % WORD & 1)) return i;
-  return -1;
-}
-
 void store_kv(const float* x, int n, int format, void* row, float* scale) {  // x is padded with zeros to a multiple of 16
   if (format == AS_FLOAT32) {
     memcpy(row, x, sizeof(float) * (size_t)n);

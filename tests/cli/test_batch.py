@@ -2,6 +2,7 @@
 
 import json
 import signal
+import threading
 
 import pytest
 
@@ -68,15 +69,26 @@ def test_ctrl_c_says_how_to_go_on(tm, model, table, tmp_path, monkeypatch):
     target, append, count = tmp_path / "out.csv", Journal.append, 0
     arguments = ("batch", table, "-o", target, "--model", model, "--column", "text", "-n", 3, *LONG)
 
+    came = threading.Event()
+
+    def handle(*_):
+        came.set()
+        raise KeyboardInterrupt
+
     def interrupted(journal, *given):
         nonlocal count
         append(journal, *given)
         count += 1
         if count == 5:
             signal.raise_signal(signal.SIGINT)
+            came.wait(60)  # the main thread notices it when it next wakes, and the other rows must not be done by then
 
     monkeypatch.setattr(Journal, "append", interrupted)
-    code, _, err = tm(*arguments)
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        code, _, err = tm(*arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
     monkeypatch.undo()
     assert code == 130 and "Traceback" not in err
     assert "of 12 rows are done and kept in" in err.splitlines()[-1] and "the same command goes on" in err

@@ -230,7 +230,7 @@ def test_a_long_run_that_must_come_is_refused_at_once_and_later_ends_its_text(by
     words_W = np.zeros(bytes_only.words, dtype=np.int32)
     assert matcher.follow([ord("x")]) == 1
     matcher.mask(words_W)
-    assert matcher.follow([ord("x"), ord("a")]) == 2 and matcher.forced() == []
+    assert matcher.follow([ord("x"), ord("a")]) == 2 and matcher.forced(9) == ([], 0)
     with pytest.raises(RequestError, match=r"demands [\d,]+ bytes at one place"):
         matcher.mask(words_W)
 
@@ -243,3 +243,13 @@ def test_a_long_grammar_that_is_used_up_is_not_compiled_in_a_step(bytes_only):
     second, third = compiler.compile(spec), compiler.compile(spec)
     assert first == second == third and len({id(each.first) for each in (first, second, third)}) == 3
     assert accepts(second, "b") and not second.is_spent
+
+
+def test_a_grammar_that_takes_long_is_not_compiled_in_a_step(bytes_only):
+    """A short one may: this took seconds in a step, for one text, as often as its pattern had reached a limit."""
+    schema = {"type": "integer", "multipleOf": 19_997}
+    constraint = compiled(bytes_only, json_schema=schema)
+    assert constraint.took_s > 0 and len(constraint.grammar) < 1000
+    constraint.took_s = 1.0
+    assert not constraint.may_renew() and constraint.is_spent
+    assert compiled(bytes_only, regex="ab").may_renew()

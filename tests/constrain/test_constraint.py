@@ -1,6 +1,8 @@
 """A matcher is a function of its tokens, however it came to them; its masks are llguidance's own."""
 
+import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from tests.byte_model import save_byte_model
 from tokenmill.constrain.constraint import Constraint
+from tokenmill.constrain.grammar import without_forcing
 from tokenmill.constrain.masks import MaskRows
 from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import RequestError
@@ -16,15 +19,21 @@ from tokenmill.text.tokenizer import Tokenizer
 END, SIZE = 256, 257
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}, "b": {"enum": ["cd", "ce", 1]}}}
 SCHEMA |= {"required": ["a"], "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
+
+
+def lark(grammar):
+    return json.dumps({"grammars": [{"lark_grammar": grammar}]})
+
+
 GRAMMARS = {
     "more may follow": LLMatcher.grammar_from_regex("ab[0-9]+"),
     "it ends by itself": LLMatcher.grammar_from_regex("ab[0-9]"),
     "or nothing": LLMatcher.grammar_from_regex("(ab)?"),
     "several ways": LLMatcher.grammar_from_regex("(a|ab|abc)*d?"),
     "schema": LLMatcher.grammar_from_json_schema(SCHEMA),
-    "counted": LLMatcher.grammar_from_lark('start: a "!" b\na[max_tokens=3]: /[a-d]*/\nb[max_tokens=2]: /[0-9]+/'),
-    "up to a mark": LLMatcher.grammar_from_lark('start: (a b)*\na[lazy]: /[a-d]*/ "x"\nb[suffix="y"]: /[a-e]*/'),
-    "nested": LLMatcher.grammar_from_lark('start: "a" start "b" | "c"'),
+    "counted": lark('start: a "!" b\na[max_tokens=3]: /[a-d]*/\nb[max_tokens=2]: /[0-9]+/'),
+    "up to a mark": lark('start: (a b)*\na[lazy]: /[a-d]*/ "x"\nb[suffix="y"]: /[a-e]*/'),
+    "nested": lark('start: "a" start "b" | "c"'),
 }
 
 
@@ -39,7 +48,10 @@ def vocabulary(tokenizer, request):
 
 
 def made(grammar, vocabulary, limits=None):
-    return Constraint(grammar, LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits), vocabulary, limits)
+    first = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)
+    text = without_forcing(grammar)
+    unforced = text, LLMatcher(vocabulary.tokens, text, log_level=0, limits=limits)
+    return Constraint(grammar, first, vocabulary, limits, unforced=unforced)
 
 
 def ids(words_W):
@@ -67,8 +79,9 @@ def test_a_matcher_is_a_function_of_its_tokens(name, stop_ids, vocabulary):
         matcher = constraint.matcher(stop_ids)
         for _ in range(5):
             same, drafts = after(constraint, matcher.tokens, stop_ids), []
-            state = matcher.may_end, matcher.has_ended, matcher.is_over, matcher.forced(), mask(matcher)
-            assert state == (same.may_end, same.has_ended, same.is_over, same.forced(), mask(same))
+            state = matcher.may_end, matcher.has_ended, matcher.is_over, matcher.forced(9), mask(matcher)
+            assert state == (same.may_end, same.has_ended, same.is_over, same.forced(9), mask(same))
+            compare_certain(matcher, stop_ids)
             while len(drafts) < chance.randint(0, 6) and (allowed := mask(same)):
                 drafts.append(chance.choice(allowed))
                 same.accept(drafts[-1:])
@@ -87,15 +100,29 @@ def test_a_matcher_is_a_function_of_its_tokens(name, stop_ids, vocabulary):
                 matcher.follow([*matcher.tokens[: chance.randint(0, len(matcher.tokens))], *drafts])
 
 
-def compare_masks(matcher, drafts, stop_ids):
-    """The masks of all positions in one call with those of a new matcher at each."""
-    words_RW = np.full((len(drafts) + 3, matcher.constraint.vocabulary.words), -1, dtype=np.int32)
+def compare_certain(matcher, stop_ids):
+    """The mask of a new matcher before each token that is certain, and those behind them."""
+    tokens, num_certain = matcher.forced(9)
+    assert num_certain <= len(tokens) <= num_certain + 1
+    assert matcher.forced(1).tokens == tokens[:1] and matcher.forced(0).tokens == []
+    for number in range(num_certain):
+        assert (
+            mask(after(matcher.constraint, [*matcher.tokens, *tokens[:number]], stop_ids))
+            == tokens[number : number + 1]
+        )
+    for first in range(num_certain + 1):
+        compare_masks(matcher, tokens, stop_ids, first)
+
+
+def compare_masks(matcher, drafts, stop_ids, first=0):
+    """The masks of all positions behind the first drafts in one call with those of a new matcher at each."""
+    words_RW = np.full((len(drafts) - first + 3, matcher.constraint.vocabulary.words), -1, dtype=np.int32)
     middle_RW = words_RW[1:-1]
-    assert not any(matcher.masks(MaskRows(middle_RW, middle_RW.ctypes.data), drafts))
-    for number in range(len(drafts) + 1):
+    assert not any(matcher.masks(MaskRows(list(middle_RW), middle_RW.ctypes.data), drafts, first))
+    for number in range(first, len(drafts) + 1):
         alone = after(matcher.constraint, [*matcher.tokens, *drafts[:number]], stop_ids)
-        found = ids(words_RW[number + 1])
-        if number and (alone.is_over or alone.is_whole):  # what is chosen there does not count
+        found = ids(words_RW[number - first + 1])
+        if number > first and (alone.is_over or alone.is_whole):  # what is chosen there does not count
             assert len(found) == words_RW.shape[1] * 32
         else:
             assert found == mask(alone) == ([] if alone.is_over or alone.is_whole else _plain(alone))
@@ -110,8 +137,8 @@ def _plain(matcher):
 
 def test_forced_tokens_end_with_the_end(tokenizer):
     constraint = made(LLMatcher.grammar_from_regex("abc"), vocabulary_of(tokenizer, SIZE, [END]))
-    assert constraint.matcher().forced() == [*b"abc", END]
-    assert constraint.matcher(()).forced() == [*b"abc"]
+    assert constraint.matcher().forced(4) == ([*b"abc", END], 3)
+    assert constraint.matcher().forced(3) == constraint.matcher(()).forced(4) == ([*b"abc"], 3)
     assert constraint.matcher().num_fitting([*b"abc", END, 97]) == 4
     assert constraint.matcher(()).num_fitting([*b"abc", END]) == 3
     assert constraint.matcher().num_fitting([END]) == 0
@@ -152,3 +179,21 @@ def test_a_limit_is_an_error_of_the_text(vocabulary):
         for token in b"abcdabcdabcdabcdabcd":
             mask(matcher)
             matcher.accept([token])
+
+
+@pytest.mark.parametrize("attribute", ["", "[max_tokens=90]"])
+def test_a_token_that_does_not_fit_for_what_a_draft_has_used_up_fits(attribute, vocabulary):
+    """llguidance says nothing of its limit there, until it fills a mask. It cannot go back in the second grammar."""
+    grammar = json.dumps(
+        {"grammars": [{"lark_grammar": f"start: a\na{attribute}: /((a{{1,100}}){{1,100}}){{1,100}}c/"}]}
+    )
+    matcher, text = replace(made(grammar, vocabulary), unforced=None).matcher(), [97] * 10
+    assert matcher.follow(text) == 10
+    drafted = matcher.fork()
+    while drafted.accept([97]):
+        pass
+    assert 20 < len(drafted.tokens) < 60
+    assert matcher.fork().accept([97]) == 0, "llguidance does without this"
+    assert matcher.follow([*text, 97]) == 11 and matcher.error is None and set(b"ac") <= set(mask(matcher))
+    assert matcher.follow(text[:5]) == 5 and set(b"ac") <= set(mask(matcher))
+    assert matcher.follow([*text[:5], 98]) == 5 and matcher.error is None

@@ -46,6 +46,15 @@ def test_a_schema_that_cannot_be_read_is_left_out_and_told(schema):
     assert admitted(grammar, '<tool_call>\n{"name": "f", "arguments": {"b": 1}}\n</tool_call>') == "whole"
 
 
+@pytest.mark.parametrize("tool_format", ["hermes", "qwen3_xml"])
+def test_a_pattern_that_is_none_is_told(tool_format):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "a)|(b"}}}
+    ((function,), (told,)) = enforced([Function("f", "", schema)], tool_format)
+    assert function.strict is False and told.startswith("f: its parameters are not enforced: ")
+    with pytest.raises(RequestError, match="f: strict is not possible"):
+        enforced([Function("f", "", schema, True)], tool_format)
+
+
 @pytest.mark.parametrize("schema", [UNKNOWN, REMOTE, LOOKS_AHEAD])
 def test_a_strict_function_is_refused(schema):
     with pytest.raises(RequestError, match=r"^f: strict is not possible: .*: leave that out of its parameters"):

@@ -48,7 +48,7 @@ def test_a_trigger_may_be_a_control_token(bytes_only):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "an object with `structures`"),
+        ({}, "an object with a `format`; or"),
         ({"structures": [], "triggers": ["a"]}, "at least one structure and one trigger"),
         ({**TAGS, "triggers": "<f="}, "`triggers` is a list of texts"),
         ({**TAGS, "triggers": ["<g="]}, r"structures\[0\].begin = '<f=a>' begins with none of the triggers"),

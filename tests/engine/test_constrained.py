@@ -198,6 +198,20 @@ def test_an_error_of_one_text_leaves_the_others_alone(adaptive):
     assert core.take(other)[0].done.tokens == adaptive.generate([1, 2], max_new_tokens=9, ignore_eos=True).tokens
 
 
+def test_what_must_come_without_end_is_an_error_and_no_endless_search(adaptive, plain):
+    for engine in (adaptive, plain):
+        core = engine.core
+        endless = core.request([1, 2], SamplingParams(max_new_tokens=9, grammar='start: /[0-9]/ /x+/ "x" "a"'))
+        other = core.request([1, 2], SamplingParams(max_new_tokens=9, ignore_eos=True))
+        for request in (endless, other):
+            core.submit(request)
+        while not (endless.is_done and other.is_done):
+            core.step()
+        with pytest.raises(RequestError, match="demands 2,049 bytes at one place, or more"):
+            core.take(endless)
+        assert len(core.take(other)[0].done.tokens) == 9
+
+
 def test_stop_texts_and_lengths_end_a_constrained_text(adaptive, plain):
     for engine in (adaptive, plain):
         done = engine.generate("hello", max_new_tokens=40, json_schema=SCHEMA, stop=['","kind'])
@@ -213,3 +227,18 @@ def test_several_continuations_each_have_a_matcher(adaptive, plain):
     found, alone = adaptive.generate("hello", **given), plain.generate("hello", **given)
     assert [each.tokens for each in found.completions] == [each.tokens for each in alone.completions]
     assert len({each.text for each in found.completions}) > 1
+
+
+@pytest.mark.parametrize("stop", [{"stop": "b"}, {"stop_token_ids": [98]}, {}])
+def test_a_row_without_a_token_behind_the_end_of_a_text_is_no_error(stop, path, plain):
+    """Behind the forced `b` no letter is left of which one could be chosen; there, the sampler says token 0."""
+    settings = {"regex": "ab[\\x00c]", "allowed_token_ids": [97, 98], "max_new_tokens": 9, **stop}
+    with engine_for(path, speculate="suffix") as engine:
+        for each in (plain, engine):
+            seen = []
+            try:
+                for piece in each.stream("hello", **settings):
+                    seen += piece.tokens
+            except RequestError as error:
+                assert not stop and "every token is masked at position 7" in str(error)
+            assert seen == [97, 98]

@@ -163,7 +163,7 @@ def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(llama):
     expected = engine.generate(prompt(6), max_new_tokens=8).tokens
 
     class Wrong(Proposer):
-        def propose(self, sequences, limit):
+        def propose(self, sequences, limit, forced):
             nexts = {s.id: expected[len(s.tokens) - 6 : len(s.tokens) - 5] for s in sequences}
             return {number: [(token[0] + 1) % 211, 5] for number, token in nexts.items() if token}
 

@@ -23,7 +23,7 @@ class Oracle(Proposer):
     def __init__(self, texts: dict[tuple[int, ...], tuple[int, ...]], lies) -> None:
         self.texts, self.lies, self.num_draft_tokens = texts, lies, 0
 
-    def propose(self, sequences, limit):
+    def propose(self, sequences, limit, forced):
         guesses = {}
         for sequence in sequences:
             start = sequence.num_prompt_tokens

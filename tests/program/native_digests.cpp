@@ -12,6 +12,7 @@
 #include "abi.h"
 #include "attention/scratch_bytes.h"
 #include "kernels/kernels.h"
+#include "kernels/sample_scratch.h"
 #include "products/tile_bytes.h"
 #include "vector/half.h"
 
@@ -192,6 +193,23 @@ static void grids(const Kernels& kernels, int bits, int kind) {
   digest.add(codes), digest.add(errors);
 }
 
+static void samples(const Kernels& kernels, double temperature, double top_p, int top_k) {
+  Digest digest(kernels, "sample:" + std::to_string(top_k));
+  const int64_t size = 5003;
+  std::vector<uint8_t> scratch((size_t)sample_scratch_bytes(size));
+  std::vector<uint32_t> words((size_t)(size / 32 + 1));
+  for (int turn = 0; turn < 200; turn++) {
+    const std::vector<float> x = numbers<float>((size_t)size, (float)(1 + turn % 30));
+    for (uint32_t& word : words) word = generator() % 4 ? (uint32_t)generator() : generator() % 2 ? ~0u : 0;
+    TmSample wants{};
+    if (turn % 2) wants.words = words.data(), wants.num_words = (int64_t)words.size();
+    wants.temperature = temperature, wants.top_p = top_p, wants.top_k = top_k, wants.uniform = generator() * 0x1p-32 + 0x1p-33;
+    wants.log_min_p = turn % 3 ? -INFINITY : -2;
+    kernels.sample(x.data(), size, &wants, scratch.data());
+    digest.add(&wants.token, 8), digest.add(&wants.total, 8), digest.add(&wants.admitted, 4);
+  }
+}
+
 int main() {
   tm_best_build();  // asks the system for the matrix unit
   for (const Kernels* kernels : {TM_TESTED}) {
@@ -205,6 +223,7 @@ int main() {
       for (int head_dim : {20, 64, 80}) attention(*kernels, format, head_dim);
     for (int bits : {4, 8})
       for (int kind : {GRID_MINIMUM, GRID_ZERO_POINT, GRID_SYMMETRIC}) grids(*kernels, bits, kind);
+    samples(*kernels, 0.8, 1, 0), samples(*kernels, 0.7, 0.95, 0), samples(*kernels, 1.3, 0.9, 50), samples(*kernels, 0, 1, 0);
     kernels->end_step();
   }
 }

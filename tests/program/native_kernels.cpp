@@ -1,14 +1,18 @@
 // Tests of the kernels alone, under the sanitizers: odd sizes, every array a heap block of exactly its size, rows computed alone and
 // among others, attention compared with a plain sum in double. Prints what differs; exit code 1 when something does.
+#include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
 #include "abi.h"
 #include "attention/scratch_bytes.h"
 #include "kernels/kernels.h"
+#include "kernels/sample_scratch.h"
 #include "products/tile_bytes.h"
 #include "vector/half.h"
 
@@ -291,6 +295,88 @@ static void attention(const Kernels& kernels, int format, int head_dim, int head
   }
 }
 
+// The choice of a row's token, step by step on the whole row, with exponentials of the C library; -1 where no token is left.
+static int64_t sampled(const std::vector<float>& x, const std::vector<uint32_t>& words, const TmSample& wants) {
+  const int64_t size = (int64_t)x.size();
+  std::vector<float> row(x);
+  for (int64_t i = 0; i < size; i++)
+    if (wants.words && (i / 32 >= wants.num_words || !(words[(size_t)(i / 32)] >> i % 32 & 1))) row[(size_t)i] = -INFINITY;
+  const int64_t first = std::max_element(row.begin(), row.end()) - row.begin();
+  const float largest = row[(size_t)first];
+  if (!(wants.temperature > 0) || largest == -INFINITY) return largest == -INFINITY ? -1 : first;
+  int bits = 62;
+  for (int64_t left = size; left; left /= 2) bits--;
+  std::vector<float> sorted;
+  for (float& number : row) sorted.push_back(number = (number - largest) / std::max((float)wants.temperature, FLT_MIN));
+  std::sort(sorted.rbegin(), sorted.rend());
+  const int64_t k = wants.top_k > 0 && wants.top_k < size ? wants.top_k : size;
+  for (float& number : row) number = number < sorted[(size_t)(k - 1)] ? -INFINITY : number;
+  std::vector<std::pair<int64_t, int64_t>> order;  // weights, negative, with their ids
+  const auto weigh = [&](double top) {
+    order.clear();
+    for (int64_t i = 0; i < size; i++) {
+      const double share = (double)std::exp((long double)((double)row[(size_t)i] - top));  // rounded as ours is
+      order.push_back({-(int64_t)std::ldexp(share, bits), i});
+    }
+  };
+  const auto total = [&] { return -std::accumulate(order.begin(), order.end(), (int64_t)0, [](int64_t sum, auto& pair) { return sum + pair.first; }); };
+  weigh(0);
+  const double wanted = wants.top_p * (double)total();
+  std::sort(order.begin(), order.end());
+  int64_t before = 0;
+  for (auto& [weight, i] : order) {
+    if (wants.top_p < 1 && !((double)before < wanted)) row[(size_t)i] = -INFINITY;
+    before -= weight;
+  }
+  const float top = *std::max_element(row.begin(), row.end());
+  for (float& number : row) number = number - top < wants.log_min_p ? -INFINITY : number;
+  weigh(top);
+  int64_t target = std::min((int64_t)std::ceil(wants.uniform * (double)total()), total()), i = 0;
+  while ((target += order[(size_t)i].first) > 0) i++;
+  return i;
+}
+
+// Rows of many kinds and sizes, with filters and masks, each array a heap block of its size; and the same token beside other scratch.
+static void sampling(const Kernels& kernels) {
+  for (int turn = 0; turn < 3000; turn++) {
+    const int64_t size = 1 + (int64_t)(generator() % (turn % 10 ? 300 : 3000));
+    std::vector<float> x((size_t)size);
+    const float scale = std::pow(10.0f, (float)(turn % 5) - 2);
+    for (float& number : x) number = turn % 7 ? normal() * scale : (float)(generator() % 3);
+    std::vector<uint32_t> words((size_t)((size + 31) / 32) + generator() % 2);
+    for (uint32_t& word : words) word = generator() % 3 ? (uint32_t)generator() & (uint32_t)generator() : generator() % 2 ? ~0u : 0;
+    TmSample wants{};
+    if (turn % 3 == 0) wants.words = words.data(), wants.num_words = (int64_t)words.size();
+    const double temperatures[] = {0, 1, 0.7, 3, 1e-30, 1e30};
+    wants.temperature = temperatures[generator() % 6], wants.top_p = generator() % 2 ? 1 : 0.9;
+    wants.uniform = turn % 11 == 0 ? 0x1p-53 : turn % 11 == 1 ? 1 - 0x1p-53 : ((double)(generator() >> 1) + 0.5) * 0x1p-31;
+    wants.log_min_p = generator() % 2 ? -INFINITY : -3, wants.top_k = generator() % 2 ? 0 : 1 + (int)(generator() % 400);
+    std::vector<uint8_t> scratch((size_t)sample_scratch_bytes(size), 0xff), other((size_t)sample_scratch_bytes(size));
+    TmSample again = wants;
+    kernels.sample(x.data(), size, &wants, scratch.data()), kernels.sample(x.data(), size, &again, other.data());
+    const int64_t token = sampled(x, words, wants);
+    expect(wants.token == again.token && wants.total == again.total, "scratch", turn, (int)wants.token, (int)again.token);
+    expect(token == (wants.admitted == -INFINITY ? -1 : wants.token), "sample", turn, (int)token, (int)wants.token);
+    expect(wants.largest == *std::max_element(x.begin(), x.end()), "largest", turn, 0, 0);
+  }
+}
+
+// Of two tokens the first weighs 2**60: the other weighs the exponential, to less than a unit in the last place, rounded down.
+static void exponentials(const Kernels& kernels) {
+  std::vector<uint8_t> scratch((size_t)sample_scratch_bytes(2));
+  for (int turn = 0; turn < 100000; turn++) {
+    const float x[2] = {0, turn % 2 ? -45 * (float)generator() * 0x1p-32f : -std::ldexp((float)generator(), -32 - turn % 90)};
+    TmSample wants{};
+    wants.temperature = 1, wants.top_p = 1, wants.log_min_p = -INFINITY, wants.uniform = 0.5;
+    kernels.sample(x, 2, &wants, scratch.data());
+    const long double exact = std::exp((long double)x[1]) * 0x1p60L;
+    int exponent;
+    std::frexp(exact, &exponent);
+    const long double unit = std::ldexp(1.0L, exponent - 53), found = (long double)(wants.total - (1LL << 60));
+    expect(found < exact + unit && found > exact - std::max(unit, 1 + unit), "exponential", turn, 0, 0);
+  }
+}
+
 int main(int argc, char** argv) {
   tm_best_build();  // asks the system for the matrix unit
   for (const Kernels* kernels : {TM_TESTED}) {
@@ -300,6 +386,8 @@ int main(int argc, char** argv) {
     quantized(*kernels);
     halves(*kernels);
     not_finite(*kernels);
+    sampling(*kernels);
+    exponentials(*kernels);
     for (int format = 0; format < NUM_FORMATS; format++)
       for (int head_dim : {1, 7, 16, 20, 64, 80, 96})
         for (int length : {1, 15, 17, 128})

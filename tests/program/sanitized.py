@@ -34,6 +34,7 @@ TESTS = (
     "tests/speculate/test_multi_step.py",
     "tests/quant/test_grid.py",
     "tests/quant/test_gptq.py",
+    "tests/sample/test_native.py",
 )
 
 
@@ -50,14 +51,17 @@ def build(folder: Path) -> tuple[Path, list[Path]]:
 
 
 def _compile(folder: Path, flags: tuple[str, ...], tested: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The compiler's command so far, and the object files; every library has the portable kernels."""
+    """The compiler's command so far, and the object files. The name of the portable kernels, which every library has,
+    stands for others where those are not tested.
+    """
     command = hatch_build.compiler()
     assert command is not None, "no C++ compiler"
     folder.mkdir(parents=True, exist_ok=True)
-    builds = {name: how for name, how in hatch_build.builds().items() if name in (*tested, "portable")}
+    builds = {name: how for name, how in hatch_build.builds().items() if name in tested}
     objects = hatch_build.compile_all(command, folder, builds, flags)
     kernels = ",".join(f"&kernels_{name}" for name in tested)
-    return [*command, *hatch_build.FLAGS, *flags, f"-DTM_TESTED={kernels}"], objects
+    lacking = [] if "portable" in tested else [f"-Wl,--defsym=kernels_portable=kernels_{tested[0]}"]
+    return [*command, *hatch_build.FLAGS, *flags, f"-DTM_TESTED={kernels}", *lacking], objects
 
 
 def _link(base: list[str], objects: list[str], name: str, folder: Path) -> Path:

@@ -6,7 +6,6 @@ Its model is a hash: the next token follows from the prompt, the tokens so far a
 import asyncio
 import json
 import secrets
-import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
+
+from tokenmill.serve.run import Address, listen
 
 WORDS = "a mill stands by the river and its wheel turns all night while we sleep".split()
 LONG = 1500  # characters of a prompt that is long
@@ -102,8 +103,8 @@ class Texts:
         return draw[0] % len(WORDS), -draw[1] / 256 + shift
 
     def pause_s(self, place):
-        """Who is to be seen leaving must have the time for it, on a busy machine too."""
-        if self.fake.fault == "cancelled" and self.body.get("stream") and place == 2:
+        """Whoever is the first to be seen leaving must have the time for it, on a busy machine too."""
+        if self.fake.fault == "cancelled" and not self.fake.left and self.body.get("stream") and place == 2:
             return 1.0
         return 0.0003 if self.body.get("stream") or self.is_long else 0.0001
 
@@ -165,7 +166,7 @@ class Texts:
 @contextmanager
 def running(app, **options):
     """The address of an app, in a thread. options: of uvicorn."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with listen(Address(port=0)) as taken:
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", **options))
         thread = threading.Thread(target=server.run, args=([taken],), daemon=True)
         thread.start()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tokenmill.kernels import native_library
-from tokenmill.sample.largest import largest, largest_allowed
+from tokenmill.sample.largest import largest
 
 BUILT = native_library.why_not() is None
 SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1024, 49157)
@@ -59,23 +59,3 @@ def test_rows_that_the_library_does_not_take():
 @pytest.mark.skipif(not BUILT, reason="the library was not built")
 def test_the_library_is_asked_where_there_is_one():
     assert isinstance(largest(torch.zeros(1, 8))[0], list)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_largest_that_a_mask_admits(dtype):
-    chance = np.random.default_rng(0)
-    logits_RV = torch.from_numpy(chance.integers(-5, 5, (40, 1000)).astype(np.float32)).to(dtype)  # many are equal
-    words_RW = chance.integers(-(2**31), 2**31, (40, 32), dtype=np.int64).astype(np.int32)
-    words_RW[10:20] &= chance.integers(0, 2, (10, 32), dtype=np.int32)  # few are admitted
-    words_RW[20] = 0
-    masks = [None if number % 7 == 0 else words_W[: 20 + number % 13] for number, words_W in enumerate(words_RW)]
-    ids, allowed, values = largest_allowed(logits_RV, masks)
-    for number, words_W in enumerate(masks):
-        logits_V = logits_RV[number].float()
-        assert values[number] == logits_V.max()
-        if words_W is not None:
-            bits = torch.from_numpy(np.unpackbits(words_W.view(np.uint8), bitorder="little"))[:1000].bool()
-            logits_V = torch.where(
-                torch.cat([bits, torch.zeros(1000 - len(bits), dtype=torch.bool)]), logits_V, -torch.inf
-            )
-        assert (allowed[number], ids[number]) == tuple(each.item() for each in logits_V.max(dim=-1))

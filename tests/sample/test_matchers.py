@@ -1,5 +1,7 @@
 """Drafts and masks of constrained sequences: what a step is fed, what its rows admit, and where a text is whole."""
 
+from random import Random
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,11 @@ def admitted(mask):
     return np.unpackbits(mask.view(np.uint8), bitorder="little")[:SIZE].nonzero()[0].tolist()
 
 
+def drafts_of(sequence, guessed, limit):
+    matchers = Matchers()
+    return matchers.drafts(sequence, guessed, matchers.forced(sequence, limit), limit)
+
+
 def masks(sequence, drafts=()):
     return [each if each is None else admitted(each) for each in Matchers().masks(plan_of(sequence, drafts))[1]]
 
@@ -67,18 +74,18 @@ def masks(sequence, drafts=()):
     ],
 )
 def test_drafts_are_what_is_forced_or_was_guessed_and_fits(sequence, regex, output, guessed, drafts):
-    assert Matchers().drafts(sequence(output, regex), list(guessed), 9) == list(drafts)
+    assert drafts_of(sequence(output, regex), list(guessed), 9) == list(drafts)
 
 
 def test_drafts_end_at_the_limit_and_unknown_ones_are_none(sequence):
-    assert Matchers().drafts(sequence(b"a", "ahello"), [], 3) == list(b"hel")
-    assert Matchers().drafts(sequence(b"a", "ahello"), [], 0) == []
-    assert Matchers().drafts(sequence(b"", "[a-z]+"), [UNKNOWN] * 4, 4) == []
+    assert drafts_of(sequence(b"a", "ahello"), [], 3) == list(b"hel")
+    assert drafts_of(sequence(b"a", "ahello"), [], 0) == []
+    assert drafts_of(sequence(b"", "[a-z]+"), [UNKNOWN] * 4, 4) == []
     scored = sequence(b"", "abc")
     scored.score_from = 0
     prefilled = sequence(b"", "abc")
     prefilled.rows.num_computed = 0
-    assert Matchers().drafts(scored, [7], 4) == Matchers().drafts(prefilled, [7], 4) == []
+    assert drafts_of(scored, [7], 4) == drafts_of(prefilled, [7], 4) == []
 
 
 def test_each_row_has_the_mask_of_its_position(sequence):
@@ -118,6 +125,7 @@ def test_tokens_that_do_not_fit_are_an_error_of_every_row(sequence):
 def test_what_was_accepted_ends_with_the_grammar(sequence, ends, chosen, kept, is_whole):
     one, matchers = sequence(b"a", "[a-c][0-9]", ends=ends), Matchers()
     plan = plan_of(one, chosen[:-1])
+    matchers.masks(plan)
     assert matchers.settle(plan, [list(chosen)]) == [list(kept)]
     one.tokens += list(kept)
     assert matchers.whole(plan, [list(kept)]) == [one] * is_whole
@@ -126,6 +134,7 @@ def test_what_was_accepted_ends_with_the_grammar(sequence, ends, chosen, kept, i
 def test_a_text_is_not_whole_before_its_shortest_length(sequence):
     one, matchers = sequence(b"a", "[a-c][0-9]", ends=False, min_new_tokens=3), Matchers()
     plan = plan_of(one)
+    matchers.masks(plan)
     assert matchers.settle(plan, [[49]]) == [[49]]
     one.tokens.append(49)
     assert matchers.whole(plan, [[49]]) == []
@@ -140,22 +149,66 @@ def test_a_matcher_goes_along_with_whatever_becomes_of_the_tokens(sequence):
     assert now() == list(b"0123456789")
     one.tokens += b"12"
     assert now() == list(b"0123456789x")
-    del one.tokens[-3:]
+    one.tokens = one.tokens[:-3]
     assert now() == list(b"abc")
     one.tokens += b"c3x"
     assert now() == [END]
     one.choosing = sequence(regex="[x-z]+").choosing
-    one.tokens[3:] = b"xyz"
+    one.tokens = [*PROMPT, *b"xyz"]
     assert now() == [*b"xyz", END]
+
+
+@pytest.mark.parametrize(
+    ("settings", "drafts", "num_certain"),
+    [
+        ({}, b"hello", 4),  # one letter or the other may come last
+        ({}, b"he", 2),  # the rest was beyond what a step may have
+        ({}, b"hexlo", 0),
+        ({"min_new_tokens": 2}, b"hello", 0),  # settings by which the only token that fits may be forbidden
+        ({"logit_bias": {5: -100.0}}, b"hello", 0),
+        ({"logprobs": 0}, b"hello", 0),
+        ({"presence_penalty": 1.0}, b"hello", 4),
+    ],
+)
+def test_no_logits_are_computed_where_one_token_alone_may_come(sequence, settings, drafts, num_certain):
+    one, matchers = sequence(b"a", "ahell(o|a)x", **settings), Matchers()
+    assert matchers.forced(one, 9) == list(b"hell")
+    plan = plan_of(one, drafts)
+    matchers.leave_out_certain(plan)
+    assert plan.work == [Work(one, 3, 1 + len(drafts), 1 + len(drafts) - num_certain, tuple(drafts), num_certain)]
+    found = [admitted(each) for each in matchers.masks(plan)[1]]
+    assert found == masks(one, drafts)[num_certain:]
+    matchers.leave_out_certain(again := plan_of(one, drafts))
+    assert again.work[0].num_certain == 0  # it was not asked in this step
+
+
+def test_a_matcher_that_goes_on_is_one_that_follows_from_the_beginning(sequence):
+    chance, one, matchers = Random(0), sequence(b"", "(a[0-2]{2}|b[0-2]x?){1,6}"), Matchers()
+    for _ in range(2000):
+        drafts = bytes(chance.choices(b"ab012x", k=chance.randint(0, 3)))
+        (found,), (anew,) = (each.masks(plan_of(one, drafts)).values() for each in (matchers, Matchers()))
+        assert [*map(_told, found)] == [*map(_told, anew)]
+        fitting = [place for place, mask in enumerate(found) if not isinstance(mask, RequestError) and admitted(mask)]
+        if not fitting or chance.random() < 0.2:  # as a rewind does it, and an edit to as many other tokens
+            new = bytes(chance.choices(b"ab012x", k=chance.randint(0, 3)))
+            one.tokens = [*one.tokens[: chance.randint(len(PROMPT), len(one.tokens))], *new]
+            continue
+        chosen = [*drafts[: fitting[-1]], chance.choice(admitted(found[fitting[-1]]))]
+        (kept,) = matchers.settle(plan_of(one, drafts), [chosen])
+        one.tokens += kept[: chance.randint(0, len(kept))] if chance.random() < 0.1 else kept  # or it was cancelled
+
+
+def _told(mask):
+    return str(mask) if isinstance(mask, RequestError) else admitted(mask)
 
 
 def test_at_the_limit_of_thinking_the_mark_alone_is_admitted_and_drafted(sequence):
     thinking = ThinkingBudget(2, THINK[:1], THINK[1:], is_open=True)
     assert masks(sequence(b"a", thinking=thinking), [*b"b", THINK[1]]) == [None, [THINK[1]], None]
     assert masks(sequence(b"abcdefghijklmnopqrstuvwxyz", thinking=thinking)) == [None]
-    assert Matchers().drafts(sequence(b"a", thinking=thinking), list(b"bcd"), 4) == [*b"b", THINK[1]]
-    assert Matchers().drafts(sequence(b"ab", thinking=thinking), [], 4) == [THINK[1]]
-    assert Matchers().drafts(sequence(b"ab", thinking=thinking), [THINK[1], 5], 4) == [THINK[1], 5]
-    assert Matchers().drafts(sequence([*b"ab", THINK[1]], thinking=thinking), [5, 6], 4) == [5, 6]
+    assert drafts_of(sequence(b"a", thinking=thinking), list(b"bcd"), 4) == [*b"b", THINK[1]]
+    assert drafts_of(sequence(b"ab", thinking=thinking), [], 4) == [THINK[1]]
+    assert drafts_of(sequence(b"ab", thinking=thinking), [THINK[1], 5], 4) == [THINK[1], 5]
+    assert drafts_of(sequence([*b"ab", THINK[1]], thinking=thinking), [5, 6], 4) == [5, 6]
     over = sequence([*b"ab", THINK[1], *b"x" * 30], thinking=thinking)
-    assert Matchers().drafts(over, [UNKNOWN] * 4, 4) == [UNKNOWN] * 4  # several steps in one call, from here on
+    assert drafts_of(over, [UNKNOWN] * 4, 4) == [UNKNOWN] * 4  # several steps in one call, from here on

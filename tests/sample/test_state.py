@@ -1,10 +1,11 @@
 """The facts beside the logits on which a token depends, and whether it can be known before it is sampled."""
 
+import numpy as np
 import pytest
 
 from tokenmill.sample.state import ChoiceKind, Row, choice_kind, rows_of
 from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import Sequence
+from tokenmill.schedule.sequence import Sequence, Work
 from tokenmill.settings.sampling_params import SamplingParams
 
 LARGEST, LOGITS, HISTORY = ChoiceKind.LARGEST, ChoiceKind.LOGITS, ChoiceKind.HISTORY
@@ -78,10 +79,20 @@ def test_ends_and_bad_words_are_forbidden_together():
 def test_a_row_for_the_token_after_each_draft(params, looks_back):
     choosing = Choosing(SamplingParams(**params))
     sequence = Sequence(1, [5, 6, 7], 2, 20, choosing)
-    rows = list(rows_of(sequence, [8, 9]))
+    rows = list(rows_of(Work(sequence, 2, 3, 3, (8, 9))))
     assert [each.position for each in rows] == [3, 4, 5]
     assert all(each.choosing is choosing and each.num_prompt_tokens == 2 for each in rows)
     expected = [[5, 6, 7], [5, 6, 7, 8], [5, 6, 7, 8, 9]] if looks_back else [[5, 6, 7]] * 3
     assert [list(each.tokens) for each in rows] == expected
-    [only] = rows_of(sequence, [])
+    [only] = rows_of(Work(sequence, 2, 1, 1))
     assert only.position == 3 and list(only.tokens) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("num_certain", [0, 1, 2])
+def test_there_is_no_row_where_a_draft_is_certain(num_certain):
+    sequence = Sequence(1, [5, 6, 7], 2, 20, Choosing(SamplingParams(presence_penalty=1.0)))
+    masks = [np.full(1, count, dtype=np.int32) for count in range(num_certain, 3)]
+    rows = list(rows_of(Work(sequence, 2, 3, 3 - num_certain, (8, 9), num_certain), masks))
+    assert [each.position for each in rows] == [3, 4, 5][num_certain:]
+    assert [list(each.tokens) for each in rows] == [[5, 6, 7, 8, 9][: 3 + count] for count in range(num_certain, 3)]
+    assert [int(each.mask[0]) for each in rows] == [0, 1, 2][num_certain:]

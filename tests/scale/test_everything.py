@@ -3,21 +3,17 @@ each loses every twentieth message and with it the request, and one or another i
 """
 
 import random
-import threading
 import time
 
 import pytest
 
 from tests.empty import check_empty
-from tests.scale.fakes import FakeFleet
+from tests.scale.fakes import FakeFleet, at_socket
 from tests.serve.test_everything import KEYS, SCARCE, SECONDS, try_everything
 from tests.speculate.test_multi_step import needs_native
 from tests.word_model import save_chat_model
 from tokenmill import load
 from tokenmill.scale import relay
-from tokenmill.scale.gate_server import GateServer
-from tokenmill.serve.options import Options
-from tokenmill.serve.run import Address, listen
 
 
 @needs_native
@@ -38,12 +34,8 @@ def test_every_text_is_that_of_a_quiet_engine(tmp_path, monkeypatch):
         return is_lost
 
     fleet.on_part = on_part
-    taken = listen(Address(port=0))
-    server = GateServer(fleet, taken, Options("words", **options))
-    thread = threading.Thread(target=server.serve_to_end, daemon=True)
-    thread.start()
-    try:
-        try_everything(f"http://127.0.0.1:{taken.getsockname()[1]}", quiet, max(SECONDS, 5))
+    with at_socket(fleet, **options) as (_, url):
+        try_everything(url, quiet, max(SECONDS, 5))
         assert len(num_lost) > 10
         for mill in fleet.mills.values():
             served = mill._served
@@ -52,7 +44,3 @@ def test_every_text_is_that_of_a_quiet_engine(tmp_path, monkeypatch):
             for session in list(served.service.sessions._held.values()):
                 session.close()
             check_empty(served.driver.core)
-    finally:
-        server.drain(0.0)
-        thread.join(60)
-        fleet.close()

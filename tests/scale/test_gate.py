@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import time
 
+import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.scale.fakes import FakeFleet, ask, events_of
+from tests.scale.fakes import FakeFleet, ask, at_socket, events_of
 from tests.scale.test_relay import BODIES, CHAT, COMPLETIONS, MESSAGES, SAMPLED, read, stream
+from tests.serve.test_driver import Gate as StepGate
 from tokenmill.scale import relay
 from tokenmill.scale.fleet import AllBusy
 from tokenmill.scale.gate import Gate, merged
+from tokenmill.serve import driver
 from tokenmill.serve.guard import Guard
 from tokenmill.serve.options import Options
 
@@ -300,3 +304,22 @@ def test_streams_without_a_seed_go_on_too(fleet):
     fleet.on_part = lambda *_: False
     assert read(stream(fleet, CHAT, body | {"seed": seeds[0]}))[0] == found[0]
     assert SAMPLED["seed"] != seeds[0]
+
+
+def test_a_client_that_has_read_everything_and_gone_is_noticed(chat_model, monkeypatch):
+    """Its connection ends without a reset, before there is an event that could be written for it."""
+    monkeypatch.setattr(driver, "SILENCE_S", 1e6)
+    monkeypatch.setattr(relay, "SILENCE_S", 1e6)
+    fleet = FakeFleet(chat_model, 1)
+    core = fleet.mills["r0"]._served.driver.core
+    steps = StepGate(core)
+    with at_socket(fleet) as (server, url):
+        for path in (CHAT, "/api/chat"):
+            body = {"model": "words", "messages": MESSAGES, "stream": True}
+            with httpx2.stream("POST", f"{url}{path}", json=body, timeout=60) as answer:
+                assert answer.status_code == 200
+            while server.num_open:
+                time.sleep(0.01)
+        steps.opened.set()
+        while core.trackers:
+            time.sleep(0.01)

@@ -129,6 +129,13 @@ def rewound(cache: SimulatedCache, first: list[int], then: list[int]) -> None:
     cache.run()
 
 
+def test_a_list_of_tokens_only_grows_so_a_rewind_makes_a_new_one():
+    cache, before = SimulatedCache(16, 4, 2, 64, True), [1, 2, 3, 4]
+    sequence = Sequence(0, before, 4, 6)
+    cache.scheduler.rewind(sequence, 2, [7, 8])
+    assert (before, sequence.tokens) == ([1, 2, 3, 4], [1, 2, 7, 8])
+
+
 def test_a_block_that_is_written_over_after_a_rewind_is_not_found_under_its_old_name():
     cache = SimulatedCache(16, 4, 2, 64, True)
     first = [1, 2, 3, 4, 5, 6, 7, 8]

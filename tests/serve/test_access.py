@@ -77,4 +77,4 @@ def test_what_the_page_asks_all_the_time_has_no_line_unless_it_fails(chat_model)
         assert http.get("/page/main.mjs").status_code == 200
         assert lines == []
         assert http.get("/v1/cache").status_code == 401
-        assert " GET /v1/cache 401 " in lines[0]
+        assert " GET /v1/cache 401 " in written(lines, 1)[0]

@@ -1,6 +1,7 @@
 """The page in headless Chromium, as a person uses it. `make test-browser` runs this."""
 
 import json
+import threading
 
 import pytest
 from selenium import webdriver
@@ -38,11 +39,26 @@ def answered(quiet, *said, new=12):
     return quiet.chat(messages, max_new_tokens=new).text
 
 
-def test_a_conversation_streams_and_is_that_of_the_library(page, quiet):
-    page.say("w1 w2")
+def test_a_conversation_streams_and_is_that_of_the_library(page, server, quiet, monkeypatch):
+    """The page shows a token before the next one is made: of an answer that comes at once there is no speed to show."""
+    loop, may_step = server.driver.core.loop, threading.Semaphore(0)
+    step = loop.step
+    monkeypatch.setattr(loop, "step", lambda: may_step.acquire(timeout=120) and step())
+
+    def say(text):
+        while may_step.acquire(blocking=False):
+            pass
+        place = len(page.texts()) + 1
+        page.one("#message").send_keys(text, Keys.ENTER)
+        may_step.release()
+        page.until(lambda: "w" in "".join(page.texts()[place:]))
+        may_step.release(100)
+        page.until_done()
+
+    say("w1 w2")
     first = answered(quiet, "w1 w2")
     assert page.texts() == ["w1 w2", first]
-    page.say("w3")
+    say("w3")
     assert page.texts()[2:] == ["w3", answered(quiet, "w1 w2", first, "w3")]
     strips = [each.text for each in page.all(".turn.assistant .strip")]
     assert all("first token" in strip and "tokens/s" in strip and "12 tokens after" in strip for strip in strips)

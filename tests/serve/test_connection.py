@@ -10,9 +10,10 @@ import time
 import httpx2
 import pytest
 
-from tests.serve.conftest import hold, served, wire
+from tests.serve.conftest import MODEL, hold, served, wire
+from tests.serve.test_driver import Gate
 from tests.serve.test_run import certificate
-from tokenmill.serve import connection
+from tokenmill.serve import connection, driver
 from tokenmill.serve.connection import HttpProtocol
 
 
@@ -123,6 +124,15 @@ def test_requests_that_were_sent_together_before_that_are_all_answered(server):
     assert said.count(b"HTTP/1.1 200") == 3
 
 
+def test_several_requests_before_the_half_is_closed_leave_nothing_behind(server, monkeypatch, caplog):
+    """The end of the half is told once for each of them, and a timer that went on after it would find no socket."""
+    monkeypatch.setattr(connection, "PROBE_S", 0.01)
+    said = wire(server.url, post(BODY) * 4, is_half_closed=True)
+    assert said.count(b"HTTP/1.1 200") == 4
+    time.sleep(0.05)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("data", [b"", b"GET /hea", post(BODY)[:-5]], ids=["nothing", "half a head", "half a body"])
 def test_what_is_not_whole_then_closes_the_connection(server, data):
     assert b"HTTP/1.1 200" not in wire(server.url, data, is_half_closed=True)
@@ -181,6 +191,26 @@ def test_a_client_that_closes_its_half_of_tls_is_refused_by_a_sentence(chat_mode
         assert do(lambda: tls.read(65536)).startswith(b"HTTP/1.1 400")
         while server.admission.num_open or server.driver.core.trackers:
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/api/generate"])
+def test_a_client_that_has_read_everything_and_gone_is_noticed(chat_model, path, monkeypatch):
+    """Its connection ends without a reset, before there is an event that could be written for it."""
+    monkeypatch.setattr(driver, "SILENCE_S", 1e6)
+    with served(chat_model) as server:
+        gate = Gate(server.driver.core)
+        with connected(server) as taken:
+            taken.sendall(post({"model": MODEL} | BODY | {"stream": True}).replace(b"/v1/completions", path.encode()))
+            received = b""
+            while b"\r\n\r\n" not in received:
+                received += taken.recv(65536)
+            assert received.startswith(b"HTTP/1.1 200") and received.endswith(b"\r\n\r\n")
+        while server.admission.num_open:
+            time.sleep(0.01)
+        gate.opened.set()
+        while server.driver.core.trackers:
+            time.sleep(0.01)
+        assert not server.server_state.connections
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -23,6 +23,20 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TAGS = {"structures": [{"begin": "<f>", "schema": {"type": "boolean"}, "end": "</f>"}], "triggers": ["<f"]}
+FORMAT = {
+    "type": "tags_with_separator",
+    "tags": [
+        {
+            "type": "tag",
+            "begin": "<f>",
+            "content": {"type": "json_schema", "json_schema": {"type": "boolean"}},
+            "end": ".",
+        }
+    ],
+    "separator": ", ",
+    "at_least_one": True,
+    "stop_after_first": True,
+}
 BOTH = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -115,6 +129,13 @@ def test_structural_tags(http, name):
     assert all(part.startswith(("true</f>", "false</f>")) for part in done.split("<f>")[1:-1])
 
 
+@pytest.mark.parametrize("name", ["response_format", "structural_tag", "structured_outputs"])
+def test_structural_tags_of_formats(http, name):
+    whole = {"type": "structural_tag", "format": FORMAT}
+    value = {"structured_outputs": {"structural_tag": json.dumps(whole)}, "structural_tag": {"format": FORMAT}}
+    assert text_of(ask(http, **{name: value.get(name, whole)})) in ("<f>true.", "<f>false.")
+
+
 def test_a_stream_and_several_choices(http):
     constraint = {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": SCHEMA}}}
     whole = ask(http, **constraint, n=3, temperature=1.0).json()["choices"]
@@ -184,6 +205,12 @@ REFUSED = [
     ({"guided_regex": "[^\\s\\S]"}, "guided_regex", "no text of this model's tokens fits it"),
     ({"guided_choice": ["a" * 600_000]}, "guided_choice", "at most 524,288 bytes"),
     ({"structural_tag": {"structures": [], "triggers": []}}, "structural_tag", "at least one structure"),
+    (
+        {"response_format": {"type": "structural_tag", "format": {"type": "or", "elements": [{**FORMAT, "tags": []}]}}},
+        "response_format",
+        "format.elements[0].tags is a list that is not empty",
+    ),
+    ({"structural_tag": {"format": FORMAT, "triggers": []}}, "structural_tag", "no key 'triggers' beside a format"),
     ({"guided_decoding": {"json": {}}}, "guided_decoding", "is not supported"),
 ]
 

@@ -6,9 +6,10 @@ import threading
 import time
 
 import httpx2
+import openai
 import pytest
 
-from tests.serve.conftest import served, wire
+from tests.serve.conftest import MODEL, served, wire
 from tests.serve.test_driver import Gate
 from tests.serve.test_run import BODY, read, running
 from tokenmill.engine.requests import Request
@@ -165,10 +166,19 @@ def test_a_step_that_hangs_does_not_keep_the_process(chat_model, monkeypatch):
     monkeypatch.setattr("tokenmill.serve.run.GRACE_S", 0)
     monkeypatch.setattr("tokenmill.serve.draining.GRACE_S", 0)
     with served(chat_model, drain_s=0.0) as server:
-        gate, got = Gate(server.driver.core), []
+        gate, got, events = Gate(server.driver.core), [], []
         thread = asked(server, "/v1/completions", BODY, got)
         assert gate.waits.wait(60)
-        server.drain()
+        plain = openai.DefaultHttpxClient(verify=False)
+        with (
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=plain, timeout=60) as client,
+            client.responses.stream(model=MODEL, input="w1") as stream,
+        ):
+            events.append(next(stream))
+            server.drain()
+            events += stream  # which raises for an event that is about another response
         thread.join(60)
         assert last_event(got[0][1].splitlines()) == {"error": TOLD}
+        assert events[-1].type == "response.failed" and events[-1].response.id == events[0].response.id
+        assert events[-1].response.error.message == TOLD["message"]
     gate.opened.set()

@@ -32,6 +32,22 @@ def test_a_prompt_that_is_too_long():
     }
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/chat/completions", {"response_format": {"type": "json_object", "schema": 3}}, "response_format"),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": 3}}}, "text.format"),
+        ("/v1/responses", {"max_output_tokens": 90, "temperature": -1}, "temperature"),
+        ("/v1/responses", {"input": "w1 " * 200}, "input"),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": 3}}}, "output_config.format"),
+        ("/v1/messages", {"stop_sequences": [""]}, "stop_sequences"),
+    ],
+)
+def test_a_field_has_the_name_that_the_protocol_gives_it(http, path, body, field):
+    error = http.post(path, json=BODIES[path] | body).json()["error"]
+    assert error.get("param", field) == field and (field == "input" or error["message"].startswith(field))
+
+
 def test_codex_reads_how_long_it_should_wait():
     told = body_of(ApiError(429, "the server is full.", retry_after_s=7), "/v1/responses")["error"]
     assert told["code"] == "rate_limit_exceeded" and told["message"].endswith("Please try again in 7s.")

@@ -1,5 +1,6 @@
 """The process: signals, ports, and the command line."""
 
+import asyncio
 import json
 import os
 import re
@@ -39,6 +40,26 @@ def running(path, *options):
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def test_answers_are_sent_without_waiting_for_an_acknowledgement():
+    """Nagle's algorithm would hold the second piece of an answer back for 40 ms."""
+    found = []
+
+    def accept(_, writer):
+        found.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async def connect(host):
+        taken = listen(Address(host, port=0))
+        async with await asyncio.start_server(accept, sock=taken):
+            reader, writer = await asyncio.open_connection(*taken.getsockname()[:2])
+            await reader.read()
+            writer.close()
+
+    for host in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
+        asyncio.run(connect(host))
+    assert found and all(found)
 
 
 def read(url, got, begun, body=BODY):

@@ -7,7 +7,7 @@ from tests.marks import needs_native
 from tests.tiny_models import prompt
 from tokenmill import load
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Rows, Sequence, Work
-from tokenmill.speculate.controller import Controller
+from tokenmill.speculate.controller import Controller, Judged
 from tokenmill.speculate.estimates import MatchChances, PassCosts
 from tokenmill.speculate.proposer import Facts
 from tokenmill.speculate.suffix import Guess
@@ -24,7 +24,7 @@ class Scripted:
 
     def run(self, controller, sequences, follows, limit=15):
         """One step: propose, take the time, accept what `follows` says; the number of drafts."""
-        drafts = controller.propose(sequences, limit)
+        drafts = controller.propose(sequences, limit, {})
         plan, accepted = Plan(), []
         for sequence in sequences:
             own = drafts.get(sequence.id, [])
@@ -101,7 +101,7 @@ def test_the_sequence_with_the_better_guesses_gets_the_drafts():
 
     for _ in range(100):
         clock.run(controller, [good, bad], follows)
-    drafts = controller.propose([good, bad], 15)
+    drafts = controller.propose([good, bad], 15, {})
     assert len(drafts.get(good.id, ())) >= 4 > len(drafts.get(bad.id, ()))
 
 
@@ -271,8 +271,8 @@ def with_guesses(each, *guesses):
     controller._costs = Costs(each)
     texts = [decoding([1], number) for number in range(1, 1 + len(guesses))]
     controller._matches = Chances(dict(zip(texts, guesses, strict=True)))
-    controller._guesses = {
-        text.id: (text, Guess([10 * text.id + i for i in range(len(along))], 3, False))
+    controller._judged = {
+        text.id: Judged(text, Guess([10 * text.id + i for i in range(len(along))], 3, False), [])
         for text, along in zip(texts, guesses, strict=True)
     }
     return controller
@@ -300,8 +300,34 @@ def test_the_likeliest_guesses_of_all_texts_are_taken():
     controller = with_guesses(0.5, [0.95, 0.5], [0.9, 0.55])
     choice = controller._of_matches(2)
     assert choice == (pytest.approx(3.85 / 2.5), {1: 1, 2: 1}, False)
-    texts = [text for text, _ in controller._guesses.values()]
+    texts = [each.sequence for each in controller._judged.values()]
     assert controller._made(texts, choice) == {1: [10], 2: [20]}
+
+
+def test_forced_tokens_widen_a_pass_and_say_nothing_about_guesses():
+    controller, seen = Controller(Facts(False)), []
+    controller._costs, text = Costs(0.5), decoding([1, 2, 3, 4] * 4)
+    controller._costs.seconds = lambda num_tokens, several: seen.append(num_tokens) or 1.0
+    drafts = controller.propose([text], 5, {text.id: [1, 2]})
+    assert drafts == {text.id: [1, 2, 3, 4, 1]} and min(seen) == 3  # the text's own and the two that are certain
+    learned = []
+    controller._matches.learn = lambda *told: learned.append(told[1:])
+    controller._costs = PassCosts()
+    controller.learn(Plan([decoded(text, drafts[text.id])]), [[1, 2, 3, 9]])
+    assert learned == [(14, [3, 4, 1], [3, 9])]  # twelve tokens and two were alike
+
+
+def test_behind_forced_tokens_that_a_guess_does_not_have_nothing_is_guessed():
+    controller, text = Controller(Facts(False)), decoding([1, 2, 3, 4] * 4)
+    assert controller.propose([text], 5, {text.id: [1, 7]}) == {}
+    controller._matches.learn = lambda *told: learned.append(told[2:])
+    learned = []
+    controller.learn(Plan([decoded(text, [1, 7])]), [[1, 7, 3]])
+    assert learned == [([], [3])]
+
+
+def decoded(text, drafts):
+    return Work(text, len(text.tokens) - 1, 1 + len(drafts), 1 + len(drafts), tuple(drafts))
 
 
 @pytest.mark.parametrize(
@@ -312,15 +338,15 @@ def test_several_steps_are_as_many_as_fit_into_a_call(limit, first, wanted):
     """At most 5 steps, 25 ms, and what is left; a time that is not known counts as the whole call."""
     controller, text = Controller(Facts(True)), decoding([1, 2, 3])
     controller._costs = Costs(0.0, first)
-    assert controller.propose([text], limit) == ({1: [UNKNOWN] * wanted} if wanted else {})
+    assert controller.propose([text], limit, {}) == ({1: [UNKNOWN] * wanted} if wanted else {})
 
 
 def test_nothing_is_drafted_where_a_pass_without_drafts_is_due():
     controller, text = Controller(Facts(False)), decoding([i % 10 for i in range(30)])
     controller._costs = Costs(0.0)
-    assert len(controller.propose([text], 5)[1]) > 0
+    assert len(controller.propose([text], 5, {})[1]) > 0
     controller._costs = Costs(0.0, is_old=True)
-    assert controller.propose([text], 5) == {}
+    assert controller.propose([text], 5, {}) == {}
 
 
 def test_a_draft_model_that_does_not_pay_is_asked_after_64_steps_and_then_after_twice_as_many():

@@ -27,13 +27,13 @@ def test_only_what_decodes_is_drafted():
     model = Noted()
     proposer = DraftModel(Facts(False, draft=model))
     running = [sequence(1), sequence(2, num_computed=1), sequence(3, score_from=0), sequence(4), sequence(5, 3)]
-    assert proposer.propose(running, 2) == {1: [1, 1], 4: [4, 4]}
+    assert proposer.propose(running, 2, {}) == {1: [1, 1], 4: [4, 4]}
     assert model.asked == [([1, 4], 2)]
 
 
 def test_where_nothing_decodes_the_model_is_not_asked():
     model = Noted()
-    assert DraftModel(Facts(False, draft=model)).propose([sequence(2, num_computed=0)], 2) == {}
+    assert DraftModel(Facts(False, draft=model)).propose([sequence(2, num_computed=0)], 2, {}) == {}
     assert model.asked == []
 
 

@@ -154,7 +154,8 @@ def test_numbers_that_are_none_end_their_own_text(llama):
     """Behind such a row something is computed as well, and nobody sees it."""
     several = engine_for(llama)
     wanted = several.generate(PROMPTS[1], max_new_tokens=9, ignore_eos=True).tokens
-    poison(several, lambda work, row: work.sequence.tokens[: len(PROMPTS[0])] == PROMPTS[0] and row == 1)
+    first = len(PROMPTS[0])
+    poison(several, lambda work, row: work.sequence.tokens[:first] == PROMPTS[0] and work.start + row == first + 1)
     good = several.stream(PROMPTS[1], max_new_tokens=9, ignore_eos=True)
     tokens = next(good).tokens
     with pytest.raises(Exception, match="not finite"):
@@ -171,7 +172,7 @@ def test_no_more_together_than_nobody_minds():
 
     def ask(passed_s, *sequences):
         now[0] += passed_s
-        return {number: len(drafts) for number, drafts in proposer.propose(sequences, 4).items()}
+        return {number: len(drafts) for number, drafts in proposer.propose(sequences, 4, {}).items()}
 
     assert ask(9.0, decoding) == {}
     assert ask(0.010, decoding) == {1: 1}

@@ -68,7 +68,7 @@ def test_the_plain_proposer_proposes_nothing():
 
 def test_a_proposer_must_propose():
     with pytest.raises(NotImplementedError):
-        Proposer().propose([], 1)
+        Proposer().propose([], 1, {})
 
 
 def test_choosing_changes_nothing_else():

@@ -18,7 +18,7 @@ class Says(Proposer):
     def __init__(self, tokens, bad=()):
         self.tokens, self.bad, self.asked = tokens, bad, []
 
-    def propose(self, sequences, limit):
+    def propose(self, sequences, limit, forced):
         self.asked.append([each.id for each in sequences])
         if any(each.id in self.bad for each in sequences):
             raise ZeroDivisionError("no such draft")
@@ -62,7 +62,7 @@ def test_one_sequence_that_fails_goes_on_without_and_it_is_said_once(caplog):
 
 def test_an_interrupt_is_no_failure():
     class Interrupted(Proposer):
-        def propose(self, sequences, limit):
+        def propose(self, sequences, limit, forced):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -102,7 +102,7 @@ def test_what_is_counted(llama):
     class Half(Proposer):
         """Two right drafts, and a wrong one."""
 
-        def propose(self, sequences, limit):
+        def propose(self, sequences, limit, forced):
             done = len(sequences[0].tokens) - len(PROMPT) if sequences else 0
             return {each.id: [*wanted[done : done + 2], wanted[(done + 2) % 12] ^ 1] for each in sequences}
 
@@ -143,7 +143,7 @@ def test_times_and_counts_of_one_step():
     clock = iter([10.0, 12.0, 17.0])
     ours = Speculation(Says([5, 6]), 4, 64, 100, clock=lambda: next(clock))
     one, two, three = sequences(3)
-    ours.proposer.propose = lambda asked, limit: {1: [5, 6], 2: [], 3: [UNKNOWN]}
+    ours.proposer.propose = lambda asked, limit, forced: {1: [5, 6], 2: [], 3: [UNKNOWN]}
     assert ours.drafts([one, two, three]) == {1: [5, 6], 2: [], 3: [UNKNOWN]}
     ours.learn(Plan(work=[decoded(one, [5, 6]), decoded(two, []), decoded(three, [7, 8])]), [[5, 9], [3], [7, 8, 9]])
     assert (ours.stats.drafting_s, ours.stats.verifying_s) == (2.0, 5.0)

@@ -53,19 +53,19 @@ def decoding(tokens, number=1):
 
 def test_a_sequence_that_was_rewound_is_guessed_by_what_it_is_now():
     proposer, sequence = Suffix(), decoding([5, 6, 7, 8, 5, 6])
-    assert proposer.propose([sequence], 2) == {1: [7, 8]}
+    assert proposer.propose([sequence], 2, {}) == {1: [7, 8]}
     sequence.tokens[:] = [1, 2, 3, 1, 2]
     sequence.rows.num_computed = 4
-    assert proposer.propose([sequence], 1) == {1: [3]}
+    assert proposer.propose([sequence], 1, {}) == {1: [3]}
     sequence.tokens[2:] = [9, 9, 9, 1, 2]
     sequence.rows.num_computed = 6
-    assert proposer.propose([sequence], 1) == {1: [9]}
+    assert proposer.propose([sequence], 1, {}) == {1: [9]}
 
 
 def test_sequences_that_compute_a_prompt_are_left_out():
     sequence = decoding([1, 2, 1, 2])
     sequence.rows.num_computed = 1
-    assert Suffix().propose([sequence], 4) == {}
+    assert Suffix().propose([sequence], 4, {}) == {}
 
 
 class Store:

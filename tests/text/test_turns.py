@@ -20,12 +20,12 @@ LAST_ONLY = "{{ messages[-1].content }}"
 @pytest.mark.parametrize(
     ("template", "wanted"),
     [
-        (CHATML, Turns(True, True)),
-        (FIRST_ONLY, Turns(False, True)),
-        (HOISTED, Turns(False, True)),
-        (STRICT, Turns(False, False)),
-        (LAST_ONLY, Turns(False, False)),
-        (None, Turns(False, False)),
+        (CHATML, Turns(True, True, True)),
+        (FIRST_ONLY, Turns(False, True, True)),
+        (HOISTED, Turns(False, True, True)),
+        (STRICT, Turns(False, False, False)),
+        (LAST_ONLY, Turns(False, False, False)),
+        (None, Turns(False, False, False)),
     ],
     ids=["chatml", "first only", "hoisted", "strict", "last only", "none"],
 )

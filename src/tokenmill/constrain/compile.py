@@ -6,6 +6,7 @@ limits for what a grammar may cost, and a budget of time: one that is over it go
 
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,18 +14,22 @@ from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits
 
-from tokenmill.constrain.constraint import Constraint, TooMuchForced, check_forced
-from tokenmill.constrain.grammar import Spec, grammar_text
+from tokenmill.constrain.constraint import Constraint, check_forced
+from tokenmill.constrain.grammar import Spec, grammar_text, is_forcing, needs_watch, without_forcing
 from tokenmill.constrain.lark import with_options
 from tokenmill.constrain.room import Budget, check_wanted
 from tokenmill.constrain.schema import parts_of
 from tokenmill.constrain.schema_parts import Path, SchemaError, pointer
+from tokenmill.constrain.tags.places import schemas_of
 from tokenmill.constrain.vocabulary import Vocabulary
+from tokenmill.constrain.watch import TooMuchForced
 from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import shortened
 
 T = TypeVar("T")
+_EMPTY = "panic: assertion failed: !state.has_lowest_match()"  # that which llguidance says of a rule that may be empty
 _TRACES = re.compile(r"\n<backtrace>|<state>|<non-verbose/>|\n *while processing json-schema:")
+_IN_LARK = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (?P<message>.*?)(?=\n +\d+ \| |\Z)", re.DOTALL)
 KEPT = 32  # constraints, since the requests of an agent have the same ones again and again
 
 
@@ -86,19 +91,42 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
         raise refusal(spec, str(error)) from None
     except RecursionError:
         raise refusal(spec, "it is nested too deeply") from None
+    if not (forces := is_forcing(spec, grammar, vocabulary)):
+        grammar = without_forcing(grammar)
     check_wanted()
+    begun_s = time.thread_time()
     first = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=of_parser)
+    took_s = time.thread_time() - begun_s
     if first.is_error():
         raise refusal(spec, _placed(spec, told(first.get_error())))
-    _check_goes_on(spec, first)
+    made = Constraint(grammar, first, vocabulary, of_parser, is_forcing=forces, took_s=took_s)
+    if forces and needs_watch(spec):
+        check_wanted()
+        unforced = without_forcing(grammar)
+        made.unforced = unforced, LLMatcher(vocabulary.tokens, unforced, log_level=0, limits=of_parser)
+        if made.unforced[1].is_error():  # as where one symbol more is too many
+            raise refusal(spec, told(made.unforced[1].get_error()))
     try:
-        check_forced(first)
+        _check_begins(spec, made)
     except TooMuchForced as error:
         raise refusal(spec, str(error)) from None
-    ahead = first.deep_copy()  # to behind what must come at the beginning
-    ahead.try_consume_tokens(vocabulary.tokens.tokenize_bytes(first.compute_ff_bytes()))
+    return made
+
+
+def _check_begins(spec: Spec, made: Constraint) -> None:
+    """ConfigError where no token may come first or after the forced bytes; TooMuchForced if there are too many."""
+    watch, first = made.watch(), made.first
+    if watch is not None:  # before anything else: llguidance's own search for forced bytes may have no end
+        watch.forces([])
+    _check_goes_on(spec, first)
+    if not made.is_forcing:
+        return
+    check_forced(first)
+    ahead, forced = first.deep_copy(), made.vocabulary.tokens.tokenize_bytes(first.compute_ff_bytes())
+    num_consumed = ahead.try_consume_tokens(forced)
+    if watch is not None:
+        watch.forces(forced[:num_consumed])
     _check_goes_on(spec, ahead)
-    return Constraint(grammar, first, vocabulary, of_parser)
 
 
 def _check_goes_on(spec: Spec, matcher: LLMatcher) -> None:
@@ -112,7 +140,8 @@ def _check_goes_on(spec: Spec, matcher: LLMatcher) -> None:
 
 def told(error: str) -> str:
     """llguidance's message, without the traces that it may have, and without references that it was following."""
-    return _TRACES.split(error, maxsplit=1)[0].strip()
+    said = _TRACES.split(error, maxsplit=1)[0].strip()
+    return "a lazy rule with which it begins may be empty" if _EMPTY in said else said
 
 
 def refusal(spec: Spec, why: str) -> ConfigError:
@@ -122,9 +151,18 @@ def refusal(spec: Spec, why: str) -> ConfigError:
 
 def _placed(spec: Spec, message: str) -> str:
     """A message about a schema after the place in it that is wrong by itself."""
-    if spec.kind != "json_schema":
-        return message
-    parts = parts_of(json.loads(str(spec.value)))
+    if spec.kind == "json_schema":
+        return _placed_in(json.loads(str(spec.value)), message)
+    if spec.kind == "structural_tag" and (found := _IN_LARK.match(message)):
+        message = found["message"].strip()
+        for place, schema in schemas_of(json.loads(str(spec.value))):
+            if _error(schema) == message:
+                return f"{place} {_placed_in(schema, message)}"
+    return message
+
+
+def _placed_in(schema: dict[str, Any], message: str) -> str:
+    parts = parts_of(schema)
     path: Path = ()
     while True:
         inner = (each for each in parts if each[: len(path)] == path and _error(parts[each]) == message)

@@ -5,6 +5,7 @@ A matcher is a function of its tokens: `follow` brings it from any text to any o
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -12,17 +13,13 @@ from llguidance import LLMatcher, LLParserLimits
 from tokenmill.constrain.masks import MaskRows, Words, forbid
 from tokenmill.constrain.room import with_room
 from tokenmill.constrain.vocabulary import Vocabulary
+from tokenmill.constrain.watch import MAX_RENEWED, Patience, TooMuchForced, Watch
 from tokenmill.errors import RequestError
 
-MAX_RENEWED = 8  # times for one text
-MAX_RENEWED_SIZE = 64 * 1024
-"""Characters of a grammar that is compiled again in a step of the engine. A longer one may take seconds."""
+MAX_RENEWED_SIZE, MAX_RENEWED_S = 64 * 1024, 0.3
+"""Characters of a grammar that is compiled again in a step of the engine, and seconds of a processor that it took."""
 MAX_FORCED = 16 * 1024
-"""Bytes that must come one after the other. Each mask among them takes a time that grows with their number."""
-
-
-class TooMuchForced(RequestError):
-    """More must come at one place than MAX_FORCED. Compiling again would change nothing."""
+"""Forced bytes at one place. Filling each mask among them takes a time that grows with their number."""
 
 
 @dataclass(unsafe_hash=True)
@@ -32,7 +29,9 @@ class Constraint:
 
     first: a matcher at the beginning of a text, which is copied and never advanced. Copies share what they find out
     about the grammar's words, and the limit of how much that may be; one that reaches a limit is made anew without it,
-    or, where that takes long, `is_spent`, so that later texts get a constraint of their own.
+    or, where that takes long, `is_spent`, so that later texts get a constraint of their own. unforced: the text
+    of the grammar without forcing and a matcher of it, if matchers need a Watch. is_forcing: llguidance forces bytes.
+    took_s: seconds of a processor for which it was compiled.
     """
 
     grammar: str
@@ -40,6 +39,10 @@ class Constraint:
     vocabulary: Vocabulary = field(compare=False, repr=False)
     limits: LLParserLimits | None = field(default=None, compare=False, repr=False)
     is_spent: bool = field(default=False, compare=False, repr=False)
+    unforced: tuple[str, LLMatcher] | None = field(default=None, compare=False, repr=False)
+    is_forcing: bool = True
+    took_s: float = field(default=0.0, compare=False, repr=False)
+    _patience: Patience = field(default_factory=Patience, compare=False, repr=False)
 
     def matcher(self, stop_ids: Container[int] | None = None) -> "Matcher":
         """Make the matcher of a text without tokens. stop_ids: the tokens that end it, where not all of the model's
@@ -47,26 +50,41 @@ class Constraint:
         """
         ends = self.vocabulary.ends
         known = ends if stop_ids is None else tuple(each for each in ends if each in stop_ids)
-        return Matcher(self, self.first.deep_copy(), known)
+        return Matcher(self, self.first.deep_copy(), known, self.watch())
+
+    def watch(self) -> Watch | None:
+        """Make the Watch of a text without tokens; None where the search for forced bytes always ends."""
+        if self.unforced is None:
+            return None
+        return Watch(self.unforced[1], self._unforced_anew, self.vocabulary, self._patience)
 
     def renew(self) -> LLMatcher:
         """Compile the grammar again, so that neither this text nor later ones share with earlier ones."""
-        made = self._made()
+        made = self._made_of(self.grammar)
         self.first = made
         return made.deep_copy()
 
     def apart(self) -> "Constraint":
         """Make another of the same grammar, which shares nothing with this one."""
-        return replace(self, first=self._made(), is_spent=False)
+        unforced = None if self.unforced is None else (self.unforced[0], self._made_of(self.unforced[0]))
+        return replace(self, first=self._made_of(self.grammar), is_spent=False, unforced=unforced)
 
     def may_renew(self) -> bool:
         """Whether the grammar is compiled again in no time. Otherwise it counts as spent from now on."""
-        if len(self.grammar) > MAX_RENEWED_SIZE:
+        if len(self.grammar) > MAX_RENEWED_SIZE or self.took_s > MAX_RENEWED_S:
             self.is_spent = True
         return not self.is_spent
 
-    def _made(self) -> LLMatcher:
-        return with_room(lambda: LLMatcher(self.vocabulary.tokens, self.grammar, log_level=0, limits=self.limits))
+    def _unforced_anew(self) -> LLMatcher | None:
+        """Compile the grammar without forcing again, for this text and later ones; None where that takes long."""
+        if self.unforced is None or not self.may_renew():
+            return None
+        grammar, _ = self.unforced
+        self.unforced = grammar, self._made_of(grammar)
+        return self.unforced[1]
+
+    def _made_of(self, grammar: str) -> LLMatcher:
+        return with_room(lambda: LLMatcher(self.vocabulary.tokens, grammar, log_level=0, limits=self.limits))
 
 
 def check_forced(compiled: LLMatcher) -> None:
@@ -77,12 +95,24 @@ def check_forced(compiled: LLMatcher) -> None:
         )
 
 
+class ForcedTokens(NamedTuple):
+    """Tokens that must come next. num_certain: a mask admits nothing else in the places of the first so many. An end
+    of the text may follow them, where nothing but an end may come.
+    """
+
+    tokens: list[int]
+    num_certain: int
+
+
 class Matcher:
     """The state of a constraint after some tokens. tokens: those that it accepted. ends: those that end the text."""
 
-    def __init__(self, constraint: Constraint, compiled: LLMatcher, ends: tuple[int, ...]) -> None:
-        self.constraint, self.compiled, self.ends = constraint, compiled, ends
+    def __init__(
+        self, constraint: Constraint, compiled: LLMatcher, ends: tuple[int, ...], watch: Watch | None = None
+    ) -> None:
+        self.constraint, self.compiled, self.ends, self._watch = constraint, compiled, ends, watch
         self.tokens: list[int] = []
+        self._model_ends = constraint.vocabulary.ends
         self._absent = [each for each in constraint.vocabulary.ends if each not in ends]
         self._is_short = False  # it could not be made anew
         self._num_renewed = 0
@@ -94,35 +124,36 @@ class Matcher:
             return len(self.tokens)
         self._is_short, alike = False, _num_alike(self.tokens, tokens)
         self.rollback(len(self.tokens) - alike)
-        self.accept(tokens[alike:])
-        if len(self.tokens) < len(tokens) and self.compiled.is_error() and self._may_renew():
+        self.accept(tokens[len(self.tokens) :])
+        if len(self.tokens) < len(tokens) and self._is_used_up() and self._may_renew():
             self.renew()
             self.accept(tokens[len(self.tokens) :])
+        self._is_short |= len(self.tokens) < len(tokens) and self._is_used_up()
         return len(self.tokens)
 
     def accept(self, tokens: Sequence[int]) -> int:
         """Go on by these tokens, or as many as fit; their number."""
         if self.is_over:
             return 0
-        text, end = self.until_end(tokens)
-        accepted = self.compiled.try_consume_tokens(text) if text else 0
+        text, end = self._until_end(tokens)
+        accepted = self.compiled.try_consume_tokens(text) if text else 0  # type: ignore[arg-type]  # it takes tuples
         self.tokens += text[:accepted]
-        if end and accepted == len(text) and self.compiled.is_accepting():
+        if end and accepted == len(text) and self._may_end_by(end[0]):
             self.tokens += end
             self.is_over = True
             accepted += 1
         return accepted
 
     def rollback(self, count: int) -> None:
-        """Go back by so many tokens."""
+        """Go back by so many tokens, or by more where a limit has been reached since."""
         if not count:
             return
         del self.tokens[len(self.tokens) - count :]
         count -= self.is_over
         self.is_over = False
         if count and not self.compiled.rollback(count):  # llguidance cannot where a grammar counts tokens
-            self.compiled = self.constraint.first.deep_copy()
-            self.compiled.try_consume_tokens(self.tokens)
+            tokens, self.tokens, self.compiled = self.tokens, [], self.constraint.first.deep_copy()
+            self.accept(tokens)
 
     def num_fitting(self, tokens: Sequence[int]) -> int:
         """Count how many of these tokens could come next, one after the other."""
@@ -130,36 +161,41 @@ class Matcher:
 
     def mask(self, words_W: Words) -> None:
         """Fill the mask of the next position. RequestError if the grammar takes more than its limits allow."""
-        (error,) = self.masks(MaskRows(words_W[None], words_W.ctypes.data))
+        (error,) = self.masks(MaskRows([words_W], words_W.ctypes.data))
         if error is not None:
             raise error
 
-    def masks(self, rows: MaskRows, drafts: Sequence[int] = ()) -> list[RequestError | None]:
-        """Fill the masks of the next position and of the one after each draft. For each row, what it lacks if the
-        grammar takes more than its limits allow.
+    def masks(self, rows: MaskRows, drafts: Sequence[int] = (), first: int = 0) -> list[RequestError | None]:
+        """Fill the masks of the position after the first drafts, and of those after each of the others. For each row,
+        what it lacks if the grammar takes more than its limits allow.
 
         Rows behind an end, or behind a draft that does not fit, get all bits. They do not count: nothing that is chosen
         there fits.
         """
-        errors = self._fill(rows, drafts)
+        errors = self._fill(rows, drafts, first)
         # Others may have used up what they share.
         if errors[-1] is not None and not isinstance(errors[-1], TooMuchForced) and self._may_renew():
             self.renew()
-            errors = self._fill(rows, drafts)
+            errors = self._fill(rows, drafts, first)
         return errors
 
-    def forced(self) -> list[int]:
-        """Find the tokens that spell what must come next, and the end if nothing else may follow them.
-
-        Other tokens may spell the same, so these are likely and no more.
-        """
-        if self.is_over or len(self.compiled.compute_ff_bytes()) > MAX_FORCED:
-            return []
-        tokens = list(self.compiled.compute_ff_tokens())
-        ahead = self.fork() if tokens else self
-        if ahead.accept(tokens) == len(tokens) and self.ends and ahead.may_end and ahead.compiled.is_stopped():
-            tokens.append(self.ends[0])
-        return tokens
+    def forced(self, limit: int) -> ForcedTokens:
+        """Find at most `limit` tokens that must come next."""
+        tokens = list[int]()
+        if self.is_over or limit < 1 or not (self.constraint.is_forcing and self._may_force()):
+            return ForcedTokens([], 0)
+        ahead = self.compiled
+        while len(tokens) < limit and 0 < len(ahead.compute_ff_bytes()) <= MAX_FORCED:
+            # The first of these is all that a mask admits here: llguidance looks for it before anything else.
+            (*found,) = ahead.compute_ff_tokens()[:1]
+            if not found or found[0] in self._model_ends:
+                break
+            ahead = ahead.deep_copy() if ahead is self.compiled else ahead
+            if ahead.try_consume_tokens(found) < 1:
+                break
+            tokens += found
+        ends = self.ends[:1] if len(tokens) < limit and ahead.is_accepting() and ahead.is_stopped() else ()
+        return ForcedTokens([*tokens, *ends], len(tokens))
 
     @property
     def may_end(self) -> bool:
@@ -179,34 +215,54 @@ class Matcher:
     def _admits_only_ends(self) -> bool:
         """Whether the mask says so, because a grammar may find out late that nothing can follow."""
         words_W = np.zeros(self.constraint.vocabulary.words, dtype=np.int32)
-        self.compiled.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
+        if self._watch is None or not self._watch.fill(self.tokens, words_W, words_W.ctypes.data):
+            self.compiled.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
         forbid(self.constraint.vocabulary.ends, words_W)
         return not words_W.any()
 
-    def _fill(self, rows: MaskRows, drafts: Sequence[int]) -> list[RequestError | None]:
-        words_RW, ahead = rows.words_RW, self.fork() if drafts else self
-        size = words_RW.shape[1] * words_RW.itemsize
-        errors: list[RequestError | None] = [None] * (1 + len(drafts))
-        words_RW[1:] = -1
-        for number in range(len(errors)):
-            fits = not number or ahead.accept(drafts[number - 1 : number]) > 0
-            if fits and not ahead.is_over:
-                try:
-                    check_forced(ahead.compiled)
-                except TooMuchForced as error:
-                    errors[number:] = [error] * (len(errors) - number)
-                    break
-                # One by one: threads of llguidance's own would have to be woken, which takes longer than some masks.
-                ahead.compiled.unsafe_compute_mask_ptr(rows.address + number * size, size)
-                if self._absent:
-                    self._remove_absent(words_RW[number], is_drafted=number > 0)
-            elif not number:
-                words_RW[0] = 0  # it is over
-            if ahead.error is not None:
-                errors[number:] = [ahead.error] * (len(errors) - number)
-            if not fits or ahead.is_over or errors[number] is not None:
+    def _fill(self, rows: MaskRows, drafts: Sequence[int], first: int) -> list[RequestError | None]:
+        if not drafts:
+            return [self._fill_next(rows.words[0], rows.address)]
+        for words_W in rows.words:
+            words_W.fill(-1)
+        ahead, errors, size = self.fork(), list[RequestError | None](), rows.words[0].nbytes
+        for number, words_W in enumerate(rows.words):
+            new = drafts[first + number - 1 : first + number] if number else drafts[:first]
+            fits = ahead.accept(new) == len(new)
+            ahead._is_short |= not fits and ahead._is_used_up()
+            is_last = not fits or (number > 0 and ahead.is_over)
+            errors.append(
+                ahead.error if is_last else ahead._fill_next(words_W, rows.address + number * size, number > 0)
+            )
+            if is_last or ahead.is_over or errors[-1] is not None:
                 break
-        return errors
+        return errors + errors[-1:] * (len(rows.words) - len(errors))
+
+    def _fill_next(self, words_W: Words, address: int, is_drafted: bool = False) -> RequestError | None:
+        """Fill the mask of the next position, which lies at an address."""
+        if self.is_over:
+            words_W.fill(0)
+            return self.error
+        try:
+            if self._watch is None or not self._watch.fill(self.tokens, words_W, address):
+                if self.constraint.is_forcing:
+                    check_forced(self.compiled)
+                # One by one: llguidance's own threads would have to be woken, which takes longer than some masks.
+                self.compiled.unsafe_compute_mask_ptr(address, words_W.nbytes)
+        except RequestError as error:
+            return error
+        if not (self.constraint.is_forcing or self.compiled.is_accepting()):  # here an end may be of a rule alone
+            forbid([each for each in self._model_ends if not self._may_end_by(each)], words_W)
+        if self._absent:
+            self._remove_absent(words_W, is_drafted)
+        return self.error
+
+    def _may_end_by(self, end: int) -> bool:
+        """Whether the text is whole, or is with this end, which its grammar names."""
+        if self.constraint.is_forcing or self.compiled.is_accepting():
+            return bool(self.compiled.is_accepting())
+        ahead = self.compiled.deep_copy()
+        return bool(ahead.consume_token(end) and ahead.is_accepting())
 
     def _remove_absent(self, words_W: Words, is_drafted: bool) -> None:
         """Forbid ends of the model that do not end this text. Behind a draft that nothing follows, nothing counts."""
@@ -217,9 +273,17 @@ class Matcher:
 
     def fork(self) -> "Matcher":
         """Make another matcher in the same state."""
-        other = Matcher(self.constraint, self.compiled.deep_copy(), self.ends)
+        watch = None if self._watch is None else self._watch.copy()
+        other = Matcher(self.constraint, self.compiled.deep_copy(), self.ends, watch)
         other.tokens, other.is_over, other._is_short = list(self.tokens), self.is_over, self._is_short
         return other
+
+    def _may_force(self) -> bool:
+        """Whether llguidance may look for forced bytes here: the search ends, and may find some."""
+        try:
+            return self._watch is None or self._watch.forces(self.tokens)
+        except RequestError:  # the mask of this place says so
+            return False
 
     def renew(self) -> None:
         """Come to the same state without what was shared with other texts."""
@@ -231,22 +295,35 @@ class Matcher:
     def _may_renew(self) -> bool:
         return self._num_renewed < MAX_RENEWED and self.constraint.may_renew()
 
+    def _is_used_up(self) -> bool:
+        """Whether the grammar has reached a limit. Of a token that does not fit by that, llguidance knows no error."""
+        if self.is_over or self.compiled.is_error():
+            return not self.is_over
+        try:
+            if self._watch is not None:  # so that filling the mask has an end
+                self._watch.forces(self.tokens)
+        except RequestError:
+            return False
+        ahead = self.compiled.deep_copy()
+        ahead.compute_bitmask()
+        return bool(ahead.is_error())
+
     @property
     def error(self) -> RequestError | None:
         """Say that the grammar has reached a limit, after which it admits nothing, if it has."""
         if not (self.compiled.is_error() or self._is_short):
             return None
         why = " ".join(str(self.compiled.get_error()).split("\n<")[0].split())
+        what = "is one at which llguidance fails" if why.startswith("panic") else "takes more than is allowed"
         place = f"at token {len(self.tokens) + 1} of the text"
-        return RequestError(f"the constraint of this request takes more than is allowed, {place}: {why}")
+        return RequestError(f"the constraint of this request {what}, {place}{': ' * bool(why)}{why}")
 
-    def until_end(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+    def _until_end(self, tokens: Sequence[int]) -> tuple[Sequence[int], list[int]]:
         """The tokens before the first end of the model, and that end if there is one and it ends this text."""
-        ends = self.constraint.vocabulary.ends
-        if not any(map(ends.__contains__, tokens)):
-            return list(tokens), []
-        place = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
-        return list(tokens[:place]), [token for token in tokens[place : place + 1] if token in self.ends]
+        for place, token in enumerate(tokens):
+            if token in self._model_ends:
+                return tokens[:place], [token] if token in self.ends else []
+        return tokens, []
 
 
 def _num_alike(ours: list[int], theirs: Sequence[int]) -> int:

@@ -73,7 +73,10 @@ def _checked(parameters: str, strict: bool | None, name: str, tool_format: str) 
     """Why the schema of a function is not enforced whole, "" where it is, and whether any of it can be."""
     function = Function(name, "", json.loads(parameters), strict)
     form = lookup(TOOL_FORMATS, tool_format, "tool_format")
-    grammar = calls_grammar(form, [function], Choice("required"), control={})
+    try:
+        grammar = calls_grammar(form, [function], Choice("required"), control={})
+    except ValueError as error:  # of a pattern
+        return str(error)[:MAX_TOLD], False
     is_wrong, told = LLMatcher.validate_grammar_with_warnings(grammar)
     others = [] if is_wrong or strict is False else form.body.unenforced(function)
     return "; ".join(filter(None, [_reason(told), ", ".join(others)])), not is_wrong

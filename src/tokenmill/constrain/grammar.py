@@ -4,22 +4,28 @@ The grammar is a JSON text of one grammar or several, of which the first begins;
 """
 
 import json
+import re
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as List
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from llguidance import LLMatcher
 
 from tokenmill.constrain.gbnf import is_gbnf, lark_of_gbnf
 from tokenmill.constrain.lark import with_options
+from tokenmill.constrain.own_lark import OwnLark
 from tokenmill.constrain.schema import read_schema
 from tokenmill.constrain.structural_tag import lark_of_tags
+from tokenmill.constrain.tags.written import NO_FORCING
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import CONSTRAINTS, shortened
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.grammar import think_first
-from tokenmill.text.tools.lark import Lark, escaped
+from tokenmill.text.tools.lark import Lark, OwnGrammar, escaped
 
 
 @dataclass(frozen=True)
@@ -46,15 +52,56 @@ def grammar_text(spec: Spec, vocabulary: Vocabulary) -> str:
     """The grammar of a constraint. ConfigError where its kind has its own syntax and the value is wrong by it."""
     grammars = _MAKERS[spec.kind](spec.value, vocabulary)
     if spec.after:
-        after = {"name": "after", "lark_grammar": _after(spec, vocabulary)}
-        grammars = [after, {**grammars[0], "name": "constrained"}, *grammars[1:]]
+        grammars = behind(lambda name: _after(spec, vocabulary, name), grammars)
+    return text_of(grammars)
+
+
+def is_forcing(spec: Spec, grammar: str, vocabulary: Vocabulary) -> bool:
+    """Whether bytes are forced under a constraint, of which this is the grammar: that of a structural tag says it, for
+    others see OwnLark.may_force. The text alone decides, so that a constraint means the same wherever it is read again.
+    """
+    if spec.kind == "structural_tag":
+        return json.dumps(NO_FORCING)[1:-1] not in grammar
+    if spec.kind != "grammar":
+        return True
+    control = set(vocabulary.control.values()).difference(vocabulary.ends)
+    larks = (each.get("lark_grammar") for each in json.loads(grammar)["grammars"])
+    return all(OwnLark(lark, grammar).may_force(control) for lark in larks if lark is not None)
+
+
+def needs_watch(spec: Spec) -> bool:
+    """Whether a constraint gets a Watch, because a user has written its terminals or what follows them, so that the
+    search for forced bytes may have no end. A Watch that was not needed changes no mask.
+    """
+    return spec.kind in ("grammar", "structural_tag") and not isinstance(spec.value, OwnGrammar)
+
+
+def without_forcing(grammar: str) -> str:
+    """The text of the same grammar, under which llguidance forces no bytes."""
+    grammars = json.loads(grammar)["grammars"]
+    return text_of(behind(lambda name: f'%llguidance {{"no_forcing": true}}\nstart: {name}', grammars))
+
+
+def text_of(grammars: List[dict[str, Any]]) -> str:
+    """Several grammars, of which the first begins, as one text."""
     return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
 
 
-def _after(spec: Spec, vocabulary: Vocabulary) -> str:
+def behind(head: Callable[[str], str], grammars: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The grammars behind another one in Lark, which is made with the reference to the first of them. Whatever names
+    they have, these stay what others refer to.
+    """
+    first, *others = grammars
+    names = {each.get("name") for each in grammars}
+    if not isinstance(name := first.get("name"), str) or not _REFERRED.fullmatch(name):  # nothing refers to it
+        name = next(each for number in count() if (each := f"grammar-{number}") not in names)
+    return [{"lark_grammar": head(f"@{name}")}, {**first, "name": name}, *others]
+
+
+def _after(spec: Spec, vocabulary: Vocabulary, reference: str) -> str:
     """The grammar of a thought, the mark behind it, and what is constrained."""
     lark = Lark(vocabulary.control)
-    start = think_first(lark, Thinking(spec.begin, spec.after), "@constrained", is_open=not spec.begin)
+    start = think_first(lark, Thinking(spec.begin, spec.after), reference, is_open=not spec.begin)
     return f"{lark}start: {start}\n"
 
 
@@ -72,26 +119,48 @@ def _of_choice(value: tuple[str, ...], vocabulary: Vocabulary) -> list[dict[str,
 
 def _of_grammar(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
     if value.lstrip().startswith("{"):
-        return _of_parts(value)
-    if is_gbnf(value):
-        value = lark_of_gbnf(value)
-    return [{"name": "grammar", "lark_grammar": value}]
+        return [_read_part(value, each, vocabulary) for each in _parts(value)]
+    lark = lark_of_gbnf(value) if is_gbnf(value) else value
+    return [_read_part(value, {"name": "grammar", "lark_grammar": lark}, vocabulary)]
 
 
-def _of_parts(value: str) -> list[dict[str, Any]]:
+def _read_part(value: str, grammar: dict[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    """A grammar of a user as llguidance is to read it."""
+    if not isinstance(text := grammar.get("lark_grammar"), str):
+        return grammar
+    lark = OwnLark(text, value)
+    lark.check()
+    return {**grammar, "lark_grammar": lark.spelled(vocabulary)}
+
+
+def _parts(value: str) -> list[dict[str, Any]]:
     """Several grammars that name one another, in llguidance's own form."""
     try:
-        grammars = json.loads(value)["grammars"]
+        given = json.loads(value)
+        grammars = given["grammars"]
         if isinstance(grammars, list) and grammars and all(isinstance(each, dict) for each in grammars):
+            _check_keys(value, given, ("grammars",))
+            for each in grammars:
+                _check_keys(value, each, ("name", "lark_grammar", "json_schema"))
             return list(grammars)
     except (ValueError, KeyError, RecursionError, TypeError):
         pass
     raise ConfigError("grammar", shortened(value), "Lark, GBNF, or a JSON object with a list of `grammars`")
 
 
-def _of_tags(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    return lark_of_tags(json.loads(value), vocabulary.control)
+def _check_keys(value: str, given: Mapping[str, Any], known: List[str]) -> None:
+    """ConfigError for a key that would be passed over. llguidance itself writes some that are null."""
+    if unknown := [key for key, each in given.items() if key not in known and each is not None]:
+        raise ConfigError(
+            "grammar", shortened(value), f"no key {shortened(unknown[0])!r}; there are {', '.join(known)}"
+        )
 
+
+def _of_tags(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    return lark_of_tags(json.loads(value), vocabulary)
+
+
+_REFERRED = re.compile(r"(?!\d+$)[A-Za-z0-9_\-]+")  # as Lark refers to it, where not by its number
 
 _MAKERS: dict[str, Any] = {
     "json_schema": _of_schema,

@@ -17,20 +17,25 @@ _ALL_BUT = np.array([~(1 << bit) & 0xFFFFFFFF for bit in range(BITS)], dtype=np.
 class MaskRows(NamedTuple):
     """Masks of positions one after the other. address: where the first lies, and each follows the one before."""
 
-    words_RW: NDArray[np.int32]
+    words: list[Words]
     address: int
 
 
 class MaskTable:
-    """Room for the masks of a step. What is done here once is not done for each row."""
+    """Room for the masks of a step, which is kept for later steps: what numpy does in Python for an array takes longer,
+    where the processor's caches have seen a model's weights since, than filling a mask.
+    """
 
     def __init__(self, num_rows: int, vocabulary: Vocabulary) -> None:
-        self._words_RW = np.empty((num_rows, vocabulary.words), dtype=np.int32)
-        self._address = self._words_RW.ctypes.data
+        words_RW = np.empty((num_rows, vocabulary.words), dtype=np.int32)
+        self._words, self._address, self._row_bytes = list(words_RW), words_RW.ctypes.data, words_RW.strides[0]
+
+    def __len__(self) -> int:
+        return len(self._words)
 
     def rows(self, first: int, count: int) -> MaskRows:
         """Masks [first, first + count)."""
-        return MaskRows(self._words_RW[first : first + count], self._address + first * self._words_RW.strides[0])
+        return MaskRows(self._words[first : first + count], self._address + first * self._row_bytes)
 
 
 def forbid(tokens: Iterable[int], words_W: Words) -> None:

@@ -1,4 +1,6 @@
-"""Structural tags, as vLLM and SGLang have them: free text, in which a trigger begins a part that fits a schema."""
+"""Structural tags, as vLLM and SGLang have them: a tree of formats (constrain/tags), or free text in which a trigger
+begins a part that fits a schema.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,11 +8,31 @@ from typing import Any
 from tokenmill.constrain.lark import json_value
 from tokenmill.constrain.schema import read_schema
 from tokenmill.constrain.schema_parts import SchemaError
+from tokenmill.constrain.tags.check import FormatError
+from tokenmill.constrain.tags.formats import read_format
+from tokenmill.constrain.tags.written import grammars_of
+from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import ConfigError
 from tokenmill.text.tools.lark import ANYTHING, Lark, quoted
 
+KIND = "structural_tag"
 
-def lark_of_tags(given: Any, control: Mapping[str, int]) -> list[dict[str, Any]]:
+
+def lark_of_tags(given: Any, vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    """The grammar of a structural tag, and those that it names."""
+    if not isinstance(given, dict) or "format" not in given:
+        return _of_structures(given, vocabulary.control)
+    if unknown := sorted(given.keys() - {"type", "format"}):
+        raise _wrong(f"no key {unknown[0]!r} beside a format")
+    if given.get("type", KIND) != KIND:
+        raise _wrong(f"its type is {KIND!r}")
+    try:
+        return grammars_of(read_format(given["format"], vocabulary))
+    except FormatError as error:
+        raise _wrong(str(error)) from None
+
+
+def _of_structures(given: Any, control: Mapping[str, int]) -> list[dict[str, Any]]:
     """The grammar of `structures`, each {begin, schema, end}, and of the `triggers` with which they begin."""
     structures, triggers = _checked(given)
     literal = Lark(control).literal
@@ -39,7 +61,7 @@ def lark_of_tags(given: Any, control: Mapping[str, int]) -> list[dict[str, Any]]
 def _checked(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
     """The structures and the triggers, each of its right type."""
     if not isinstance(given, dict) or not isinstance(given.get("structures"), list):
-        raise _wrong("an object with `structures`, each {begin, schema, end}, and `triggers`")
+        raise _wrong("an object with a `format`; or with `structures`, each {begin, schema, end}, and `triggers`")
     if unknown := sorted(given.keys() - {"structures", "triggers", "type"}):
         raise _wrong(f"no key {unknown[0]!r}")
     structures, triggers = given["structures"], given.get("triggers")

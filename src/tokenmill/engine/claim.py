@@ -111,7 +111,7 @@ class Claim:
         drafts = tuple(claimed[:-1])
         work = Work(wanted, len(wanted.tokens) - 1, len(claimed), len(claimed), drafts)
         masks = self._matchers.masks(Plan([work])).get(wanted.id, ())
-        rows = list(rows_of(wanted, list(drafts), masks))
+        rows = list(rows_of(work, masks))
         for index, (claim, token, why) in enumerate(zip(claimed, *_chosen(logits_RV, rows), strict=True)):
             if why is not None or token != claim:
                 near = why is None and self._shift > 0 and _is_near(logits_RV[index], rows[index], claim, self._shift)

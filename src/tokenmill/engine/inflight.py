@@ -35,8 +35,7 @@ class InFlight:
             if work.sequence.score_from is not None:
                 _collect(work, logits_RV[wanted.start : wanted.stop])
             elif wanted:
-                drafts = work.drafts[: work.num_logits - 1]
-                self._rows += rows_of(work.sequence, drafts, masks.get(work.sequence.id, ()))
+                self._rows += rows_of(work, masks.get(work.sequence.id, ()))
                 picked += wanted
             self.rows_of.append(range(num_before, len(self._rows)))
         self._logits_RV = take(logits_RV, picked) if 0 < len(picked) < first else logits_RV

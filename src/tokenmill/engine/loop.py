@@ -76,7 +76,8 @@ class Loop:
         """Make the next plan and copy and load its blocks; sequences whose rows could not be loaded are left out."""
         is_off = self.speculation.proposer.is_off
         running, matchers = self.scheduler.running, self.matchers
-        plan = self.scheduler.plan(None if is_off else self.speculation.drafts(running, matchers.drafts))
+        plan = self.scheduler.plan(None if is_off else self.speculation.drafts(running, matchers))
+        matchers.leave_out_certain(plan)
         failed = self.loaded.runner.prepare(plan)
         return self.scheduler.withdraw(plan, failed) if failed else plan
 
@@ -92,6 +93,8 @@ class Loop:
         sampled, errors = current.read()
         self._phase("sample", current.plan)
         accepted = verify(current.plan, [sampled.tokens[rows.start : rows.stop] for rows in current.rows_of])
+        if errors:
+            _leave_out_errors(current, accepted, errors)
         if current.masks:
             accepted = self.matchers.settle(current.plan, accepted)
         self._note(current, accepted, sampled, errors)
@@ -112,7 +115,7 @@ class Loop:
         for work, rows, tokens in zip(current.plan.work, current.rows_of, accepted, strict=True):
             tracker = self.trackers.get(work.sequence.id)
             position = work.start + work.count - work.num_logits + 1
-            for index, row in enumerate(rows[: len(tokens)]):
+            for index, row in enumerate(rows[: max(len(tokens) - work.num_certain, 0)]):
                 if tracker is not None:
                     tracker.logprobs[position + index] = sampled.logprobs[row]
                 if row in errors:
@@ -178,3 +181,13 @@ class Loop:
     def _phase(self, name: str, plan: Plan | None = None) -> None:
         for observer in self.observers:
             observer.phase(name, plan)
+
+
+def _leave_out_errors(current: InFlight, accepted: List[list[int]], errors: Mapping[int, RequestError]) -> None:
+    """Accept nothing from a row on that has an error, but the first: the tokens before it may end the text, and if they
+    do not, it is the first row of a later step.
+    """
+    for work, rows, tokens in zip(current.plan.work, current.rows_of, accepted, strict=True):
+        place = next((work.num_certain + index for index, row in enumerate(rows) if row in errors), 0)
+        if place:
+            del tokens[place:]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenmill.kernels.native_structs import layout
 
-ABI = 15
+ABI = 16
 LANES = 16  # of its vectors
 BUILDS = (
     ("dotprod", "portable") if platform.machine() in ("aarch64", "arm64") else ("amx", "avx512", "avx2", "portable")
@@ -38,8 +38,7 @@ def library() -> ctypes.CDLL:
     loaded.tm_lose.argtypes = [c_void_p]
     loaded.tm_argmax.restype = None
     loaded.tm_argmax.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    loaded.tm_argmax_admitted.restype = c_int64
-    loaded.tm_argmax_admitted.argtypes = [c_void_p, c_int64, c_void_p]
+    loaded.tm_sample.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
     loaded.tm_fit_grid.argtypes = [c_char_p, c_void_p, c_int64, c_int, c_int, c_int, *[c_void_p] * 4]
     loaded.tm_round_group.argtypes = [c_char_p, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 6]
     loaded.tm_tile_bytes.restype = c_int64

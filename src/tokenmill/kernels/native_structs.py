@@ -1,6 +1,6 @@
 """The structs of native/abi.h in ctypes: TmOp is Op here, and so on."""
 
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p, sizeof
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p, sizeof
 from typing import Any
 
 
@@ -56,10 +56,24 @@ class Step(Structure):
     )
 
 
+class Sample(Structure):
+    """How the token of a row of logits is chosen, and what was found."""
+
+    _fields_ = _fields(
+        (c_void_p, "words"),
+        (c_int64, "num_words"),
+        (c_double, "temperature top_p uniform"),
+        (c_float, "log_min_p"),
+        (c_int32, "top_k"),
+        (c_int64, "token total"),
+        (c_float, "largest admitted"),
+    )
+
+
 def layout() -> str:
     """Size of each struct, offset and size of each field: what tm_layout says if the library was built for these."""
     lines = []
-    for struct in (Unit, Op, Model, Span, Step):
+    for struct in (Unit, Op, Model, Span, Step, Sample):
         name = f"Tm{struct.__name__}"
         lines.append(f"{name} 0 {sizeof(struct)}")
         for field, *_ in struct._fields_:

@@ -118,7 +118,7 @@ class _Comparer(Observer):
     def logits(self, plan: Plan, logits_RV: Tensor) -> None:
         """See Observer."""
         first = 0
-        for sequence, start, count, num_logits, drafts in plan.work:
+        for sequence, start, count, num_logits, drafts, _ in plan.work:
             if num_logits:
                 fed = [*sequence.tokens, *drafts][: start + count]
                 ours_RV = logits_RV[first : first + num_logits].float().cpu()

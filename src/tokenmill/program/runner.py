@@ -63,7 +63,7 @@ class Runner:
         rows: list[int] = []
         spans: list[Span] = []
         size, has_unknown, stop_ids = self._block_size, False, set[int]()
-        for sequence, start, count, num_logits, drafts in plan.work:
+        for sequence, start, count, num_logits, drafts, _ in plan.work:
             end, first, blocks = start + count, len(token_ids), sequence.rows.table(size)
             token_ids += sequence.tokens[start:end]
             if drafts:

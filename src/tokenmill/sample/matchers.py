@@ -6,92 +6,156 @@ request), `_follow` goes on from the beginning that is still the same. Nothing e
 """
 
 from collections.abc import Sequence as List
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
 from tokenmill.constrain.constraint import Matcher
 from tokenmill.constrain.masks import MaskRows, MaskTable, Words
+from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import RequestError
 from tokenmill.sample.state import Mask
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
 
 
+@dataclass(slots=True)
+class _Followed:
+    """The matcher of a sequence with these settings, whose constraint begins at `start`. It has followed the first
+    num_known of these tokens, and what may have been accepted since.
+    """
+
+    matcher: Matcher
+    choosing: Choosing
+    tokens: list[int]
+    start: int
+    num_known: int
+
+
 class Matchers:
     """One for each sequence with a grammar. What a limit of thinking demands is made from the tokens each time."""
 
     def __init__(self) -> None:
-        self._matchers: WeakKeyDictionary[Sequence, tuple[Matcher, Choosing]] = WeakKeyDictionary()
+        self._followed: WeakKeyDictionary[Sequence, _Followed] = WeakKeyDictionary()
+        self._certain: dict[int, tuple[int, ...]] = {}  # by id of a sequence, in the step that is made
+        self._without_end: WeakSet[Sequence] = WeakSet()  # no token ends their texts
+        # A step may begin before the one before it is read, so two take turns.
+        self._table: MaskTable | None = None
+        self._other_table: MaskTable | None = None
 
-    def drafts(self, sequence: Sequence, guessed: list[int], limit: int) -> list[int]:
+    def forced(self, sequence: Sequence, limit: int) -> list[int]:
+        """At most `limit` tokens that the grammar of a sequence demands next."""
+        matcher = self._follow(sequence) if limit > 0 and _may_be_drafted(sequence) else None
+        if matcher is None:
+            return []
+        tokens, num_certain = matcher.forced(limit)
+        if num_certain and _takes_any(sequence.choosing):
+            self._certain[sequence.id] = tuple(tokens[:num_certain])
+        return tokens
+
+    def leave_out_certain(self, plan: Plan) -> None:
+        """Where one token alone may come, no logits are needed. It has been asked what is `forced` in this step."""
+        if not self._certain:
+            return
+        for index, work in enumerate(plan.work):
+            certain = self._certain.get(work.sequence.id, ())
+            if work.drafts and work.drafts[: len(certain)] == certain[: len(work.drafts)]:
+                count = min(len(certain), len(work.drafts))
+                plan.work[index] = work._replace(num_logits=work.num_logits - count, num_certain=count)
+        self._certain.clear()
+
+    def drafts(self, sequence: Sequence, guessed: list[int], forced: List[int], limit: int) -> list[int]:
         """The drafts of a sequence: forced tokens, or what was guessed up to the first token that does not fit."""
         choosing, length = sequence.choosing, _num_constrained(sequence)
         thinks = choosing.thinking is not None and choosing.thinking.concerns(length, length + limit + 1)
         if choosing.constraint is None and not thinks:
             return guessed
-        if sequence.num_pending_tokens != 1 or sequence.has_unread_token or sequence.score_from is not None:
+        if not _may_be_drafted(sequence):
             return []
-        fitting = guessed if guessed[:1] != [UNKNOWN] else []
-        if (matcher := self._follow(sequence)) is not None:
-            forced = matcher.forced()[: max(limit, 0)]
-            is_guessed = fitting[: len(forced)] == forced
-            fitting = fitting[: matcher.num_fitting(fitting)] if is_guessed else forced
+        fitting = guessed if guessed[:1] != [UNKNOWN] and guessed[: len(forced)] == forced else list(forced)
+        if len(fitting) > len(forced) and (matcher := self._follow(sequence)) is not None:
+            fitting = fitting[: matcher.num_fitting(fitting)]
         return _with_marks(sequence, fitting, limit)
 
     def masks(self, plan: Plan) -> dict[int, list[Mask]]:
-        """The masks of the rows of each constrained sequence, by its id."""
-        works = [each for each in plan.work if each.sequence.choosing.is_constrained and _is_sampled(each)]
+        """The masks of the rows of each constrained sequence, by its id. They hold until the call after the next."""
+        works = [each for each in plan.work if _is_masked(each)]
+        self._table, self._other_table = self._other_table, self._table
         masks: dict[int, list[Mask]] = {}
         table, num_filled = None, 0
         for work in works:
-            sequence, drafts = work.sequence, work.drafts[: work.num_logits - 1]
-            matcher, count = self._follow(sequence), 1 + len(drafts)
+            sequence, count = work.sequence, 1 + len(work.verified)
+            matcher = self._follow(sequence)
             if matcher is None:
                 found: list[Mask] = [None] * count
-            else:  # one table for all: what is done once for each sequence is dear beside a mask
-                table = table or MaskTable(sum(len(each.drafts) + 1 for each in works), matcher.constraint.vocabulary)
-                found = _filled(sequence, matcher, drafts, table.rows(num_filled, count))
+            else:
+                table = table or self._room(works, matcher.constraint.vocabulary)
+                found = _filled(work, matcher, table.rows(num_filled, count))
                 num_filled += count
             if sequence.choosing.thinking is not None:
-                _force_marks(sequence, drafts, found)
+                _force_marks(sequence, work.verified, found)
             masks[sequence.id] = found
         return masks
+
+    def _room(self, works: List[Work], vocabulary: Vocabulary) -> MaskTable:
+        """A table for the masks of all of these."""
+        num_rows = sum(len(each.verified) + 1 for each in works)
+        if self._table is None or len(self._table) < num_rows:
+            self._table = MaskTable(num_rows, vocabulary)
+        return self._table
 
     def settle(self, plan: Plan, accepted: List[list[int]]) -> list[list[int]]:
         """Leave out what was accepted behind the end of a grammar. The first token stays: its row was masked."""
         kept = []
         for work, tokens in zip(plan.work, accepted, strict=True):
             count = len(tokens)
-            if count and (matcher := self._follow(work.sequence, tokens)) is not None:
+            if count > 1 and (matcher := self._follow(work.sequence, tokens)) is not None:
                 count = max(len(matcher.tokens) - _num_constrained(work.sequence), 1)
             kept.append(tokens[:count])
         return kept
 
     def whole(self, plan: Plan, accepted: List[list[int]]) -> list[Sequence]:
         """The sequences that have got tokens and end by their grammar, although none of their tokens ends them."""
+        if not self._without_end:
+            return []
         grown = [work.sequence for work, tokens in zip(plan.work, accepted, strict=True) if tokens]
         return [each for each in grown if each.finish_reason is None and self._is_whole(each)]
 
     def _is_whole(self, sequence: Sequence) -> bool:
-        known, _ = self._matchers.get(sequence, (None, None))
-        if known is None or known.ends:  # else a token says so
+        if sequence not in self._without_end:  # else a token says so
             return False
         matcher = self._follow(sequence)
         return matcher is not None and is_whole(sequence, matcher)
+
+    def _begun(self, sequence: Sequence) -> _Followed:
+        """Begin with a new matcher, where the text begins."""
+        matcher, start = matcher_of(sequence.choosing), constrained_start(sequence)
+        assert matcher is not None, "its constraint has one"
+        (self._without_end.discard if matcher.ends else self._without_end.add)(sequence)
+        self._followed[sequence] = begun = _Followed(matcher, sequence.choosing, sequence.tokens, start, start)
+        return begun
 
     def _follow(self, sequence: Sequence, more: List[int] = ()) -> Matcher | None:
         """The matcher of a sequence with a grammar, in the state after its tokens and `more`."""
         if sequence.choosing.constraint is None:
             return None
-        matcher, given = self._matchers.get(sequence, (None, None))
-        if given is not sequence.choosing and (matcher := matcher_of(sequence.choosing)) is not None:
-            self._matchers[sequence] = matcher, sequence.choosing
-        assert matcher is not None, "its constraint has one"
-        tokens = sequence.tokens[constrained_start(sequence) :]
-        # Mostly it is where it was left: then what `more` costs does not grow with the text.
-        if matcher.tokens != tokens or not more or matcher.accept(more) < len(more):
-            matcher.follow([*tokens, *more])
+        known, tokens = self._followed.get(sequence), sequence.tokens
+        if known is None or known.choosing is not sequence.choosing:
+            known = self._begun(sequence)
+        # Mostly it goes on from where it was left. A list of tokens that has only grown is not read from its beginning:
+        # nothing of it is in the processor's caches after a pass over the weights.
+        if known.tokens is not tokens:
+            known.tokens, known.start = tokens, constrained_start(sequence)
+            known.num_known = known.start
+        matcher, start, num_known = known.matcher, known.start, min(known.num_known, len(tokens))
+        known.num_known = len(tokens)
+        place = start + len(matcher.tokens)  # it stands before this one, if its last tokens are those of the sequence
+        if num_known <= place <= len(tokens) and matcher.tokens[num_known - start :] == tokens[num_known:place]:
+            new = [*tokens[place:], *more] if more else tokens[place:]
+            if not new or matcher.accept(new) == len(new):
+                return matcher
+        matcher.follow([*tokens[start:], *more])
         return matcher
 
 
@@ -116,20 +180,33 @@ def _num_constrained(sequence: Sequence) -> int:
     return len(sequence.tokens) - constrained_start(sequence)
 
 
-def _is_sampled(work: Work) -> bool:
-    return work.num_logits > 0 and work.sequence.score_from is None
+def _may_be_drafted(sequence: Sequence) -> bool:
+    return sequence.num_pending_tokens == 1 and not sequence.has_unread_token and sequence.score_from is None
 
 
-def _filled(sequence: Sequence, matcher: Matcher, drafts: List[int], rows: MaskRows) -> list[Mask]:
+def _takes_any(choosing: Choosing) -> bool:
+    """Whether a token is chosen that is the only one to fit, and nothing is reported of its logits."""
+    params = choosing.params
+    is_limited = params.changes_logits or params.min_new_tokens > 0 or choosing.bad_words
+    return choosing.thinking is None and params.logprobs is None and not is_limited
+
+
+def _is_masked(work: Work) -> bool:
+    choosing = work.sequence.choosing
+    is_constrained = choosing.constraint is not None or choosing.thinking is not None
+    return is_constrained and work.num_logits > 0 and work.sequence.score_from is None
+
+
+def _filled(work: Work, matcher: Matcher, rows: MaskRows) -> list[Mask]:
     """The masks that a matcher gives. A row behind an end does not count, and admits every token."""
     number = len(matcher.tokens)
-    if number < _num_constrained(sequence):  # a fault of ours: no row goes unmasked
+    if number < _num_constrained(work.sequence):  # a limit, or a fault of ours: no row goes unmasked
         message = f"token {number + 1} of the text so far does not fit the constraint of this request"
-        return [RequestError(message)] * (1 + len(drafts))
-    errors = matcher.masks(rows, drafts)
+        return [matcher.error or RequestError(message)] * len(rows.words)
+    errors = matcher.masks(rows, [*work.certain, *work.verified], work.num_certain)
     if not any(errors):
-        return list(rows.words_RW)
-    return [words_W if error is None else error for words_W, error in zip(rows.words_RW, errors, strict=True)]
+        return list(rows.words)
+    return [words_W if error is None else error for words_W, error in zip(rows.words, errors, strict=True)]
 
 
 def _force_marks(sequence: Sequence, drafts: List[int], masks: list[Mask]) -> None:

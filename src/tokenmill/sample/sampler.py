@@ -4,7 +4,7 @@ The order is fixed: repetition, presence and frequency penalty, logit bias, the 
 minimum lengths and bad words; then, at temperature 0, the largest (lowest id among equals); otherwise temperature,
 top_k, top_p, min_p and a draw with the one number of (seed, position). A row's token depends on that row alone, bit for
 bit, so batches and drafts cannot change it. A filter runs on the rows that use it; when every row is plain greedy, only
-one `max` runs.
+one `max` runs. On a CPU the native library, where there is one, does all from the masks of constraints on (native.py).
 """
 
 import math
@@ -14,13 +14,12 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenmill.errors import RequestError
 from tokenmill.memory.transfer import Reading, Vector, bits, to_device
-from tokenmill.sample import filters
-from tokenmill.sample.largest import largest, largest_allowed
+from tokenmill.sample import filters, native
+from tokenmill.sample.largest import largest
 from tokenmill.sample.logprobs import TokenLogprobs, logprobs_of
 from tokenmill.sample.noise import uniform
 from tokenmill.sample.probabilities import draw
@@ -72,14 +71,23 @@ def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
     assert len(rows) == logits_RV.shape[0]
     if all(row.kind is ChoiceKind.LARGEST for row in rows):
         return Choice(logits_RV, rows, *largest(logits_RV))
-    if logits_RV.is_cpu and all(row.takes_largest for row in rows):
-        return Choice(logits_RV, rows, *largest_allowed(logits_RV, [_words(row) for row in rows]))
+    if native.chooses(logits_RV):
+        return _choose_natively(logits_RV, rows)
     logits_RV = logits_RV.float()
     processed_RV = _run(_PENALTIES, logits_RV, rows)
     largest_R, ids_R = processed_RV.max(dim=-1)
     ids_R = _change(ids_R, lambda row: row.params.temperature > 0, _draw, processed_RV, rows)
     # A mask could hide what is wrong with the model's logits, and a penalty could bring it about: check both.
     return Choice(logits_RV, rows, ids_R, logits_RV.amax(dim=-1), largest_R)
+
+
+def _choose_natively(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
+    """As `choose`; the library applies the masks of constraints, filters and draws, whatever else the rows want."""
+    float_RV = logits_RV.float()
+    processed_RV = _run(_BEFORE_NATIVE, float_RV, rows)
+    ids, values, admitted = native.choose_tokens(processed_RV, rows)
+    raw = values if processed_RV is float_RV else largest(logits_RV)[1]
+    return Choice(float_RV, rows, ids, raw, admitted)
 
 
 def sample_singly(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Sampled, dict[int, RequestError]]:
@@ -164,18 +172,11 @@ def _mask(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
     return allowed_RV[0]
 
 
-def _words(row: Row) -> NDArray[np.int32] | None:
-    """The mask of a row. RequestError if its constraint could make none."""
-    if isinstance(row.mask, RequestError):
-        raise RequestError(str(row.mask))
-    return row.mask
-
-
 def _constrain(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     size = logits_RV.shape[-1]
     words_RW = np.zeros((len(rows), -(-size // 32)), dtype=np.int32)
     for words_W, row in zip(words_RW, rows, strict=True):
-        given = _words(row)
+        given = row.words
         assert given is not None, "the stage is of rows that use it"
         words_W[: len(given)] = given[: len(words_W)]
     return filters.allowed_tokens(logits_RV, bits(words_RW, size, logits_RV.device))
@@ -221,6 +222,7 @@ _PENALTIES: _Stages = (
     (lambda row: row.mask is not None, _constrain),
     (lambda row: bool(row.forbidden_ids), _forbid),
 )
+_BEFORE_NATIVE = tuple(each for each in _PENALTIES if each[1] is not _constrain)  # the library masks by itself
 _WARPERS: _Stages = (
     (lambda row: row.params.temperature != 1, _temperature),
     (lambda row: row.params.top_k > 0, _top_k),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import RequestError
 from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import Sequence
+from tokenmill.schedule.sequence import Work
 from tokenmill.settings.sampling_params import SamplingParams
 
 
@@ -66,9 +66,11 @@ class Row(NamedTuple):
         return choice_kind(self.choosing, self.position - self.num_prompt_tokens)
 
     @property
-    def takes_largest(self) -> bool:
-        """Whether its token is the one with the largest logit, of those that its mask admits."""
-        return not self.params.looks_back and _is_plain(self.params, self.position - self.num_prompt_tokens)
+    def words(self) -> NDArray[np.int32] | None:
+        """The mask. RequestError if the constraint could make none."""
+        if isinstance(self.mask, RequestError):
+            raise RequestError(str(self.mask))
+        return self.mask
 
     @property
     def output(self) -> List[int]:
@@ -91,11 +93,12 @@ class Row(NamedTuple):
                 yield last
 
 
-def rows_of(sequence: Sequence, drafts: List[int], masks: List[Mask] = ()) -> Iterator[Row]:
-    """The row of the token after the sequence's own, and of the one after each of the drafts, with masks if it is
-    constrained."""
+def rows_of(work: Work, masks: List[Mask] = ()) -> Iterator[Row]:
+    """The rows that a work item has logits of: of the token after the sequence's own and the certain drafts, and of the
+    one after each draft that is verified. masks: theirs, if the sequence is constrained."""
+    sequence, first = work.sequence, work.num_certain
     choosing, own = sequence.choosing, sequence.tokens
-    for count in range(len(drafts) + 1):
-        tokens = [*own, *drafts[:count]] if count and choosing.params.looks_back else own
-        mask = masks[count] if masks else None
+    for count in range(first, first + len(work.verified) + 1):
+        tokens = [*own, *work.drafts[:count]] if count and choosing.params.looks_back else own
+        mask = masks[count - first] if masks else None
         yield Row(choosing, len(own) + count, tokens, sequence.num_prompt_tokens, mask)

@@ -47,7 +47,8 @@ class Gate:
                 return
             self._check_open(path)
             is_probe = path in PROBES
-            relay = Relay(self._fleet, self._call(scope, path, body), send, PROBE_S if is_probe else self._patience_s)
+            call, state = self._call(scope, path, body), scope.setdefault("state", {})
+            relay = Relay(self._fleet, call, send, PROBE_S if is_probe else self._patience_s, state)
             self.num_open += not is_probe
             try:
                 await _unless_disconnected(receive, relay)

@@ -9,11 +9,13 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 from starlette.types import Message, Send
 
 from tokenmill.scale.fleet import AllBusy, Call, Fleet, Part, ReplicaLost
 from tokenmill.serve.answers import KEEP_ALIVE
+from tokenmill.serve.disconnect import PING
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.refusals import event_of, event_of_response
 from tokenmill.serve.resumption import EXTENSION, Update
@@ -36,10 +38,12 @@ class Declined(Exception):
 
 
 class Relay:
-    """Sends one answer. patience_s: how long it waits when there is no replica that could go on."""
+    """Sends one answer. patience_s: how long it waits when there is no replica that could go on. state: of the scope of
+    the request that the client has sent.
+    """
 
-    def __init__(self, fleet: Fleet, call: Call, send: Send, patience_s: float) -> None:
-        self._fleet, self._call, self._send, self._patience_s = fleet, call, send, patience_s
+    def __init__(self, fleet: Fleet, call: Call, send: Send, patience_s: float, state: dict[str, Any]) -> None:
+        self._fleet, self._call, self._send, self._patience_s, self._state = fleet, call, send, patience_s, state
         self._written = call.written
         self._avoid: set[str] = set()
         self._kept: set[str] = set()  # replicas that are to end, whose streams no other one takes
@@ -108,9 +112,8 @@ class Relay:
             while not (await asyncio.wait({waits}, timeout=TICK_S))[0]:
                 if not replica and not self._fleet.replicas and self._is_expired:
                     raise ReplicaLost("there is none")
-                if self._written is not None and self._is_begun and self._now_s - self._came_s > SILENCE_S:
-                    alive = self._written.begun.get("keep_alive", KEEP_ALIVE)
-                    await self._send({"type": "http.response.body", "body": alive, "more_body": True})
+                if PING in self._state and self._now_s - self._came_s > SILENCE_S:
+                    await self._send({"type": "http.response.body", "body": self._state[PING], "more_body": True})
             if waits.cancelled():  # by its own end, since this task goes on
                 raise ReplicaLost("its answer was cancelled")
             return waits.result()
@@ -167,6 +170,8 @@ class Relay:
         is_start = message["type"] == "http.response.start"
         if is_start:
             message["headers"] = [*message["headers"], (b"x-replica", self._replica.encode())]
+            if self._written is not None and message["status"] == 200:
+                self._state[PING] = self._written.begun.get("keep_alive", KEEP_ALIVE)
         if self._written is None:
             await self._take_whole(message)
             return

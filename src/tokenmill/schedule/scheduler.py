@@ -118,7 +118,7 @@ class Scheduler:
         self._keep_rows(sequence, min(sequence.rows.num_computed, max(num_tokens - (not new), 0)))
         sequence.rows.num_saved = self.prefixes.num_saved(sequence, num_tokens)
         sequence.num_prompt_tokens = min(sequence.num_prompt_tokens, num_tokens)
-        sequence.tokens[num_tokens:] = new
+        sequence.tokens = [*sequence.tokens[:num_tokens], *new]
         if not sequence.rows.num_computed and not sequence.rows.num_saved:
             sequence.rows.saved, sequence.rows.is_own = None, True  # no rows computed under other conditions are left
 

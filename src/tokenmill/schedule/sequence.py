@@ -66,7 +66,8 @@ class Rows:
 class Sequence:
     """Prompt and output of one text: its tokens, what decides the next one, and its rows in the cache.
 
-    tokens: prompt and output. While a step is in flight the last one may be an `unread_mark`.
+    tokens: prompt and output. While a step is in flight the last one may be an `unread_mark`. A list of tokens only
+    grows, but for that mark: who takes tokens away or replaces them makes a new list, which matchers notice.
     max_tokens: the length, prompt included, at which it ends.
     score_from: set when nothing is sampled and the logits of every position from this one on are still wanted.
     keep: keep the rows after the end, so that the sequence can be resumed.
@@ -121,7 +122,8 @@ class Sequence:
 class Work(NamedTuple):
     """Feed `count` tokens of `sequence` from position `start` on; logits of the last `num_logits` of them.
 
-    drafts: the guessed tokens among them, which follow the sequence's own.
+    drafts: the guessed tokens among them, which follow the sequence's own. num_certain: the first so many drafts are
+    the only tokens that a constraint admits at their positions, so no logits are computed for them and none is sampled.
     """
 
     sequence: Sequence
@@ -129,6 +131,17 @@ class Work(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count, which is never needed here
     num_logits: int
     drafts: tuple[int, ...] = ()
+    num_certain: int = 0
+
+    @property
+    def certain(self) -> tuple[int, ...]:
+        """The drafts that are not verified."""
+        return self.drafts[: self.num_certain]
+
+    @property
+    def verified(self) -> tuple[int, ...]:
+        """The drafts that are verified: logits are computed at the token before each of them."""
+        return self.drafts[self.num_certain :][: max(self.num_logits - 1, 0)]
 
 
 class Load(NamedTuple):

@@ -1,12 +1,14 @@
 """The application: all routes, and errors in the form of each protocol."""
 
 import asyncio
+from http import HTTPMethod, HTTPStatus
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from tokenmill.errors import TokenmillError
 from tokenmill.serve.batch_routes import batches
@@ -48,4 +50,13 @@ def make_app(service: Service) -> FastAPI:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        error = HTTPException(error.status_code, headers={"Allow": ", ".join(_methods_at(request))})
     return respond(error, request.scope["path"])
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Every method that a path has: starlette's own 405 names those of the first route with the path."""
+    asked = [dict(request.scope) | {"method": method.value} for method in HTTPMethod]
+    routes = request.app.routes
+    return [each["method"] for each in asked if any(route.matches(each)[0] is Match.FULL for route in routes)]

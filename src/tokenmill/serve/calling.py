@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from tokenmill.constrain.enforced import enforced
-from tokenmill.constrain.grammar import spec_of
+from tokenmill.constrain.grammar import behind, grammar_text, spec_of, text_of
 from tokenmill.engine.inputs import InputProcessor, plain_message
 from tokenmill.errors import RequestError
 from tokenmill.loader.loaded import LoadedModel
@@ -27,7 +27,6 @@ from tokenmill.text.tools.functions import Choice, Function, read_choice
 from tokenmill.text.tools.model_tools import ModelTools, tools_of
 from tokenmill.text.turns import turns_of
 
-TEXT = "plain_text"  # the name of the grammar of an answer without calls
 Constraint = tuple[str, dict[str, Any]]
 Json = dict[str, Any]
 
@@ -81,7 +80,8 @@ class Calling:
             return tools.parser(self.functions, self.choice, is_open=is_open)
 
         custom = frozenset(each.name for each in allowed if isinstance(each, CustomTool))
-        readers = Readers(make, tools.form.id_prefix, tools.form.id_length, custom)
+        form = tools.form
+        readers = Readers(make, form.id_prefix, form.id_length, bool(form.numbered), custom)
         grammar = self._grammar(tools, inputs, body, is_open) if allowed else None
         if grammar is not None or tools.form.reader is not None:
             constraint = None if grammar is None else ("tools", {"grammar": grammar})
@@ -98,10 +98,14 @@ class Calling:
             spec = spec_of(SamplingParams(**setting))
             if spec is None:
                 raise ApiError(400, f"{field}: there is nothing in it", field)
-            first, *others = json.loads(inputs.constraints.compiler.compile(spec).grammar)["grammars"]
-        lark = tools.grammar(self.functions, self.choice, is_open=is_open, text=f"@{TEXT}")
-        grammars = [{"name": "answer", "lark_grammar": lark}, {**first, "name": TEXT}, *others]
-        return json.dumps({"grammars": grammars}, ensure_ascii=False)
+            compiler = inputs.constraints.compiler
+            compiler.compile(spec)  # so that a refusal is about what the body says
+            grammars = json.loads(grammar_text(spec, compiler.vocabulary))["grammars"]
+
+        def answer(text: str) -> str:
+            return tools.grammar(self.functions, self.choice, is_open=is_open, text=text) or ""
+
+        return text_of(behind(answer, grammars))
 
 
 def calling_of(loaded: LoadedModel, body: ChatBody | TokenizeBody) -> Calling:

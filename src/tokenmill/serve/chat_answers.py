@@ -96,16 +96,16 @@ class ChatFormat(Choices):
         """A call of a continuation; its arguments so far, or those that are given."""
         name, pieces = self._readings[index].calls[number]
         written = "".join(pieces) if arguments is None else arguments
-        call = self._prepared.readers.call_id(self._id, index, number)
+        call = self._prepared.readers.call_id(self._readings[index].ids[number], self._id, index, number)
         if self._is_custom(index, number):
             return {"id": call, "type": "custom", "custom": {"name": name, "input": input_of(written)}}
         return {"id": call, "type": "function", "function": {"name": name, "arguments": written}}
 
     def _end(self, index: int, done: Completion) -> Json:
-        """See end_of. A text that ends after a call waits for its result, unless a stop text has cut it."""
-        end = end_of(done)
-        is_cut = isinstance(done.stop_reason, str)
-        is_call = bool(self._readings[index].calls) and end["finish_reason"] == "stop" and not is_cut
+        """See end_of. A text that ends after a call waits for its result, unless a stop text or id has cut it."""
+        end, reading = end_of(done), self._readings[index]
+        is_cut = isinstance(done.stop_reason, str) or reading.is_cut
+        is_call = bool(reading.calls) and end["finish_reason"] == "stop" and not is_cut
         return end | {"finish_reason": "tool_calls"} if is_call else end
 
     def _usage(self) -> Json:

@@ -8,6 +8,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from tokenmill.serve.disconnect import PING
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.refusals import respond
 
@@ -31,10 +32,10 @@ class HttpProtocol(H11Protocol):
 
     A client may close its half of the connection after a request and still wait for the response (`nc -N` does). To the
     server that looks like a client that has gone, until something is written: a client that has gone answers with a
-    reset. So a status 100, which clients of HTTP/1.1 pass over, is written before the response, and from then on the
-    connection is asked whether it was reset. HTTP/1.0 has no status 100: there a stream, whose events are written, goes
-    on, and so does what is computed at once. Everything else is refused, and over TLS all, because asyncio closes a TLS
-    connection whatever is answered here.
+    reset. So a status 100, which clients of HTTP/1.1 pass over, is written before the response, or a PING into a stream
+    that has begun, and from then on the connection is asked whether it was reset. HTTP/1.0 has no status 100: there a
+    stream that has begun goes on, and so does what is computed at once. Everything else is refused, and over TLS all,
+    because asyncio closes a TLS connection whatever is answered here.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -75,7 +76,9 @@ class HttpProtocol(H11Protocol):
         goes_on = is_waiting and (knows_status_100 or cycle.response_started or cycle.scope["method"] in AT_ONCE)
         self._is_half_closed = goes_on and self.scheme == "http"
         if self._is_half_closed:
-            if knows_status_100 and not cycle.response_started:
+            if cycle.response_started:
+                self._write(h11.Data(data=cycle.scope["state"].get(PING, b"")))
+            elif knows_status_100:
                 self._write(h11.InformationalResponse(status_code=100, headers=[]))
             self._look_for_reset()
         elif is_waiting and not cycle.response_started:
@@ -104,10 +107,15 @@ class HttpProtocol(H11Protocol):
             self._wait_for_head()
 
     def _look_for_reset(self) -> None:
+        """One timer looks, though the end of a half is told once more with each request that came in one piece."""
+        if self._probe is not None:
+            self._probe.cancel()
+        if self.transport.is_closing():
+            return
         connected: socket.socket | None = self.transport.get_extra_info("socket")
         if connected is not None and connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
-        elif not self.transport.is_closing():
+        else:
             self._probe = self.loop.call_later(PROBE_S, self._look_for_reset)
 
     def pause_writing(self) -> None:

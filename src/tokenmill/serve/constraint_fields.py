@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.serve.errors import ApiError
 from tokenmill.settings.constraint import CONSTRAINTS
+from tokenmill.value_reader import brief
 
 OBJECT = {"type": "object"}
 Schema = dict[str, Any] | bool | str
@@ -82,8 +83,8 @@ def _as(setting: str) -> Callable[[str, Any], dict[str, Any]]:
 def _response_format(field: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """The kinds of OpenAI's API, with a schema beside `type` too (llama.cpp), and those of other servers."""
     kind = value.get("type")
-    if kind not in _KINDS:
-        raise ApiError(400, f"{field}.type = {kind!r} is not allowed: use one of {', '.join(_KINDS)}", field)
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ApiError(400, f"{field}.type = {brief(kind)} is not allowed: use one of {', '.join(_KINDS)}", field)
     keys = _KINDS[kind]
     _check_keys(field, value, ("type", *keys))
     given = {key: value[key] for key in keys if value.get(key) is not None}
@@ -104,7 +105,7 @@ _KINDS = {
     "text": (),
     "json_object": ("schema",),
     "json_schema": ("json_schema", "schema"),
-    "structural_tag": ("structures", "triggers"),
+    "structural_tag": ("format", "structures", "triggers"),
     "grammar": ("grammar",),
     "regex": ("regex", "pattern", "value"),
     "json": ("value",),

@@ -15,7 +15,7 @@ from tokenmill.errors import RequestError
 from tokenmill.text.tools.functions import Function, read_functions
 from tokenmill.text.tools.history import INPUT
 from tokenmill.text.tools.lark import Lark
-from tokenmill.text.tools.lark_pattern import RefersToItself, pattern_of
+from tokenmill.text.tools.lark_pattern import RefersToItself, grouped, pattern_of
 from tokenmill.text.tools.lark_rules import text_in_json
 from tokenmill.value_reader import brief
 
@@ -33,7 +33,7 @@ class CustomTool(Function):
         """See Function."""
         if self.pattern is None:
             return TEXT
-        return {**TEXT, "properties": {INPUT: {"type": "string", "pattern": f"^(?:{self.pattern})$"}}}
+        return {**TEXT, "properties": {INPUT: {"type": "string", "pattern": f"^{grouped(self.pattern)}$"}}}
 
 
 def read_tools(tools: List[Mapping[str, Any]]) -> tuple[Function, ...]:
@@ -102,6 +102,7 @@ def _form(custom: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _read(syntax: str, definition: str) -> dict[str, Any]:
     """See _form."""
     if syntax == "regex":
+        grouped(definition)  # which says what is wrong with it
         return {"pattern": definition}
     try:
         return {"pattern": pattern_of(definition)}

@@ -8,6 +8,10 @@ from starlette.requests import Request
 
 from tokenmill.serve.errors import CLIENT_CLOSED, ApiError
 
+PING = "tokenmill.ping"
+"""The key, in the state of a request's scope, of bytes that may be written between two events of its stream. Whether a
+client is still there that has closed its half of the connection is only known once something is written for it.
+"""
 T = TypeVar("T")
 
 

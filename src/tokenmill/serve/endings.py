@@ -12,6 +12,8 @@ from tokenmill.serve.errors import ApiError
 from tokenmill.serve.refusals import event_of, respond
 from tokenmill.serve.work import EVENTS, LINES
 
+ANSWER_ID = "tokenmill.answer"
+"""The key, in the state of a request's scope, of the id of a stream's answer, which its last event needs."""
 STREAMS = (EVENTS.encode(), LINES.encode())
 
 
@@ -33,6 +35,7 @@ class Endings:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        state = scope.setdefault("state", {})
         answer, limit = _Answer(send), asyncio.timeout_at(self._ends_s)
         try:
             async with limit:
@@ -41,7 +44,7 @@ class Endings:
         except TimeoutError:
             if not limit.expired():
                 raise
-            await answer.break_off(scope, receive)
+            await answer.break_off(scope, receive, {"id": state[ANSWER_ID]} if ANSWER_ID in state else {})
         finally:
             self._open.discard(limit)
 
@@ -62,10 +65,10 @@ class _Answer:
             self._is_over = True
         await self._send(message)
 
-    async def break_off(self, scope: Scope, receive: Receive) -> None:
-        """Say that the server has ended, if it can still be said."""
+    async def break_off(self, scope: Scope, receive: Receive, begun: dict[str, str]) -> None:
+        """Say that the server has ended, if it can still be said. begun: what is known of a stream's answer."""
         error = ApiError(503, "the server has shut down before this request had ended", code="shutting_down")
         if not self._is_begun:
             await respond(error, scope["path"])(scope, receive, self._send)
         elif self._is_stream and not self._is_over:
-            await self._send({"type": "http.response.body", "body": event_of(error, scope["path"])})
+            await self._send({"type": "http.response.body", "body": event_of(error, scope["path"], begun)})

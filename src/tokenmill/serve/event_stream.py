@@ -10,7 +10,8 @@ from starlette.types import Receive, Scope, Send
 from tokenmill.engine.outputs import Piece
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.answers import Format
-from tokenmill.serve.disconnect import Disconnected, unless_disconnected
+from tokenmill.serve.disconnect import PING, Disconnected, unless_disconnected
+from tokenmill.serve.endings import ANSWER_ID
 from tokenmill.serve.errors import EngineDied
 from tokenmill.serve.resumption import EXTENSION, Resumption, Update, Written, resumption_of
 from tokenmill.serve.service import tenant_of
@@ -39,6 +40,7 @@ class EventStream(Response):
             steps, written = service.driver.pieces(prepared.request, form.id), resumption_of(scope)
             events = _events(steps, form, prepared.request.sequences, written)
             begun = None if written is None else Update(begun={**form.begun, "seed": self._work.body.seed})
+            scope.setdefault("state", {}).update({ANSWER_ID: form.id, PING: form.keep_alive})
             with suppress(Disconnected):
                 await unless_disconnected(request, self._send(events, begun, send))
 

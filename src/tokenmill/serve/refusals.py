@@ -3,7 +3,7 @@
 OpenAI's API has one object with the same four keys, whatever the status. The route says which protocol it is.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pydantic_core
 from starlette.exceptions import HTTPException
@@ -16,6 +16,7 @@ Json = dict[str, Any]
 MAX_MESSAGE = 1000  # characters: values that a client has sent may be millions
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 CODES = ("server_error", "rate_limit_exceeded", "invalid_prompt")  # of a response that has failed
+CODES_OF_MESSAGES = ("thread_unsupported_request",)  # those of ours that Anthropic's API has too
 NO_RESPONSE: Json = {
     "object": "response",
     "output": [],
@@ -27,13 +28,20 @@ LAST_NUMBER = 2**31 - 1  # of an event after others that somebody else has count
 
 
 class Refusals:
-    """OpenAI's form."""
+    """OpenAI's form. NAMES: what a protocol calls the fields that chat completions have under other names."""
+
+    NAMES: ClassVar[dict[str, str]] = {}
 
     def body(self, error: ApiError) -> Json:
         """The object that a response, or an event of a stream, carries."""
         kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-        param = error.param and error.param[:MAX_MESSAGE]
-        return {"error": {"message": _cut(error.message), "type": kind, "param": param, "code": error.code}}
+        param = error.param and self.NAMES.get(error.param, error.param[:MAX_MESSAGE])
+        return {"error": {"message": self.message(error), "type": kind, "param": param, "code": error.code}}
+
+    def message(self, error: ApiError) -> str:
+        """What is said of an error. A field with which it begins has the protocol's own name."""
+        name, sign, rest = error.message.partition(" = ")
+        return _cut(f"{self.NAMES.get(name, name)}{sign}{rest}")
 
     def event(self, body: Json, begun: Json) -> bytes:
         """The last event of a stream. begun: what is known of the answer."""
@@ -42,6 +50,13 @@ class Refusals:
 
 class ResponsesRefusals(Refusals):
     """That of /v1/responses. Codex reads the codes, and how long it should wait out of the message."""
+
+    NAMES: ClassVar[dict[str, str]] = {
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format",
+    }
 
     def body(self, error: ApiError) -> Json:
         """See Refusals."""
@@ -58,7 +73,7 @@ class ResponsesRefusals(Refusals):
         return b"event: response.failed\ndata: " + pydantic_core.to_json(event) + b"\n\n"
 
     def _told(self, error: ApiError) -> Json:
-        message = _cut(error.message)
+        message = self.message(error)
         if error.status == 429:
             message = f"{message.rstrip('.')}. Please try again in {error.retry_after_s}s."
             return {"code": "rate_limit_exceeded", "message": message}
@@ -68,7 +83,13 @@ class ResponsesRefusals(Refusals):
 class MessagesRefusals(Refusals):
     """That of /v1/messages, as Anthropic's API has it. Claude Code reads the two numbers out of a prompt's refusal."""
 
-    KINDS = {  # noqa: RUF012  # never changed
+    NAMES: ClassVar[dict[str, str]] = {
+        "reasoning_effort": "output_config.effort",
+        "response_format": "output_config.format",
+        "stop": "stop_sequences",
+        "thinking_budget": "thinking.budget_tokens",
+    }
+    KINDS: ClassVar[dict[int, str]] = {
         401: "authentication_error",
         403: "permission_error",
         404: "not_found_error",
@@ -82,10 +103,11 @@ class MessagesRefusals(Refusals):
     def body(self, error: ApiError) -> Json:
         """See Refusals."""
         kind = self.KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        message = _cut(error.message)
+        message = self.message(error)
         if isinstance(error, TooLong):
             message = f"prompt is too long: {error.num_tokens} tokens > {error.limit - 1} maximum"
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        details = {"details": {"error_code": error.code}} if error.code in CODES_OF_MESSAGES else {}
+        return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
     def event(self, body: Json, begun: Json) -> bytes:
         """See Refusals."""
@@ -97,7 +119,7 @@ class OllamaRefusals(Refusals):
 
     def body(self, error: ApiError) -> Json:
         """See Refusals."""
-        return {"error": _cut(error.message)}
+        return {"error": self.message(error)}
 
     def event(self, body: Json, begun: Json) -> bytes:
         """See Refusals."""

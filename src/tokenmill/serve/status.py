@@ -30,7 +30,6 @@ def status(service: Service) -> APIRouter:
 
     @routes.get("/ping", response_model=None, responses=answers(StatusAnswer, 503))
     @routes.post("/ping", response_model=None, responses=answers(StatusAnswer, 503))
-    @routes.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)  # comes first: Allow names both
     async def ping() -> dict[str, str]:
         """The same as /health, under the name that SageMaker asks for."""
         return await health()

@@ -61,7 +61,8 @@ def schema_text(name: str, value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(name, shortened(repr(value)), f"a JSON object ({error or type(error).__name__})") from None
+        shown = type(value).__name__ if isinstance(error, RecursionError) else shortened(repr(value))
+        raise ConfigError(name, shown, f"a JSON object ({error or type(error).__name__})") from None
     return text
 
 

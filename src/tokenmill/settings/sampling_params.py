@@ -82,7 +82,7 @@ class SamplingParams:
         options=("--grammar-file",), reads_file=(":", "::="), in_chat=False)
     choice: tuple[str, ...] | None = setting(None, "The text is this one, or another that is given so.", http=None,
         in_chat=False)
-    structural_tag: str | None = setting(None, "Parts of the text fit schemas: structures and triggers, as JSON.",
+    structural_tag: str | None = setting(None, "Parts of the text fit schemas or other formats, as JSON.",
         metavar="FILE|TEXT", http=None, reads_file=("{",), in_chat=False)
     thinking_budget: int | None = setting(None, "The most tokens that the model thinks for before it answers.",
         minimum=0, http_aliases=("thinking_token_budget",))

@@ -4,6 +4,9 @@ It has no settings. It measures what a pass costs by its number of tokens, how o
 right by the length of the match behind them, and how often the draft model is right in each text. A guess that is not
 tried is compared with what the target chose, so judging guesses costs nothing, and speculation goes off where it does
 not pay and on again where it does. Choices depend on time; texts do not, because every draft is verified.
+
+What a constraint forces is drafted in any case. It widens the pass to which guesses are added, and says nothing about
+guesses: only the tokens behind it are judged.
 """
 
 import time
@@ -14,13 +17,21 @@ from typing import NamedTuple
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.speculate.estimates import DraftCosts, MatchChances, PassCosts, TextChances
 from tokenmill.speculate.multi_step import MAX_CALL_S, several_steps, take_largest
-from tokenmill.speculate.proposer import Facts, Proposer
+from tokenmill.speculate.proposer import Facts, Forced, Proposer
 from tokenmill.speculate.suffix import Guess, Suffix
 
 MARGIN = 1.03  # by so much drafts must promise to be faster
 STEPS = 5  # in one call at most, because a match may begin meanwhile
 PROBE = 64  # steps after which a draft model that did not pay is tried again; twice as many each time it fails
 MAX_PROBE = 4096
+
+
+class Judged(NamedTuple):
+    """What was guessed to follow the forced tokens of a sequence, which may be none."""
+
+    sequence: Sequence
+    guess: Guess
+    forced: List[int]
 
 
 class Choice(NamedTuple):
@@ -40,17 +51,18 @@ class Controller(Proposer):
         self._model_costs, self._texts = DraftCosts(), TextChances()
         self._begun_s, self._by_model = 0.0, False
         self._num_unprobed, self._probe = 0, PROBE  # steps since the draft model was asked, and until it is again
-        self._guesses: dict[int, tuple[Sequence, Guess]] = {}  # by id of the sequence
+        self._judged: dict[int, Judged] = {}  # by id of the sequence
 
-    def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+    def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
         """See Proposer."""
-        self._begun_s, self._guesses, self._is_several, self._by_model = self._clock(), {}, False, False
+        self._begun_s, self._judged, self._is_several, self._by_model = self._clock(), {}, False, False
         if not sequences or any(each.num_pending_tokens != 1 for each in sequences):
             return {}
-        for sequence in sequences:
-            if sequence.score_from is None:
-                self._guesses[sequence.id] = sequence, self._suffix.guess(sequence, limit, self._matches.useful)
-        count, can_be_several = len(sequences), self._facts.finds_drafts and take_largest(sequences)
+        for each in sequences:
+            if each.score_from is None:
+                self._judged[each.id] = self._guessed(each, limit, forced.get(each.id, ()))
+        count = len(sequences) + sum(len(each.forced) for each in self._judged.values())
+        can_be_several = self._facts.finds_drafts and take_largest(sequences)
         best = Choice(0.0, {})
         if not self._costs.is_old(count, can_be_several):  # else it is time for a pass without drafts
             plain = MARGIN * count / max(self._costs.seconds(count, can_be_several), 1e-9)
@@ -63,18 +75,25 @@ class Controller(Proposer):
         step_s = self._costs.seconds(count, True) or MAX_CALL_S  # one step, until it is known how long it takes
         return several_steps(sequences, min(limit, STEPS - 1), step_s)
 
-    def _of_matches(self, num_sequences: int) -> Choice:
-        """Choose as many of the likeliest guesses as promise most tokens a second."""
+    def _guessed(self, sequence: Sequence, limit: int, forced: List[int]) -> Judged:
+        """Guess what follows a sequence and its forced tokens: nothing, unless the guess begins with these."""
+        tokens, matched, is_stored = self._suffix.guess(sequence, limit, self._matches.useful)
+        is_alike = tokens[: len(forced)] == list(forced)
+        behind = Guess(tokens[len(forced) :] if is_alike else [], matched + len(forced), is_stored)
+        return Judged(sequence, behind, forced)
+
+    def _of_matches(self, num_certain: int) -> Choice:
+        """Choose as many of the likeliest guesses as promise most tokens a second. num_certain: without them."""
         drafts = [
             (chance, number)
-            for number, (sequence, guess) in self._guesses.items()
+            for number, (sequence, guess, _) in self._judged.items()
             for chance in self._chances(guess).along(sequence, guess.matched, len(guess.tokens))
         ]
         drafts.sort(key=lambda draft: -draft[0])  # a sequence's own stay in order, since chances only fall
-        expected, best, count = float(num_sequences), 0.0, 0
+        expected, best, count = float(num_certain), 0.0, 0
         for taken, (chance, _) in enumerate(drafts, start=1):
             expected += chance
-            if (rate := expected / max(self._costs.seconds(num_sequences + taken, False), 1e-9)) > best:
+            if (rate := expected / max(self._costs.seconds(num_certain + taken, False), 1e-9)) > best:
                 best, count = rate, taken
         lengths: dict[int, int] = {}
         for _, number in drafts[:count]:
@@ -104,7 +123,8 @@ class Controller(Proposer):
         """Make the drafts of a choice."""
         draft = self._facts.draft
         if not choice.by_model or draft is None:
-            return {number: self._guesses[number][1].tokens[:length] for number, length in choice.lengths.items()}
+            chosen = [(self._judged[number], length) for number, length in choice.lengths.items()]
+            return {each.sequence.id: [*each.forced, *each.guess.tokens[:length]] for each, length in chosen}
         drafting = [each for each in sequences if each.id in choice.lengths]
         length, begun_s = max(choice.lengths.values()), self._clock()
         drafts = draft.continuations(drafting, length)
@@ -130,12 +150,12 @@ class Controller(Proposer):
             num_tokens = len(plan.work) if self._is_several else sum(work.count for work in plan.work)
             self._costs.learn(num_tokens, self._is_several, (self._clock() - self._begun_s) / passes)
         for work, tokens in zip(plan.work, accepted, strict=True):
-            if work.sequence.id in self._guesses:
-                sequence, guess = self._guesses[work.sequence.id]
-                self._chances(guess).learn(sequence, guess.matched, guess.tokens, tokens)
+            if (judged := self._judged.get(work.sequence.id)) is not None:
+                sequence, guess, forced = judged
+                self._chances(guess).learn(sequence, guess.matched, guess.tokens, tokens[len(forced) :])
             if self._by_model and work.drafts and tokens:
                 self._texts.learn(work.sequence, len(work.drafts), len(tokens) - 1)
-        self._begun_s, self._guesses = 0.0, {}
+        self._begun_s, self._judged = 0.0, {}
 
     def ended(self, sequence: Sequence) -> None:
         """See Proposer."""

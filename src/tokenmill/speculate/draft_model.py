@@ -7,7 +7,7 @@ temperature nearly as often as without one (arXiv 2408.07978).
 from collections.abc import Sequence as List
 
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.speculate.proposer import Facts, Proposer
+from tokenmill.speculate.proposer import Facts, Forced, Proposer
 
 
 class DraftModel(Proposer):
@@ -17,7 +17,7 @@ class DraftModel(Proposer):
         assert facts.draft is not None, "checked with the settings"
         self._draft = facts.draft
 
-    def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+    def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
         """See Proposer."""
         decoding = [each for each in sequences if each.num_pending_tokens == 1 and each.score_from is None]
         return self._draft.continuations(decoding, limit) if decoding else {}

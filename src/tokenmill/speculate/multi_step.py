@@ -10,7 +10,7 @@ from collections.abc import Sequence as List
 
 from tokenmill.sample.state import ChoiceKind, choice_kind
 from tokenmill.schedule.sequence import UNKNOWN, Sequence
-from tokenmill.speculate.proposer import Facts, Proposer
+from tokenmill.speculate.proposer import Facts, Forced, Proposer
 
 MAX_CALL_S = 0.025  # tokens of one call arrive together, and a new request waits for its end
 MAX_ROWS = 32  # of logits, which are kept until the end of the call
@@ -22,7 +22,7 @@ class MultiStep(Proposer):
     def __init__(self, _: Facts | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._called_s, self._num_steps = clock, 0.0, 0
 
-    def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+    def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
         """Draft the same number of unknown tokens for every sequence; none unless all of them are greedy."""
         now_s = self._clock()
         step_s = (now_s - self._called_s) / self._num_steps if self._num_steps else MAX_CALL_S

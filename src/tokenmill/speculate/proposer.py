@@ -3,6 +3,7 @@ position is sampled by the target model itself, with that position's own number 
 """
 
 import warnings
+from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -59,13 +60,19 @@ class Facts(NamedTuple):
     store: Store | None = None
 
 
+Forced = Mapping[int, List[int]]
+"""By the id of a sequence, the tokens that its constraint demands next."""
+
+
 class Proposer:
     """Made with the engine's Facts. is_off: it is never asked."""
 
     is_off = False
 
-    def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        """Draft at most `limit` tokens for each sequence, by its id. Sequences may be left out."""
+    def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
+        """Draft at most `limit` tokens for each sequence, by its id. Sequences may be left out. Forced tokens take the
+        place of drafts that do not begin with them.
+        """
         raise NotImplementedError
 
     def learn(self, plan: Plan, accepted: List[List[int]]) -> None:

@@ -7,18 +7,27 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from tokenmill.schedule.sequence import UNKNOWN, WHOLE, Plan, Sequence
-from tokenmill.speculate.proposer import Facts, Proposer
+from tokenmill.speculate.proposer import Facts, Forced, Proposer
 from tokenmill.units import counted
 
 log = logging.getLogger(__name__)
 
 ENDS = ("eos", "stop", WHOLE, "length")  # of a text that was not broken off
 Drafts = dict[int, list[int]]  # by the id of the sequence
-Fitting = Callable[[Sequence, list[int], int], list[int]]
+
+
+class Constraining(Protocol):
+    """The matchers of constrained sequences; see sample/matchers.py."""
+
+    def forced(self, sequence: Sequence, limit: int) -> list[int]:
+        """At most `limit` tokens that must come next."""
+
+    def drafts(self, sequence: Sequence, guessed: list[int], forced: List[int], limit: int) -> list[int]:
+        """The drafts that a constraint makes of guesses."""
 
 
 @dataclass
@@ -93,15 +102,17 @@ class Speculation:
         self._drafted: set[int] = set()  # ids of sequences with guessed drafts in the step that is made
         self._drafted_s = 0.0
 
-    def drafts(self, sequences: List[Sequence], fitting: Fitting = lambda _, tokens, limit: tokens) -> Drafts:
-        """Guessed tokens that may follow those of running sequences. fitting: what a constraint makes of guesses."""
+    def drafts(self, sequences: List[Sequence], matchers: Constraining | None = None) -> Drafts:
+        """Guessed tokens that may follow those of running sequences. matchers: of those that are constrained."""
         limit = min(self._limit, self._max_step_tokens // max(len(sequences), 1) - 1)
         begun_s = self._clock()
-        found = self._propose([each for each in sequences if each not in self._without], limit)
+        constrained = [each for each in sequences if matchers is not None and each.choosing.is_constrained]
+        forced = {each.id: tokens for each in constrained if matchers and (tokens := matchers.forced(each, limit))}
+        found = self._propose([each for each in sequences if each not in self._without], limit, forced)
         found = {number: self._usable(tokens, limit) for number, tokens in found.items()}
-        for each in sequences:
-            if each.choosing.is_constrained:
-                found[each.id] = fitting(each, found.get(each.id, []), limit)
+        for each in constrained:
+            if matchers is not None:
+                found[each.id] = matchers.drafts(each, found.get(each.id, []), forced.get(each.id, []), limit)
         self._drafted = {number for number, tokens in found.items() if tokens and tokens[0] != UNKNOWN}
         self._drafted_s = self._clock()
         self.stats.drafting_s += self._drafted_s - begun_s
@@ -137,19 +148,19 @@ class Speculation:
             if each is not None:
                 each.close()
 
-    def _propose(self, sequences: List[Sequence], limit: int) -> Drafts:
+    def _propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> Drafts:
         try:
-            return self.proposer.propose(sequences, limit)
+            return self.proposer.propose(sequences, limit, forced)
         except Exception as error:  # noqa: BLE001  (drafts cost time at most, so no proposer may end a text)
-            return self._propose_singly(sequences, limit, error)
+            return self._propose_singly(sequences, limit, forced, error)
 
-    def _propose_singly(self, sequences: List[Sequence], limit: int, error: Exception) -> Drafts:
+    def _propose_singly(self, sequences: List[Sequence], limit: int, forced: Forced, error: Exception) -> Drafts:
         """Ask for each sequence alone; those for which the proposer fails go on without it from now on."""
         found: Drafts = {}
         failed = []
         for sequence in sequences:
             try:
-                found |= self.proposer.propose([sequence], limit)
+                found |= self.proposer.propose([sequence], limit, forced)
             except Exception as again:  # noqa: BLE001  (as above)
                 failed.append(sequence)
                 error = again

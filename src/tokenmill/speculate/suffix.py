@@ -10,7 +10,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.speculate.proposer import Facts, Proposer
+from tokenmill.speculate.proposer import Facts, Forced, Proposer
 
 SHORTEST = 2  # tokens of a suffix that must have occurred before anything is guessed
 TAIL = 4  # last tokens by which a sequence that was edited is known
@@ -108,7 +108,7 @@ class Suffix(Proposer):
         self._store = facts.store if facts is not None else None
         self._num_stored: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
 
-    def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+    def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
         """See Proposer."""
         decoding = [sequence for sequence in sequences if sequence.num_pending_tokens == 1]
         return {sequence.id: self.guess(sequence, limit).tokens for sequence in decoding}

@@ -1,5 +1,6 @@
 """Verification of drafts: the target's own choices are accepted up to and including the first that differs from its
-draft. With no drafts that is the one sampled token, so plain decoding is the same code.
+draft. With no drafts that is the one sampled token, so plain decoding is the same code. Drafts that are the only tokens
+that may come need no choice.
 """
 
 from collections.abc import Sequence as List
@@ -11,6 +12,7 @@ def verify(plan: Plan, chosen: List[list[int]]) -> list[list[int]]:
     """Accept, for each work item of the plan, the chosen tokens that count; none if nothing was sampled."""
     accepted: list[list[int]] = []
     for work, sampled in zip(plan.work, chosen, strict=True):
-        differ = (at for at, (draft, token) in enumerate(zip(work.drafts, sampled, strict=False)) if draft != token)
-        accepted.append(sampled[: next(differ, len(work.drafts)) + 1])
+        drafts = work.drafts[work.num_certain :]
+        differ = (at for at, (draft, token) in enumerate(zip(drafts, sampled, strict=False)) if draft != token)
+        accepted.append([*work.certain, *sampled[: next(differ, len(drafts)) + 1]])
     return accepted

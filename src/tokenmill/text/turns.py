@@ -1,4 +1,4 @@
-"""The turns that a chat template takes: system messages among the others, two messages of the user in a row.
+"""The turns that a chat template takes: system messages among the others, two messages of one role in a row.
 
 It is found by rendering a few conversations, once for each tokenizer.
 """
@@ -10,20 +10,23 @@ from tokenmill.errors import TokenmillError
 from tokenmill.text.literal import chat_text
 from tokenmill.text.tokenizer import Tokenizer
 
-ASKED, ANSWERED, ASKED_AGAIN, TOLD = "qwoneq", "qwtwoq", "qwthreeq", "qwfourq"
+ASKED, ANSWERED, ASKED_AGAIN, TOLD, SAID_MORE = "qwoneq", "qwtwoq", "qwthreeq", "qwfourq", "qwfiveq"
 FIRST, ANSWER = {"role": "user", "content": ASKED}, {"role": "assistant", "content": ANSWERED}
 SECOND, SYSTEM = {"role": "user", "content": ASKED_AGAIN}, {"role": "system", "content": TOLD}
+MORE = {"role": "assistant", "content": SAID_MORE}
 
 
 @dataclass(frozen=True)
 class Turns:
     """takes_system_inside: a system message after the first turn is put into the text there, and changes nothing else.
 
-    takes_users_in_a_row: two messages of the user need no answer between them.
+    takes_users_in_a_row: two messages of the user need no answer between them. takes_answers_in_a_row: nor do two of
+    the assistant need a message of the user.
     """
 
     takes_system_inside: bool
     takes_users_in_a_row: bool
+    takes_answers_in_a_row: bool
 
 
 _found: WeakKeyDictionary[Tokenizer, Turns] = WeakKeyDictionary()
@@ -32,9 +35,10 @@ _found: WeakKeyDictionary[Tokenizer, Turns] = WeakKeyDictionary()
 def turns_of(tokenizer: Tokenizer) -> Turns:
     """The turns that the chat template of a tokenizer takes."""
     if tokenizer not in _found:
-        in_a_row = _text(tokenizer, FIRST, SECOND)
-        is_whole = in_a_row is not None and ASKED in in_a_row and ASKED_AGAIN in in_a_row
-        _found[tokenizer] = Turns(_takes_system_inside(tokenizer), is_whole)
+        users, answers = _text(tokenizer, FIRST, SECOND), _text(tokenizer, FIRST, ANSWER, MORE)
+        is_whole = users is not None and ASKED in users and ASKED_AGAIN in users
+        has_both = answers is not None and ANSWERED in answers and SAID_MORE in answers
+        _found[tokenizer] = Turns(_takes_system_inside(tokenizer), is_whole, has_both)
     return _found[tokenizer]
 
 

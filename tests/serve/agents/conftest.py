@@ -4,8 +4,9 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,6 +97,14 @@ class Desk:
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=True).stdout
 
 
+def end_all_of(home):
+    """End every process with this home: Cline leaves a daemon."""
+    for each in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"HOME={home}".encode() in each.read_bytes().split(b"\0"):
+                os.kill(int(each.parent.name), signal.SIGKILL)
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     return save_scripted_model(tmp_path_factory.mktemp("scripted"))
@@ -115,6 +124,9 @@ def desk(model, tmp_path):
             served(model, SETTINGS, lines.append, name=name) as server,
             scripted(server.driver.core, in_turn(answers, **how)) as script,
         ):
-            yield Desk(server.url, folder, home, script, lines)
+            try:
+                yield Desk(server.url, folder, home, script, lines)
+            finally:
+                end_all_of(home)
 
     return opened

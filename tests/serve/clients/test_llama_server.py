@@ -19,8 +19,9 @@ test_chat_completion.py
  - chat_completion_cached_tokens: test_tokens_out_of_the_cache
  - chat_template, apply_chat_template, chat_template_assistant_prefill, chat_completions_token_count,
    chat_template_continue_final_message_vllm_compat and _mutual_exclusion: test_how_a_conversation_ends and REFUSED
- - completion_with_response_format, completion_with_json_schema, completion_with_grammar,
-   completion_with_invalid_grammar, invalid_chat_completion_req: REFUSED
+ - completion_with_grammar: test_a_grammar_is_followed
+ - completion_with_response_format, completion_with_json_schema, completion_with_invalid_grammar,
+   invalid_chat_completion_req: REFUSED
  - logprobs, logprobs_stream: test_log_probabilities_of_an_answer
  - logit_bias: test_a_bias_keeps_tokens_out
  - context_size_exceeded and its stream: test_a_context_is_not_shifted
@@ -224,7 +225,6 @@ REFUSED = [
         for form in ({"type": "json_object"}, {"type": "json_object", "schema": 5}, SCHEMA, {"type": "sound"})
     ),
     (CHAT, {"messages": MESSAGES, "json_schema": {"const": "w1"}}, "json_schema"),
-    (CHAT, {"messages": MESSAGES, "grammar": 'root ::= "w1"'}, "grammar"),
     (CHAT, {"messages": MESSAGES, "grammar": "root ::= ("}, "grammar"),
     (
         CHAT,
@@ -237,6 +237,15 @@ REFUSED = [
 @pytest.mark.parametrize(("path", "body", "param"), REFUSED, ids=str)
 def test_what_is_refused_is_named(http, path, body, param):
     assert refusal(http, path, **body)["param"] == param
+
+
+@pytest.mark.parametrize(("grammar", "texts"), [('"a"{5,5}', ["aaaaa"]), ('"low" | "high"', ["low", "high"])])
+def test_a_grammar_is_followed(real, grammar, texts):
+    asked = {"messages": TALK, "grammar": f"root ::= {grammar}"}
+    (choice,) = post(real, CHAT, **asked)["choices"]
+    assert choice["finish_reason"] == "stop" and choice["message"]["content"] in texts
+    said = [chunk["choices"][0]["delta"].get("content") or "" for chunk in stream_of(real, CHAT, **asked)]
+    assert "".join(said) == choice["message"]["content"]
 
 
 WITHOUT_EFFECT = {
@@ -258,7 +267,7 @@ def test_what_is_not_here_is_said(http, quiet):
 
 
 ABSENT = """/completion /completions /chat/completions /infill /apply-template /slots /props /v1/embeddings /v1/rerank
-/lora-adapters /v1/messages /v1/responses /v1/stream /v1/chat/completions/input_tokens""".split()
+/lora-adapters /v1/stream /v1/chat/completions/input_tokens""".split()
 
 
 @pytest.mark.parametrize("path", ABSENT)

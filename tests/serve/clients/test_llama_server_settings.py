@@ -197,10 +197,11 @@ def test_who_may_come_in(chat_model):
         page = http.get("/", headers={"Accept": "text/html"}).text
         assert http.get("/health").json() == {"status": "ok"} and page.startswith("<!doctype html>")
         body = {"prompt": "w1", "max_tokens": 1}
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"X-Api-Key": "one-key"}):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"X-Api-Key": "wrong"}):
             response = http.post(COMPLETION, json=body, headers=headers)
             assert response.status_code == 401 and response.json()["error"]["type"] == "authentication_error"
-        assert http.post(COMPLETION, json=body, headers={"Authorization": "Bearer one-key"}).status_code == 200
+        for headers in ({"Authorization": "Bearer one-key"}, {"X-Api-Key": "one-key"}):
+            assert http.post(COMPLETION, json=body, headers=headers).status_code == 200
         preflight = {"Origin": "http://web.example", "Access-Control-Request-Method": "POST"}
         for headers in (preflight, preflight | {"Authorization": "Bearer one-key"}):
             response = http.options(COMPLETION, headers=headers)

@@ -17,8 +17,10 @@ from tests.serve.conftest import served
 
 pytestmark = pytest.mark.clients
 
-# A `timeout` of next to nothing passes before there is an answer.
+# A loaded machine answers late, and a `timeout` of next to nothing passes before there is an answer.
 CONFIG = """
+request-timeout = 60
+
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "3xx", "4xx", "504"]
 """

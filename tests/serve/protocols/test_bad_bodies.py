@@ -161,6 +161,16 @@ def mutated(body, random):
     return body
 
 
+@pytest.mark.parametrize("value", [{}, [], [{}], None, 5])
+def test_a_type_that_is_no_text_is_refused_or_passed_over(http, value):
+    asked = {"messages": [{"role": "user", "content": "w1"}], "max_tokens": 1}
+    refused = http.post("/v1/chat/completions", json=asked | {"response_format": {"type": value}})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "response_format"
+    items = [{"role": "user", "content": "w1"}, {"type": value}]
+    done = http.post("/v1/responses", json={"input": items, "max_output_tokens": 1})
+    assert done.status_code == 200 and "passed over" in done.json()["warnings"][0]
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_none_is_a_fault(path, http):
     for seed in range(COUNT):

@@ -73,6 +73,21 @@ def test_a_stop_text_inside_a_call_is_told(openai_writer, claude_writer):
     assert done.stop_reason == "stop_sequence" and done.content[0].input["city"] in ("Rome", "Paris")
 
 
+def test_a_stop_id_inside_a_call_is_told(openai_writer, claude_writer):
+    ends = {"extra_body": {"stop_token_ids": [ord("d")]}}  # which is in no word before "days"
+    choice = openai_writer.chat.completions.create(
+        **ASK | {"tools": TOOLS[:1], "tool_choice": "required"}, **ends
+    ).choices[0]
+    assert choice.finish_reason == "stop" and choice.stop_reason == ord("d")
+    assert choice.message.tool_calls[0].function.arguments.endswith(', "')
+    asked = {"model": MODEL, "max_tokens": 300, "messages": MESSAGES, "tool_choice": {"type": "any"}} | ends
+    done = claude_writer.messages.create(**asked, tools=[{"name": "get_weather", "input_schema": WEATHER}])
+    assert done.stop_reason == "end_turn" and list(done.content[0].input) == ["city"]
+    tools = [{"type": "function", "name": "get_weather", "parameters": WEATHER}]
+    told = openai_writer.responses.create(model=MODEL, input="Rome?", tools=tools, tool_choice="required", **ends)
+    assert told.status == "completed" and told.output[0].status == "incomplete"
+
+
 def test_none_and_auto_may_write_text(openai_writer):
     for choice in ("none", "auto"):
         done = openai_writer.chat.completions.create(**(ASK | {"tool_choice": choice, "max_tokens": 8})).choices[0]
@@ -91,6 +106,31 @@ def test_a_schema_is_about_an_answer_without_calls(openai_writer):
             check(call)
     forced = openai_writer.chat.completions.create(**(asked | {"tool_choice": "required"})).choices[0].message
     check(forced.tool_calls[0])
+
+
+PARTS = [{"lark_grammar": 'start: "[" @plain_text "]"'}, {"name": "plain_text", "lark_grammar": "start: @answer"}]
+PARTS += [{"name": "answer", "lark_grammar": "start: /[0-9]{1,3}/"}]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        ('start: a "!"\na[max_tokens=2]: /[0-9]+/', "[0-9]{1,2}!"),
+        (json.dumps({"grammars": PARTS}), r"\[[0-9]{1,3}\]"),
+        ("start: N\nN: /[ab]{1,3}/ & ~/a+/", "(?!a+$)[ab]{1,3}"),
+    ],
+)
+def test_a_grammar_is_about_an_answer_without_calls(grammar, pattern, openai_writer):
+    texts = []
+    for seed in range(4):
+        asked = ASK | {"extra_body": {"guided_grammar": grammar}, "seed": seed, "parallel_tool_calls": False}
+        message = openai_writer.chat.completions.create(**asked).choices[0].message
+        if message.content:
+            texts.append(message.content)
+            assert re.fullmatch(pattern, message.content)
+        for call in message.tool_calls or ():
+            check(call)
+    assert texts
 
 
 def test_a_call_that_is_cut_has_the_reason_length(openai_writer):

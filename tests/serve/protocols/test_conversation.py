@@ -8,7 +8,7 @@ from tests.word_model import ROLES, save_word_model
 from tokenmill.serve.protocols.conversation import in_turns
 from tokenmill.text.turns import Turns
 
-ANY, ONE_SYSTEM, STRICT = Turns(True, True), Turns(False, True), Turns(False, False)
+ANY, ONE_SYSTEM, STRICT = Turns(True, True, True), Turns(False, True, True), Turns(False, False, False)
 
 
 def say(text):
@@ -41,6 +41,9 @@ def shown(messages):
         ("uu", STRICT, "u:u0+u1"),
         ("uu", ONE_SYSTEM, "u:u0 u:u1"),
         ("ucs", ANY, "u:u0 a:c1 s:s2"),
+        ("uaaau", ANY, "u:u0 a:a1 a:a2 a:a3 u:u4"),
+        ("uaaau", STRICT, "u:u0 a:a1+a2+a3 u:u4"),
+        ("uacta", STRICT, "u:u0 a:a1+c2 t:t3 a:a4"),
     ],
 )
 def test_turns(text, turns, wanted):

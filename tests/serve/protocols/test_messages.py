@@ -115,6 +115,14 @@ def test_what_is_unknown_is_accepted_and_named(http, claude):
     assert response.json()["warnings"] == ["unknown field 'tempreature' is ignored"]
 
 
+@pytest.mark.parametrize(("path", "more"), [("messages", {"messages": MESSAGES}), ("responses", {"input": "w1"})])
+def test_what_an_answer_has_no_place_for_is_named(http, path, more):
+    unshown = {"logprobs": True, "prompt_logprobs": 1, "receipt": True}
+    response = http.post(f"/v1/{path}", json={"max_tokens": 2} | more | unshown)
+    assert response.status_code == 200
+    assert response.json()["warnings"] == [f"unknown field {name!r} is ignored" for name in unshown]
+
+
 def test_the_model_that_is_served(claude):
     (model,) = claude.models.list()
     assert model.type == "model" and model.display_name == model.id == claude.models.retrieve("claude-x").id

@@ -5,6 +5,7 @@ import json
 import anthropic
 import jsonschema
 import pytest
+from anthropic.types import ThreadUnsupportedRequestError
 
 from tests.serve.conftest import MODEL
 from tests.serve.protocols.conftest import CLOCK, WEATHER
@@ -71,6 +72,23 @@ def test_calls_and_results_in_the_history(claude_writer, openai_writer):
     assert found.input_tokens == wanted.prompt_tokens
     with_tools = claude_writer.messages.count_tokens(model=MODEL, messages=history, tools=TOOLS)
     assert with_tools.input_tokens > found.input_tokens
+
+
+def test_the_runner_of_anthropics_client_goes_on_without_a_thread(claude_writer):
+    """It begins with a thread, in which a server keeps what was said, and would send the results of calls alone."""
+    asked = []
+
+    @anthropic.beta_tool
+    def now() -> str:
+        """The time."""
+        asked.append(1)
+        return "noon"
+
+    told = {"model": MODEL, "max_tokens": 300, "messages": MESSAGES, "tools": [now], "max_iterations": 2}
+    runner = claude_writer.beta.messages.tool_runner(**told, tool_choice={"type": "tool", "name": "now"})
+    assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"] and asked
+    with pytest.raises(ThreadUnsupportedRequestError):
+        claude_writer.beta.messages.create(model=MODEL, max_tokens=1, messages=MESSAGES, thread={"type": "create"})
 
 
 def test_the_text_may_have_a_schema(claude_writer):

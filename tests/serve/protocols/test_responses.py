@@ -43,6 +43,14 @@ def test_a_stream_is_the_same_response(client, wanted):
     assert last.item.content[0].text == done.output_text and last.item.status == "completed"
 
 
+def test_what_cannot_be_included_is_told(client):
+    wanted = ["reasoning.encrypted_content", "message.output_text.logprobs"]
+    done = client.responses.create(**ASK, input="w3 w4", include=wanted)
+    assert done.warnings == ["include = 'message.output_text.logprobs' adds nothing here"]
+    with pytest.raises(openai.BadRequestError, match="metadata"):
+        client.responses.create(**ASK, input="w3 w4", metadata={"a": 1})
+
+
 def test_cached_tokens_are_counted(client):
     question = " ".join(f"w{number}" for number in range(40, 70))
     for _ in range(2):
@@ -115,12 +123,12 @@ def test_a_whole_response_has_all_that_the_type_wants(http):
 
 @pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity"])
 def test_a_number_that_json_cannot_say_is_given_back_as_null(http, number):
-    body = f'{{"input": "w3", "max_output_tokens": 1, "metadata": {{"a": {number}}}}}'
+    body = f'{{"input": "w3", "max_output_tokens": 1, "reasoning": {{"a": {number}}}}}'
     told = {"Content-Type": "application/json"}
     response = http.post("/v1/responses", content=body, headers=told)
-    assert response.status_code == 200 and response.json()["metadata"] == {"a": None}
+    assert response.status_code == 200 and response.json()["reasoning"] == {"a": None}
     response = http.post("/v1/responses", content=body[:-1] + ', "stream": true}', headers=told)
-    assert '"metadata":{"a":null}' in response.text and number not in response.text
+    assert '"reasoning":{"a":null}' in response.text and number not in response.text
 
 
 def test_a_prompt_that_is_too_long_has_the_code_that_codex_knows(client):

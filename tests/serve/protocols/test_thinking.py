@@ -51,6 +51,22 @@ def test_chat_has_it_in_a_field_of_its_own(chat):
     assert ("".join(thoughts), "".join(texts)) == (message.reasoning_content, message.content)
 
 
+def test_it_is_counted_once_it_has_ended(chat, thinker, monkeypatch):
+    """To count all of it with each piece would take as long as the square of its length."""
+    counted, encode = [], thinker.driver.core.loaded.tokenizer.encode
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {**CHAT, "stream": True, "stream_options": options, "extra_body": {"thinking_budget": 8}}
+    monkeypatch.setattr(
+        thinker.driver.core.loaded.tokenizer,
+        "encode",
+        lambda *given, **how: counted.append(how) or encode(*given, **how),
+    )
+    usages = [chunk.usage for chunk in chat.chat.completions.create(**asked)]
+    details = [usage.completion_tokens_details for usage in usages]
+    found = [each.reasoning_tokens for each in details if each is not None]
+    assert found and details[0] is None and found == sorted(found) and counted.count({"continues": True}) == 1
+
+
 def test_messages_have_a_block(claude):
     asked = {"model": MODEL, "messages": ASKED, "max_tokens": 1100, "extra_body": {"seed": 5, "stop": ["e", "a", " "]}}
     asked["thinking"] = {"type": "enabled", "budget_tokens": 8}
@@ -61,6 +77,8 @@ def test_messages_have_a_block(claude):
     assert thinking.type == "thinking" and thinking.signature and "signature" in kinds
     whole = claude.messages.create(**asked)
     assert [block.model_dump() for block in whole.content] == [block.model_dump() for block in done.content]
+    for usage in (whole.usage, done.usage):
+        assert usage.output_tokens_details.thinking_tokens == len(thinking.thinking.encode())
     history = [*ASKED, {"role": "assistant", "content": done.to_param()["content"]}, *ASKED]
     assert claude.messages.count_tokens(model=MODEL, messages=history).input_tokens > 20
 
@@ -95,8 +113,20 @@ def test_none_of_it(post, claude):
     for more in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
         message = post(**more)["choices"][0]["message"]
         assert message["content"] and "reasoning_content" not in message
-    done = claude.messages.create(model=MODEL, messages=ASKED, max_tokens=10)
+    done = claude.messages.create(model=MODEL, messages=ASKED, max_tokens=10, extra_body={"seed": 5})
     assert [block.type for block in done.content] == ["text"]
+
+
+def test_a_kind_of_thinking_that_is_not_known_is_told(thinker):
+    body = {"messages": ASKED, "max_tokens": 2}
+    with httpx2.Client(base_url=thinker.url, timeout=120, trust_env=False, verify=False) as http:
+        said = [
+            http.post("/v1/messages", json=body | {"thinking": {"type": kind}}).json().get("warnings")
+            for kind in ("adaptive", "between_tools", "sometimes")
+        ]
+        wrong = http.post("/v1/messages", json=body | {"thinking": {"type": "enabled", "budget_tokens": True}})
+    assert said == [None, None, ["thinking.type = 'sometimes' is not known: the model thinks as with 'adaptive'"]]
+    assert wrong.status_code == 400 and "budget_tokens" in wrong.json()["error"]["message"]
 
 
 def test_efforts(post):

@@ -125,6 +125,32 @@ def test_ids_of_others_become_ids_of_the_format():
     assert [message["tool_call_id"] for message in made[2:]] == ids and {len(each) for each in ids} == {9}
 
 
+def test_what_clients_add_to_a_call_is_not_shown():
+    """OpenAI's client has `parsed_arguments` in those of a stream, and Mistral's template writes a whole function."""
+    tokenizer = tokenizer_of(TEMPLATES["mistral"])
+    sent, _ = conversation("mistral", as_text=True)
+    texts = [chat_text(tokenizer, tools_of(tokenizer).conversation(sent)[0])]
+    for call in sent[1]["tool_calls"]:
+        call["index"], call["function"]["parsed_arguments"] = 0, None
+    assert chat_text(tokenizer, tools_of(tokenizer).conversation(sent)[0]) == texts[0]
+
+
+def test_an_id_of_kimi_has_the_name_and_the_number_that_the_model_wrote():
+    """Or, where the id does not say it, that of the call in the conversation. See Readers.call_id."""
+    tools = tools_of(tokenizer_of(TEMPLATES["kimi_k2"]))
+    first, _ = conversation("hermes", as_text=True)
+    second = copy.deepcopy(first)
+    for message in second[1:]:
+        for each in (*message.get("tool_calls", ()), message):
+            for key in ("id", "tool_call_id"):
+                if key in each:
+                    each[key] = {"call_1": "call_0a1b_7", "call_2": "toolu_x"}[each[key]]
+    made, _ = tools.conversation([*first, *second], TOOLS)
+    ids = [call["id"] for message in made for call in message.get("tool_calls", ())]
+    assert ids == ["functions.edit:1", "functions.now:2", "functions.edit:7", "functions.now:3"]
+    assert [message["tool_call_id"] for message in made if message["role"] == "tool"] == ids
+
+
 @pytest.mark.parametrize("arguments", [None, "", " ", "{}", {}])
 def test_no_arguments_are_an_empty_object(arguments):
     call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": arguments}}

@@ -5,7 +5,7 @@ import re
 import llguidance
 import pytest
 
-from tokenmill.text.tools.lark_pattern import pattern_of
+from tokenmill.text.tools.lark_pattern import grouped, pattern_of
 
 PATCH = """start: begin_patch hunk+ end_patch
 begin_patch: "*** Begin Patch" LF
@@ -68,9 +68,27 @@ def test_the_pattern_takes_what_the_grammar_takes(grammar, good, bad):
         ('start: "x"\nstart: "y"', "twice"),
         ("x", "no rule"),
         ("start: &", "not expected"),
+        ("start: /a)|(?:b/", "closes no group"),
         ("\n".join([f"a{n}: a{n + 1} a{n + 1}" for n in range(30)] + ['a30: "x"', "start: a0"]), "characters"),
     ],
 )
 def test_what_cannot_be_one_is_said(grammar, why):
     with pytest.raises(ValueError, match=why):
         pattern_of(grammar)
+
+
+@pytest.mark.parametrize("expression", ["a)|(?:b", "a)(", "(a))", "[a])", r"\(a)", "[]a)])", "[[:alpha:])])"])
+def test_a_bracket_that_would_close_what_is_around_an_expression_is_said(expression):
+    """Else it matched anything that has an `a` at its beginning or a `b` at its end."""
+    with pytest.raises(ValueError, match="closes no group"):
+        grouped(expression)
+    if ":" not in expression:  # Python reads no set in a set
+        with pytest.raises(re.error, match="unbalanced"):
+            re.compile(expression)
+
+
+@pytest.mark.parametrize(
+    "expression", ["a|b", "", r"a\)", "[)]", "[^])]", "[])(]", r"[\])]", "(a(b))", r"\[(a)", "[[:alpha:])]", "[a[)]]"]
+)
+def test_an_expression_whose_brackets_are_its_own_is_a_group(expression):
+    assert grouped(expression) == f"(?:{expression})"

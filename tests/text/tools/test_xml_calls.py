@@ -124,6 +124,14 @@ def test_a_pattern_is_enforced():
     assert admitted(grammar, call.replace("/b", "")).endswith("aaa\n")
 
 
+def test_a_pattern_may_end_with_a_letter_that_is_no_anchor():
+    schema = {"text": {"type": "string", "pattern": "^[0-9]+ \\$"}}
+    grammar = calls_grammar(QWEN3_XML, functions(schema), Choice("required"), control={})
+    call = QWEN3_XML.text([("f", {"text": "12 $"})])
+    assert admitted(grammar, call) == "whole" and admitted(grammar, call.replace("$", "$ a day")) == "whole"
+    assert admitted(grammar, call.replace("$", "")).endswith("12 ")
+
+
 def test_no_closing_tag_is_admitted_inside_a_text():
     for properties in (PROPERTIES, {"text": {"type": "string", "pattern": "^(.|\\n)*$"}}):
         grammar = calls_grammar(QWEN3_XML, functions(properties), Choice("required"), control={})

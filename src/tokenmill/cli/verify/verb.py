@@ -46,7 +46,7 @@ Where = Annotated[
     str | None, option(MODEL, "--model", help="Where the model lies. Default: where the receipts say, if it is here.")
 ]
 WORDS = {
-    "tokenizer": "The model whose tokenizer the texts were made with, where that is another one's, as for generate.",
+    "tokenizer": "Use the tokenizer of this model, if the text was generated with `--tokenizer`.",
     "program": "Another program than the receipts say. Default: theirs, or what runs here.",
     "dtype": "Another data type than the receipts say. Default: theirs.",
     "scheme": "Matrices stored otherwise than the receipts say. Default: as they say.",

@@ -8,10 +8,11 @@ from tokenmill.serve.answer_schema import Answer
 
 
 class MessagesFault(Answer):
-    """The fault of a request."""
+    """The fault of a request. details: the `error_code` of one that clients know by it."""
 
     type: str
     message: str
+    details: dict[str, str] = Field(default={})
 
 
 class MessagesError(Answer):
@@ -27,15 +28,22 @@ class CountAnswer(Answer):
     input_tokens: int
 
 
+class ThinkingTokens(Answer):
+    """thinking_tokens: of the answer, those of thinking."""
+
+    thinking_tokens: int
+
+
 class MessagesUsage(Answer):
     """Tokens that were read and written. cache_read_input_tokens: of the prompt, those whose rows were in the cache;
-    they are not among input_tokens.
+    they are not among input_tokens. output_tokens_details: where there was thinking.
     """
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: ThinkingTokens | None = None
 
 
 class MessageAnswer(Answer):

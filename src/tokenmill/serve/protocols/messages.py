@@ -42,6 +42,7 @@ def messages(service: Service) -> APIRouter:
 def _translated(service: Service, body: CountBody) -> Translated:
     if not (body.model or "").startswith(FOREIGN):
         service.check_model(body.model)
+    body.check()
     made = translate(body)
     if service.options.is_strict:
         made.check_strict()

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from tokenmill.serve.errors import ApiError
 from tokenmill.serve.schema import Body, Int64, ListOf
 
 IGNORED = {
@@ -19,6 +20,7 @@ IGNORED = {
     "context_management": "the conversation is computed as it comes",
 }
 """Fields that change nothing of a text here, with the reason."""
+NO_THREADS = "thread_unsupported_request"  # by which Anthropic's client goes on without one
 
 
 class CountBody(Body):
@@ -40,7 +42,13 @@ class CountBody(Body):
         return [name for name in super().unknown if name not in IGNORED]
 
     def check(self) -> None:
-        """See Body. Names that are like others are ignored as all unknown ones are."""
+        """See Body. Names that are like others are ignored as all unknown ones are.
+
+        A thread is refused at its first message, since those after it come without what was said before.
+        """
+        if (self.model_extra or {}).get("thread") is not None:
+            message = "thread is not supported: this server keeps no conversations: send the whole one each time"
+            raise ApiError(400, message, "thread", NO_THREADS)
 
 
 class MessagesBody(CountBody):

@@ -15,7 +15,7 @@ from tokenmill.serve.protocols.translated import Translated, field_of
 from tokenmill.value_reader import brief
 
 BILLING = "x-anthropic-billing-header:"
-UNREADABLE = ("image", "document", "container_upload", "search_result")
+KINDS = ("enabled", "adaptive", "between_tools", "disabled")  # of thinking; where it stands is up to the model
 Json = dict[str, Any]
 
 
@@ -139,6 +139,8 @@ def _thinking(body: CountBody, made: Translated) -> None:
     """Whether the model thinks before it answers, and for how long. Without the field it does not."""
     given = body.thinking or {"type": "disabled"}
     kind = field_of(given, "type", str, "thinking")
+    if kind not in KINDS:
+        made.warn(f"thinking.type = {brief(kind)} is not known: the model thinks as with 'adaptive'")
     made.variables["enable_thinking"] = kind != "disabled"
     if kind == "enabled":
         made.thinking_budget = field_of(given, "budget_tokens", int, "thinking")

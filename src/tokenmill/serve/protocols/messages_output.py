@@ -68,7 +68,7 @@ class MessagesFormat(Format):
             elif isinstance(part, ThinkingPart):
                 yield from self._add("thinking", part.text)
             elif isinstance(part, CallBegin):
-                call = self._prepared.readers.call_id(self._id, part.index)
+                call = self._prepared.readers.call_id(part.id, self._id, part.index)
                 yield from self._open({"type": "tool_use", "id": call, "name": part.name, "input": {}})
             elif isinstance(part, CallArguments):
                 yield from self._add("tool_use", part.text)
@@ -111,17 +111,18 @@ class MessagesFormat(Format):
         reason = "end_turn" if stopped is None else "stop_sequence"
         if done.finish_reason == "length":
             reason = "model_context_window_exceeded" if self._prepared.is_clamped else "max_tokens"
-        elif self._reading.calls and stopped is None:
+        elif self._reading.calls and stopped is None and not self._reading.is_cut:
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": stopped if reason == "stop_sequence" else None}
 
     def _usage(self) -> Json:
-        cached = self._num_cached
+        cached, thinking = self._num_cached, self._reading.count_thinking(self._tokenizer)
         return {
             "input_tokens": self._num_prompt - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": self._num_new,
+            **({"output_tokens_details": {"thinking_tokens": thinking}} if thinking else {}),
         }
 
 

@@ -49,4 +49,7 @@ def _choice(given: Json) -> Json:
         found = {"tool_choice": MODES[kind]}
     else:
         raise ApiError(400, f"tool_choice.type = {brief(kind)} is not allowed: auto, any, tool or none", "tool_choice")
-    return found | ({"parallel_tool_calls": False} if given.get("disable_parallel_tool_use") is True else {})
+    one = given.get("disable_parallel_tool_use")
+    if not (one is None or isinstance(one, bool)):
+        raise ApiError(400, f"tool_choice.disable_parallel_tool_use = {brief(one)}: true or false", "tool_choice")
+    return found | ({"parallel_tool_calls": False} if one else {})

@@ -16,7 +16,6 @@ from tokenmill.serve.protocols.translated import Translated, field_of
 from tokenmill.value_reader import brief
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-NOT_GIVEN = ("prompt_logprobs", "stream_options", "receipt")  # our own fields for which an answer has no place
 LEVELS = ("low", "medium", "high", "max")  # of thinking
 Json = dict[str, Any]
 
@@ -46,7 +45,6 @@ def translate_fields(body: OllamaBody, thinks: bool, num_positions: int) -> Tran
     elif body.top_logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     made.take_others(body.model_extra, IGNORED)
-    made.unknown += [name for name in NOT_GIVEN if made.fields.pop(name, None) is not None]
     return made
 
 
@@ -106,7 +104,8 @@ class _Calls:
 
     def __init__(self) -> None:
         self._count = 0
-        self._waiting: dict[str, None] = {}  # ids that are given here, in their order
+        self._known = set[str]()
+        self._waiting: dict[str, None] = {}  # ids of the conversation, in their order
         self._by_id: dict[str, str] = {}  # by the ids that the client gives
         self._by_name: dict[str, deque[str]] = {}
 
@@ -119,13 +118,21 @@ class _Calls:
         function = field_of(given, "function", dict, where)
         name = field_of(function, "name", str, where)
         arguments = field_of({"arguments": {}, **_given(function)}, "arguments", (dict, str), where)
-        number, self._count = f"call_{self._count}", self._count + 1
+        number, self._count = self._new_id(given.get("id")), self._count + 1
         self._waiting[number] = None
         self._by_name.setdefault(name, deque()).append(number)
         if isinstance(own := given.get("id"), str):
             self._by_id[own] = number
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         return {"id": number, "type": "function", "function": {"name": name, "arguments": text}}
+
+    def _new_id(self, own: Any) -> str:
+        """The client's own id, where it is another one than all before it."""
+        made = own if isinstance(own, str) and own else f"call_{self._count}"
+        while made in self._known:
+            made += "_"
+        self._known.add(made)
+        return made
 
     def answered(self, given: Json) -> str | None:
         """The id of the call that a message is the result of; None if none waits for one."""

@@ -132,7 +132,8 @@ class OllamaFormat(Format):
             said.text += f'{{"name": {json.dumps(name)}, "arguments": {"".join(pieces)}'
             return
         function = {"index": self._num_calls, "name": name, "arguments": arguments}
-        said.calls.append({"id": self._prepared.readers.call_id(self._id, index), "function": function})
+        call = self._prepared.readers.call_id(self._reading.ids[index], self._id, index)
+        said.calls.append({"id": call, "function": function})
         self._num_calls += 1
 
     # ---- objects

@@ -7,7 +7,7 @@ from tokenmill.serve.schema import Body, Int64, ListOf
 
 IGNORED = {
     "client_metadata": "about the user",
-    "include": "what can be added is there",
+    "include": "what can be added is there, and a warning names the rest",
     "prompt_cache_key": "the cache finds what begins alike by itself",
     "prompt_cache_retention": "the cache keeps what it has room for",
     "prompt_cache_options": "the cache keeps what it has room for",
@@ -17,6 +17,8 @@ IGNORED = {
     "stream_options": "no event is padded",
 }
 """Fields that change nothing of a text here, with the reason."""
+INCLUDED = ("reasoning.encrypted_content",)
+"""What `include` may ask for without a warning: Codex does, and thinking is given in the clear."""
 STORED = "this server keeps no responses: send the whole conversation as input"
 
 
@@ -34,7 +36,7 @@ class ResponsesBody(Body):
     instructions: str | ListOf[dict[str, Any]] | None = None
     max_output_tokens: Int64 | None = None
     max_tool_calls: Int64 | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     parallel_tool_calls: bool = True
     reasoning: dict[str, Any] | None = None
     store: bool = True

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenmill.serve.errors import ApiError
-from tokenmill.serve.protocols.responses_body import IGNORED, ResponsesBody
+from tokenmill.serve.protocols.responses_body import IGNORED, INCLUDED, ResponsesBody
 from tokenmill.serve.protocols.responses_tools import Named, flat_name, take_tools
 from tokenmill.serve.protocols.translated import Translated, field_of
 from tokenmill.value_reader import brief
@@ -43,6 +43,10 @@ def translate(body: ResponsesBody) -> tuple[Translated, dict[str, Named]]:
     for name, value in without_effect.items():
         if value is not None:
             made.warn(f"{name} changes nothing here")
+    included = (body.model_extra or {}).get("include")
+    for name in included if isinstance(included, list) else ():
+        if name not in INCLUDED:
+            made.warn(f"include = {brief(name)} adds nothing here")
     names = take_tools(body, made)
     made.take_others(body.model_extra, IGNORED | dict.fromkeys(ResponsesBody.UNSERVED, ""))
     return made, names
@@ -75,7 +79,7 @@ class _Items:
         """Add the messages that the items make."""
         for number, item in enumerate(items):
             where = f"{self._field}[{number}]"
-            kind = item.get("type", "message")
+            kind = given if isinstance(given := item.get("type", "message"), str) else ""
             take: Callable[[Json, str], None] | None = {
                 "message": self._message,
                 "reasoning": self._reasoning,
@@ -83,7 +87,7 @@ class _Items:
                 "custom_tool_call": self._custom_call,
                 "function_call_output": self._output,
                 "custom_tool_call_output": self._output,
-            }.get(kind if isinstance(kind, str) else "")
+            }.get(kind)
             if take is not None:
                 take(item, where)
             elif kind in TEXTS:
@@ -91,7 +95,7 @@ class _Items:
             elif kind == "item_reference":
                 raise ApiError(400, f"{where}: this server keeps no items: send what it refers to", self._field)
             else:
-                self._made.warn(f"an item of type {brief(kind)} is passed over")
+                self._made.warn(f"an item of type {brief(given)} is passed over")
         self._end_turn()
 
     def _message(self, item: Json, where: str) -> None:

@@ -8,7 +8,6 @@ import pydantic_core
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.serve.answers import Format, Json
-from tokenmill.serve.custom_tools import is_json
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.protocols.responses_items import FunctionItem, Item, TextItem, ThinkingItem, call_item
 from tokenmill.serve.protocols.responses_tools import Named
@@ -95,9 +94,8 @@ class ResponsesFormat(Format):
             pass
 
     def _cuts_item(self, done: Completion) -> bool:
-        """Whether the last item is not whole: a limit has ended it, or a stop text that stood inside a call."""
-        is_stopped = isinstance(done.stop_reason, str) and self._is_open(FunctionItem)
-        return _is_cut(done) or (is_stopped and not is_json(self._items[-1].text))
+        """Whether the last item is not whole: a limit has ended it, or a stop text or id that stood inside a call."""
+        return _is_cut(done) or (self._is_open(FunctionItem) and self._reading.is_cut)
 
     def _of_parts(self, parts: list[Part]) -> Iterator[Json]:
         for part in parts:
@@ -108,7 +106,7 @@ class ResponsesFormat(Format):
                     yield from self._open(ThinkingItem(len(self._items), self._id))
                 yield from self._items[-1].add(part.text)
             elif isinstance(part, CallBegin):
-                call = self._prepared.readers.call_id(self._id, part.index)
+                call = self._prepared.readers.call_id(part.id, self._id, part.index)
                 yield from self._open(call_item(len(self._items), self._id, call, self._names[part.name]))
             elif isinstance(part, CallArguments):
                 yield from self._items[-1].add(part.text)

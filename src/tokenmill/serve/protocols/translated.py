@@ -18,6 +18,9 @@ from tokenmill.text.turns import turns_of
 from tokenmill.value_reader import brief
 
 MAX_NAME = 100  # characters of a field's name that are worth giving back
+NO_PLACE = ("logprobs", "top_logprobs", "prompt_logprobs", "stream_options", "receipt")
+"""Fields of ours whose results an answer of another protocol has no place for."""
+NOT_TAKEN = ("messages", "model", "stream", "n", *NO_PLACE)
 PLACEHOLDER = "[{what}, which this model cannot read]"
 Json = dict[str, Any]
 
@@ -25,7 +28,7 @@ Json = dict[str, Any]
 def field_of(given: Any, name: str, kind: type | tuple[type, ...], where: str) -> Any:
     """A field of an object, of a type; ApiError if it is another one."""
     value = given.get(name) if isinstance(given, Mapping) else None
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or isinstance(value, bool):
         names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
         raise ApiError(400, f"{where}.{name}: a {names} is needed, not {brief(value)}", where)
     return value
@@ -57,14 +60,15 @@ class Translated:
         return PLACEHOLDER.format(what=what)
 
     def take_others(self, extra: Mapping[str, Any] | None, known: Mapping[str, str]) -> None:
-        """Take the fields that a protocol does not have: our own settings count, others are named in warnings.
-
-        known: those that change nothing here, with the reason.
+        """Take the fields that a protocol does not have: our own settings count, others are named in warnings, and so
+        are those for which an answer has no place. known: those that change nothing here, with the reason.
         """
         for name, value in (extra or {}).items():
-            if name in ChatBody.model_fields and name not in ("messages", "model", "stream", "n"):
+            if name in known:
+                continue
+            if name in ChatBody.model_fields and name not in NOT_TAKEN:
                 self.fields.setdefault(name, value)
-            elif name not in known:
+            else:
                 self.unknown.append(name)
 
     def open_last(self) -> None:

@@ -6,6 +6,7 @@ quoted one. A template that cannot show functions gets calls and results as text
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,19 +33,25 @@ def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat, *, as_
 
     as_text: the arguments stay JSON text, or become it, for a template that joins them with other texts. Arguments that
     are no JSON object, such as those of a call that was cut, become one that holds them as a text; see `unread`. A call
-    of a custom tool becomes one of a function with the argument `input`.
+    of a custom tool becomes one of a function with the argument `input`. What else a client adds to a call, as OpenAI's
+    does `parsed_arguments`, is left out: templates write a whole function down.
 
     RequestError for what is no call, and for a result without one.
     """
     made: list[Message] = []
     names: dict[str, str] = {}
+    ids: dict[str, str] = {}  # as clients have them → as the template gets them
+    num_calls = 0
     for number, message in enumerate(messages, start=1):
         where = f"message {number} of the chat"
         new = {name: value for name, value in message.items() if name != "tool_calls" or value}
         if message.get("role") == "assistant" and message.get("tool_calls"):
-            new["tool_calls"] = [_call(call, form, where, as_text) for call in _calls(message["tool_calls"], where)]
-            for old, call in zip(message["tool_calls"], new["tool_calls"], strict=True):
+            calls = _calls(message["tool_calls"], where)
+            new["tool_calls"] = [_call(call, form, where, as_text, at) for at, call in enumerate(calls, num_calls)]
+            num_calls += len(calls)
+            for old, call in zip(calls, new["tool_calls"], strict=True):
                 names[str(old.get("id"))] = call["function"]["name"]
+                ids[str(old.get("id"))] = str(call.get("id"))
         elif message.get("role") == "tool":
             given = message.get("tool_call_id")
             if not names or (given is not None and str(given) not in names):
@@ -54,7 +61,7 @@ def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat, *, as_
                 )
             new["name"] = message.get("name") or names.get(str(given), list(names.values())[-1])
             if given is not None:
-                new["tool_call_id"] = known_id(str(given), form)
+                new["tool_call_id"] = ids[str(given)]
         made.append(new)
     return _one_call_each(made) if form.is_single else made
 
@@ -90,8 +97,16 @@ def _without_text(message: Message) -> Message:
     return {**message, name: f"{message[name]}\n{text}", "content": None}
 
 
-def known_id(given: str, form: ToolFormat) -> str:
-    """An id as the format writes it: one of another form becomes, always, the same one of its own."""
+def known_id(given: str, form: ToolFormat, name: str, number: int) -> str:
+    """An id as the format writes it: one of another form becomes, always, the same one of its own.
+
+    name: of the function. number: of the call in the conversation, for a format whose ids have one and an id that does
+    not say which the model wrote; see Readers.call_id.
+    """
+    if form.numbered:
+        written = re.fullmatch(rf"{re.escape(form.numbered)}.+:\d+|.*_(\d{{1,3}})", given, re.DOTALL)
+        own = written is not None and written[1] is None
+        return given if own else f"{form.numbered}{name}:{written[1] if written else number}"
     if form.id_prefix or (len(given) == form.id_length and given.isalnum() and given.isascii()):
         return given
     return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[: form.id_length]
@@ -136,7 +151,7 @@ def _calls(given: Any, where: str) -> list[Mapping[str, Any]]:
     return given
 
 
-def _call(call: Mapping[str, Any], form: ToolFormat, where: str, as_text: bool) -> Message:
+def _call(call: Mapping[str, Any], form: ToolFormat, where: str, as_text: bool, number: int) -> Message:
     inner = _function(call)
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(name, str):
@@ -149,9 +164,8 @@ def _call(call: Mapping[str, Any], form: ToolFormat, where: str, as_text: bool) 
     if as_text:
         is_written = isinstance(given, str) and given.strip() and found is not None
         arguments = given if is_written else json.dumps(arguments, ensure_ascii=False)
-    told = {key: value for key, value in call.items() if key != "custom"}
-    new = {**told, "type": "function", "function": {"name": name, **inner, "arguments": arguments}}
-    return new | {"id": known_id(str(call["id"]), form)} if call.get("id") is not None else new
+    new: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return new | {"id": known_id(str(call["id"]), form, name, number)} if call.get("id") is not None else new
 
 
 def _function(call: Mapping[str, Any]) -> Any:

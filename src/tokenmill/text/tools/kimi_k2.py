@@ -16,4 +16,5 @@ KIMI_K2 = ToolFormat(
     opening="<|tool_calls_section_begin|>",
     closing="<|tool_calls_section_end|>",
     comma="",
+    numbered="functions.",
 )

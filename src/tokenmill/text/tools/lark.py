@@ -7,6 +7,16 @@ from typing import Any
 
 ESCAPES = 'bfnrtu"\\'  # those that Python's json writes, so that an old call is written as the model wrote it
 ANYTHING = r"(.|\n)*"
+
+
+class OwnGrammar(str):
+    """A grammar whose forced bytes always end, because no user has written its terminals. It spares a constraint its
+    Watch (constrain/watch.py), and has the masks of any other text that is equal.
+    """
+
+    __slots__ = ()
+
+
 _SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}/\-&~#])")
 
 

@@ -43,6 +43,7 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE,
 )
+_BRACKET = re.compile(r"\\.|[()\[\]]", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 
@@ -54,6 +55,22 @@ def pattern_of(grammar: str) -> str:
 def pattern_of_text(text: str) -> str:
     """The regular expression of one text, range or expression of a grammar."""
     return _Reader(text, Pattern({})).whole()
+
+
+def grouped(expression: str) -> str:
+    """A regular expression as one group of another. ValueError where a bracket of its own would close that."""
+    depth, sets = 0, list[int]()  # groups and sets that are open; of sets, where a ] is their end
+    for found in _BRACKET.finditer(expression):
+        bracket, at = found[0], found.start()
+        if bracket == "[":
+            sets.append(at + 2 + expression.startswith("^", at + 1))
+        elif sets and bracket == "]" and at >= sets[-1]:
+            sets.pop()
+        elif not sets and bracket in "()":
+            depth += 1 if bracket == "(" else -1
+            if depth < 0:
+                raise ValueError(f"a ) of {expression[:40]!r} closes no group")
+    return f"(?:{expression})"
 
 
 class RefersToItself(ValueError):
@@ -228,4 +245,5 @@ def _regex(text: str) -> str:
     if "x" in flags:
         raise ValueError(f"{text[:40]!r}: the flag x is not supported")
     kept = "".join(flag for flag in flags if flag in "ims")
-    return f"(?{kept}:{inner})" if kept else f"(?:{inner})"
+    made = grouped(inner)
+    return f"(?{kept}:{inner})" if kept else made

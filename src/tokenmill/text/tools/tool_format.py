@@ -76,7 +76,8 @@ class ToolFormat:
     parser. comma: stands between calls inside the frame; None where each call has a frame of its own. lead: stands
     between a text and the frame after it, and between frames. is_alone: there is no mark, and an answer that begins
     with a call has no text. is_single: the chat template shows one call of a message, so no more are asked for. reader,
-    answer: read a whole answer, and the expression for one, in the place of the above.
+    answer: read a whole answer, and the expression for one, in the place of the above. numbered: where the model writes
+    ids of calls, what they begin with, before the function's name, a colon and a number.
     """
 
     name: str
@@ -93,6 +94,7 @@ class ToolFormat:
     answer: Callable[[Lark, Sequence[Function], Choice, str | None], str] | None = None
     id_prefix: str = "call_"
     id_length: int = 24
+    numbered: str = ""
 
     def marks(self, functions: Iterable[str]) -> list[str]:
         """The texts that say that calls of functions of these names begin."""

@@ -13,6 +13,7 @@ from tokenmill.text.tools.functions import Function, refuse_grammar, refuse_if_s
 from tokenmill.text.tools.json_scanner import JsonScanner
 from tokenmill.text.tools.kinds import kinds_of, resolved, texts_of, unenforced, with_definitions
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice, escaped, quoted
+from tokenmill.text.tools.lark_pattern import grouped
 from tokenmill.text.tools.named_calls import read_name
 from tokenmill.text.tools.source import SPACES, Reading, Source
 from tokenmill.text.tools.tool_format import Taker
@@ -143,12 +144,17 @@ class XmlCall:
         return lark.rule("text_value", pattern, "[lazy]")
 
     def _pattern(self, pattern: str) -> str:
-        """A terminal for a text that fits a pattern, and for its closing tag, which is spelled nowhere in it."""
-        first, last = "" if pattern.startswith("^") else ANYTHING, "" if pattern.endswith("$") else ANYTHING
-        inner = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", pattern.removeprefix("^").removesuffix("$"))
+        """A terminal for a text that fits a pattern, and for its closing tag, which is spelled nowhere in it.
+
+        ValueError for a pattern that is none.
+        """
+        has_end = re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern) is not None
+        first, last = "" if pattern.startswith("^") else ANYTHING, "" if has_end else ANYTHING
+        inner = pattern.removeprefix("^").removesuffix("$" * has_end)
+        inner = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", grouped(inner))
         end, pad = escaped(self.value_end), escaped(self.pad)
         before = f" & ~/({ANYTHING}[^{pad}])?{end}/" if pad else ""
-        return f"/({first}({inner}){last}){pad}{end}/ & ~/{ANYTHING}{end}(.|\\n)+/{before}"
+        return f"/({first}{inner}{last}){pad}{end}/ & ~/{ANYTHING}{end}(.|\\n)+/{before}"
 
     def _key(self, source: Source) -> Generator[None, None, str | None]:
         """Read a key and what ends it; None where there is no such thing."""

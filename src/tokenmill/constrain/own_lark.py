@@ -1,0 +1,237 @@
+"""A Lark grammar that a user has written, before llguidance reads it: what would not hold is refused or spelled anew.
+
+Its words are read as llguidance reads them, so that what stands in a text, a regular expression or a comment is none.
+"""
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as List
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from tokenmill.constrain.vocabulary import Vocabulary
+from tokenmill.errors import ConfigError
+from tokenmill.settings.constraint import shortened
+
+OPTIONS = ("allow_initial_skip", "ignore_once")
+"""Those of %llguidance that may be set. By `no_forcing` a Watch works, and a text has no bytes that are not UTF-8."""
+
+# Each alternative matches at its first letter without going back, so that long grammars take no longer for their size.
+_WORD = re.compile(
+    r"""(?P<space>[ \t]+|(?://|\#)[^\n]*)
+      | (?P<string>"(?:\\.?|[^"\\])*(?:"i?)?)
+      | (?P<regex>/(?:\\.?|[^/\\])+(?:/[imslux]*)?)
+      | (?P<tokens><\[[^<>\s]*\]>)
+      | (?P<special><[^<>\s]+>)
+      | (?P<name>%?[A-Za-z_][\w\-]*)
+      | (?P<number>[+\-]?[0-9]+)
+      | (?P<sign>\.\.|.)""",
+    re.VERBOSE | re.DOTALL | re.ASCII,
+)
+_TOKENS = re.compile(r"<\[[^<>\s]*\]>")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_TEXT = "/(?s:.)*/"
+
+
+class Word(NamedTuple):
+    """kind: the name of its group in the expression above. end: where the next one begins."""
+
+    kind: str
+    text: str
+    end: int
+
+
+class OwnLark:
+    """Such a grammar. setting: what refusals show as the value."""
+
+    def __init__(self, text: str, setting: str) -> None:
+        self.text, self._setting = text, setting
+
+    @cached_property
+    def words(self) -> list[Word]:
+        """Its words, with spaces and comments."""
+        found = _WORD.finditer(self.text)
+        return [Word(each.lastgroup or "", each[0], each.end()) for each in found]
+
+    def check(self) -> None:
+        """ConfigError where it sets what does not hold here."""
+        for word in self.words if "%llguidance" in self.text else ():
+            if word.text == "%llguidance" and not self._has_options(word.end):
+                break
+        if self._sets("temperature"):
+            raise ConfigError("grammar", shortened(self._setting), "rules without a temperature: it is the request's")
+
+    def _has_options(self, at: int) -> bool:
+        """Whether options stand there. ConfigError for one that may not be set."""
+        try:
+            while self.text[at : at + 1].isspace():
+                at += 1
+            options, _ = json.JSONDecoder().raw_decode(self.text, at)
+        except (ValueError, RecursionError):  # llguidance says what is wrong with it
+            return False
+        for name in options if isinstance(options, dict) else ():
+            if name not in OPTIONS:
+                why = f"without the option {shortened(name)} of %llguidance; there are {', '.join(OPTIONS)}"
+                raise ConfigError("grammar", shortened(self._setting), why)
+        return True
+
+    def may_force(self, control: Collection[int]) -> bool:
+        """Whether llguidance may look for forced bytes. Its search knows nothing of rules that `max_tokens` or `stop`
+        may end; and the bytes of a token that is named by its id, and is none of these, are not those that it reads.
+        """
+        if self._sets("max_tokens") or self._sets("stop"):
+            return False
+        names = {f"<[{number}]>" for number in control}
+        if names.issuperset(_TOKENS.findall(self.text)):
+            return True
+        return all(word.text in names for word in self.words if word.kind == "tokens")
+
+    def _sets(self, attribute: str) -> bool:
+        """Whether a rule has such an attribute."""
+        if re.search(rf"{attribute}[ \t]*=", self.text) is None:  # a grammar of ours may be long, and has none
+            return False
+        words = [word.text for word in self.words if word.kind != "space"]
+        return any(one == attribute and after == "=" for one, after in pairwise(words))
+
+    def spelled(self, vocabulary: Vocabulary) -> str:
+        """The same grammar, but that a complement has no text that is not UTF-8, as llguidance's has, those of control
+        tokens among them; and that a set of tokens holds none that ends a text.
+        """
+        is_set = any(not found[2:-2].isdecimal() for found in _TOKENS.findall(self.text))
+        if not is_set and "~" not in self.text:
+            return self.text
+        words = (
+            word._replace(text=_without_ends(word.text, vocabulary)) if word.kind == "tokens" else word
+            for word in self.words
+        )
+        return _Complements(list(words)).all()
+
+
+Runs = list[tuple[int, int]]
+"""Whole numbers in their order: the first and the last of each run."""
+
+
+def _without_ends(text: str, vocabulary: Vocabulary) -> str:
+    """A set of tokens, `<[1-3,5]>` or the others, `<[^7]>`, without ends and those of no bytes. One token stays."""
+    inner = text[2:-2]
+    try:
+        given = [tuple(map(int, part.split("-"))) for part in inner.removeprefix("^").split(",") if part not in "*"]
+    except ValueError:  # llguidance says what is wrong with it
+        return text
+    if inner.isdecimal() or any(part[-1] >= vocabulary.size or len(part) > 2 for part in given):
+        return text
+    named = _merged((part[0], part[-1]) for part in given)
+    if inner.startswith("^") or "*" in inner:
+        named = _others(named, vocabulary.size)
+    left = _both(named, _of_texts(vocabulary))
+    return f"<[{','.join(f'{first}-{last}' if first < last else f'{first}' for first, last in left)}]>"
+
+
+@lru_cache(8)
+def _of_texts(vocabulary: Vocabulary) -> Runs:
+    """The tokens that have bytes and end no text."""
+    empty = (number for number in range(vocabulary.size) if not vocabulary.num_bytes(number))
+    return _others(_merged((number, number) for number in (*empty, *vocabulary.ends)), vocabulary.size)
+
+
+def _merged(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Runs that may overlap, as runs that do not."""
+    made: Runs = []
+    for first, last in sorted(run for run in runs if run[0] <= run[1]):
+        if made and first <= made[-1][1] + 1:
+            made[-1] = made[-1][0], max(made[-1][1], last)
+        else:
+            made.append((first, last))
+    return made
+
+
+def _others(runs: Runs, size: int) -> Runs:
+    """The numbers below `size` that are in none of these."""
+    begins, ends = [0, *(last + 1 for _, last in runs)], [*(first - 1 for first, _ in runs), size - 1]
+    return [(first, min(last, size - 1)) for first, last in zip(begins, ends, strict=True) if first <= last]
+
+
+def _both(ours: Runs, theirs: Runs) -> Runs:
+    """The numbers that are in both."""
+    made: Runs = []
+    for first, last in ours:
+        at = bisect_left(theirs, first, key=lambda run: run[1])  # the first of theirs that ends behind the beginning
+        while at < len(theirs) and theirs[at][0] <= last:
+            made.append((max(first, theirs[at][0]), min(last, theirs[at][1])))
+            at += 1
+    return made
+
+
+class _Complements:
+    """Spells words anew, one after the other."""
+
+    def __init__(self, words: List[Word]) -> None:
+        self._words, self._at, self._made = words, 0, list[str]()
+
+    def all(self) -> str:
+        while self._at < len(self._words):
+            self._one()
+        return "".join(self._made)
+
+    def _one(self) -> None:
+        """A word; with a ~ what it is about."""
+        word = self._words[self._at]
+        if word.text != "~" or word.kind != "sign":
+            self._take()
+            return
+        self._at += 1
+        if (following := self._following()) is not None and following.kind == "number":  # so often, as in a ~ 2..3
+            self._made.append("~")
+            return
+        self._made.append(f"({_TEXT} & ~")
+        self._spaces()
+        self._atom()
+        self._made.append(")")
+
+    def _atom(self) -> None:
+        """What a ~ is about: a group, a name, a literal or a range of two."""
+        if self._at >= len(self._words):
+            return
+        word = self._words[self._at]
+        if word.text in _CLOSING:
+            self._group(word.text)
+        else:
+            self._one()
+        if word.text == "%regex":
+            self._spaces()
+            self._atom()
+        elif word.kind == "string" and (following := self._following()) is not None and following.text == "..":
+            for _ in range(2):
+                self._spaces()
+                if self._at < len(self._words):
+                    self._one()
+
+    def _group(self, opening: str) -> None:
+        self._take()
+        while self._at < len(self._words):
+            text = self._words[self._at].text
+            if text == _CLOSING[opening]:
+                self._take()
+                return
+            if text in _CLOSING:
+                self._group(text)
+            else:
+                self._one()
+
+    def _spaces(self) -> None:
+        while self._at < len(self._words) and self._words[self._at].kind == "space":
+            self._take()
+
+    def _following(self) -> Word | None:
+        """The next word but spaces."""
+        at = self._at
+        while at < len(self._words) and self._words[at].kind == "space":
+            at += 1
+        return self._words[at] if at < len(self._words) else None
+
+    def _take(self) -> None:
+        self._made.append(self._words[self._at].text)
+        self._at += 1

@@ -1,0 +1,52 @@
+"""The choice of tokens by the native library, for all rows of a step in one call: the largest logit that a mask admits,
+or a draw with temperature, top_k, top_p and min_p.
+
+It is that of sample/filters.py and sample/probabilities.py number by number, but for the last bit of exponentials,
+which are the library's own. So every row on a CPU is chosen here where there is a library, whatever other rows want.
+"""
+
+import math
+from collections.abc import Sequence
+from ctypes import Array
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tokenmill.kernels import native_library
+from tokenmill.kernels.native_structs import Sample
+from tokenmill.sample.noise import uniform
+from tokenmill.sample.state import Row
+
+
+def chooses(logits_RV: Tensor) -> bool:
+    """Whether the tokens of these logits are chosen here."""
+    return logits_RV.is_cpu and native_library.is_usable()
+
+
+def choose_tokens(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float], list[float]]:
+    """Per row the id of its token, its largest logit and the largest that its mask admits: both must be finite.
+
+    logits_RV: float32, after penalties. RequestError if a constraint could make no mask.
+    """
+    masks = [None if (words_W := row.words) is None else np.ascontiguousarray(words_W) for row in rows]
+    found = samples(logits_RV.contiguous(), rows, masks)
+    return [each.token for each in found], [each.largest for each in found], [each.admitted for each in found]
+
+
+def samples(logits_RV: Tensor, rows: Sequence[Row], masks: Sequence[NDArray[np.int32] | None]) -> Array[Sample]:
+    """What the library finds for each row. logits_RV: float32, contiguous, as masks are."""
+    num_rows, size = logits_RV.shape
+    filled = (Sample * num_rows)()
+    for sample, row, words_W in zip(filled, rows, masks, strict=True):
+        params = row.params
+        if words_W is not None:
+            sample.words, sample.num_words = words_W.ctypes.data, len(words_W)
+        if params.temperature > 0:
+            sample.temperature, sample.top_p = params.temperature, params.top_p
+            sample.top_k = min(params.top_k, size)  # it has 32 bits, and the setting any number
+            sample.log_min_p = math.log(params.min_p) if params.min_p > 0 else -math.inf
+            sample.uniform = uniform(row.choosing.seed, row.position)
+    if native_library.library().tm_sample(logits_RV.data_ptr(), num_rows, size, filled):
+        raise MemoryError(f"no memory to sample {num_rows} rows of {size:,} logits")
+    return filled
