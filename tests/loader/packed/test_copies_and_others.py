@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import closing
 
 import pytest
@@ -20,7 +21,7 @@ from tokenmill.errors import CapacityError
 from tokenmill.loader import copies, packed_copy
 from tokenmill.loader.packed_copy import load_with_copy, open_model
 from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.weights.packed import verified
+from tokenmill.weights.packed import reader, verified
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, MAGIC
 from tokenmill.weights.packed.writer import PackedWriter
@@ -96,17 +97,24 @@ def test_who_maps_a_copy_keeps_it_when_it_is_deleted(llama, folder, capsys):
     assert torch.equal(engine.logits(LONG), want)
 
 
-@pytest.mark.parametrize("then", ["deleted", "replaced"])
-def test_a_copy_that_is_gone_before_all_of_it_is_read(llama, folder, caplog, then):
+@pytest.mark.parametrize("before", ["is_verified", "remember"])
+@pytest.mark.parametrize("then", ["deleted", "moved with its folder", "replaced"])
+def test_a_copy_that_is_gone_before_all_of_it_is_read(llama, folder, caplog, monkeypatch, then, before):
+    """A thread of its own reads it, and waits here with this until the copy is gone."""
     load(llama)
-    config = EngineConfig(model=str(llama))
-    opened = open_model(llama, config)
     (path,) = folder.glob("*.packed")
+    verified.forget(path)
+    gone, do = threading.Event(), getattr(reader, before)
+    monkeypatch.setattr(reader, before, lambda *given: gone.wait() and do(*given))
+    opened = open_model(llama, EngineConfig(model=str(llama)))
     if then == "replaced":
         path.with_name("new").write_bytes(b"x" * path.stat().st_size)
         path.with_name("new").replace(path)
+    elif then == "deleted":
+        path.unlink()
     else:
-        shutil.rmtree(folder)
+        folder.rename(folder.with_name("moved"))
+    gone.set()
     _, source = load_with_copy(*opened, None)
     assert isinstance(source, PackedCheckpoint) and caplog.text == ""
 
