@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from tests.interrupts import lines
-from tokenmill.engine.thread import EngineThread, _hold_all, _let_all_go
+from tokenmill.engine.thread import EngineThread, _forking, _hold_all, _let_all_go
 
 
 @pytest.fixture
@@ -310,13 +310,20 @@ def test_a_signal_handler_uses_it_between_the_hooks_of_a_fork(thread):
 
 def test_an_interrupt_while_a_fork_waits_for_a_step(thread):
     """The child finds no half step, and the interrupt is raised after the fork."""
-    half, over, within = [], threading.Event(), threading.Event()
+    half, over, within, sent = [], threading.Event(), threading.Event(), threading.Event()
 
     def step():
         half.append(1)
         within.set()
-        time.sleep(0.1)
+        sent.wait(60)
         half.pop()
+
+    def send():
+        while not _forking:
+            time.sleep(0.001)
+        time.sleep(0.02)  # until the fork has come from there to its waiting
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        sent.set()
 
     waiting = threading.Thread(target=lambda: thread.wait(lambda: over.is_set() or None, step), daemon=True)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -324,8 +331,7 @@ def test_an_interrupt_while_a_fork_waits_for_a_step(thread):
     try:
         waiting.start()
         within.wait()
-        main = threading.get_ident()
-        threading.Timer(0.02, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+        threading.Thread(target=send, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             children.append(os.fork())
             if not children[0]:

@@ -10,6 +10,7 @@ import time
 import httpx2
 import pytest
 
+from tests.empty import check_empty
 from tests.serve.conftest import MODEL, hold, served, wire
 from tests.serve.test_driver import Gate
 from tests.serve.test_run import certificate
@@ -61,7 +62,7 @@ def test_the_socket_of_a_client_that_reads_nothing_is_closed(chat_model, monkeyp
 
 @pytest.mark.slow
 def test_a_client_that_reads_slowly_gets_everything(chat_model, monkeypatch):
-    monkeypatch.setattr(connection, "STALL_S", 0.5)
+    monkeypatch.setattr(connection, "STALL_S", 2.0)
     with served(chat_model) as server, ask_for_much(server) as taken:
         received = 0
         while part := taken.recv(300_000):
@@ -211,6 +212,21 @@ def test_a_client_that_has_read_everything_and_gone_is_noticed(chat_model, path,
         while server.driver.core.trackers:
             time.sleep(0.01)
         assert not server.server_state.connections
+
+
+def test_a_client_that_has_gone_while_its_prompt_is_scored_is_noticed(chat_model):
+    with served(chat_model, {"max_step_tokens": 4}) as server:
+        gate, steps = Gate(server.driver.core), []
+        step, gate.step = gate.step, lambda: steps.append(step())
+        with connected(server) as taken:
+            taken.sendall(post({"prompt": [1] * 90, "logprobs": 1, "echo": True, "stream": True}))
+            assert gate.waits.wait(60)
+        while server.admission.num_open:
+            time.sleep(0.01)
+        gate.opened.set()
+        server.driver.core.thread.call(lambda: None)
+        assert len(steps) < 23  # which is how many the prompt takes
+        check_empty(server.driver.core)
 
 
 @pytest.mark.parametrize("stream", [False, True])

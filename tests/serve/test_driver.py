@@ -100,7 +100,7 @@ def test_a_step_that_raises_ends_everybody(core, caplog):
     assert [type(error) for error in errors] == [EngineDied] * 3
     assert {str(error) for error in errors} == {"the engine has failed: ZeroDivisionError"}
     assert "division by zero" in caplog.text and "Traceback" in caplog.text
-    assert driver.has_failed and died.wait(5)
+    assert driver.has_failed and died.wait(60)
     driver.stop()
 
 
@@ -161,7 +161,7 @@ def test_a_client_that_goes_away_is_cancelled(chat_model, stream):
                 next(response.iter_lines())
                 response.close()
             else:
-                with pytest.raises(httpx2.ReadTimeout):
+                with pytest.raises(httpx2.TimeoutException):
                     http.post(asking.url, json=LONG, timeout=0.3)
                 gate.opened.set()
         while server.admission.num_open or server.driver.core.trackers:

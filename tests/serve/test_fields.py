@@ -221,8 +221,8 @@ def test_a_deadline_ends_the_scoring_of_a_prompt(chat_model):
         step, steps = server.driver.core.loop.step, []
 
         def slow():
-            time.sleep(0.05)
             steps.append(step())
+            time.sleep(0.3 if len(steps) == 5 else 0.0)  # until the deadline has passed
 
         server.driver.core.loop.step = slow
         body = {"prompt": [1] * 90, "logprobs": 1, "echo": True, "timeout": 0.2}
@@ -231,22 +231,6 @@ def test_a_deadline_ends_the_scoring_of_a_prompt(chat_model):
             response = httpx2.post(f"{server.url}/v1/completions", json=body | more, timeout=60)
             assert (response.status_code, response.json()["error"]["param"]) == (504, "timeout")
             assert len(steps) < 23  # which is how many the prompt takes
-        assert not server.admission.num_open
-
-
-def test_a_stream_whose_client_leaves_while_its_prompt_is_scored_ends(chat_model):
-    with served(chat_model, {"max_step_tokens": 4}) as server:
-        step = server.driver.core.loop.step
-
-        def slow():
-            time.sleep(0.1)
-            step()
-
-        server.driver.core.loop.step = slow
-        body = {"prompt": [1] * 90, "logprobs": 1, "echo": True, "stream": True}
-        with pytest.raises(httpx2.TimeoutException):
-            httpx2.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
-        time.sleep(0.5)
         assert not server.admission.num_open
 
 
