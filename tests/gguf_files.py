@@ -20,6 +20,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.tiny_models import config_of
+
 KIND = gguf.GGMLQuantizationType
 F32 = KIND.F32
 VOCABULARY = 281  # 256 bytes, 24 merges, one end of text
@@ -73,7 +75,7 @@ WIDE: dict[str, tuple[str, str, dict[str, Any]]] = {
 def tiny(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A tiny model as save_pretrained writes it: its config.json, and its tensors by the names they have on disk."""
     _, kind, numbers = (TINY | WIDE)[name]
-    config = transformers.AutoConfig.for_model(kind, **numbers)
+    config = config_of(kind, numbers)
     with torch.random.fork_rng(), tempfile.TemporaryDirectory() as directory:
         torch.manual_seed(30)
         model = transformers.AutoModelForCausalLM.from_config(config).float()

@@ -9,10 +9,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-import transformers
 
 from tests.published import PUBLISHED, READ, REFUSED, without_codes
-from tests.tiny_models import TINY
+from tests.tiny_models import TINY, config_of
 from tokenmill import registry
 from tokenmill.hub.names import locate
 from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES
@@ -84,7 +83,7 @@ def converted():
 def is_native(name):
     """Whether the native program has all that a tiny model needs: an activation is all that it refuses of a model."""
     kind, numbers = TINY[name]
-    return read_config(transformers.AutoConfig.for_model(kind, **numbers).to_dict()).activation in ACTIVATIONS
+    return read_config(config_of(kind, numbers).to_dict()).activation in ACTIVATIONS
 
 
 def table(head, rows):

@@ -4,6 +4,7 @@
 wider than transformers' default, so that logits differ clearly and a greedy token never hangs on a rounding error.
 """
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -299,9 +300,14 @@ def reference(name: str) -> transformers.PreTrainedModel:
     return build(*TINY[name])
 
 
+def config_of(kind: str, numbers: dict[str, Any]) -> transformers.PreTrainedConfig:
+    """The config of that model_type. transformers writes into what it is given, such as the parameters of a rope."""
+    return transformers.AutoConfig.for_model(kind, **deepcopy(numbers))
+
+
 def build(kind: str, numbers: dict[str, Any]) -> transformers.PreTrainedModel:
     """A model of that model_type with random weights."""
-    config = transformers.AutoConfig.for_model(kind, **numbers)
+    config = config_of(kind, numbers)
     with torch.random.fork_rng():
         torch.manual_seed(20)
         model = auto_class(config).from_config(config, attn_implementation="eager")

@@ -92,5 +92,5 @@ def test_a_budget_of_time_for_all_functions_together(monkeypatch):
         if not any(thread.name == "compile a constraint" for thread in threading.enumerate()):
             break
         time.sleep(0.01)
-    assert made == ["slow_1"]  # nobody waited for the second
+    assert made in ([], ["slow_1"])  # nobody waited for the second, and the first may not have begun in that time
     assert enforced(functions, "hermes") == (tuple(functions), []) and made == ["slow_1", "slow_2"]

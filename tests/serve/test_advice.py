@@ -18,7 +18,7 @@ def asked(server, path, **body):
 
 @pytest.fixture(scope="module")
 def wordless(models):
-    with served(save("llama", models)) as server:
+    with served(save("llama", models / "wordless")) as server:
         yield server
 
 

@@ -109,7 +109,8 @@ def test_cache_counts_sessions(chat_model, tmp_path):
 
 @pytest.mark.parametrize(("own", "others"), [(b"one", 0), (b"two", 1)])
 def test_cache_names_texts_of_the_same_key_only(quiet, own, others):
-    request = quiet.core.request("w1 w2 w3 w4 w5 w6 w7 w8 w9", SamplingParams(max_new_tokens=4))
+    prompt = f"w{70 + others} w2 w3 w4 w5 w6 w7 w8 w9"  # none that the cache has
+    request = quiet.core.request(prompt, SamplingParams(max_new_tokens=4))
     request.sequences[0].client = b"one"
     quiet.core.submit(request)
     quiet.core.step()
