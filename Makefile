@@ -10,6 +10,7 @@
 # make wheels   the files of a release, in dist/ (docs/releasing.md)
 # make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer, two
 #                  hours of a server under load, the benchmarks that the documents show, and the laws of every family
+# make test-late    the tests in random order, while threads and servers are late: those that count on a moment fail
 # make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, proxies; and
 #                     what llama.cpp and vLLM test of their servers
 # make test-agents    coding agents (2 GB) that do a scripted task at the server
@@ -35,7 +36,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # Else each of some hundred processes compiles what it imports, and pytest rewrites the assertions of all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-agents test-ray test-wheel test-arm test-long wheels prove check bench map pages docs clean check-types check-structure \
+.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-agents test-ray test-wheel test-arm test-late test-long wheels prove check bench map pages docs clean check-types check-structure \
 	first-packages native-library
 .DELETE_ON_ERROR:
 
@@ -63,6 +64,9 @@ test-browser: .venv/.ready-dev
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium chromium-driver; } || \
 		{ echo "error: no chromium and chromedriver: on Debian, apt install chromium chromium-driver"; exit 1; }
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser $(ARGS)
+
+test-late: .venv/.ready-dev
+	$(BIN)/python -m pytest -n 6 --dist worksteal -p tests.late $(ARGS)
 
 test-long: .venv/.ready-dev
 	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 TOKENMILL_LOAD=1 TOKENMILL_EXAMPLES=167 \

@@ -158,7 +158,7 @@ def test_a_verified_copy_in_a_folder_that_is_read_only(llama, folder, monkeypatc
 
     monkeypatch.setattr(verified.os, "utime", refuse)
     with path.open("rb") as opened:
-        assert verified.is_verified(path, opened.fileno())
+        assert verified.is_verified(verified.record_of(path), opened.fileno())
 
 
 def test_what_killed_processes_left_is_deleted_and_what_others_write_is_not(llama, folder, capsys):

@@ -3,6 +3,7 @@
 import re
 import threading
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from tokenmill.weights.packed.reader import (
     read_header,
     read_tokenizer,
 )
+from tokenmill.weights.packed.verified import is_verified, record_of
 
 WEIGHTS = bytes(range(100))
 TOKENIZER = b"a tokenizer"
@@ -202,10 +204,31 @@ def test_a_copy_says_its_name(file):
             PackedReader(written(file, copy=name), is_copy=True)
 
 
-def test_a_file_that_is_deleted_is_read_to_its_end(file, monkeypatch):
-    go_on, real = threading.Event(), module.is_verified
-    monkeypatch.setattr(module, "is_verified", lambda *given: go_on.wait(60) and real(*given))
+@pytest.fixture
+def go_on(monkeypatch):
+    """Weights are verified when this is set."""
+    event, real = threading.Event(), module.is_verified
+    monkeypatch.setattr(module, "is_verified", lambda *given: event.wait(60) and real(*given))
+    return event
+
+
+def test_a_file_that_is_deleted_is_read_to_its_end(file, go_on):
     reader = PackedReader(written(file))
     file.unlink()
     go_on.set()
     assert bytes(reader.wait()) == WEIGHTS
+
+
+def test_the_directory_and_the_cache_may_change_while_it_is_verified(file, folder, go_on, monkeypatch):
+    """What is remembered then is of the file that was opened, and where the next start looks for it."""
+    monkeypatch.chdir(written(file).parent)
+    reader = PackedReader(Path(file.name))
+    (file.parent / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    monkeypatch.setenv("TOKENMILL_CACHE", "other")
+    go_on.set()
+    assert bytes(reader.wait()) == WEIGHTS
+    assert not list(Path().iterdir())
+    monkeypatch.setenv("TOKENMILL_CACHE", str(folder.parent))
+    with file.open("rb") as opened:
+        assert is_verified(record_of(file), opened.fileno())

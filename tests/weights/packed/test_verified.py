@@ -18,12 +18,12 @@ def file(tmp_path):
 
 def is_known(file) -> bool:
     with file.open("rb") as opened:
-        return is_verified(file, opened.fileno())
+        return is_verified(verified.record_of(file), opened.fileno())
 
 
 def know(file) -> None:
     with file.open("rb") as opened:
-        remember(file, opened.fileno())
+        remember(verified.record_of(file), opened.fileno())
 
 
 def record_of(folder, file):

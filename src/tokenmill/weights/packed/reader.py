@@ -18,7 +18,7 @@ from tokenmill.errors import PackedModelError, file_errors
 from tokenmill.memory.atomic_file import unseal
 from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader, brief
-from tokenmill.weights.packed.verified import is_verified, remember
+from tokenmill.weights.packed.verified import is_verified, record_of, remember
 
 MAGIC, FORMAT = b"TMIMAGE\n", 6
 BEGIN = HUGE_PAGE  # of the weights in the file
@@ -111,6 +111,7 @@ class PackedReader:
                 raise PackedModelError(f"{path} is another file under this name: its copy is {brief(name)}; {REMEDY}")
             self.tokenizer_text = _read_at(opened, self.header_end, self.facts["tokenizer_bytes"])
             self._memory = map_file(opened, BEGIN, self.facts["payload_bytes"])
+            self._record = record_of(path)  # now: the directory, or where the cache is, may change until it is verified
             until_verified.pop_all()
         thread = ThreadPoolExecutor(1)  # one thread: the others import torch and make the tokenizer meanwhile
         self._done = thread.submit(self._verify, opened, again)
@@ -123,7 +124,7 @@ class PackedReader:
 
     def _verify(self, opened: BinaryIO, again: bool) -> None:
         with opened:
-            if not again and is_verified(self.path, opened.fileno()):
+            if not again and is_verified(self._record, opened.fileno()):
                 touch(self._memory)
                 return
             weights, size = memoryview(self._memory), self.facts["part_bytes"]
@@ -132,4 +133,4 @@ class PackedReader:
                 if zlib.crc32(piece) != checksum:
                     at = f"bytes {part * size} to {part * size + len(piece)} of its weights"
                     raise PackedModelError(f"{self.path} is damaged: {at} do not match their checksum; {REMEDY}")
-            remember(self.path, opened.fileno())
+            remember(self._record, opened.fileno())

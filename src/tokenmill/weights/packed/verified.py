@@ -18,9 +18,14 @@ SETTLED_S = 1.0  # a file that was changed later than so long ago may change aga
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def is_verified(path: Path, opened: int) -> bool:
+def record_of(path: Path) -> Path:
+    """Name the file that remembers this one."""
+    name = sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+    return cache_folder() / "packed" / "verified" / f"{name}.json"
+
+
+def is_verified(record: Path, opened: int) -> bool:
     """Whether this open file is the one that was verified. That it is used now is noted for `last_used`."""
-    record = _record(path)
     try:
         if json.loads(record.read_text(encoding="utf-8")) != _facts(opened):
             return False
@@ -31,9 +36,8 @@ def is_verified(path: Path, opened: int) -> bool:
     return True
 
 
-def remember(path: Path, opened: int) -> None:
+def remember(record: Path, opened: int) -> None:
     """Remember that this open file was verified. Where that cannot be written, it is verified again next time."""
-    record = _record(path)
     if time.time() - os.fstat(opened).st_ctime < SETTLED_S:
         return
     try:
@@ -46,22 +50,17 @@ def remember(path: Path, opened: int) -> None:
 
 def forget(path: Path) -> None:
     """Forget a file that is gone."""
-    _record(path).unlink(missing_ok=True)
+    record_of(path).unlink(missing_ok=True)
 
 
 def last_used(path: Path) -> float:
     """Find when a process began to use the file, in seconds since 1970."""
-    for each in (_record(path), path):
+    for each in (record_of(path), path):
         try:
             return each.stat().st_mtime
         except OSError:
             continue
     return 0.0
-
-
-def _record(path: Path) -> Path:
-    name = sha256(os.fsencode(path.resolve())).hexdigest()[:16]
-    return cache_folder() / "packed" / "verified" / f"{name}.json"
 
 
 def _facts(opened: int) -> dict[str, int | str]:
