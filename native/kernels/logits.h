@@ -109,7 +109,8 @@ float kth_largest(const Logits& row, int64_t k, float* collected) {
   return count < k ? -INFINITY : select(collected, collected + count, k);
 }
 
-// The tokens whose numbers are at least `bound`, in the order of their ids; filled up to whole chunks with what weighs nothing.
+// Copies the admitted tokens whose logits are at least `bound` to the scratch, in the order of their ids, and returns how many they
+// are. A chunk of -infinity, which has the probability 0, follows them, because they are read in whole chunks.
 int64_t collect(const Logits& row, float bound, const SampleScratch& to) {
   alignas(64) float part[CHUNK];
   int64_t count = 0;

@@ -10,7 +10,7 @@
 
 namespace {
 
-enum { BLOCK = 16 * CHUNK };  // numbers whose weights are added up before a draw
+enum { BLOCK = 16 * CHUNK };  // logits that share one partial sum of weights, so that a draw reads only one block again
 
 TM_INLINE float larger(float a, float b) { return a > b ? a : b; }
 
@@ -110,9 +110,8 @@ int64_t filter(const TmSample& wants, const SampleScratch& of, int64_t count, do
 // A bound below which all weights together are half of what top_p leaves out, or less.
 float bound_of_top_p(double top_p, int64_t total, int64_t size, const Scaling& how) {
   if (1 - top_p < 1e-9) return -INFINITY;  // roundings of the sum may be as large
-  // The logarithm of a float: that of a double asks for a C library newer than torch's. Half is more than it is off by.
   const double weight = (1 - top_p) * 0.5 * (double)total / (double)size;
-  // Of float32: the logarithm of a double asks for a newer C library than torch does. Its error is far below the half.
+  // The logarithm is float32's, since float64's needs a newer C library than torch does. Its error is far below the half.
   const float below = std::log((float)weight) - (float)how.bits * 0.693147181f;
   return least_scaled_to(below < 0 ? below : 0, how);
 }
@@ -139,7 +138,7 @@ int64_t draw(const Logits& row, TmSample& wants, const SampleScratch& scratch) {
   return scratch.ids[i];
 }
 
-// See tm_sample. scratch: of a row whose token is drawn.
+// Chooses the token of one row of logits: see tm_sample. scratch: sample_scratch_bytes(size) bytes; null if the temperature is 0.
 void sample(const float* x, int64_t size, TmSample* wants, uint8_t* scratch) {
   const Logits row{x, size, wants->words, wants->num_words};
   const int64_t first = argmax(x, size);

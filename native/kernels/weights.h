@@ -1,4 +1,5 @@
-// Integer probabilities: what tokens weigh in a draw, a whole number for each, whose sums do not depend on their order.
+// Unnormalised probabilities as integers: a draw gives each token a weight: 2**bits times the exponential of its scaled logit, rounded
+// down. Sums of integers have no rounding, so they do not depend on the order of the tokens.
 //
 // The exponential is ours and made of products and sums that round one by one, so that every build computes the same bits. It is
 // off by less than a unit in the last place (tests/program/native_kernels.cpp compares it with long double).

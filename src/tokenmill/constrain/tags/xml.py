@@ -51,7 +51,7 @@ def xml_node(place: str, schema: Any, style: Style, tokens: Tokens) -> Node:
     root = read(place, schema)
     found = resolved(root, root)
     if found.get("type") != "object":
-        raise FormatError(place, "is the schema of an object, whose properties are the arguments")
+        raise FormatError(place, 'must be a schema with "type": "object": its properties are the arguments')
     if unknown := sorted(key for key in found if key not in _READ and not key.startswith("x-")):
         raise FormatError(place, f"has the keyword {unknown[0]!r}, which is not enforced in this style")
     properties, required = found.get("properties") or {}, set(found.get("required") or ())
