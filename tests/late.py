@@ -8,11 +8,15 @@ output says it.
 import asyncio
 import os
 import random
+import stat
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial, wraps
 from itertools import chain
+from pathlib import Path
 
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
@@ -40,6 +44,28 @@ def pytest_collection_modifyitems(items):
 
 def pytest_configure():
     ThreadPoolExecutor.submit, threading.Thread.run, RequestResponseCycle.send = _submit_late, _run_late, _send_late
+    sys.addaudithook(_audit)
+
+
+def _audit(event, args):
+    if event == "open" and args[2] & os.O_TRUNC:
+        _refuse_to_cut(args[0], 0)
+    elif event == "os.truncate":
+        _refuse_to_cut(*args)
+
+
+def _refuse_to_cut(path, length):
+    try:
+        found = os.stat(path)  # noqa: PTH116 (it may be the number of an open file)
+    except OSError:
+        return
+    if found.st_size <= length or not stat.S_ISREG(found.st_mode):
+        return
+    mapped = f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino} "
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            if mapped in maps.read_text(errors="replace"):
+                raise AssertionError(f"{path} is cut to {length} bytes while process {maps.parent.name} has it mapped")
 
 
 def _sleep():

@@ -14,7 +14,7 @@ import torch
 
 from tests.marks import needs_native
 from tests.tiny_models import save
-from tests.weights.packed.conftest import LONG, there
+from tests.weights.packed.conftest import LONG, replace, there
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
 from tokenmill.errors import CapacityError
@@ -108,8 +108,7 @@ def test_a_copy_that_is_gone_before_all_of_it_is_read(llama, folder, caplog, mon
     monkeypatch.setattr(reader, before, lambda *given: gone.wait() and do(*given))
     opened = open_model(llama, EngineConfig(model=str(llama)))
     if then == "replaced":
-        path.with_name("new").write_bytes(b"x" * path.stat().st_size)
-        path.with_name("new").replace(path)
+        replace(path, b"x" * path.stat().st_size)
     elif then == "deleted":
         path.unlink()
     else:
@@ -135,9 +134,9 @@ def test_a_model_that_is_deleted_while_it_is_loaded(llama, folder, caplog, what)
 def test_a_damaged_copy_in_a_folder_that_is_read_only(llama, folder, caplog, monkeypatch):
     want = load(llama).logits(LONG)
     (path,) = folder.glob("*.packed")
-    with path.open("r+b") as copy:
-        copy.seek(BEGIN)
-        copy.write(b"damaged")
+    data = bytearray(path.read_bytes())
+    data[BEGIN] ^= 1
+    replace(path, data)
 
     def refuse(*_):
         raise OSError(errno.EROFS, "Read-only file system")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.marks import needs_native
 from tests.tiny_models import save
-from tests.weights.packed.conftest import LONG, there
+from tests.weights.packed.conftest import LONG, replace, there
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.loader import copies, packed_copy
@@ -129,7 +129,7 @@ def test_a_damaged_copy_of_a_draft_model_is_made_again(llama, folder, opened, ca
     (path,) = (path for path in folder.glob("*.packed") if path.name != own)
     data = bytearray(path.read_bytes())
     data[BEGIN] ^= 1
-    path.write_bytes(data)
+    replace(path, data)
     opened.clear()
     load(llama, **drafted)
     assert opened == ["copy", "copy", "model"]
@@ -191,7 +191,7 @@ def test_copies_damaged_anywhere_are_refused_and_made_again(num_places, llama, f
     for at in places:
         flipped = bytearray(data)
         flipped[at] ^= 1 << at % 8
-        path.write_bytes(flipped)
+        replace(path, flipped)
         caplog.clear()
         opened.clear()
         assert torch.equal(load(llama).logits(LONG), want)
@@ -208,7 +208,7 @@ def test_copies_that_were_cut_are_made_again(llama, folder):
     (path,) = folder.glob("*.packed")
     data = path.read_bytes()
     for size in (0, 7, 100, len(data) // 2, len(data) - 1):
-        path.write_bytes(data[:size])
+        replace(path, data[:size])
         assert torch.equal(load(llama).logits(LONG), want)
         assert path.read_bytes() == data
 
@@ -226,7 +226,7 @@ def test_checksums_are_computed_once_until_the_file_changes(llama, folder, monke
     header = sums() and sums()
     assert sums() == header
     (path,) = folder.glob("*.packed")
-    path.write_bytes(path.read_bytes())
+    replace(path, path.read_bytes())
     assert sums() > header
 
 

@@ -23,5 +23,11 @@ def llama(tmp_path):
     return save("llama", tmp_path)
 
 
+def replace(path, data):
+    """Put another file in this one's place, which a process may have mapped and may not find cut."""
+    path.unlink()
+    path.write_bytes(data)
+
+
 def there(folder):
     return sorted(path.name for path in folder.glob("*.packed"))

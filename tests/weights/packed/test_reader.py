@@ -49,6 +49,7 @@ def written(path, payload=WEIGHTS, text=TOKENIZER, **changes):
     facts = {name: value for name, value in (FACTS | changes).items() if value is not ...}
     header = seal(facts, FORMAT).encode()
     front = begin_file(BEGIN + len(payload), len(header))
+    path.unlink(missing_ok=True)  # a thread may still read the file that has this name, and may not find it cut
     with path.open("wb") as out:
         out.write(front)
         out.seek(BEGIN)
