@@ -50,13 +50,13 @@ def test_a_trigger_may_be_a_control_token(bytes_only):
     [
         ({}, "an object with a `format`; or"),
         ({"structures": [], "triggers": ["a"]}, "at least one structure and one trigger"),
-        ({**TAGS, "triggers": "<f="}, "`triggers` is a list of texts"),
+        ({**TAGS, "triggers": "<f="}, "`triggers` must be a list of texts"),
         ({**TAGS, "triggers": ["<g="]}, r"structures\[0\].begin = '<f=a>' begins with none of the triggers"),
         ({**TAGS, "more": 1}, "no key 'more'"),
-        ({**TAGS, "structures": [{"begin": "<f=a>"}]}, r"structures\[0\].schema is a JSON schema"),
+        ({**TAGS, "structures": [{"begin": "<f=a>"}]}, r"structures\[0\].schema must be a JSON schema"),
         ({**TAGS, "structures": [{"begin": "<f=", "schema": {}, "x": 1}]}, r"no key 'x' in structures\[0\]"),
-        ({**TAGS, "structures": [3]}, r"structures\[0\] is an object with begin"),
-        ({**TAGS, "structures": [{"begin": 3, "schema": {}}]}, r"structures\[0\].begin is a text"),
+        ({**TAGS, "structures": [3]}, r"structures\[0\] must be an object with begin"),
+        ({**TAGS, "structures": [{"begin": 3, "schema": {}}]}, r"structures\[0\].begin must be a text"),
         ({**TAGS, "structures": [{"begin": "<f=", "schema": {"fo": 1}}]}, r"structures\[0\].schema at #: 'fo' is no"),
     ],
 )

@@ -208,7 +208,7 @@ REFUSED = [
     (
         {"response_format": {"type": "structural_tag", "format": {"type": "or", "elements": [{**FORMAT, "tags": []}]}}},
         "response_format",
-        "format.elements[0].tags is a list that is not empty",
+        "format.elements[0].tags must be a list that is not empty",
     ),
     ({"structural_tag": {"format": FORMAT, "triggers": []}}, "structural_tag", "no key 'triggers' beside a format"),
     ({"guided_decoding": {"json": {}}}, "guided_decoding", "is not supported"),

@@ -66,7 +66,7 @@ def _checked(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
         raise _wrong(f"no key {unknown[0]!r}")
     structures, triggers = given["structures"], given.get("triggers")
     if not isinstance(triggers, list) or not all(isinstance(each, str) and each for each in triggers):
-        raise _wrong("`triggers` is a list of texts")
+        raise _wrong("`triggers` must be a list of texts")
     if not structures or not triggers:
         raise _wrong("at least one structure and one trigger")
     for number, structure in enumerate(structures):
@@ -85,14 +85,14 @@ def _read(number: int, schema: dict[str, Any]) -> dict[str, Any]:
 
 def _check_structure(where: str, structure: Any) -> None:
     if not isinstance(structure, dict):
-        raise _wrong(f"{where} is an object with begin, schema and end")
+        raise _wrong(f"{where} must be an object with begin, schema and end")
     if unknown := sorted(structure.keys() - {"begin", "schema", "end"}):
         raise _wrong(f"no key {unknown[0]!r} in {where}")
     for name in ("begin", "end"):
         if not isinstance(structure.get(name, "" if name == "end" else None), str):
-            raise _wrong(f"{where}.{name} is a text")
+            raise _wrong(f"{where}.{name} must be a text")
     if not isinstance(structure.get("schema"), dict):
-        raise _wrong(f"{where}.schema is a JSON schema, an object")
+        raise _wrong(f"{where}.schema must be a JSON schema, an object")
 
 
 def _wrong(why: str) -> ConfigError:

@@ -71,15 +71,15 @@ def test_formats_of_tokens(bytes_only):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"type": "token"}, r"format.token is the id of a token, or the text that it spells"),
+        ({"type": "token"}, r"format.token must be the id of a token, or the text that it spells"),
         ({"type": "token", "token": "no such"}, r"format.token = 'no such' is not one token of this model"),
         ({"type": "token", "token": 9999}, r"format.token = 9999 is no token of this model"),
-        ({"type": "any_tokens", "exclude_tokens": [True]}, r"format.exclude_tokens\[0\] is the id of a token"),
+        ({"type": "any_tokens", "exclude_tokens": [True]}, r"format.exclude_tokens\[0\] must be the id of a token"),
         ({"type": "any_tokens", "max_tokens": 9999}, r"format.max_tokens is at most 2,000"),
         ({"type": "tag", **TAG, "begin": {"tokn": 1}}, r"format.begin has no key 'tokn'"),
         (
             {"type": "token_triggered_tags", "trigger_tokens": ["a"], "tags": [TAG]},
-            r"format.tags\[0\].begin is not exac",
+            r"format.tags\[0\].begin must be exactly one",
         ),
         (
             {"type": "token_triggered_tags", "trigger_tokens": [TURN, "a"], "tags": [TAG]},

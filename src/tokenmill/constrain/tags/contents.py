@@ -46,7 +46,7 @@ def value_node(place: str, schema: Any) -> Node:
 def read(place: str, schema: Any) -> dict[str, Any]:
     """Read a schema as the setting json_schema is read."""
     if not isinstance(schema, dict | bool):
-        raise FormatError(place, "is a JSON schema: an object, or true")
+        raise FormatError(place, "must be a JSON schema: an object, or true")
     try:
         return read_schema(schema)
     except SchemaError as error:
@@ -66,7 +66,7 @@ def pattern_node(place: str, pattern: str) -> Word:
 def grammar_node(place: str, text: str, name: str) -> Node:
     """The node of a grammar in GBNF: one word, or, for a recursive grammar, a value that refers to it by `name`."""
     if not is_gbnf(text):
-        raise FormatError(place, "is a grammar in EBNF (GBNF) with a rule root ::= …")
+        raise FormatError(place, "must be a grammar in EBNF (GBNF) with a rule root ::= …")
     try:
         lark = lark_of_gbnf(text)
     except ConfigError as error:

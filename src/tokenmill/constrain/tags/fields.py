@@ -28,14 +28,14 @@ class Given(NamedTuple):
         """A text that has to be there."""
         value = self.fields.get(key)
         if not isinstance(value, str) or not (value or may_be_empty):
-            raise self.wrong(key, "is a text" + ("" if may_be_empty else " that is not empty"))
+            raise self.wrong(key, "must be a text" + ("" if may_be_empty else " that is not empty"))
         return value
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """A truth value."""
         value = self.fields.get(key, default)
         if not isinstance(value, bool):
-            raise self.wrong(key, "is true or false")
+            raise self.wrong(key, "must be true or false")
         return value
 
     def number(self, key: str, least: int = 0) -> int | None:
@@ -44,7 +44,7 @@ class Given(NamedTuple):
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-            raise self.wrong(key, "is a whole number")
+            raise self.wrong(key, "must be a whole number")
         if not least <= value <= MAX_COUNT:
             raise self.wrong(key, f"is from {least} to {MAX_COUNT:,}")
         return int(value)
@@ -53,7 +53,7 @@ class Given(NamedTuple):
         """A list, which may be absent or else is not empty."""
         value = self.fields.get(key, [] if may_lack else None)
         if not isinstance(value, list) or not (value or may_lack):
-            raise self.wrong(key, "is a list" + ("" if may_lack else " that is not empty"))
+            raise self.wrong(key, "must be a list" + ("" if may_lack else " that is not empty"))
         return value
 
     def texts(self, key: str, *, may_lack: bool = False) -> list[str]:
@@ -63,14 +63,14 @@ class Given(NamedTuple):
             raise self.wrong(key, f"has {len(found)} texts; {MAX_TEXTS} are possible")
         for number, each in enumerate(found):
             if not isinstance(each, str) or not each:
-                raise FormatError(f"{self.inner(key)}[{number}]", "is a text that is not empty")
+                raise FormatError(f"{self.inner(key)}[{number}]", "must be a text that is not empty")
         return found
 
 
 def given(place: str, value: Any, fields: Mapping[str, frozenset[str]], default: str = "") -> tuple[str, Given]:
     """The type of an object, and the object. FormatError for one of no known type, or with a field that is not its."""
     if not isinstance(value, dict):
-        raise FormatError(place, "is an object, {" + (f'"type": "{default}", …' if default else '"type": …') + "}")
+        raise FormatError(place, "must be an object, {" + (f'"type": "{default}", …' if default else '"type": …') + "}")
     kind = value.get("type", default or None)
     if not isinstance(kind, str) or kind not in fields:
         raise FormatError(f"{place}.type", f"= {kind!r:.60} is not one of {', '.join(fields)}{_meant(kind, fields)}")

@@ -85,7 +85,7 @@ def repeat(reader: Reader, it: Given, end: End) -> Node:
     """A format, from min to max times; -1 for a max means that there is none."""
     least, most = it.number("min"), it.number("max", -1)
     if least is None or most is None:
-        raise it.wrong("min" if least is None else "max", "is a whole number")
+        raise it.wrong("min" if least is None else "max", "must be a whole number")
     if most != -1 and least > most:
         raise it.wrong("min", f"= {least} is more than max = {most}")
     if max(least, most) > MAX_TIMES:

@@ -60,7 +60,7 @@ def dispatch(reader: Reader, it: Given, end: End) -> Node:
     rules = []
     for place, first, second in _pairs(it):
         if not isinstance(first, str) or not first:
-            raise FormatError(f"{place}[0]", "is a text that is not empty")
+            raise FormatError(f"{place}[0]", "must be a text that is not empty")
         rules.append((first, reader.node(f"{place}[1]", second, end)))
     if len({pattern for pattern, _ in rules}) < len(rules):
         raise it.wrong("rules", "has a pattern twice")
@@ -81,7 +81,7 @@ def token_triggered_tags(reader: Reader, it: Given, end: End) -> Node:
     tags, triggers = _tags(reader, it, int), reader.tokens.ids(it, "trigger_tokens")
     for tag in tags:
         if triggers.count(int(tag.begin)) != 1:
-            raise FormatError(f"{tag.place}.begin", "is not exactly one of trigger_tokens")
+            raise FormatError(f"{tag.place}.begin", "must be exactly one of trigger_tokens")
     if unused := set(triggers) - {tag.begin for tag in tags}:
         raise it.wrong("trigger_tokens", f"has the token {min(unused)}, which begins no tag")
     whole = choice([_whole(reader, tag) for tag in tags])
@@ -112,7 +112,7 @@ def _pairs(it: Given) -> Iterator[tuple[str, Any, Any]]:
     for number, each in enumerate(it.items("rules")):
         place = f"{it.inner('rules')}[{number}]"
         if not isinstance(each, list) or len(each) != 2:
-            raise FormatError(place, "is a list of two: what begins it, and a format")
+            raise FormatError(place, "must be a list of two: what begins it, and a format")
         yield place, each[0], each[1]
 
 
@@ -124,7 +124,7 @@ def _tags(reader: Reader, it: Given, begin: type | None) -> list[Tag]:
         reader.count(place)
         tag = _tag_of(reader, given(place, each, TAG, "tag")[1])
         if begin is not None and not isinstance(tag.begin, begin):
-            raise FormatError(f"{place}.begin", "is a text here" if begin is str else "is a token here")
+            raise FormatError(f"{place}.begin", "must be a text here" if begin is str else "must be a token here")
         made.append(tag)
     return made
 
@@ -134,7 +134,7 @@ def _tag_of(reader: Reader, it: Given) -> Tag:
     if isinstance(begin, dict):
         begin = reader.tokens.of_object(it.inner("begin"), begin)
     elif not isinstance(begin, str):
-        raise it.wrong("begin", 'is a text or {"type": "token", "token": …}')
+        raise it.wrong("begin", 'must be a text or {"type": "token", "token": …}')
     end, mark = _end_of(reader, it)
     content = reader.node(it.inner("content"), it.fields.get("content"), end)
     if not end.token and not any(end.texts) and _is_unlimited(it.fields["content"]):
@@ -157,7 +157,7 @@ def _end_of(reader: Reader, it: Given) -> tuple[End, Node]:
         return End(token=(token,)), reader.tokens.one(place, token)
     texts = [end] if isinstance(end, str) else end
     if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
-        raise it.wrong("end", 'is a text, a list of texts, or {"type": "token", "token": …}')
+        raise it.wrong("end", 'must be a text, a list of texts, or {"type": "token", "token": …}')
     if len(texts) > MAX_TEXTS:
         raise it.wrong("end", f"has {len(texts)} texts; {MAX_TEXTS} are possible")
     return End(tuple(texts)), choice([reader.tokens.text(place, each) for each in texts])

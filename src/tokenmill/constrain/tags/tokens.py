@@ -58,7 +58,7 @@ class Tokens:
                 raise FormatError(place, f"= {value} is no token of this model")
             return value
         if not isinstance(value, str) or not value:
-            raise FormatError(place, "is the id of a token, or the text that it spells")
+            raise FormatError(place, "must be the id of a token, or the text that it spells")
         if value in known.control:
             return known.control[value]
         found = known.ids.get(value.encode())
