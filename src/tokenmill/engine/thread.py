@@ -6,10 +6,8 @@ called in the order in which they came, between two steps. Steps are made while 
 The waiting is done with bare locks, because a signal handler may use the engine while its own thread waits for it.
 """
 
-import _thread
 import atexit
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -20,15 +18,13 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
 
+from tokenmill.engine import forks
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Step = Callable[[], None]
 _threads: "WeakSet[EngineThread]" = WeakSet()
-_forking: list[int] = []  # the threads that want to fork
-_interrupts: list[bool] = []  # not empty after a Ctrl-C while a fork waited for steps to end
-FORK_WAITS_S = 0.002  # that a thread which makes steps leaves to whoever wants to fork
-INTERRUPTED_AFTER_S = 0.02  # so that the hooks of the fork are over
 QUIT_LOOKS_S = 0.0005
 SIGNAL_LOOKS_S = 0.2  # a signal that comes just before its thread begins to sleep does not wake it
 
@@ -117,6 +113,7 @@ class EngineThread:
         self._untidy: deque[Callable[[], None]] = deque()
         self.begin_anew()
         _threads.add(self)
+        forks.threads.add(self)
 
     def begin_anew(self) -> None:
         """Begin anew in a process that was just forked, which has neither the thread nor anybody who waited for it."""
@@ -176,12 +173,12 @@ class EngineThread:
         self._await_end()
 
     def _ask(self, task: _Task[T]) -> T:
-        if threading.get_ident() in _forking:  # a signal handler, between the hooks of a fork
-            _let_all_go()
+        if forks.is_forking():  # a signal handler, between the hooks of a fork
+            forks.let_all_go()
             try:
                 return self._ask(task)
             finally:
-                _hold_all()
+                forks.hold_all()
         try:
             self._inbox.put(task)
             if self._quitter == threading.get_ident():
@@ -274,69 +271,9 @@ class EngineThread:
             _guarded(self._when_collected.pop(id(known))[1])
 
     def _my_turn(self) -> AbstractContextManager[object]:
-        """Return the turn. A lock is not fair: whoever forks gets a moment in which to take it."""
-        if _forking:
-            time.sleep(FORK_WAITS_S)
+        """Return the turn, after whoever wants to fork had a moment in which to take it."""
+        forks.give_way()
         return self.turn
-
-
-# ---- forks: all threads stand between two steps then
-
-
-def _hold_all() -> None:
-    """Hold the turn of every thread. A Ctrl-C while they are waited for comes again after the fork: what a hook raises
-    is lost, and the fork would be made in the midst of a step.
-    """
-    _forking.append(threading.get_ident())
-    while True:
-        try:
-            if _hold():
-                return
-        except KeyboardInterrupt:
-            _interrupts.append(True)
-
-
-def _hold() -> bool:
-    """Hold all turns, or none while another is waited for, which may wait for that one itself; whether all are held."""
-    for each in _others():
-        if not each.turn._is_owned() and not each.turn.acquire(blocking=False):  # type: ignore[attr-defined]
-            _release_all()
-            with each.turn:
-                return False
-    return True
-
-
-def _others() -> "list[EngineThread]":
-    """List all threads but the one that asks, which has its turn."""
-    while True:
-        with suppress(RuntimeError):  # another was made meanwhile
-            return [each for each in list(_threads) if not each.is_current]
-
-
-def _release_all() -> None:
-    for each in _others():
-        if each.turn._is_owned():  # type: ignore[attr-defined]
-            each.turn.release()
-
-
-def _let_all_go() -> None:
-    _release_all()
-    ident = threading.get_ident()
-    with suppress(ValueError):  # interrupted before it was noted
-        _forking.remove(ident)
-    if _interrupts:
-        _interrupts.clear()
-        threading.Timer(INTERRUPTED_AFTER_S, _thread.interrupt_main).start()
-
-
-def _begin_all_anew() -> None:
-    _forking.clear()
-    _interrupts.clear()
-    for each in list(_threads):
-        each.begin_anew()
-
-
-os.register_at_fork(before=_hold_all, after_in_parent=_let_all_go, after_in_child=_begin_all_anew)
 
 
 @atexit.register
