@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from tests.book.blocks import SERVED, TYPED, Block
 from tests.book.markdown import ROOT
+from tests.ports import unused_port
 
 ADDRESS, PORT = "127.0.0.1:8000", "8000"
 
@@ -85,7 +85,7 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path, monkeypatch, real_model, unused_port):
+def shell(tmp_path, monkeypatch, real_model):
     """`tokenmill` is on the path, and the model is fetched already. The cache is that of all tests, see users_cache."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -99,14 +99,6 @@ def shell(tmp_path, monkeypatch, real_model, unused_port):
     folder.mkdir()
     shutil.copy(ROOT / "README.md", folder)
     (folder / "phrases.csv").write_text("id,text\n1,Good morning.\n2,Where is the mill?\n")
-    made = Shell(folder, unused_port)
+    made = Shell(folder, unused_port())
     yield made
     made.close()
-
-
-@pytest.fixture
-def unused_port():
-    """A port that nobody listens at."""
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return tried.getsockname()[1]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import torch
 from tests.laws.test_law_14_everything import everything_at_once
 from tests.parallel.eager_in_threads import save_with_three_kv_heads
 from tests.parallel.processes import is_there, listening, wait_until
+from tests.ports import unused_port
 from tests.tiny_models import prompt
 from tokenmill import ConfigError, load
 from tokenmill.bench.golden import check_text, reference_for
@@ -263,8 +263,7 @@ def test_the_golden_texts(real_model):
 @pytest.mark.slow
 def test_ranks_with_other_settings_are_named(path):
     """Two processes as torchrun starts them, of which one has another setting."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = unused_port()
     command = [sys.executable, "-m", "tokenmill", "generate", str(path), "--tokens", "5", "--program", "eager"]
     ends = []
     for rank, dtype in enumerate(("float32", "bfloat16")):

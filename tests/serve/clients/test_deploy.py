@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from tests.empty import check_empty
+from tests.ports import unused_port
 from tests.serve.conftest import hold, served
-from tokenmill.serve.run import Address, listen
 
 pytestmark = pytest.mark.clients
 
@@ -110,8 +110,7 @@ def caddy(folder, port, upstream):
 @contextmanager
 def proxied(make, folder, server):
     """The URL of a proxy before a server."""
-    with listen(Address(port=0)) as taken:
-        port = taken.getsockname()[1]
+    port = unused_port()
     command = make(folder, port, re.sub("^http://", "", server.url))
     home = os.environ | {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_DATA_HOME": str(folder)}
     process = subprocess.Popen(command, env=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
