@@ -35,8 +35,9 @@ class Server:
         self.in_flight = self.max_in_flight = 0
         self.lock, self.closing = threading.Lock(), threading.Event()
         handler = type("Handler", (_Handler,), {"server_of": self})
-        # The default of 5 makes a sixth caller wait for a second.
-        kind = type("Quick", (ThreadingHTTPServer,), {"request_queue_size": 256, "daemon_threads": True})
+        # The default of 5 makes a sixth caller wait for a second. Handlers that are no daemons are waited for at the
+        # end, so that what they say of a client that has left does not come into another test.
+        kind = type("Quick", (ThreadingHTTPServer,), {"request_queue_size": 256, "daemon_threads": False})
         self.http = kind(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         self.models = json.dumps({"data": [{"id": "first"}, {"id": "second"}]}).encode()
@@ -129,6 +130,7 @@ def answer(handler, num_pieces=3, usages=True, done=True):
     handler.event(piece("", "length"))
     if usages:
         handler.event(usage(7, 2 * num_pieces))
+    handler.leave()  # whoever reads what follows may send another request before this line is over
     if done:
         handler.block(b"data: [DONE]\n\n")
     handler.end()

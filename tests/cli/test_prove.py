@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from tests.prove.fake import Fake, running
+from tests.prove.fake import Fake, crowds_of, running
 
 FEW = ("--max-tokens", 4, "--concurrency", 3, "--seed", 5)
 
@@ -35,7 +35,7 @@ def test_a_right_server(prove):
 
 
 def test_a_wrong_server(prove):
-    with running(Fake("crowd").app) as url:
+    with crowds_of(Fake("crowd")) as fake, running(fake.app) as url:
         code, out, _ = prove(url, *FEW, "--case", "crowd", "--comparisons", 9)
         assert code == 1
         assert "crowd: /v1/completions {'max_tokens': 4" in out and "they differ from token 0 on" in out
@@ -86,7 +86,7 @@ def test_ctrl_c_shows_what_was_found_and_torch_is_not_imported():
                 assert child.poll() is None
                 time.sleep(0.01)
             os.kill(child.pid, signal.SIGINT)
-            out, err = child.communicate(timeout=60)
+            out, err = child.communicate(timeout=600)
     assert child.returncode == 130, err
     facts = json.loads(out.splitlines()[-1])
     assert facts["interrupted"] and facts["comparisons"] and facts["differences"] == 0

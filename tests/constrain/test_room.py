@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from tests.constrain.walks import accepts
-from tokenmill.constrain.compile import Compiler
+from tokenmill.constrain import enforced as module
+from tokenmill.constrain.compile import Compiler, Limits
 from tokenmill.constrain.enforced import enforced
 from tokenmill.constrain.grammar import spec_of
 from tokenmill.constrain.room import Budget, GivenUp, check_wanted, with_room
@@ -32,12 +33,13 @@ DEEP = {
 @pytest.mark.parametrize("kind", DEEP)
 def test_deep_grammars_are_compiled_and_made_anew(kind, bytes_only):
     settings, text = DEEP[kind]
-    constraint = Compiler(bytes_only).compile(spec_of(SamplingParams(**settings)))
+    constraint = Compiler(bytes_only, Limits(seconds=120.0)).compile(spec_of(SamplingParams(**settings)))
     constraint.renew()
     assert accepts(constraint, text) and not accepts(constraint, text[:-1])
 
 
-def test_deep_schemas_of_functions_are_read():
+def test_deep_schemas_of_functions_are_read(monkeypatch):
+    monkeypatch.setattr(module, "BUDGET", Budget(120.0, 2))
     parameters = {**SCHEMA, "$ref": "#/$defs/x", "$defs": {**SCHEMA["$defs"], "x": {"type": "object"}}}
     parameters["properties"] = {"a": {"$ref": "#/$defs/d0"}}
     (function,), _ = enforced([Function("f", "", parameters, None)], "hermes")

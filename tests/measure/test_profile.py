@@ -206,8 +206,9 @@ def test_verbose_trace_has_the_steps_and_torchs_operations_in_one_time(engine):
     operations = [one for one in events if one.get("cat") == "cpu_op" and "linear" in one["name"]]
     assert operations
     first, last = own[0]["ts"], own[-1]["ts"] + own[-1]["dur"]
-    # Up to what entering a mark takes; seconds would mean that the clocks were not brought together.
-    assert all(first - 1e5 < one["ts"] < last + 1e5 for one in operations)
+    # Up to what entering a mark takes, also where the process has to wait then. Clocks that were not brought together
+    # differ by the time since this machine started.
+    assert all(first - 1e7 < one["ts"] < last + 1e7 for one in operations)
     assert any(one["name"].startswith("allocated by torch on CPU") for one in events)
 
 

@@ -10,7 +10,7 @@ def is_there(pid):
     """Whether it runs: one that has ended and was not waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second where it goes between opening and reading
         return False
 
 

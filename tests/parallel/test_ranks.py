@@ -14,6 +14,7 @@ import torch
 
 import tokenmill
 from tests.forked import in_fork
+from tests.parallel.processes import PATIENCE_S, is_there, wait_until
 from tests.tiny_models import prompt
 from tokenmill import RankLost, TokenmillError, load
 from tokenmill.kernels import native_library
@@ -21,7 +22,6 @@ from tokenmill.loader import load_model
 from tokenmill.loader import ranks as loader_ranks
 from tokenmill.parallel import ranks
 
-WAIT_S = 5.0  # in which a group must have ended
 LONG = prompt(97, seed=5)
 
 pytestmark = [
@@ -43,14 +43,6 @@ def ranks_of(parent):
         if is_rank and int(fields[1]) == parent and fields[0] != "Z":
             found.append(int(folder.name))
     return found
-
-
-def wait_until(is_so):
-    """Whether it becomes so within WAIT_S."""
-    until = time.monotonic() + WAIT_S
-    while not is_so() and time.monotonic() < until:
-        time.sleep(0.02)
-    return is_so()
 
 
 def in_ranks(path, count=2, **settings):
@@ -81,7 +73,7 @@ def test_an_engine_that_nobody_holds_ends_its_ranks(llama):
     engine.generate(LONG, max_new_tokens=2)
     del engine
     gc.collect()
-    assert wait_until(lambda: ranks_of(os.getpid()) == [])
+    wait_until(lambda: ranks_of(os.getpid()) == [])
 
 
 def test_a_session_goes_on_under_another_number(llama, alone, tmp_path):
@@ -118,7 +110,7 @@ def test_a_rank_that_dies_ends_every_request(is_busy, llama):
         wait_until(lambda: engine.core.trackers)
     os.kill(ranks_of(os.getpid())[0], signal.SIGKILL)
     if is_busy:
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert "was ended by signal SIGKILL: load the model again" in errors[0]
     with pytest.raises(RankLost, match="of 3 was ended by signal SIGKILL"):
@@ -142,7 +134,7 @@ def test_ranks_end_with_a_rank_0_that_is_killed(llama):
     process.kill()
     process.wait()
     process.stdout.close()
-    assert wait_until(lambda: not Path(f"/proc/{rank}").exists())
+    wait_until(lambda: not is_there(rank))
 
 
 def test_a_rank_that_does_not_start_is_told(llama, monkeypatch):
@@ -227,8 +219,9 @@ def test_an_engine_whose_rank_is_stopped_in_a_step_is_closed(llama):
     assert errors and ranks_of(os.getpid()) == []
 
 
-def test_a_load_that_waits_for_a_rank_is_interrupted(llama):
-    """The rank is stopped, so that it never comes."""
+def test_a_load_that_waits_for_a_rank_is_interrupted(llama, monkeypatch):
+    """The rank never comes, and is stopped, so that it does not notice its end either."""
+    monkeypatch.setattr(ranks, "MODULE", "tests.parallel.silent_rank")
 
     def interrupt():
         wait_until(lambda: ranks_of(os.getpid()))

@@ -11,11 +11,13 @@ import time
 from contextlib import contextmanager
 from hashlib import blake2b
 
+import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from tokenmill.prove.trial import Trial
 from tokenmill.serve.run import Address, listen
 
 WORDS = "a mill stands by the river and its wheel turns all night while we sleep".split()
@@ -29,6 +31,7 @@ class Fake:
         self.fault, self.without, self.refuses, self.key = fault, set(without), refuses, key
         self.in_flight, self.long_in_flight, self.unseeded, self.left = 0, 0, 0, 0
         self.seen, self.restarts, self.full_for, self.num_posts = set(), 0, 0, 0
+        self.expected, self.arrived = 0, 0
         routes = [("/v1/models", self.models, "GET"), ("/restart", self.restart, "POST")]
         for name in ("completions", "chat/completions"):
             if name not in self.without:
@@ -112,13 +115,15 @@ class Texts:
         """(index, token, log-probability, finish_reason or None), of all texts in turns; counted as in flight."""
         fake, is_unseeded = self.fake, bool(self.temperature) and self.body.get("seed") is None
         fake.in_flight, fake.long_in_flight = fake.in_flight + 1, fake.long_in_flight + self.is_long
-        fake.unseeded += is_unseeded
+        fake.unseeded, fake.arrived = fake.unseeded + is_unseeded, fake.arrived + 1
         seeds, made = [self.seed(index) for index in range(self.n)], [[] for _ in range(self.n)]
         is_done = False
         try:
             most = self.body.get("max_tokens", 16)
             for place in range(most):
                 await asyncio.sleep(self.pause_s(place))
+                while fake.arrived < fake.expected:
+                    await asyncio.sleep(0.001)
                 for index in range(self.n):
                     token, logprob = self.token(index, seeds[index], made[index], self.disturbed(index))
                     made[index].append(token)
@@ -161,6 +166,23 @@ class Texts:
                 continue  # this one is dropped
             yield f"data: {json.dumps({'choices': [self.choice(index, [token], [logprob], reason, True)]})}\n\n"
         yield "data: [DONE]\n\n"
+
+
+@contextmanager
+def crowds_of(fake):
+    """What the client sends together is in flight together, however slowly it sends it: no fault depends on that."""
+    together = Trial.together
+
+    async def announced(trial, asks, stream=False, beside=()):
+        fake.expected, fake.arrived = len(asks) + len(beside), 0
+        try:
+            return await together(trial, asks, stream, beside)
+        finally:
+            fake.expected = 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trial, "together", announced)
+        yield fake
 
 
 @contextmanager

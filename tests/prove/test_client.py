@@ -4,7 +4,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from starlette.applications import Starlette
@@ -32,9 +32,10 @@ def refused(url, **settings):
 
 
 def test_nobody_there():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:  # bound, so that nobody else gets the port, and not listening
+        taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    said = refused(f"http://127.0.0.1:{port}")
+        said = refused(f"http://127.0.0.1:{port}")
     assert said.startswith(f"no server answers at http://127.0.0.1:{port} (") and "check the address" in said
 
 
@@ -55,9 +56,12 @@ def speaking(data):
                     connection, _ = taken.accept()
                 except OSError:
                     return
-                with connection:
+                with connection, suppress(OSError):
                     connection.recv(1000)
                     connection.sendall(data)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1000):  # closed with something unread, the connection would be reset
+                        pass
 
         threading.Thread(target=answer, daemon=True).start()
         yield taken.getsockname()[1]

@@ -5,7 +5,7 @@ import sys
 import httpx2
 import pytest
 
-from tests.prove.fake import Fake, running
+from tests.prove.fake import Fake, crowds_of, running
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.progress import Progress
 from tokenmill.prove.report import document, notes
@@ -23,7 +23,7 @@ def slow(*values):
 
 def check(fake, **settings):
     """The outcome of a check of a fake; it may restart it."""
-    with running(fake.app) as url:
+    with crowds_of(fake), running(fake.app) as url:
 
         async def restart():
             async with httpx2.AsyncClient(trust_env=False, verify=False) as http:

@@ -175,7 +175,7 @@ def test_a_stream_stays_where_no_other_replica_takes_it(fleet):
         fleet.leaving.clear()
         seen = []
         fleet.on_part = lambda call, name, message: name == first and (seen.append(message), len(seen) > 4)[1]
-        _, _, data = asyncio.run(ask(Gate(fleet, patience_s=0.5), path, body))
+        _, _, data = asyncio.run(ask(Gate(fleet), path, body))
         assert events_of(data)[-1]["error"]["code"] == "other_fingerprint"
     finally:
         service.fingerprint = own

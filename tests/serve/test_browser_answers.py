@@ -166,7 +166,12 @@ def test_how_full_the_context_is_and_a_way_out(page, tmp_path):
     assert len(page.texts()) == 8 and "What stands above is left out" in page.text("#turns")
 
 
+LABELS_STAY = "const real = setTimeout; window.setTimeout = (call, ms) => ms === 1500 ? 0 : real(call, ms)"
+"""A button says for 1.5 s what it has done, which a browser that is slow might not be seen saying."""
+
+
 def test_code_has_colours_and_is_copied(page):
+    page.run(LABELS_STAY)
     feed = Feed(page)
     ask(page, "one")
     feed.write(CODE)
@@ -188,6 +193,7 @@ def test_code_has_colours_and_is_copied(page):
 
 
 def test_copying_without_a_clipboard_as_over_plain_http(page):
+    page.run(LABELS_STAY)
     page.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     feed = Feed(page)
     ask(page, "one")

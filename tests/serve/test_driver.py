@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 import time
 
@@ -141,7 +142,7 @@ def test_a_full_queue_is_429(chat_model):
         while server.admission.num_open < 2:
             time.sleep(0.01)
         refused = httpx2.post(f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=60)
-        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
         gate.opened.set()
         for thread in threads:
@@ -161,8 +162,11 @@ def test_a_client_that_goes_away_is_cancelled(chat_model, stream):
                 next(response.iter_lines())
                 response.close()
             else:
-                with pytest.raises(httpx2.TimeoutException):
-                    http.post(asking.url, json=LONG, timeout=0.3)
+                asking.headers["Host"] = "localhost"
+                head = "".join(f"{name}: {value}\r\n" for name, value in asking.headers.items())
+                with socket.create_connection((asking.url.host, asking.url.port), timeout=120) as connection:
+                    connection.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode() + asking.read())
+                    assert gate.waits.wait(120)  # it is in the engine now
                 gate.opened.set()
         while server.admission.num_open or server.driver.core.trackers:
             time.sleep(0.01)
@@ -200,7 +204,9 @@ def test_a_step_that_hangs_is_seen_by_health(chat_model, monkeypatch):
         server.driver._steps.longest_s = 0.0  # whatever it was on this machine
         server.driver._steps.count = driver_module.FIRST_STEPS
         gate = Gate(core)
-        asking = threading.Thread(target=httpx2.post, args=(f"{url}/v1/completions",), kwargs={"json": LONG})
+        asking = threading.Thread(
+            target=httpx2.post, args=(f"{url}/v1/completions",), kwargs={"json": LONG, "timeout": 120}
+        )
         asking.start()
         while httpx2.get(f"{url}/health", timeout=60).status_code == 200:
             time.sleep(0.01)

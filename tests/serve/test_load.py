@@ -188,24 +188,31 @@ def test_a_large_body_holds_nobody_up(http, path, body, status):
 
 @pytest.mark.slow
 def test_many_large_bodies_of_one_key_hold_no_other_key_up(chat_model, monkeypatch):
-    quickly = tokens._tokenized
-    monkeypatch.setattr(tokens, "_tokenized", lambda *given: (time.sleep(0.2), quickly(*given))[1])
+    quickly, has_answered = tokens._tokenized, threading.Event()
+
+    def slowly(engine, body):
+        assert body.prompt != "one" or has_answered.wait(120)
+        return quickly(engine, body)
+
+    monkeypatch.setattr(tokens, "_tokenized", slowly)
     with served(chat_model, keys=("one", "two")) as server:
         ends = []
 
         def ask(key):
             headers = {"Authorization": f"Bearer {key}"}
-            response = httpx2.post(f"{server.url}/tokenize", json={"prompt": "w1"}, headers=headers, timeout=60)
+            response = httpx2.post(f"{server.url}/tokenize", json={"prompt": key}, headers=headers, timeout=120)
             ends.append((key, response.status_code))
 
         many = [threading.Thread(target=ask, args=("one",)) for _ in range(20)]
         for thread in many:
             thread.start()
-        time.sleep(0.3)
+        while len(server.server_state.tasks) < len(many):
+            time.sleep(0.01)
         ask("two")
+        has_answered.set()
         for thread in many:
             thread.join()
-        assert ends.index(("two", 200)) < 12 and ends.count(("one", 200)) == 20
+        assert ends == [("two", 200), *[("one", 200)] * 20]
 
 
 # ---- row 12

@@ -12,6 +12,7 @@ from tokenmill.errors import ConfigError
 
 SETTINGS = {"max_length": 4096, "max_sequences": 2, "cache_tokens": 12_000, "block_size": 16}
 LOOK = {"name": "look", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}
+HEADERS = {"Authorization": "Bearer x", "X-Session-Id": "s"}
 TOOLS = {"tools": [{"type": "function", "function": LOOK}]}
 
 
@@ -25,7 +26,7 @@ def test_a_conversation_is_recorded_and_checked(model, tm, tmp_path, monkeypatch
     file, messages = tmp_path / "day.jsonl", []
     answers = [call("look", path=f"file{number}.txt") for number in range(6)]
     with served(model, SETTINGS, record=file) as server, scripted(server.driver.core, in_turn(answers)):
-        with httpx2.Client(base_url=server.url, headers={"Authorization": "Bearer x", "X-Session-Id": "s"}) as http:
+        with httpx2.Client(base_url=server.url, headers=HEADERS, timeout=120) as http:
             for answer in answers:
                 messages.append({"role": "user", "content": "Look again. " * 60})
                 body = {"messages": messages, "max_tokens": 100, **TOOLS}

@@ -1,12 +1,12 @@
 """Texts that are kept by name: found again after a restart, by their own key only, whatever the name tries."""
 
 import threading
-import time
 from hashlib import blake2b
 
 import httpx2
 import pytest
 
+from tests.parallel.processes import wait_until
 from tests.serve.conftest import served
 
 MESSAGES = [{"role": "user", "content": " ".join(f"w{number}" for number in range(40))}]
@@ -95,10 +95,12 @@ def test_a_damaged_file_is_refused(kept, tmp_path):
 
 def test_a_file_under_another_name_or_key_is_refused(kept, tmp_path):
     """Renamed, copied to another name, or into the folder of another key: never another text than the one asked for."""
+    saved = []
     with kept(keys=("one", "two")) as server:
         for key, name, prompt in (("one", "a", "w1 w2"), ("one", "b", "w1 w2 w3"), ("two", "a", "w1")):
             post(server, f"/v1/sessions/{name}/save", {"prompt": prompt}, key)
-        first, second, other = sorted(tmp_path.rglob("*.kv"), key=lambda path: path.stat().st_mtime)
+            saved += set(tmp_path.rglob("*.kv")) - set(saved)
+        first, second, other = saved
         whole = {path: path.read_bytes() for path in (first, second, other)}
         for source in (second, other):
             first.write_bytes(whole[source])
@@ -141,11 +143,7 @@ def test_a_directory_that_cannot_be_written(chat_model, tmp_path):
 def test_streams_go_on_while_a_session_waits_for_a_place(kept, what):
     with kept(settings={"max_sequences": 1}) as server:
         post(server, "/v1/sessions/tale/save", {"messages": MESSAGES})
-        step, told = server.driver.core.loop.step, []
-
-        def slow():
-            time.sleep(0.02)
-            step()
+        step, told, may_step = server.driver.core.loop.step, [], threading.Semaphore(0)
 
         def read():
             body = {"prompt": "w2", "max_tokens": 60, "stream": True}
@@ -156,19 +154,20 @@ def test_streams_go_on_while_a_session_waits_for_a_place(kept, what):
             body = {"messages": MESSAGES} if what == "save" else None
             told.append(post(server, f"/v1/sessions/tale/{what}", body).status_code)
 
-        server.driver.core.loop.step = slow
-        threads = [threading.Thread(target=work) for work in (read, ask)]
-        for thread in threads:
-            thread.start()
-            while not told:  # the session is asked for in the midst of the stream
-                time.sleep(0.005)
-        ends_s = time.monotonic() + 60
-        while len(told) <= 10 and time.monotonic() < ends_s:
-            time.sleep(0.005)
-        assert len(told) > 10 and 200 not in told[:11]
-        for thread in threads:
+        server.driver.core.loop.step = lambda: may_step.acquire(timeout=120) and step()
+        reading, asking = (threading.Thread(target=work) for work in (read, ask))
+        reading.start()
+        for number in range(1, 12):  # a step for each token that is read
+            may_step.release()
+            wait_until(lambda number=number: len(told) == number)
+            if number == 1:  # the session is asked for in the midst of the stream
+                asking.start()
+                wait_until(lambda: server.admission.num_open == 2)
+        assert told == ["token"] * 11
+        may_step.release(1000)
+        for thread in (reading, asking):
             thread.join(120)
-        assert told[-1] == 200 or told[-2:] == [200, "token"]
+        assert 200 in told and told.count("token") == 60
 
 
 def test_a_key_that_fills_the_server_keeps_no_sessions(kept):

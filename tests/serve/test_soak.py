@@ -40,7 +40,7 @@ class User:
 
     def work(self, ends_s):
         with self.http:
-            while time.monotonic() < ends_s:
+            while time.monotonic() < ends_s or self.statuses.get(200, 0) < 3:
                 try:
                     status = self.ask(self.random.random())
                 except httpx2.ReadError:  # a connection that was idle for long was closed as it was used again
@@ -66,8 +66,8 @@ class User:
 def test_nothing_grows(chat_model, tmp_path):
     on_disk = {"prefix_dir": str(tmp_path / "blocks"), "prefix_limit": 1, "suffix_dir": str(tmp_path / "texts")}
     with served(chat_model, SETTINGS | on_disk, keys=KEYS, session_dir=tmp_path / "sessions") as server:
-        begun_s = time.monotonic()
         users = [User(number, server.url) for number in range(8)]
+        begun_s = time.monotonic()
         threads = [threading.Thread(target=user.work, args=(begun_s + SECONDS,)) for user in users]
         for thread in threads:
             thread.start()

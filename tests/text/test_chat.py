@@ -233,7 +233,7 @@ EXPRESSIONS = r"""
 
 @pytest.mark.parametrize("line", EXPRESSIONS.strip().splitlines())
 def test_every_construct_renders_as_transformers_does(line):
-    assert ours(line) == theirs(line, ASK)
+    assert ours(line) == theirs(line, ASK) or ours(line) == theirs(line, ASK), "midnight may lie between two, not four"
 
 
 @settings(max_examples=30, deadline=None)

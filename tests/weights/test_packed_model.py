@@ -120,6 +120,7 @@ def test_flipped_bytes_are_refused(packed, tmp_path):
     for at in [0, 9, 16, BEGIN, BEGIN + facts["payload_bytes"], end - 1, len(data) - 1, *places]:
         flipped = bytearray(data)
         flipped[at] ^= 1 << at % 8
+        damaged.unlink(missing_ok=True)
         damaged.write_bytes(flipped)
         with pytest.raises(
             CheckpointError, match=r"damaged|no packed model|is a .* file, not a model|has (format|byteorder)"
@@ -131,6 +132,7 @@ def test_cut_files_are_refused(packed, tmp_path):
     data = packed.read_bytes()
     cut = tmp_path / "cut.packed"
     for size in random.Random(4).sample(range(8, len(data)), 30):
+        cut.unlink(missing_ok=True)
         cut.write_bytes(data[:size])
         with pytest.raises(CheckpointError, match=r"cut or damaged|damaged"):
             load(cut)
