@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx2
+from tests.ports import unused_port
 from tests.serve.scripted import CONTEXT, call, save_scripted_model
 
 from tokenmill.bench.event_stream import EventStream
@@ -58,9 +58,7 @@ class Server:
     def __init__(self, folder: Path, model: str, answers: list[str], max_length: int, name: str = "agent") -> None:
         self._script = folder / "answers.json"
         self._script.write_text(json.dumps(answers), encoding="utf-8")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = unused_port()
         self.url = f"http://127.0.0.1:{self._port}"
         lengths = ("--max-length", str(max_length), "--cache-tokens", str(3 * max_length), "--max-sequences", "2")
         kept = (

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import shutil
+import signal
 from functools import cache
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: its idle threads would spin beside the other worker
@@ -33,6 +34,12 @@ NAMED = ("browser", "compiler", "ray")
 
 LONGEST = ("test_documents.py", "test_blocks.py")
 """Files with tests of a minute. One that begins last would leave the other worker idle."""
+
+
+def pytest_configure():
+    """Have Ctrl-C work here and in children also where a shell began the tests in the background, and so ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path, config):

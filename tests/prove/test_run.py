@@ -26,7 +26,7 @@ def check(fake, **settings):
     with crowds_of(fake), running(fake.app) as url:
 
         async def restart():
-            async with httpx2.AsyncClient(trust_env=False, verify=False) as http:
+            async with httpx2.AsyncClient(trust_env=False, timeout=120, verify=False) as http:
                 await http.post(f"{url}/restart")
 
         return prove(Settings(url, **{**SETTINGS, **settings}), restart)

@@ -41,6 +41,7 @@ def test_who_asked_for_what(log):
     headers = {"Authorization": "Bearer the-key", "X-Request-Id": "mine-1"}
     response = httpx2.post(f"{url}/v1/completions?x=1", json=BODY, headers=headers, timeout=60)
     assert response.headers["x-request-id"] == "mine-1"
+    written(lines, 1)
     assert httpx2.get(f"{url}/v1/models", timeout=60).headers["x-request-id"].startswith("req-")
     written(lines, 2)
     assert fields(lines[0]) == ["127.0.0.1", "POST", "/v1/completions", "200", "mine-1"]

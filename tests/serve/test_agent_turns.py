@@ -31,7 +31,9 @@ def test_the_next_server_finds_what_the_last_one_computed(tmp_path):
             served(model, SETTINGS | {"prefix_dir": str(tmp_path)}) as server,
             scripted(server.driver.core, in_turn([], otherwise=f"Seen {number}.")) as script,
         ):
-            done = httpx2.post(f"{server.url}/v1/chat/completions", json={"messages": messages}, trust_env=False)
+            done = httpx2.post(
+                f"{server.url}/v1/chat/completions", json={"messages": messages}, trust_env=False, timeout=120
+            )
         messages.append(done.json()["choices"][0]["message"])
         tokens.append((done.json()["usage"], script.sequences[0].tokens))
     (_, first), (usage, second) = tokens

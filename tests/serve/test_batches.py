@@ -254,7 +254,8 @@ def test_who_waits_goes_first(keeping):
     """With all places taken by a batch, a request of a client is answered before the batch has ended."""
     with keeping(settings={"max_sequences": 2}) as server, client_of(server) as client:
         body = {"prompt": "w1 w2", "max_tokens": 80, "temperature": 0}
-        batch = started(client, [line(number, COMPLETION, body | {"seed": number}) for number in range(40)], COMPLETION)
+        lines = [line(number, COMPLETION, body | {"seed": number}) for number in range(2000)]  # none waits for the last
+        batch = started(client, lines, COMPLETION)
         while client.batches.retrieve(batch.id).request_counts.completed < 1:
             time.sleep(0.005)
         assert client.completions.create(model=MODEL, prompt="w7", max_tokens=3).usage.completion_tokens == 3

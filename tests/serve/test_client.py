@@ -60,8 +60,9 @@ def test_400_comes_before_a_stream_begins(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_429_says_how_long_to_wait(chat_model, stream):
-    with served(chat_model, {"max_sequences": 1}, max_queued=0) as server, server.admission.slots(1):
-        with client_of(server) as client, pytest.raises(openai.RateLimitError) as caught:
+    with served(chat_model, {"max_sequences": 1}, max_queued=0) as server:
+        server.admission._clock = lambda: 0.0  # a slot that is held for a second more makes the wait longer
+        with server.admission.slots(1), client_of(server) as client, pytest.raises(openai.RateLimitError) as caught:
             client.completions.create(**ASK, stream=stream)
         assert caught.value.code == "queue_full" and caught.value.response.headers["retry-after"] == "1"
 

@@ -32,8 +32,14 @@ def test_a_head_that_does_not_come_closes_the_connection(server, sent):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
-def test_a_second_head_that_does_not_come_closes_the_connection(server):
+def test_a_second_head_that_does_not_come_closes_the_connection(server, monkeypatch):
+    complete = HttpProtocol.on_response_complete
+
+    def impatient_from_now_on(protocol):
+        monkeypatch.setattr(connection, "HEAD_S", 0.3)
+        complete(protocol)
+
+    monkeypatch.setattr(HttpProtocol, "on_response_complete", impatient_from_now_on)
     said = wire(server.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /he")
     assert said.startswith(b"HTTP/1.1 200") and said.count(b"HTTP/1.1") == 1
 
@@ -50,14 +56,11 @@ def ask_for_much(server):
 
 @pytest.mark.slow
 def test_the_socket_of_a_client_that_reads_nothing_is_closed(chat_model, monkeypatch):
+    lost, connection_lost = threading.Event(), HttpProtocol.connection_lost
+    monkeypatch.setattr(HttpProtocol, "connection_lost", lambda *given: (connection_lost(*given), lost.set()))
     monkeypatch.setattr(connection, "STALL_S", 0.5)
     with served(chat_model) as server, ask_for_much(server):
-        connections, ends_s = server.server_state.connections, time.monotonic() + 60
-        while not connections:
-            time.sleep(0.01)
-        while connections and time.monotonic() < ends_s:
-            time.sleep(0.05)
-        assert not connections
+        assert lost.wait(60) and not server.server_state.connections
 
 
 @pytest.mark.slow
@@ -139,12 +142,14 @@ def test_what_is_not_whole_then_closes_the_connection(server, data):
     assert b"HTTP/1.1 200" not in wire(server.url, data, is_half_closed=True)
 
 
-def test_http_1_0_which_knows_no_status_100_is_refused_by_a_sentence(server):
-    said = wire(server.url, post(BODY, "1.0"), is_half_closed=True)
-    assert said.startswith(b"HTTP/1.1 400 Bad Request\r\n") and b"closed for sending" in said
-    assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
-    while server.admission.num_open or server.driver.core.trackers:
-        time.sleep(0.01)
+def test_http_1_0_which_knows_no_status_100_is_refused_by_a_sentence(chat_model):
+    with served(chat_model) as server:
+        hold(server.driver)  # so that it cannot end before the half is closed
+        said = wire(server.url, post(BODY | {"max_tokens": 90}, "1.0"), is_half_closed=True)
+        assert said.startswith(b"HTTP/1.1 400 Bad Request\r\n") and b"closed for sending" in said
+        assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+        while server.admission.num_open or server.driver.core.trackers:
+            time.sleep(0.01)
 
 
 def test_http_1_0_is_served_what_takes_no_time(server):

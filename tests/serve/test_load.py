@@ -18,7 +18,9 @@ import httpx2
 import pytest
 
 from tests.empty import check_empty
+from tests.parallel.processes import wait_until
 from tests.serve.conftest import SETTINGS, served
+from tests.serve.test_driver import Gate
 from tokenmill import load
 from tokenmill.serve import tokens
 
@@ -113,7 +115,13 @@ def test_every_answer_is_its_own_though_blocks_are_scarce(chat_model):
         return await asyncio.gather(*(post(port, body) for body in asked))
 
     with served(chat_model, SCARCE) as server:
+        gate = Gate(server.driver.core)  # all of them wait when the first one begins
+        opener = threading.Thread(
+            target=lambda: (wait_until(lambda: server.admission.num_open == 32), gate.opened.set())
+        )
+        opener.start()
         answers = asyncio.run(ask(port_of(server)))
+        opener.join()
         assert server.driver.core.scheduler.num_preemptions > 0
         check_empty(server.driver.core)
     assert [json.loads(rest)["choices"][0]["text"] for _, _, rest in answers] == wanted

@@ -132,7 +132,7 @@ def test_the_tokens_of_tokenize_are_the_text(server, tokenizer, text):
     import httpx2
 
     asked = {"prompt": text, "return_token_strs": True, "add_special_tokens": False}
-    answer = httpx2.post(f"{server.url}/tokenize", json=asked, trust_env=False).json()
+    answer = httpx2.post(f"{server.url}/tokenize", json=asked, trust_env=False, timeout=120).json()
     assert answer["tokens"] == tokenizer.encode(text, add_special_tokens=False)
     shown = "".join(answer["token_strs"])
     assert shown.replace("\ufffd" * 4, "\U0001f642") == text
@@ -142,7 +142,7 @@ def test_the_log_probabilities_of_a_prompt_name_its_tokens(server):
     import httpx2
 
     asked = {"prompt": "the quick", "prompt_logprobs": 0, "max_tokens": 1, "temperature": 0}
-    choice = httpx2.post(f"{server.url}/v1/completions", json=asked, trust_env=False).json()["choices"][0]
+    choice = httpx2.post(f"{server.url}/v1/completions", json=asked, trust_env=False, timeout=120).json()["choices"][0]
     first, *entries = choice["prompt_logprobs"]
     assert first is None
     assert "".join(next(iter(entry.values()))["decoded_token"] for entry in entries) == "the quick"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parallel.processes import wait_until
 from tests.serve.conftest import served
 from tests.serve.scripted import in_turn, save_scripted_model, scripted
 
@@ -86,6 +87,7 @@ class Desk:
         """Every request went to a route and was answered, so many of them had the mark, and the script was followed.
         What stood before was found but for the rest of a block.
         """
+        wait_until(lambda: len(self.posts) >= len(self.script.asked))  # a line is written after its answer
         assert set(self.posts) == {(path, 200)}, self.lines
         for stood, found in self.script.found():
             assert stood - SETTINGS["block_size"] <= found <= stood, self.script.found()

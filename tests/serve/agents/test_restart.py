@@ -20,7 +20,7 @@ DONE = "All is as it was."
 
 def counted(url):
     """Tokens of prompts, and those of them that were found, since the start."""
-    text = httpx2.get(f"{url}/metrics", trust_env=False).text
+    text = httpx2.get(f"{url}/metrics", trust_env=False, timeout=120).text
     names = ("prompt_tokens_total", "prompt_tokens_cached_total")
     return [float(re.search(rf"^\w+:{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)[1]) for name in names]
 

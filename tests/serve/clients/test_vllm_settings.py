@@ -76,6 +76,7 @@ def test_a_dead_engine(chat_model):
 
     with served(chat_model) as server, client_of(server) as http:
         server.driver.core.loop.step = fail
+        server.driver.on_failure = lambda: None  # else the server ends beside the second request
         response = http.post(COMPLETION, json=BODY)
         assert response.status_code == 503
         assert response.json()["error"]["message"] == "the engine has failed: MemoryError"

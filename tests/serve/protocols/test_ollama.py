@@ -91,7 +91,10 @@ def test_a_raw_prompt_is_as_it_is(http, quiet):
 def test_a_model_without_a_template_continues_plain_prompts(tmp_path):
     from tests.word_model import save_word_model
 
-    with served(str(save_word_model(tmp_path))) as server, httpx2.Client(base_url=server.url, trust_env=False) as http:
+    with (
+        served(str(save_word_model(tmp_path))) as server,
+        httpx2.Client(base_url=server.url, trust_env=False, timeout=120) as http,
+    ):
         first = whole(http, "/api/generate", asked("/api/generate"))
         assert first.context[:2] == [3, 4] and len(first.context) == 10
         second = whole(http, "/api/generate", asked("/api/generate") | {"prompt": "w5", "context": first.context})
@@ -187,7 +190,10 @@ def test_unknown_fields_are_named_or_refused(http, chat_model):
     body = asked("/api/chat", top_a=1) | {"shift": True, "truncate": False, "nonsense": 1}
     told = ["unknown field 'options.top_a' is ignored", "unknown field 'nonsense' is ignored"]
     assert sorted(whole(http, "/api/chat", body).warnings) == sorted(told)
-    with served(chat_model, is_strict=True) as server, httpx2.Client(base_url=server.url, trust_env=False) as strict:
+    with (
+        served(chat_model, is_strict=True) as server,
+        httpx2.Client(base_url=server.url, trust_env=False, timeout=120) as strict,
+    ):
         assert "there is no field" in error(strict, "/api/chat", body)
         assert whole(strict, "/api/chat", asked("/api/chat")).done
 
@@ -212,7 +218,10 @@ def test_programs_need_not_say_that_a_body_is_json(http):
 
 @pytest.mark.slow
 def test_keys_are_wanted(chat_model):
-    with served(chat_model, keys=("one",)) as server, httpx2.Client(base_url=server.url, trust_env=False) as http:
+    with (
+        served(chat_model, keys=("one",)) as server,
+        httpx2.Client(base_url=server.url, trust_env=False, timeout=120) as http,
+    ):
         assert "key" in error(http, "/api/chat", CHAT, 401)
         for path in ("/api/tags", "/api/ps", "/api/version"):
             assert http.get(path).status_code == 401
@@ -223,7 +232,7 @@ def test_keys_are_wanted(chat_model):
 def test_a_full_server_and_one_that_ends(chat_model):
     with (
         served(chat_model, {"max_sequences": 1}, max_queued=0) as server,
-        httpx2.Client(base_url=server.url, trust_env=False) as http,
+        httpx2.Client(base_url=server.url, trust_env=False, timeout=120) as http,
     ):
         with server.admission.slots(1):
             response = http.post("/api/chat", json=CHAT)

@@ -84,7 +84,10 @@ def test_what_would_change_the_models_is_refused_by_the_command(method, path, bo
 
 @pytest.mark.slow
 def test_a_name_with_a_tag_of_its_own(chat_model):
-    with served(chat_model, name="me/words:1b") as server, httpx2.Client(base_url=server.url, trust_env=False) as http:
+    with (
+        served(chat_model, name="me/words:1b") as server,
+        httpx2.Client(base_url=server.url, trust_env=False, timeout=120) as http,
+    ):
         assert http.get("/api/tags").json()["models"][0]["name"] == "me/words:1b"
         assert http.post("/api/show", json={"model": "me/words:1b"}).status_code == 200
         assert http.post("/api/show", json={"model": "me/words"}).status_code == 404
@@ -118,7 +121,10 @@ def test_what_the_document_shows(http):
 def test_a_gguf_file_and_its_own_chat_template(real_model):
     """What is told of it; and the next turn behind a context is that of the conversation, to the token."""
     settings = {"dtype": "auto", "max_length": 256, "block_size": 16}
-    with served(real_model, settings) as server, httpx2.Client(base_url=server.url, trust_env=False) as http:
+    with (
+        served(real_model, settings) as server,
+        httpx2.Client(base_url=server.url, trust_env=False, timeout=120) as http,
+    ):
         details = http.get("/api/tags").json()["models"][0]["details"]
         assert details["format"] == "gguf" and details["quantization_level"].endswith("bits")
         assert details["parameter_size"] == "134.52M"

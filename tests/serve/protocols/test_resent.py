@@ -55,7 +55,10 @@ def test_calls_keep_the_numbers_that_the_model_gave_them(kimi):
     """Kimi's template shows the ids of calls, which the model has written with a number of its own."""
     form = lookup(TOOL_FORMATS, "kimi_k2", "tool_format")
     texts = [form.text(CALLS), form.text(CALLS).replace(":0<", ":2<").replace(":1<", ":13<")]
-    with served(kimi, SETTINGS, tool_format="kimi_k2") as server, httpx2.Client(base_url=server.url) as http:
+    with (
+        served(kimi, SETTINGS, tool_format="kimi_k2") as server,
+        httpx2.Client(base_url=server.url, timeout=120) as http,
+    ):
         for turn in (of_chat, of_responses, of_messages, of_ollama):
             history = [ASKED]
             with scripted(
