@@ -109,8 +109,8 @@ float kth_largest(const Logits& row, int64_t k, float* collected) {
   return count < k ? -INFINITY : select(collected, collected + count, k);
 }
 
-// Copies the admitted tokens whose logits are at least `bound` to the scratch, in the order of their ids, and returns how many they
-// are. A chunk of -infinity, which has the probability 0, follows them, because they are read in whole chunks.
+// Copies the ids and logits of all admitted tokens whose logit is at least `bound` into the scratch buffers, in ascending order of ids.
+// Returns the number of these tokens. A chunk of -infinity, which has the probability 0, follows them, because they are read in whole chunks.
 int64_t collect(const Logits& row, float bound, const SampleScratch& to) {
   alignas(64) float part[CHUNK];
   int64_t count = 0;

@@ -130,6 +130,7 @@ def test_stopped_it_tells_those_who_wait(core):
 
 def test_a_full_queue_is_429(chat_model):
     with served(chat_model, {"max_sequences": 1}, max_queued=1) as server:
+        server.admission._clock = lambda: 0.0  # slots that are held for a second more make the wait longer
         gate = Gate(server.driver.core)
         statuses = []
 
@@ -142,7 +143,7 @@ def test_a_full_queue_is_429(chat_model):
         while server.admission.num_open < 2:
             time.sleep(0.01)
         refused = httpx2.post(f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=60)
-        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["type"] == "rate_limit_error"
         gate.opened.set()
         for thread in threads:

@@ -141,7 +141,7 @@ def test_a_directory_that_cannot_be_written(chat_model, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["save", "restore"])
 def test_streams_go_on_while_a_session_waits_for_a_place(kept, what):
-    with kept(settings={"max_sequences": 1}) as server:
+    with kept(settings={"max_sequences": 1, "speculate": "off"}) as server:  # one token in each step
         post(server, "/v1/sessions/tale/save", {"messages": MESSAGES})
         step, told, may_step = server.driver.core.loop.step, [], threading.Semaphore(0)
 
@@ -157,17 +157,17 @@ def test_streams_go_on_while_a_session_waits_for_a_place(kept, what):
         server.driver.core.loop.step = lambda: may_step.acquire(timeout=120) and step()
         reading, asking = (threading.Thread(target=work) for work in (read, ask))
         reading.start()
-        for number in range(1, 12):  # a step for each token that is read
+        for number in range(1, 60):  # a step for each token that is read
             may_step.release()
             wait_until(lambda number=number: len(told) == number)
             if number == 1:  # the session is asked for in the midst of the stream
                 asking.start()
                 wait_until(lambda: server.admission.num_open == 2)
-        assert told == ["token"] * 11
+        assert told == ["token"] * 59
         may_step.release(1000)
         for thread in (reading, asking):
             thread.join(120)
-        assert 200 in told and told.count("token") == 60
+        assert told[-1] == 200 or told[-2:] == [200, "token"]
 
 
 def test_a_key_that_fills_the_server_keeps_no_sessions(kept):

@@ -11,6 +11,7 @@ import torch
 from tests.marks import needs_native
 from tests.text.test_sentencepiece_file import directory, trained_file
 from tests.tiny_models import KINDS, prompt, save
+from tests.weights.packed.conftest import replace
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
@@ -120,8 +121,7 @@ def test_flipped_bytes_are_refused(packed, tmp_path):
     for at in [0, 9, 16, BEGIN, BEGIN + facts["payload_bytes"], end - 1, len(data) - 1, *places]:
         flipped = bytearray(data)
         flipped[at] ^= 1 << at % 8
-        damaged.unlink(missing_ok=True)
-        damaged.write_bytes(flipped)
+        replace(damaged, flipped)
         with pytest.raises(
             CheckpointError, match=r"damaged|no packed model|is a .* file, not a model|has (format|byteorder)"
         ):
@@ -132,8 +132,7 @@ def test_cut_files_are_refused(packed, tmp_path):
     data = packed.read_bytes()
     cut = tmp_path / "cut.packed"
     for size in random.Random(4).sample(range(8, len(data)), 30):
-        cut.unlink(missing_ok=True)
-        cut.write_bytes(data[:size])
+        replace(cut, data[:size])
         with pytest.raises(CheckpointError, match=r"cut or damaged|damaged"):
             load(cut)
 

@@ -13,12 +13,12 @@ from types import FrameType
 from typing import Any, Protocol
 from weakref import WeakSet
 
-FORK_WAITS_S = 0.002  # that a thread which makes steps leaves to whoever wants to fork
+FORK_WAITS_S = 0.002  # for which an engine's thread sleeps before a step while another thread wants to fork
 INTERRUPTED_AFTER_S = 0.02  # so that the hooks of the fork are over
 
 
 class Forked(Protocol):
-    """A thread whose turn is held while the process is forked. turn: an RLock."""
+    """The thread of an engine, as a fork uses it. turn: an RLock, which is held while a step or a function runs."""
 
     turn: Any
 
@@ -29,8 +29,12 @@ class Forked(Protocol):
     def begin_anew(self) -> None:
         """Begin anew in the child."""
 
+    def quit(self) -> None:
+        """End before the interpreter does."""
+
 
 threads: "WeakSet[Forked]" = WeakSet()
+"""The threads of all engines of this process."""
 forking: list[int] = []
 """The threads that want to fork."""
 
@@ -43,7 +47,7 @@ def is_forking() -> bool:
 
 
 def give_way() -> None:
-    """Leave a moment to whoever wants to fork: a lock is not fair."""
+    """Sleep a moment if another thread wants to fork: an RLock is not fair, so that thread might never get it."""
     if forking:
         time.sleep(FORK_WAITS_S)
 

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet, ref
+from weakref import ref
 
 from tokenmill.engine import forks
 
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Step = Callable[[], None]
-_threads: "WeakSet[EngineThread]" = WeakSet()
 QUIT_LOOKS_S = 0.0005
 SIGNAL_LOOKS_S = 0.2  # a signal that comes just before its thread begins to sleep does not wake it
 
@@ -112,7 +111,6 @@ class EngineThread:
         self._when_collected: dict[int, tuple[ref[Any], Callable[[], None]]] = {}  # by the id of the reference
         self._untidy: deque[Callable[[], None]] = deque()
         self.begin_anew()
-        _threads.add(self)
         forks.threads.add(self)
 
     def begin_anew(self) -> None:
@@ -279,5 +277,5 @@ class EngineThread:
 @atexit.register
 def _quit_all() -> None:
     """End all threads, because none may be within a library when the interpreter takes itself apart."""
-    for thread in list(_threads):
+    for thread in list(forks.threads):
         thread.quit()

@@ -25,7 +25,7 @@ def llama(tmp_path):
 
 def replace(path, data):
     """Put another file in this one's place, which a process may have mapped and may not find cut."""
-    path.unlink()
+    path.unlink(missing_ok=True)
     path.write_bytes(data)
 
 
