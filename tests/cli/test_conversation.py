@@ -1,7 +1,7 @@
 """A conversation: turns on one session, the commands that change it, and the end of its room."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -195,14 +195,102 @@ def test_the_settings_of_chat_leave_room_for_forks():
 
 def test_clear_and_system(talk):
     asked(talk, "w1")
-    assert talk.do("clear") == "a new conversation, with the system message"
+    back = "; /undo returns to the old one"
+    assert talk.do("clear") == "a new conversation, with the system message" + back
     assert talk.messages == [{"role": "system", "content": "w4"}]
     assert len(talk.session) == 0
     asked(talk, "w1")
-    assert talk.do("system", "w5") == "a new conversation"
+    assert talk.do("system", "w5") == "a new conversation" + back
     assert talk.messages == [{"role": "system", "content": "w5"}]
     talk.do("system")
     assert talk.do("clear") == "a new conversation" and talk.messages == []
+
+
+def test_undo_takes_back_clear_system_compact_and_edit_one_after_the_other(talk):
+    first = asked(talk, "w1")
+    begun = list(talk.messages)
+    asked(talk, "w2")
+    both = list(talk.messages)
+    talk.do("compact")
+    assert talk.messages == [begun[0], *both[3:]]
+    talk.do("clear")
+    talk.do("system", "w5")
+    asked(talk, "w6")
+    assert talk.do("undo") == 'forgot: "w6"'
+    assert talk.do("undo") == "the conversation is back: 1 message" and talk.messages == begun[:1]
+    talk.do("undo")
+    assert talk.do("undo") == "the conversation is back: 5 messages" and talk.messages == both
+    talk.do("undo")
+    assert talk.messages == begun
+    talk.do("edit", "w7")
+    assert talk.pending
+    answer = "".join(talk.answer())
+    assert [message["content"] for message in talk.messages] == ["w4", "w7", answer]
+    assert talk.do("undo") == "the conversation is back: 3 messages" and talk.messages == begun
+    talk.do("retry")
+    assert "".join(talk.answer()) == first
+
+
+def test_a_question_is_edited_in_the_editor_of_the_user(engine, monkeypatch, tmp_path):
+    talk = talking(engine)
+    assert talk.do("edit") == "there is no question to edit"
+    asked(talk, "w1 w2")
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.delenv("EDITOR", raising=False)
+    with pytest.raises(TokenmillError, match="/edit TEXT, or an editor: set EDITOR"):
+        talk.do("edit")
+    monkeypatch.setenv("EDITOR", "false")
+    with pytest.raises(TokenmillError, match="the editor 'false' failed"):
+        talk.do("edit")
+    monkeypatch.setenv("EDITOR", "true")
+    assert talk.do("edit") == "the question is left as it was; /retry asks it again" and not talk.pending
+    monkeypatch.setenv("EDITOR", "sed -i s/w1/w9/")
+    assert talk.do("edit") == "" and talk.pending
+    assert talk.messages[-1] == {"role": "user", "content": "w9 w2"}
+
+
+def test_another_model_goes_on_with_the_conversation(engine, model, tmp_path):
+    opened = []
+
+    def open_model(name):
+        settings = asdict(with_room_for_forks(EngineConfig(model=name, threads=1, speculate="off", max_length=128)))
+        opened.append(load(**settings))
+        return opened[-1], replace(PARAMS, temperature=0.5)
+
+    other = save_chat_model(tmp_path / "other", tiny="qwen3")
+    first = load(**asdict(with_room_for_forks(EngineConfig(model=model, threads=1, speculate="off"))))
+    talk = Conversation(first, PARAMS, "w4", open_model)
+    assert talk.do("model").startswith(str(model))
+    with pytest.raises(TokenmillError):
+        talk.do("model", str(tmp_path / "missing"))
+    talk.do("set", "top_k 3")
+    asked(talk, "w1")
+    talk.do("fork")
+    part = stopped(talk, "w2")
+    said = talk.do("model", str(other))
+    assert said == f"{other} goes on, 128 tokens of context; max_new_tokens 6, temperature 0.5, top_k 3"
+    assert talk.messages[-1] == {"role": "assistant", "content": part}, "ids of the first model mean nothing to it"
+    with pytest.raises(RequestError):
+        first.generate([1], max_new_tokens=1)  # its memory is given back
+    talk.do("set", "temperature 0")
+    prompt = opened[0].chat_prompt([*talk.messages, {"role": "user", "content": "w3"}])
+    assert asked(talk, "w3") == opened[0].generate(prompt, max_new_tokens=6).text
+    talk.do("back")
+    assert len(talk.messages) == 3 and asked(talk, "w5")
+    opened[0].close()
+
+
+def test_show_and_history(talk):
+    asked(talk, "w1")
+    answer = talk.messages[-1]["content"]
+    assert talk.do("history") == f"system: w4\nuser: w1\nassistant: {answer}"
+    lines = talk.do("show").splitlines()
+    assert lines[0].startswith(f"model: {talk.engine.config.model}, llama, ") and "tokens of context" in lines[0]
+    assert lines[1:] == ["settings: max_new_tokens 6", "system: w4"]
+    assert talk.do("show", "parameters") == talk.do("show", "settings") == "max_new_tokens 6"
+    assert talk.do("show", "template") == talk.engine.tokenizer.chat_template
+    with pytest.raises(TokenmillError, match="/show license is not known: /show, or one of model, settings"):
+        talk.do("show", "license")
 
 
 # ---- what makes the model answer
@@ -487,10 +575,15 @@ def test_settings(talk):
     assert talk.do("set", "stop none") == "stop ()"
     assert talk.do("set", "--top-p 0.9") == "top_p 0.9"
     assert talk.do("set", "max_tokens 5") == "max_new_tokens 5"
+    assert talk.do("set", "parameter num_predict 4") == "max_new_tokens 4"
+    assert talk.do("set", "temp 0.25") == "temperature 0.25"
     assert talk.do("set", "max_new_tokens none") == "max_new_tokens None"
     for name, argument, message in (
         ("foo", "", r"^unknown command /foo \(did you mean /fork\?\); there are /retry, .*/bye.*begin|space"),
-        ("set", "temp 1", r"no setting 'temp' \(did you mean temperature\?\); the settings are .*top_k"),
+        ("set", "system You", "/system TEXT sets the system message"),
+        ("set", "parameter num_ctx 4096", "--max-length N"),
+        ("set", "format json", "--json-schema"),
+        ("set", "temperatur 1", r"no setting 'temperatur' \(did you mean temperature\?\); the settings are .*top_k"),
         ("set", "", "/set NAME VALUE; the settings are"),
         ("set", "seed", "/set NAME VALUE; the settings are"),
     ):

@@ -42,8 +42,24 @@ def test_blocks_are_rendered_once_and_wrap_at_words():
     text = "Words **that are bold** and wrap at a word's end.\nA line.\n\n- one\n- two\n\n```\na  b\n```\n\n"
     table = "| c | d |\n|---|---|\n| 1 | 2 |\n\n"
     _, shown = written(f"{text}{table}end")
-    above = "Words that are bold and wrap at a word's\nend.\nA line.\n\n • one\n • two\n\n a  b\n\n"
+    above = "Words that are bold and wrap at a word's\nend.\nA line.\n\n • one\n • two\n\na  b\n\n"
     assert shown == above + " c  d\n ────\n 1  2\n\nend"
+
+
+@pytest.mark.parametrize(
+    ("markdown", "mark"),
+    [
+        ("```python\n{code}\n```", ""),
+        ("    {code}", ""),
+        ("- item\n\n  ```\n  {code}\n  ```", "   "),
+        ("12. item\n\n    ```\n    {code}\n    ```", "    "),
+        ("> ```\n> {code}\n> ```", "▌ "),
+    ],
+)
+def test_code_is_never_wrapped_nor_cut_wherever_it_stands(markdown, mark):
+    code = "total = " + " + ".join(f"value_{number}" for number in range(12))
+    _, shown = written(f"before\n\n{markdown.format(code=code)}\n\nafter")
+    assert mark + code in shown.split("\n")
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,11 @@
-"""A conversation: its messages, the session that holds them, and what the commands of `chat` do with both.
+"""A conversation: its turns, and what the commands of `chat` do with them."""
 
-Every turn renders all messages with the model's own template; the session keeps what the new text has in common with
-the old, and computes the rest.
-"""
-
-from collections.abc import Callable, Generator
-from contextlib import closing
-from dataclasses import asdict, replace
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.chat.context_limit import context_limit_of
+from tokenmill.cli.chat.editor import edited
 from tokenmill.cli.chat.help import chat_help
 from tokenmill.cli.chat.messages import (
     Message,
@@ -23,7 +18,8 @@ from tokenmill.cli.chat.messages import (
     turns,
 )
 from tokenmill.cli.chat.settings import meant, read_setting
-from tokenmill.cli.report import cut_by
+from tokenmill.cli.chat.shown import history, sampling_text, show
+from tokenmill.cli.chat.turns import Turns
 from tokenmill.errors import TokenmillError
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import counted
@@ -31,29 +27,36 @@ from tokenmill.value_reader import path_of
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
-    from tokenmill.engine.outputs import Completion, Piece
 
 LEAVE = ("bye", "quit", "exit")
-STOPPED = "stopped by Ctrl-C"
-UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no character yet
-MAX_HELD = 32  # tokens of a stopped answer that were held back at its end
+ELSEWHERE = {"?": "help", "load": "model", "new": "clear", "reset": "clear", "regen": "retry"}
+"""Names that other programs have for commands of ours."""
+OpenModel = Callable[[str], tuple["Engine", SamplingParams]]
+"""Load another model by its name; the settings are those that were typed over what its files recommend."""
 
 
-class Conversation:
-    """messages: see cli/chat/messages.py. pending: whether the model was asked to answer, by a question, /retry or
-    /continue. figures: of the last answer, one line. context: how many tokens it may have."""
+class Conversation(Turns):
+    """Turns, with the commands. open_model: for /model. edit: lets the user change a text, for /edit."""
 
-    def __init__(self, engine: "Engine", params: SamplingParams, system: str | None = None) -> None:
-        self.engine, self.params, self.context = engine, params, context_limit_of(engine)
-        self.session = engine.session()
-        self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        self.pending = False
-        self.figures = ""
+    def __init__(
+        self,
+        engine: "Engine",
+        params: SamplingParams,
+        system: str | None = None,
+        open_model: OpenModel | None = None,
+        edit: Callable[[str], str] = edited,
+    ) -> None:
+        super().__init__(engine, params, system)
+        self._open_model, self._edit = open_model, edit
+        self._set: dict[str, Any] = {}  # by /set
         self._kept: list[tuple[Any, list[Message]]] = []  # what /back returns to
+        self._replaced: list[tuple[list[Message], list[Message]]] = []  # new and old messages: what /undo returns to
         self.commands: dict[str, Callable[[str], str]] = {
             "retry": self.retry,
             "continue": self.go_on,
+            "edit": self.edit,
             "undo": self.undo,
+            "history": lambda _: history(self.messages),
             "clear": self.clear,
             "compact": self.compact,
             "system": self.begin,
@@ -61,122 +64,20 @@ class Conversation:
             "open": self.open,
             "fork": self.fork,
             "back": self.back,
+            "model": self.change_model,
             "set": self.set,
+            "show": lambda words: show(self, words),
             "stats": self.stats,
             "help": lambda _: chat_help(),
         }
-
-    # ---- questions and answers
-
-    def ask(self, text: str) -> None:
-        """Add a question, in the place of one that has no answer."""
-        if is_question(self.messages):
-            self.messages.pop()
-        self.messages.append({"role": "user", "content": text})
-        self.pending = True
-
-    def answer(self) -> Generator[str, None, None]:
-        """The answer to the last question, or the rest of one that was stopped, as it comes.
-
-        Closed early, what was shown is the answer, and `go_on` asks for the rest of it.
-        """
-        from tokenmill.cli.prompt_progress import Known
-
-        self.pending = False
-        question, part = (
-            (self.messages, None) if is_question(self.messages) else (self.messages[:-1], self.messages[-1])
-        )
-        prompt = self.engine.chat_prompt(template_messages(question)) + (part["tokens"] if part else [])
-        compacted = self._count_compacted(question, part) if len(prompt) >= self.context.num_tokens else None
-        params = self.context.for_answer(self.params, len(prompt), compacted, is_rest=part is not None)
-        settings = asdict(params)
-        if part and params.seed is None:
-            del settings["seed"]  # the session's own: the whole answer has one seed
-        self.session.revise(prompt)
-        known, why = Known(), STOPPED
-        tokens: list[int] = []
-        text = ""
-        try:
-            stream = cast("Generator[Piece, None, None]", self.session.stream(**settings))
-            with self.engine.core.observed_by(known), closing(stream) as pieces:
-                for piece in pieces:
-                    tokens += piece.tokens
-                    text += piece.text
-                    if piece.done is not None:
-                        tokens = list(piece.done.tokens)
-                        why = cut_by(piece.done, self.params, self.engine.config)
-                        self.figures = self._figures(piece.done, known.num_tokens or 0, why)
-                    yield piece.text
-        except TokenmillError:
-            why = "stopped by an error"
-            raise
-        finally:
-            if tokens or not why:
-                self.messages = [*question, self._as_answer(prompt, part, tokens, text, why)]
-
-    def _as_answer(self, prompt: list[int], part: Message | None, tokens: list[int], text: str, why: str) -> Message:
-        """The message of an answer: the part that was there before, if any, and what is new.
-
-        If it was stopped, a character or a stop text at its end that is not complete is left out: it comes again with
-        the rest.
-        """
-        before = part["content"] if part else ""
-        if not why:
-            return {"role": "assistant", "content": before + text}
-        tokenizer = self.engine.tokenizer
-        assert tokenizer is not None, "without one there is no template"
-        continues, whole = tokenizer.is_text(prompt), text.rstrip(UNFINISHED)
-        for length in range(len(tokens), max(len(tokens) - MAX_HELD, 0), -1):
-            kept = tokenizer.decode(tokens[:length], continues=continues)
-            if whole.startswith(kept):
-                tokens, text = tokens[:length], kept
-                break
-        ids = [*(part["tokens"] if part else []), *tokens]
-        return {"role": "assistant", "content": before + text, "tokens": ids, "cut": why}
-
-    def _figures(self, done: "Completion", known: int, why: str) -> str:
-        timing = done.timing
-        more = "" if self.context.is_full(len(self.session)) else "; /continue goes on"
-        return " · ".join(
-            [
-                f"{done.num_prompt_tokens - known} + {len(done.tokens)} tokens, {known} known",
-                f"first token {timing.ttft_s:.2f} s",
-                *([f"{timing.tokens_per_s:.1f} tokens/s"] if timing.tokens_per_s else []),  # one token has none
-                f"{len(self.session)} of {self.context.num_tokens} tokens used",
-                *([why + more] if why else []),
-            ]
-        )
-
-    @property
-    def state(self) -> str:
-        """The remark that the last question or answer is not complete, and what to type then; empty if it is."""
-        if is_question(self.messages):
-            return "there is no answer: /retry asks again, /undo forgets the question"
-        why = self.messages[-1].get("cut") if self.messages else None
-        return f"{why}: /continue goes on, /retry begins again" if why else ""
-
-    @property
-    def warning(self) -> str:
-        """The remark that the end of the context is near, and what to type then; empty if it is not."""
-        return self.context.warning(len(self.session), len(turns(self.messages)), self._count_compacted(self.messages))
-
-    def _count_compacted(self, messages: list[Message], part: Message | None = None) -> int | None:
-        """Tokens of a conversation of which only the last turn is kept; None if it has no more than that.
-
-        part: of the answer that is to go on.
-        """
-        starts = turns(messages)
-        if len(starts) < 2:
-            return None
-        kept = [*messages[: starts[0]], *messages[starts[-1] :]]
-        return len(self.engine.chat_prompt(template_messages(kept))) + (len(part["tokens"]) if part else 0)
 
     # ---- commands: each takes what was typed after its name, and gives what there is to say
 
     def do(self, name: str, argument: str = "") -> str:
         """Carry out a command. TokenmillError for one that there is not."""
         self.pending = False
-        command = self.commands.get(name or "help", self.commands["help"] if name == "?" else None)
+        name = ELSEWHERE.get(name, name)
+        command = self.commands.get(name or "help")
         if command is None:
             known = [f"/{each}" for each in (*self.commands, *LEAVE)]
             raise TokenmillError(
@@ -208,8 +109,26 @@ class Conversation:
         self.pending = True
         return ""
 
+    def edit(self, text: str) -> str:
+        """Ask the last question anew, with the text that is given, or as it is changed in an editor."""
+        last = turns(self.messages)[-1:]
+        if not last:
+            return "there is no question to edit"
+        old = self.messages[last[0]]["content"]
+        changed = (text or self._edit(old)).strip("\n")
+        if changed.strip() in ("", old.strip()):
+            return "the question is left as it was; /retry asks it again"
+        self._replace([*self.messages[: last[0]], {"role": "user", "content": changed}])
+        self.pending = True
+        return ""
+
     def undo(self, _: str) -> str:
-        """Forget the last question and its answer."""
+        """Forget the last question and its answer, or take back /clear, /system, /edit or /compact."""
+        without_answer = self.messages[:-1] if is_answer(self.messages) else self.messages
+        if self._replaced and self._replaced[-1][0] in (self.messages, without_answer):
+            self.messages = self._replaced.pop()[1]
+            self._forget()
+            return f"the conversation is back: {counted(len(self.messages), 'message')}"
         if is_answer(self.messages):
             self.messages.pop()
         if not is_question(self.messages):
@@ -218,23 +137,25 @@ class Conversation:
         self._forget()
         return f"forgot: {brief(forgotten)}"
 
-    def _forget(self) -> None:
-        """Remove from the session what the messages do not hold any more."""
-        kept = self.engine.chat_prompt(template_messages(self.messages)) if turns(self.messages) else []
-        pairs = zip(self.session.tokens, kept, strict=False)
-        self.session.rewind(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    def _replace(self, messages: list[Message]) -> str:
+        """Other messages from here on; what to say of the way back to the old ones."""
+        old = self.messages
+        self.messages = messages
+        self._forget()
+        if old == messages or not old:
+            return ""
+        self._replaced.append((list(messages), old))
+        return "; /undo returns to the old one"
 
     def clear(self, _: str) -> str:
         """Forget everything but the system message."""
-        self.messages = [message for message in self.messages[:1] if message["role"] == "system"]
-        self._forget()
-        return "a new conversation" + (", with the system message" if self.messages else "")
+        way_back = self._replace([message for message in self.messages[:1] if message["role"] == "system"])
+        return "a new conversation" + (", with the system message" if self.messages else "") + way_back
 
     def begin(self, text: str) -> str:
         """Forget everything, and take a new system message."""
-        self.messages = [{"role": "system", "content": text}] if text else []
-        self._forget()
-        return "a new conversation" + ("" if text else ", without a system message")
+        way_back = self._replace([{"role": "system", "content": text}] if text else [])
+        return "a new conversation" + ("" if text else ", without a system message") + way_back
 
     def compact(self, _: str) -> str:
         """Drop the oldest turns, at num_compacted one, until half of the context is free; the last turn stays."""
@@ -256,8 +177,7 @@ class Conversation:
         first, last = brief(self.messages[starts[0]]), brief(self.messages[starts[num_dropped - 1]])
         many = f"the {num_dropped} oldest turns, from {first} to {last}"
         what = many if num_dropped > 1 else f"the oldest turn, {first}"
-        self.messages = kept
-        self._forget()
+        self._replace(kept)
         more = "; /retry asks the last question" if is_question(kept) else ""
         return f"dropped {what}; about {num_tokens} of {self.context.num_tokens} tokens are used now{more}"
 
@@ -308,16 +228,31 @@ class Conversation:
         self.session, self.messages = self._kept.pop()
         return f"back at {counted(len(self.messages), 'message')}"
 
+    def change_model(self, name: str) -> str:
+        """Go on with another model, which reads all of the conversation before its next answer."""
+        if not name:
+            return f"{self.engine.config.model}; /model NAME goes on with another one"
+        if self._open_model is None:
+            raise TokenmillError("this conversation cannot change its model: start another with `tokenmill chat NAME`")
+        engine, params = self._open_model(name)
+        old, self.engine, self.context = self.engine, engine, context_limit_of(engine)
+        self.params = replace(params, **self._set)
+        self.messages = template_messages(self.messages)
+        self._kept = [(engine.session(), template_messages(messages)) for _, messages in self._kept]
+        self._replaced = [(template_messages(new), template_messages(old)) for new, old in self._replaced]
+        self.session = engine.session()
+        old.close()
+        return f"{name} goes on, {self.context.num_tokens} tokens of context; {sampling_text(self.params)}"
+
     def set(self, words: str) -> str:
         """Change a sampling setting for the answers that follow."""
         name, value = read_setting(words)
         self.params = replace(self.params, **{name: value})
+        self._set[name] = value
         return f"{name} {getattr(self.params, name)}"
 
     def stats(self, _: str) -> str:
         """Tokens, cache and settings in one line."""
-        plain = asdict(SamplingParams())
-        changed = {name: value for name, value in asdict(self.params).items() if value != plain[name]}
         engine, spec = self.engine, self.engine.core.loaded.pool.spec
         computed = self.session.num_cached  # 0 after Ctrl-C in a step: how many rows are found again shows then
         parts = [
@@ -326,6 +261,6 @@ class Conversation:
             *([f"{computed} computed"] if computed or not len(self.session) else []),
             f"{engine.core.num_used_blocks} of {spec.num_blocks} blocks of {spec.block_size} tokens in use",
             f"{engine.program_name} {engine.config.dtype}",
-            ", ".join(f"{name} {value}" for name, value in changed.items()) or "greedy",
+            sampling_text(self.params),
         ]
         return " · ".join(parts)

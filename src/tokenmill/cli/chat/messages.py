@@ -31,8 +31,9 @@ def turns(messages: Sequence[Message]) -> list[int]:
     return [index for index, message in enumerate(messages) if message["role"] == "user"]
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """The messages as the model's template sees them."""
+def template_messages(messages: Sequence[Message]) -> list[Message]:
+    """The messages as the model's template sees them, and as another model may go on from them: without the ids of a
+    stopped answer, which mean something to one model alone."""
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 

@@ -1,5 +1,8 @@
 """Answers of `chat` on a terminal: Markdown rendered while it comes, wrapped at words; control codes made visible.
 
+Code is never wrapped, indented or cut: a line of it is one line when it is copied, and a terminal that is narrower
+shows it on several rows by itself.
+
 A block of Markdown that is followed by another one is finished: it is printed once, and scrolls like any other output.
 Only the block that is being written is drawn again and again.
 """
@@ -13,8 +16,10 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
-from rich.markdown import Markdown, TableElement
+from rich.markdown import BlockQuote, CodeBlock, ListItem, Markdown, TableElement
 from rich.segment import Segment
+from rich.style import Style
+from rich.syntax import Syntax
 from rich.table import Table
 
 from tokenmill.cli.model_text import visible
@@ -40,10 +45,58 @@ class _Table(TableElement):
             yield table
 
 
+class _Code(CodeBlock):
+    """Code as it was written, whatever the width."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        code = Syntax(str(self.text).rstrip(), self.lexer_name, theme=self.theme)
+        yield from code.highlight(code.code).render(console)
+
+
+class _Item(ListItem):
+    """An item of a list; rich would cut lines of code in it."""
+
+    def render_bullet(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The item of a list without numbers."""
+        yield from _beside(" • ", "   ", self, console, options, console.get_style("markdown.item.bullet"))
+
+    def render_number(self, console: Console, options: ConsoleOptions, number: int, last_number: int) -> RenderResult:
+        """The item of a list with numbers, which are as wide as the last one."""
+        width = len(str(last_number)) + 2
+        number_style = console.get_style("markdown.item.number")
+        yield from _beside(f"{number}".rjust(width - 1) + " ", " " * width, self, console, options, number_style)
+
+
+class _Quote(BlockQuote):
+    """A quotation; rich would cut lines of code in it."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from _beside("▌ ", "▌ ", self, console, options, self.style)
+
+
+def _beside(
+    first: str, others: str, parent: _Item | _Quote, console: Console, options: ConsoleOptions, style: Style
+) -> RenderResult:
+    """The elements of an item or a quotation with a mark before each line; lines of code may be wider than options."""
+    inner = options.update(width=max(1, options.max_width - len(first)), height=None)
+    parts = Segment.apply_style(console.render(parent.elements, inner), parent.style)
+    for number, line in enumerate(Segment.split_lines(parts)):
+        yield Segment(others if number else first, style)
+        yield from line
+        yield Segment.line()
+
+
 class _Block(Markdown):
     """Markdown without links that a terminal would follow; the line breaks of the model are kept."""
 
-    elements: ClassVar = {**Markdown.elements, "table_open": _Table}
+    elements: ClassVar = {
+        **Markdown.elements,
+        "table_open": _Table,
+        "fence": _Code,
+        "code_block": _Code,
+        "list_item_open": _Item,
+        "blockquote_open": _Quote,
+    }
 
     def __init__(self, text: str) -> None:
         super().__init__("", code_theme="ansi_dark", hyperlinks=False)
@@ -137,7 +190,7 @@ class RenderedMarkdown:
         if not self._is_first:
             self._console.print()
         self._is_first = False
-        self._console.print(_Block(text))
+        self._console.print(_Block(text), crop=False)
 
 
 def _begins_block(token: Token) -> bool:

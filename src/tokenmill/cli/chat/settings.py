@@ -5,17 +5,44 @@ from difflib import get_close_matches
 from typing import Any
 
 from tokenmill.errors import TokenmillError
-from tokenmill.settings.field import setting_of
+from tokenmill.settings.field import setting_of, settings_of
 from tokenmill.settings.sampling_params import ALIASES, SamplingParams
 
 KINDS = {field.name: field.type for field in fields(SamplingParams) if setting_of(field).in_chat}
 
 
+OF_OLLAMA = {
+    "system": "/system TEXT sets the system message",
+    "format": "`tokenmill chat --json-schema` has every answer keep to a schema",
+    "noformat": "`tokenmill chat` without --json-schema has answers of any form",
+    "history": "lines that you type are always kept, in a file of the data folder",
+    "nohistory": "lines that you type are always kept, in a file of the data folder",
+    "wordwrap": "text is always wrapped at words, and code never",
+    "nowordwrap": "text is always wrapped at words, and code never; `tokenmill chat --plain` shows it as it comes",
+    "verbose": "a line of figures follows every answer",
+    "quiet": "`tokenmill chat --quiet` leaves the figures out",
+    "think": "/set thinking_budget N bounds how much a model thinks",
+    "nothink": "/set thinking_budget 0 keeps a model from thinking",
+    "num_ctx": "`tokenmill chat --max-length N` sets the context when a conversation begins",
+    "num_gpu": "`tokenmill chat --device` chooses the device",
+    "num_thread": "`tokenmill chat --threads N` sets the threads",
+}
+"""What Ollama's /set has and ours has not, and where it is here."""
+SAME_AS = {
+    option.lstrip("-").replace("-", "_"): name
+    for name, told in settings_of(SamplingParams).items()
+    for option in told.options
+}
+"""Settings by the names that other programs have for them."""
+
+
 def read_setting(words: str) -> tuple[str, Any]:
     """Name and value of a sampling setting. TokenmillError for one that there is not; the value is not checked."""
-    name, _, value = words.partition(" ")
+    name, _, value = words.removeprefix("parameter ").strip().partition(" ")
+    if name.lower() in OF_OLLAMA:
+        raise TokenmillError(f"/set {name} is another program's: {OF_OLLAMA[name.lower()]}")
     name, value = name.replace("-", "_").lstrip("_"), value.strip()
-    name = ALIASES.get(name, name)
+    name = (ALIASES | SAME_AS).get(name, name)
     known = sorted(KINDS)
     if name not in known or not value:
         problem = f"no setting {name!r}{meant(name, known)}" if name and name not in known else "/set NAME VALUE"

@@ -13,7 +13,7 @@ import typer
 from tokenmill.cli.chat.conversation import LEAVE, Conversation
 from tokenmill.cli.chat.typed import Read, Typed, from_pipe, from_terminal, read_typed
 from tokenmill.cli.model_text import write_text
-from tokenmill.cli.models import load_engine, looks_saved
+from tokenmill.cli.models import find_path, load_engine, looks_saved
 from tokenmill.cli.parser.command import is_given
 from tokenmill.cli.parser.options import (
     PROMPT,
@@ -31,6 +31,7 @@ from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.errors import TokenmillError
+from tokenmill.hub.progress import Progress
 from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, DEFAULT_MODEL, EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams
 
@@ -100,21 +101,20 @@ def command(
         with uninterrupted():
             from tokenmill.cache.header import read_facts
         model = str(read_facts(start)["model"])
-    with progress_on_stderr(quiet) as progress:
-        engine = replace(engine, model=model, generation_config=generation_config)
-        loaded = load_engine(engine, progress, chat_template, with_room_for_forks)
+
+    def open_model(name: str) -> tuple["Engine", SamplingParams]:
+        settings = replace(engine, model=name, generation_config=generation_config)
+        with progress_on_stderr(quiet) as progress:
+            loaded = _load(settings, progress, chat_template)
         recommended = loaded.core.inputs.defaults
-        sampling = with_defaults(context, sampling, recommended)
-    if loaded.tokenizer is None or loaded.tokenizer.chat_template is None:
-        raise TokenmillError(
-            f"{model} has no chat template, so there is no chatting with it; `tokenmill generate` continues a text"
-        )
+        if sys.stdin.isatty() and not quiet:
+            remark(_greeting(loaded))
+        if recommended and not quiet:
+            remark(_recommended(recommended))
+        return loaded, with_defaults(context, sampling, recommended)
+
     is_typed = sys.stdin.isatty()
-    if is_typed and not quiet:
-        remark(_greeting(loaded))
-    if recommended and not quiet:
-        remark(_recommended(recommended))
-    talk = Conversation(loaded, sampling, system)
+    talk = Conversation(*open_model(model), system, open_model)
     if start is not None:
         said = talk.open(str(start))
         if not quiet:
@@ -123,6 +123,19 @@ def command(
         went_well = _converse(talk, read, is_typed, plain, quiet)
     if not (went_well or is_typed):
         raise typer.Exit(2)
+
+
+def _load(settings: EngineConfig, progress: Progress, chat_template: Path | None) -> "Engine":
+    """The engine of a model to talk with. A base model is refused before torch is imported or a weight is read."""
+    path = find_path(settings.model, progress)
+    with uninterrupted():
+        from tokenmill.weights.chat_template import has_chat_template
+    if chat_template is None and not looks_saved(path) and not has_chat_template(path):
+        raise TokenmillError(
+            f"{settings.model} is a base model: its files have no chat template, so that it continues texts and "
+            "answers no questions; `tokenmill generate` does that, and --chat-template FILE gives it a template"
+        )
+    return load_engine(settings, progress, chat_template, with_room_for_forks)
 
 
 def with_room_for_forks(engine: EngineConfig) -> EngineConfig:

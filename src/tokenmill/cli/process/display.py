@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,12 +20,22 @@ WIDTH_OF_PIPE = 200
 
 
 def remark(text: str) -> None:
-    """One line on stderr. If that cannot be written, the line is lost, and everything else goes on."""
+    """Write a line to stderr. If that fails, the line is lost, and everything else goes on.
+
+    A terminal gets it in lines of whole words: where it is narrower it would break them anywhere.
+    """
     try:
         with _without_bar():
-            typer.echo(visible(text) if sys.stderr.isatty() else text, err=True)
+            typer.echo(_wrapped(visible(text)) if sys.stderr.isatty() else text, err=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def _wrapped(text: str) -> str:
+    """The text with each line that is wider than the terminal broken between words; a longer word stays whole."""
+    width = shutil.get_terminal_size().columns
+    lines = (wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
+    return "\n".join("\n".join(parts) for parts in lines)
 
 
 _wordings: list[Callable[[str], str]] = []  # of the verb that runs
