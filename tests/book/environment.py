@@ -27,6 +27,8 @@ READ = {
     "NO_COLOR": "If it is set, `--show-draft` marks drafts without colours.",
     "TERM": "`dumb` turns off rendered Markdown, bars and colours.",
     "PYTHONPATH": "Ranks are started with the module path of the process that starts them.",
+    "VISUAL": "The editor of `/edit` in `chat`.",
+    "EDITOR": "The same, where `VISUAL` is not set.",
     "RANK": "As torchrun sets it: with the next four, this process is one of several ranks.",
     "WORLD_SIZE": "As torchrun sets it: the number of ranks, which must be `tensor_parallel`.",
     "LOCAL_RANK": "As torchrun sets it: which GPU of its machine a rank takes.",

@@ -5,8 +5,10 @@ import logging
 import shutil
 
 import pytest
+import typer
 
 from tests.word_model import save_chat_model
+from tokenmill.cli.elsewhere.hints import PROGRAMS
 from tokenmill.cli.process.display import say_on_stderr
 from tokenmill.errors import CheckpointError
 
@@ -145,3 +147,41 @@ def test_plan_advises_what_moves_the_sum(tm, model, monkeypatch):
     assert code == 2
     assert tm("plan", model, "--cache-tokens", out.rsplit(maxsplit=1)[-1])[0] == 0
     assert "does not fit: lower --cache-tokens to " in out
+
+
+def _of_others():
+    """(option, whose) of every option in the tables of other programs, and Ollama's parameters as options."""
+    for program, lists in PROGRAMS.items():
+        for row in (*lists.get("options", ()), *lists.get("parameters", ())):
+            for name in row.names:
+                yield (name if name.startswith("-") else f"--{name.replace('_', '-')}"), program
+
+
+@pytest.mark.parametrize(("option", "program"), sorted(set(_of_others())))
+def test_an_option_of_another_program_is_taken_or_explained(tm, option, program, monkeypatch):
+    """Values are given as `--x=1`, so that no word after an option is read as one of ours."""
+    monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda *_: None)
+    typed = f"{option}=1" if option.startswith("--") else option
+    code, _, err = tm("serve", typed, *([] if "=" in typed else ["1"]))
+    assert code == 0 or f"{option} is " in err or "No such option" not in err, err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("generate -ngl 99 -p hi", "-ngl is llama.cpp's; here it is --device: the whole model is on one device"),
+        ("chat --num-ctx 4096", "--num-ctx is Ollama's; here it is `--max-length` of the server"),
+        ("remove x", "Did you mean 'rm'?"),
+        ("version", "Did you mean '--version'?"),
+        ("ps", "ollama ps is Ollama's; here it is `GET /v1/cache`"),
+        ("create x", "here it is tokenmill chat --profile NAME"),
+        ("llama-cli -m x", "here it is tokenmill chat FILE"),
+    ],
+)
+def test_words_of_another_program_say_what_they_are_here(refused, typed, said):
+    assert said in refused(*typed.split())
+
+
+def test_a_prompt_in_the_place_of_a_model_is_told_apart(refused):
+    for verb in ("chat", "serve", "info"):
+        assert "tokenmill generate -p 'Why is the sky blue?'" in refused(verb, "Why is the sky blue?")

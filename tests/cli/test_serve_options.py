@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tokenmill.cli import serve
-from tokenmill.serve.run import Address, listen
+from tokenmill.serve.address import Address, listen
 
 
 @pytest.fixture

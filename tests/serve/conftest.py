@@ -11,8 +11,9 @@ import pytest
 
 from tests.word_model import save_chat_model
 from tokenmill import load
+from tokenmill.serve.address import Address, listen
 from tokenmill.serve.options import Options
-from tokenmill.serve.run import Address, Server, listen
+from tokenmill.serve.run import Server
 
 MODEL = "words"
 SETTINGS = {"dtype": "float32", "max_length": 96, "max_sequences": 4, "block_size": 8}

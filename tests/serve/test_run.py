@@ -20,8 +20,8 @@ import pytest
 from tests.serve.conftest import MODEL, served
 from tokenmill.cli.serve import EXAMPLES
 from tokenmill.errors import ConfigError
+from tokenmill.serve.address import Address, listen
 from tokenmill.serve.options import Options
-from tokenmill.serve.run import Address, listen
 
 BODY = {"prompt": "w1 w2", "max_tokens": 90, "temperature": 0, "stream": True}
 

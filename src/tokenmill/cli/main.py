@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from tokenmill.cli.parser.command import VerbGroup
-from tokenmill.cli.parser.other_names import ELSEWHERE
+from tokenmill.cli.parser.other_names import ALIASES, ELSEWHERE
 from tokenmill.cli.process.display import remark
 from tokenmill.cli.process.streams import Unwritable, prepare_streams, silence_stdout
 from tokenmill.errors import RankLost, TokenmillError, WrongText
@@ -93,17 +93,19 @@ def _run(arguments: list[str]) -> int:
     except TokenmillError as error:
         return _refuse(str(error))
     except UsageError as error:
-        return _refuse(_usage(error))
+        return _refuse(_usage(error, arguments))
     except (KeyboardInterrupt, typer.Abort):
         return 130
     return 0
 
 
-def _usage(error: Exception) -> str:
+def _usage(error: Exception, arguments: list[str]) -> str:
     """One line that says what is wrong with the command line."""
     context: Any = getattr(error, "ctx", None)
     where = context.command_path if context else "tokenmill"
     known = {option for param in context.command.params for option in param.opts} if context else set()
+    if theirs := _hint_of_others(arguments, known):
+        return f"No such option: {theirs}; see `{where} --help`"
     near = list(getattr(error, "possibilities", None) or ())  # of an unknown option, the nearest first
     meant = ELSEWHERE.get(getattr(error, "option_name", ""))
     near = [meant] if meant in known else near
@@ -116,6 +118,14 @@ def _usage(error: Exception) -> str:
         hint = f": {where} {usage.replace('{', '').replace('}', '')}"
     said = message.rstrip(".") + hint
     return f"{said}{' See' if said.endswith('?') else '; see'} `{where} --help`"
+
+
+def _hint_of_others(arguments: list[str], known: set[str]) -> str:
+    """What an option of another program is here; empty where none was typed that this verb lacks."""
+    from tokenmill.cli.elsewhere.hints import option_hint  # long tables, of use after a mistake alone
+
+    taken = {alias for alias, name in ALIASES.items() if name in (*known, "--model")}
+    return option_hint(arguments, {*known, *taken, "--model"})
 
 
 def _number_wanted(error: Any) -> str:

@@ -38,6 +38,18 @@ def find_path(model: str, progress: Progress) -> Path:
     return locate(model, progress=progress)
 
 
+def check_model(model: str, progress: Progress) -> Path:
+    """Locate the files of a model, and refuse what is none by its first bytes, before anything slow is imported."""
+    from tokenmill.hub.names import locate
+    from tokenmill.weights.file_kind import file_kind
+
+    path = locate(model, progress=progress)
+    if looks_saved(path):
+        raise CheckpointError(f"{path} is a saved cache, not a model: tokenmill decode {path}")
+    file_kind(path)
+    return path
+
+
 def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
     """Locate, fetch if need be, and open; no tensor is read."""
     with _importing():
@@ -73,13 +85,11 @@ def load_engine(
 ) -> "Engine":
     """Load as tokenmill.load does, with progress for the fetch as well. chat_template: a file in the place of the
     model's own. adjust: changes settings when the longest text is known."""
-    from tokenmill.hub.names import is_there, locate
+    from tokenmill.hub.names import is_there
     from tokenmill.loader.copies import start_reading
 
     template = None if chat_template is None else read_template(chat_template)
-    path = locate(config.model, progress=progress)
-    if looks_saved(path):
-        raise CheckpointError(f"{path} is a saved cache, not a model: tokenmill decode {path}")
+    path = check_model(config.model, progress)
     is_snapshot = path.is_dir() and not is_there(Path(config.model))  # its name is that of a commit
     progress.stage(f"loading {config.model if is_snapshot else path.name}")
     if not isinstance(progress, Silent):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli.models import load_engine, read_model_config, read_template
+from tokenmill.cli.models import check_model, load_engine, read_model_config, read_template
 from tokenmill.cli.parser.command import is_given
 from tokenmill.cli.parser.config_file import read_config_file
 from tokenmill.cli.parser.options import ChatTemplate, Model, Quiet, examples, with_settings
@@ -20,13 +20,13 @@ from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.download import cache_folder, data_folder
 from tokenmill.registry import TOOL_FORMATS
+from tokenmill.serve.address import Address, is_loopback, listen
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import counted, size
 
 if TYPE_CHECKING:  # these import torch and the server
     from tokenmill.engine.engine import Engine
     from tokenmill.serve.options import Options
-    from tokenmill.serve.run import Address
 
 EXAMPLES = examples(
     "tokenmill serve",
@@ -176,7 +176,6 @@ def command(
     with uninterrupted():
         try:
             from tokenmill.serve.options import Options, read_keys
-            from tokenmill.serve.run import Address
         except ModuleNotFoundError as error:
             raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
     options = Options(keys=read_keys(api_key or os.environ.get(KEY), api_key_file), **_chosen(context.params))
@@ -218,15 +217,15 @@ def _serve(
     num_sequences: int | None,
     chat_template: Path | None,
     options: "Options",
-    address: "Address",
+    address: Address,
     quiet: bool,
 ) -> bool:
     """Load the model and serve it until a signal comes; whether the engine lived to the end."""
-    from tokenmill.loader.fit import fit_for_many
-    from tokenmill.serve.run import Server, listen
-
-    taken = listen(address)
+    taken = _listen(address, engine.model, quiet)
     address = address.at(taken)
+    from tokenmill.loader.fit import fit_for_many
+    from tokenmill.serve.run import Server
+
     with progress_on_stderr(quiet) as progress:
         model = read_model_config(engine.model, progress)
         fitted = fit_for_many(_with_prefixes(engine), model, num_sequences, follow=True)
@@ -238,6 +237,18 @@ def _serve(
         if server.tools is not None and loaded.tokenizer is not None and loaded.tokenizer.chat_template is not None:
             remark(f"calls of functions: {server.tools}")
     return server.serve_to_end()
+
+
+def _listen(address: Address, model: str, quiet: bool) -> socket:
+    """The socket of the server. A port in use and a wrong file are refused here, before torch is imported."""
+    taken = listen(address)
+    try:
+        with progress_on_stderr(quiet) as progress:
+            check_model(model, progress)
+    except BaseException:
+        taken.close()
+        raise
+    return taken
 
 
 def _data_folder(name: str) -> Path:
@@ -253,19 +264,18 @@ def _serve_replicas(
     num_sequences: int | None,
     chat_template: Path | None,
     options: "Options",
-    address: "Address",
+    address: Address,
     quiet: bool,
 ) -> bool:
     """Start that many engines and serve them until a signal comes; true."""
+    taken = _listen(address, engine.model, quiet)
+    address = address.at(taken)
     from tokenmill.loader.fit import SEQUENCES_PER_CORE, fit_for_many
     from tokenmill.memory.available import available_processors
     from tokenmill.scale.ray_version import check_ray
-    from tokenmill.serve.run import listen
 
     check_ray()
     options = replace(options, batch_dir=None)  # each of them would run every batch
-    taken = listen(address)
-    address = address.at(taken)
     threads = engine.threads or max(1, available_processors() // number // engine.tensor_parallel)
     engine = replace(_with_prefixes(engine), threads=threads)
     with progress_on_stderr(quiet) as progress:
@@ -290,8 +300,6 @@ def _serve_replicas(
 
 def _warn_if_open(taken: socket, options: "Options", address: "Address") -> None:
     """Warn where requests without a key are accepted from other machines."""
-    from tokenmill.serve.run import is_loopback
-
     if not (options.keys or is_loopback(taken)):
         remark(OPEN.format(url=address.url))
 

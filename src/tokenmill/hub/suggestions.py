@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from shlex import quote
 
 from tokenmill.hub.places.here import names_here
 from tokenmill.hub.short_names import ALL_NAMES, HubFile
@@ -19,6 +20,11 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 def no_such_model(model: str) -> str:
     """One line for a name that can be nothing."""
+    if len(model.split()) > 1:
+        return (
+            f"no model {model!r}: there is no such file, and a name has no spaces; if it is a prompt, "
+            f"`tokenmill generate -p {quote(model)}` goes on with it, and --chat has it answered"
+        )
     here = names_here()
     near = nearest(model, [*ALL_NAMES, *here]) if model.strip() else ""
     hint = f" (did you mean {near!r}?)" if near else ""

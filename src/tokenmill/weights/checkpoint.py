@@ -5,7 +5,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import CheckpointError, file_errors, naming
+from tokenmill.errors import CheckpointError, naming
 from tokenmill.model.config import quant_method
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import find_family, read_config
@@ -13,12 +13,13 @@ from tokenmill.registry import CHECKPOINT_CHECKS, CHECKPOINTS, lookup
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint, describe_codes
 from tokenmill.weights.codes.methods import name_method, split_experts
+from tokenmill.weights.file_kind import DIRECTORY, PACKED, file_kind
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
 from tokenmill.weights.meta.checkpoint import MetaCheckpoint, is_meta
 from tokenmill.weights.names import is_ignored, stacked
 from tokenmill.weights.packed.model import PackedCheckpoint
-from tokenmill.weights.packed.reader import PackedReader, is_packed_model
+from tokenmill.weights.packed.reader import PackedReader
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
 
@@ -42,40 +43,23 @@ def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoin
 def open_tokenizer(path: Path) -> Tokenizer | None:
     """The tokenizer of a model, if it has one. A GGUF file may hold nothing else, of a model of any architecture."""
     with naming(path):
-        if path.is_dir():
+        kind = file_kind(path)
+        if kind == DIRECTORY:
             return Tokenizer.from_directory(path)
-        if not is_packed_model(path) and (kind := _kind(path)) is not None:
-            tokenizer: Tokenizer | None = lookup(CHECKPOINTS, kind, "model").tokenizer_of(path)
-            return tokenizer
-        return open_checkpoint(path).tokenizer()
+        if kind == PACKED:
+            return open_checkpoint(path).tokenizer()
+        tokenizer: Tokenizer | None = lookup(CHECKPOINTS, kind, "model").tokenizer_of(path)
+        return tokenizer
 
 
 def _open(path: Path, reader: PackedReader | None) -> Checkpoint:
-    opened: Checkpoint
-    if path.is_file() and is_packed_model(path):
-        opened = PackedCheckpoint(path, reader)
-    elif path.is_file() and (kind := _kind(path)) is not None:
-        opened = lookup(CHECKPOINTS, kind, "model")(path)
-    elif path.is_dir():
-        opened = _open_directory(path)
-    else:
-        named = f"a {path.suffix} file, not a model" if path.suffix else "not a model"
-        inside = "; give the directory that it lies in" if path.suffix in (".safetensors", ".bin", ".json") else ""
-        raise CheckpointError(
-            f"{path} is {named}: give a directory in Hugging Face layout, a .gguf file or a packed model{inside}"
-        )
+    kind = file_kind(path)
+    if kind == DIRECTORY:
+        return _open_directory(path)
+    if kind == PACKED:
+        return PackedCheckpoint(path, reader)
+    opened: Checkpoint = lookup(CHECKPOINTS, kind, "model")(path)
     return opened
-
-
-def _kind(path: Path) -> str | None:
-    """The key of CHECKPOINTS that a file begins with. Its name may say nothing of that, as those of Ollama's files.
-
-    A file named as one of them is opened as one, which says what is wrong with it.
-    """
-    with file_errors(path, "read"), path.open("rb") as file:
-        magic = file.read(4).decode("latin-1")
-    named = (key for key in CHECKPOINTS if path.suffix.lower() == f".{key.lower()}")
-    return magic if magic in CHECKPOINTS else next(named, None)
 
 
 def _open_directory(path: Path) -> Checkpoint:

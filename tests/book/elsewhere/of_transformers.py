@@ -1,6 +1,6 @@
 """transformers: its calls, the arguments of `generate` and of `from_pretrained`, and its commands, as of version 5."""
 
-from tests.book.elsewhere.tables import Named
+from tokenmill.cli.elsewhere.named import Named
 
 CALLS = (
     Named(

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import AliasChoices
 
 from tests.book.markdown import code, table
 from tests.book.options import verbs
 from tests.book.routes import document, operations
+from tokenmill.cli.elsewhere.named import Named
 from tokenmill.cli.parser.other_names import ALIASES
 from tokenmill.registry import VERBS
 from tokenmill.serve.schema import ChatBody, CompletionBody
@@ -21,28 +22,9 @@ OF_TEXT = ("generate", "chat", "serve", "batch")
 """The verbs whose options are compared with those of other programs' commands."""
 
 
-class Named(NamedTuple):
-    """Names that another program has for one thing, separated by commas; what it is here; a remark.
-
-    ours: of an option or a field, its name here if that is another one; of a command, variable or call, how it is
-    written here, or several ways of which the first is taken that this version has; empty if there is nothing, "-" if
-    nothing is needed.
-    """
-
-    theirs: str
-    ours: str | tuple[str, ...] = ""
-    note: str = ""
-
-    @property
-    def names(self) -> list[str]:
-        """Each of their names, without what it takes."""
-        return [name.split()[0].split("=")[0] for name in self.theirs.split(", ")]
-
-    @property
-    def way(self) -> str:
-        """How it is written here: of several ways the first whose verb there is."""
-        ways = (self.ours,) if isinstance(self.ours, str) else self.ours
-        return next(each for each in ways if is_there(each))
+def way_of(row: Named) -> str:
+    """How it is written here: of several ways the first that this version has."""
+    return next(each for each in row.ways if is_there(each))
 
 
 def verb_of(line: str) -> str:
@@ -112,16 +94,17 @@ def compared(rows: Iterable[Named], here: Callable[[Named], str]) -> str:
 
 def written(row: Named, nothing: str = "not there") -> str:
     """How something is written here."""
-    if row.way == "-":
-        return "not needed"
-    return (row.way if row.way.startswith("`") or " with " in row.way else code(row.way)) if row.way else nothing
+    way = way_of(row)
+    if way in ("", "-"):
+        return "not needed" if way else nothing
+    return way if way.startswith("`") or " with " in way else code(way)
 
 
 def option_here(row: Named) -> str:
     """An option of theirs here."""
     taken = {name: options()[name] for name in row.names if name in options()}
     meaning = {each for each in taken.values() if not each.startswith("--no-")}
-    ours = row.way
+    ours = way_of(row)
     if ours and meaning and ours not in meaning:
         return f"**another meaning**: {code(*taken)} is {code(*meaning)} here; write {code(ours)}"
     return _renamed(row, list(taken), meaning) if taken else written(row)
@@ -145,7 +128,7 @@ def field_here(row: Named) -> str:
 def argument_here(row: Named) -> str:
     """A keyword of theirs here."""
     known = {**settings_of(SamplingParams), **settings_of(EngineConfig)}
-    return SAME if not row.way and row.theirs in known else written(row)
+    return SAME if not way_of(row) and row.theirs in known else written(row)
 
 
 def way_table(rows: Iterable[Named]) -> str:

@@ -11,10 +11,12 @@ import typer
 
 import tokenmill
 from tests.book import environment
-from tests.book.elsewhere import llama_cpp, of_transformers, ollama, vllm
-from tests.book.elsewhere.tables import Named, fields, is_there, options, verb_of
+from tests.book.elsewhere import of_transformers
+from tests.book.elsewhere.tables import fields, is_there, options, verb_of, way_of
 from tests.book.pages import COMING_FROM, MADE
 from tokenmill.cli.chat.help import COMMANDS as CHAT_COMMANDS
+from tokenmill.cli.elsewhere import llama_cpp, ollama, vllm
+from tokenmill.cli.elsewhere.named import Named
 from tokenmill.cli.main import main
 from tokenmill.cli.parser.other_names import ALIASES
 from tokenmill.settings.engine_config import EngineConfig
@@ -22,8 +24,8 @@ from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams
 
 EVERY = [(kind, row) for lists in COMING_FROM.values() for kind, rows in lists.items() for row in rows]
-TYPED = sorted({row.way for kind, row in EVERY if verb_of(row.way)})
-CALLS = sorted({row.way for kind, row in EVERY if kind == "calls"})
+TYPED = sorted({way_of(row) for kind, row in EVERY if verb_of(way_of(row))})
+CALLS = sorted({way_of(row) for kind, row in EVERY if kind == "calls"})
 
 
 def rows(*kinds):
@@ -64,13 +66,13 @@ def test_a_call_names_what_there_is(line):
 
 
 def test_options_and_settings_that_are_named_exist():
-    named = {row.way.strip("`").split()[0] for row in rows("options", "variables") if row.way not in ("", "-")}
+    named = {way_of(row).strip("`").split()[0] for row in rows("options", "variables") if way_of(row) not in ("", "-")}
     variables = {*environment.READ, *environment.OTHERS, "MODEL", "tokenmill"}
     assert {name.rstrip("`,") for name in named} <= {*options(), *variables}
     known = {**settings_of(EngineConfig), **settings_of(SamplingParams)}
-    assert {row.way for row in rows("arguments") if row.way not in ("", "-")} <= known.keys()
-    assert all(is_there(row.way) for row in rows("routes"))
-    assert {row.way.split()[0] for row in rows("chat") if row.way[0] == "/"} <= {
+    assert {way_of(row) for row in rows("arguments") if way_of(row) not in ("", "-")} <= known.keys()
+    assert all(is_there(way_of(row)) for row in rows("routes"))
+    assert {way_of(row).split()[0] for row in rows("chat") if way_of(row)[0] == "/"} <= {
         *(name.split()[0] for name in CHAT_COMMANDS),
         "/?",
     }
@@ -109,8 +111,8 @@ def test_a_name_that_means_something_else_is_said_so():
 
 
 def test_the_first_way_that_there_is_is_taken():
-    assert Named("x", ("tokenmill nothing", "tokenmill chat")).way == "tokenmill chat"
-    assert Named("x", ("GET /nothing", "GET /version")).way == "GET /version"
+    assert way_of(Named("x", ("tokenmill nothing", "tokenmill chat"))) == "tokenmill chat"
+    assert way_of(Named("x", ("GET /nothing", "GET /version"))) == "GET /version"
 
 
 def test_every_list_has_rows():

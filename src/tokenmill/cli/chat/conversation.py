@@ -50,7 +50,7 @@ class Conversation(Turns):
         self._open_model, self._edit = open_model, edit
         self._set: dict[str, Any] = {}  # by /set
         self._kept: list[tuple[Any, list[Message]]] = []  # what /back returns to
-        self._replaced: list[tuple[list[Message], list[Message]]] = []  # new and old messages: what /undo returns to
+        self._earlier: list[tuple[list[Message], list[Message]]] = []  # new and old messages: what /undo returns to
         self.commands: dict[str, Callable[[str], str]] = {
             "retry": self.retry,
             "continue": self.go_on,
@@ -118,15 +118,15 @@ class Conversation(Turns):
         changed = (text or self._edit(old)).strip("\n")
         if changed.strip() in ("", old.strip()):
             return "the question is left as it was; /retry asks it again"
-        self._replace([*self.messages[: last[0]], {"role": "user", "content": changed}])
+        self._go_on_from([*self.messages[: last[0]], {"role": "user", "content": changed}])
         self.pending = True
         return ""
 
     def undo(self, _: str) -> str:
         """Forget the last question and its answer, or take back /clear, /system, /edit or /compact."""
         without_answer = self.messages[:-1] if is_answer(self.messages) else self.messages
-        if self._replaced and self._replaced[-1][0] in (self.messages, without_answer):
-            self.messages = self._replaced.pop()[1]
+        if self._earlier and self._earlier[-1][0] in (self.messages, without_answer):
+            self.messages = self._earlier.pop()[1]
             self._forget()
             return f"the conversation is back: {counted(len(self.messages), 'message')}"
         if is_answer(self.messages):
@@ -137,24 +137,24 @@ class Conversation(Turns):
         self._forget()
         return f"forgot: {brief(forgotten)}"
 
-    def _replace(self, messages: list[Message]) -> str:
+    def _go_on_from(self, messages: list[Message]) -> str:
         """Other messages from here on; what to say of the way back to the old ones."""
         old = self.messages
         self.messages = messages
         self._forget()
         if old == messages or not old:
             return ""
-        self._replaced.append((list(messages), old))
+        self._earlier.append((list(messages), old))
         return "; /undo returns to the old one"
 
     def clear(self, _: str) -> str:
         """Forget everything but the system message."""
-        way_back = self._replace([message for message in self.messages[:1] if message["role"] == "system"])
+        way_back = self._go_on_from([message for message in self.messages[:1] if message["role"] == "system"])
         return "a new conversation" + (", with the system message" if self.messages else "") + way_back
 
     def begin(self, text: str) -> str:
         """Forget everything, and take a new system message."""
-        way_back = self._replace([{"role": "system", "content": text}] if text else [])
+        way_back = self._go_on_from([{"role": "system", "content": text}] if text else [])
         return "a new conversation" + ("" if text else ", without a system message") + way_back
 
     def compact(self, _: str) -> str:
@@ -177,7 +177,7 @@ class Conversation(Turns):
         first, last = brief(self.messages[starts[0]]), brief(self.messages[starts[num_dropped - 1]])
         many = f"the {num_dropped} oldest turns, from {first} to {last}"
         what = many if num_dropped > 1 else f"the oldest turn, {first}"
-        self._replace(kept)
+        self._go_on_from(kept)
         more = "; /retry asks the last question" if is_question(kept) else ""
         return f"dropped {what}; about {num_tokens} of {self.context.num_tokens} tokens are used now{more}"
 
@@ -239,7 +239,7 @@ class Conversation(Turns):
         self.params = replace(params, **self._set)
         self.messages = template_messages(self.messages)
         self._kept = [(engine.session(), template_messages(messages)) for _, messages in self._kept]
-        self._replaced = [(template_messages(new), template_messages(old)) for new, old in self._replaced]
+        self._earlier = [(template_messages(new), template_messages(old)) for new, old in self._earlier]
         self.session = engine.session()
         old.close()
         return f"{name} goes on, {self.context.num_tokens} tokens of context; {sampling_text(self.params)}"

@@ -36,7 +36,6 @@ class Turns:
         self.pending = False
         self.figures = ""
 
-
     def ask(self, text: str) -> None:
         """Add a question, in the place of one that has no answer."""
         if is_question(self.messages):

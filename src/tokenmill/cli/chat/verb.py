@@ -13,7 +13,7 @@ import typer
 from tokenmill.cli.chat.conversation import LEAVE, Conversation
 from tokenmill.cli.chat.typed import Read, Typed, from_pipe, from_terminal, read_typed
 from tokenmill.cli.model_text import write_text
-from tokenmill.cli.models import find_path, load_engine, looks_saved
+from tokenmill.cli.models import check_model, load_engine, looks_saved
 from tokenmill.cli.parser.command import is_given
 from tokenmill.cli.parser.options import (
     PROMPT,
@@ -127,10 +127,10 @@ def command(
 
 def _load(settings: EngineConfig, progress: Progress, chat_template: Path | None) -> "Engine":
     """The engine of a model to talk with. A base model is refused before torch is imported or a weight is read."""
-    path = find_path(settings.model, progress)
+    path = check_model(settings.model, progress)
     with uninterrupted():
         from tokenmill.weights.chat_template import has_chat_template
-    if chat_template is None and not looks_saved(path) and not has_chat_template(path):
+    if chat_template is None and not has_chat_template(path):
         raise TokenmillError(
             f"{settings.model} is a base model: its files have no chat template, so that it continues texts and "
             "answers no questions; `tokenmill generate` does that, and --chat-template FILE gives it a template"

@@ -154,8 +154,13 @@ class VerbGroup(TyperGroup):
 
     def suggest(self, ctx: Any, name: str) -> None:
         """A usage error for what is nearly the name of a verb."""
-        near = get_close_matches(name, self.names, n=1) or VERBS_ELSEWHERE.get(name, [])
-        near = [verb for verb in near if verb in self.names]
+        elsewhere = [verb for verb in VERBS_ELSEWHERE.get(name, []) if verb in self.names or verb.startswith("-")]
+        if not elsewhere and "generate" in self.names:
+            from tokenmill.cli.elsewhere.hints import verb_hint  # long tables, of use after a mistake alone
+
+            if hint := verb_hint(name):
+                ctx.fail(f"No such command {name!r}: {hint}")
+        near = elsewhere or get_close_matches(name, self.names, n=1)
         if near:
             ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(map(repr, near))}?")
         if " " in name and "generate" in self.names:

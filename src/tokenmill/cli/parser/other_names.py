@@ -34,5 +34,7 @@ VERBS_ELSEWHERE = {
     "remove": ["rm"],
     "delete": ["rm"],
     "show": ["info"],
+    "version": ["--version"],
+    "help": ["--help"],
 }
-"""Names that other programs have for verbs, and our verbs that are meant."""
+"""Names that other programs have for verbs, and our verbs or options that are meant; cli/elsewhere has more of them."""

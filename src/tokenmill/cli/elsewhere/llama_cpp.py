@@ -1,6 +1,6 @@
 """llama.cpp: its programs, options and fields, as of its 2026 versions (checked against the names in its binaries)."""
 
-from tests.book.elsewhere.tables import Named
+from tokenmill.cli.elsewhere.named import Named
 
 COMMANDS = (
     Named("llama-cli -m FILE", "tokenmill chat FILE"),
@@ -33,7 +33,7 @@ OPTIONS = (
     Named("-ub, --ubatch-size", "--max-step-tokens"),
     Named("-t, --threads"),
     Named("-tb, --threads-batch", "--threads", note="one number of threads for all steps"),
-    Named("-ngl, --gpu-layers", "--device", "the whole model is on one device"),
+    Named("-ngl, --gpu-layers, --n-gpu-layers", "--device", "the whole model is on one device"),
     Named("-fa, --flash-attn", "-", note="attention never makes the whole matrix of scores"),
     Named("-ctk, --cache-type-k", "--cache-format", "dense or int8, for K and V together"),
     Named("-ctv, --cache-type-v", "--cache-format"),

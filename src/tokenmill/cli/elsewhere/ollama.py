@@ -1,6 +1,6 @@
 """Ollama: its commands, the parameters of a model, the fields of its API and its variables, as of 2026."""
 
-from tests.book.elsewhere.tables import Named
+from tokenmill.cli.elsewhere.named import Named
 
 COMMANDS = (
     Named("ollama run MODEL", "tokenmill chat MODEL"),
@@ -26,9 +26,9 @@ CHAT = (
     Named("/set system TEXT", "/system TEXT"),
     Named("/set parameter NAME VALUE", "/set NAME VALUE"),
     Named("/save NAME", "/save FILE", "with all that was computed"),
-    Named("/load NAME", "/open FILE"),
-    Named("/clear", "/clear"),
-    Named("/show", "/stats"),
+    Named("/load NAME", ("/model NAME", "/open FILE"), "a saved conversation is opened by `/open`"),
+    Named("/clear", "/clear", "`/undo` takes it back"),
+    Named("/show", "/show"),
     Named('"""', '"""', "before and after a message of several lines"),
     Named("/bye", "/bye"),
     Named("/?", "/?"),

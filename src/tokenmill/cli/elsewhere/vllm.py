@@ -1,6 +1,6 @@
 """vLLM: its commands, options, fields and calls, as of version 0.32 (checked against its source)."""
 
-from tests.book.elsewhere.tables import Named
+from tokenmill.cli.elsewhere.named import Named
 
 COMMANDS = (
     Named("vllm serve MODEL", "tokenmill serve MODEL"),
