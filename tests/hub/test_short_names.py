@@ -12,8 +12,9 @@ from tokenmill.errors import CheckpointError
 from tokenmill.hub import first_fetch
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress
-from tokenmill.hub.short_names import ALL_NAMES, HUB_NAMES, SHORT_NAMES, HubFile
+from tokenmill.hub.short_names import ALL_NAMES, HUB_NAMES, SHORT_NAMES, HubFile, sampling_of_file
 from tokenmill.hub.suggestions import nearest
+from tokenmill.weights.generation import defaults_of_directory
 
 CONTENT = b"GGUF" + b"weights" * 1000
 DIGEST = sha256(CONTENT).hexdigest()
@@ -207,3 +208,47 @@ NAMES = ("smollm2-135m", "qwen2.5-0.5b", "Qwen/Qwen3-0.6B", "ollama:llama3.2:1b"
 )
 def test_the_nearest_name(word, meant):
     assert nearest(word, NAMES) == meant
+
+
+# What the generation_config.json of each model's first repository says of sampling.
+FILES = {
+    ("smollm3-3b",): {"do_sample": True, "temperature": 0.6, "top_p": 0.95},
+    ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-coder-1.5b"): {
+        "do_sample": True,
+        "repetition_penalty": 1.1,
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "top_k": 20,
+    },
+    ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b"): {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    ("llama3.2-1b", "llama3.2-3b"): {"do_sample": True, "temperature": 0.6, "top_p": 0.9},
+    ("deepseek-r1-1.5b",): {"do_sample": True, "temperature": 0.6, "top_p": 0.95},
+    ("gemma3-1b", "gemma3-270m"): {"do_sample": True, "top_k": 64, "top_p": 0.95},
+    ("granite3.3-2b", "falcon3-1b", "olmo2-1b"): {"_from_model_config": True},
+}
+# The keywords of the call that the model card shows, or its words, where that file says nothing.
+CARDS = {
+    ("smollm2-135m", "smollm2-360m", "smollm2-1.7b"): {"temperature": 0.2, "top_p": 0.9, "do_sample": True},
+    ("tinyllama-1.1b",): {"do_sample": True, "temperature": 0.7, "top_k": 50, "top_p": 0.95},
+    ("phi3-mini", "phi4-mini"): {"temperature": 0.0, "do_sample": False},
+    ("ministral3-3b",): {"do_sample": False},  # "a temperature below 0.1"
+}
+SAMPLING = [(name, values) for names, values in {**FILES, **CARDS}.items() for name in names]
+
+
+def test_each_name_has_its_maker_s_sampling_or_says_that_there_is_none():
+    assert sorted(name for name, _ in SAMPLING) == sorted(ALL_NAMES)
+
+
+@pytest.mark.parametrize(("name", "values"), SAMPLING)
+def test_a_name_s_sampling_is_what_the_maker_s_words_mean_to_transformers(name, values, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    model = SHORT_NAMES.get(name) or HUB_NAMES[name]
+    assert model.sampling == defaults_of_directory(tmp_path)
+    in_file = any(name in names for names in FILES)
+    assert model.sampling.origin == (
+        "" if not model.sampling else f"the maker's {'generation_config.json' if in_file else 'model card'}"
+    )
+    file = model.file_name if name in SHORT_NAMES else model.file
+    assert sampling_of_file(tmp_path / "anywhere" / file) == model.sampling
+    assert sampling_of_file(tmp_path / "another.gguf") == {}

@@ -22,6 +22,7 @@ from tokenmill.weights.generation import (
     checked,
     defaults_of_directory,
     defaults_of_gguf,
+    directory_of_defaults,
     gguf_of_defaults,
     recommended,
     usable,
@@ -50,9 +51,10 @@ def directory(llama, path, **values):
     [
         (QWEN, FOUND),
         ({"do_sample": True}, {"temperature": 1.0}),
-        ({"do_sample": True, "temperature": 0.6, "top_p": 1.0, "top_k": None}, {"temperature": 0.6}),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 1.0, "top_k": None}, {"temperature": 0.6, "top_p": 1.0}),
         ({"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
-        ({"do_sample": False, "temperature": 0.0, "top_k": -1}, {}),
+        ({"do_sample": False, "temperature": 0.7, "top_k": -1}, {"temperature": 0.0}),
+        ({"do_sample": None, "top_k": 5}, {}),
         ({}, {}),
     ],
 )
@@ -172,8 +174,9 @@ def test_a_directory_without_the_file_recommends_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p"])
 def test_settings_of_a_draw_count_where_there_is_one(tmp_path, name):
     value = {"temperature": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.5}[name]
-    assert file_of(tmp_path, **{name: value}) == file_of(tmp_path, do_sample=False, **{name: value}) == {}
-    assert file_of(tmp_path, do_sample=True, **{name: value}) == {"temperature": 1.0, name: value}
+    assert file_of(tmp_path, **{name: value}) == {}
+    assert file_of(tmp_path, do_sample=False, **{name: value}) == {"temperature": 0.0}
+    assert file_of(tmp_path, do_sample=True, **{name: value}) == {"temperature": 1.0} | {name: value}
 
 
 def test_a_gguf_file_s_keys_and_their_settings(caplog):
@@ -219,17 +222,63 @@ def test_what_a_gguf_file_asks_for_and_is_not_there(key, neutral, other, caplog)
 )
 def test_the_window_of_a_penalty(values, warned, caplog):
     metadata = {f"general.sampling.{key}": value for key, value in values.items()}
-    repeated = values.get("penalty_repeat", 1.0)
-    wanted = {} if repeated == 1.0 else {"repetition_penalty": repeated}
+    wanted = {"repetition_penalty": values["penalty_repeat"]} if "penalty_repeat" in values else {}
     assert defaults_of_gguf(Path("x.gguf"), metadata) == wanted
     assert bool(caplog.messages) == warned
 
 
-def test_only_what_differs_from_the_own_defaults_is_kept():
-    values = {"temperature": 0.0, "top_k": 0, "top_p": 0.9, "min_p": 0, "repetition_penalty": 1}
-    assert checked(Path("x"), values) == {"top_p": 0.9}
+def test_values_that_turn_a_setting_off_are_kept_since_a_protocol_may_have_another():
+    values = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0, "repetition_penalty": 1}
+    found = checked(Path("x"), values, "a file")
+    assert found == values and found.origin == "a file"
     with pytest.raises(CheckpointError, match=r"^x: top_p = 2 is not allowed: a number above 0 and up to 1$"):
-        checked(Path("x"), {"top_p": 2})
+        checked(Path("x"), {"top_p": 2}, "a file")
+
+
+def test_where_the_settings_come_from_is_told(llama, tmp_path):
+    assert (
+        open_checkpoint(directory(llama, tmp_path / "a", **QWEN)).generation_defaults().origin
+        == "generation_config.json"
+    )
+    nothing = open_checkpoint(directory(llama, tmp_path / "b", bos_token_id=1)).generation_defaults()
+    assert (nothing, nothing.origin) == ({}, "")
+    assert defaults_of_gguf(Path("x.gguf"), {"general.sampling.top_k": 3}).origin == "general.sampling of the GGUF file"
+
+
+def test_a_gguf_file_with_a_short_name_has_its_maker_s_settings(tmp_path, caplog):
+    """They go wherever the model goes: into a packed model, and into a directory that is written of it."""
+    file = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    path = gguf_files.write(tmp_path / file, "llama")
+    found = open_checkpoint(path).generation_defaults()
+    assert found == {"temperature": 0.2, "top_p": 0.9} and found.origin == "the maker's model card"
+    assert load(path, generation_config=True).core.inputs.defaults == found
+    with caplog.at_level(logging.WARNING):
+        assert load(path).core.inputs.defaults == {}, "generate is greedy, and is not told of it in each run"
+    assert not caplog.messages
+    image = tmp_path / "model.image"
+    save_packed_model(open_checkpoint(path), EngineConfig(program="native"), image, lambda done, total: None)
+    packed = open_checkpoint(image).generation_defaults()
+    assert (packed, packed.origin) == (found, found.origin)
+    assert directory_of_defaults(found) == {"temperature": 0.2, "top_p": 0.9, "do_sample": True}
+    own = gguf_files.write(tmp_path / file, "llama", metadata={"general.sampling.temp": 0.5})
+    assert open_checkpoint(own).generation_defaults() == {"temperature": 0.5}, "the file's own go first"
+
+
+@pytest.mark.parametrize(
+    "found", [{"temperature": 0.0, "top_k": 5, "repetition_penalty": 1.1}, {"temperature": 0.7}, {}]
+)
+def test_what_is_written_into_a_directory_is_taken_by_transformers(found, tmp_path):
+    """And by ours: the likeliest token is do_sample false there, and a temperature of 0 beside do_sample is refused."""
+    values = directory_of_defaults(found)
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    theirs = transformers.GenerationConfig.from_pretrained(tmp_path)
+    theirs.validate(strict=True)
+    drawn = {name: value for name, value in found.items() if found.get("temperature") or name in KEPT}
+    assert defaults_of_directory(tmp_path) == drawn
+    assert bool(theirs.do_sample) == bool(found.get("temperature"))
+
+
+KEPT = ("temperature", "repetition_penalty")
 
 
 class Recommending(SimpleNamespace):

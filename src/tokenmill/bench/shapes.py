@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tokenmill.errors import ConfigError
 from tokenmill.model.families import find_family, read_config
+from tokenmill.settings.recommended import NOTHING, Recommended
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.coverage import expected_tensors
@@ -142,9 +143,9 @@ class Shape(Checkpoint):
         """None: prompts are token ids."""
         return None
 
-    def generation_defaults(self) -> dict[str, Any]:
+    def generation_defaults(self) -> Recommended:
         """Nothing: a shape recommends no settings."""
-        return {}
+        return NOTHING
 
 
 @cache

@@ -17,6 +17,7 @@ from tokenmill.cli.process.display import print_json, print_table, progress_on_s
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import CheckpointError, PackedModelError
 from tokenmill.settings.engine_config import DEFAULT_MODEL
+from tokenmill.settings.recommended import say
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import size
 
@@ -193,10 +194,11 @@ def _describe(
     from tokenmill.model.description import count_parameters, describe
     from tokenmill.model.families import read_config
     from tokenmill.model.features import features_of
+    from tokenmill.weights.generation import usable
     from tokenmill.weights.packed.reader import is_packed_model, read_header
 
     config = read_config(checkpoint.config)
-    parts = count_parameters(config)
+    parts, recommended = count_parameters(config), usable(checkpoint)
     return {
         "path": str(checkpoint.path),
         "packed_from": read_header(checkpoint.path)[0]["source"] if is_packed_model(checkpoint.path) else None,
@@ -222,6 +224,7 @@ def _describe(
         "dtype": config.dtype,
         "tokenizer": None if tokenizer is None else {"num_tokens": tokenizer.num_tokens},
         "chat_template": tokenizer is not None and tokenizer.chat_template is not None,
+        "sampling": {"settings": recommended, "origin": recommended.origin},
         "types": _count_types(stored),
         "dequantized": checkpoint.dequantized or None,
         "num_bytes": checkpoint.num_bytes,
@@ -290,6 +293,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The last lines, which every model has, whether it can be run or not."""
     yield "chat template", "yes, shown with --template" if facts["chat_template"] else "no"
+    if "sampling" in facts:
+        settings, origin = facts["sampling"]["settings"], facts["sampling"]["origin"]
+        yield "sampling", f"{say(settings)} ({origin})" if settings else "nothing is recommended"
     types = (f"{entry['count']} {kind} ({size(entry['num_bytes'])})" for kind, entry in facts["types"].items())
     yield "tensors", ", ".join(types) or "none that can be read"
     if facts.get("dequantized") is not None:

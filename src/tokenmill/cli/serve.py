@@ -22,6 +22,7 @@ from tokenmill.hub.download import cache_folder, data_folder
 from tokenmill.registry import TOOL_FORMATS
 from tokenmill.serve.address import Address, is_loopback, listen
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.recommended import OPENAI, in_force, say_origins
 from tokenmill.units import counted, size
 
 if TYPE_CHECKING:  # these import torch and the server
@@ -234,6 +235,7 @@ def _serve(
     server = Server(loaded, taken, options, None if quiet else remark)
     if not quiet:
         remark(_greeting(loaded, options.name, address.url))
+        remark(f"requests that name no sampling: {say_origins(in_force(loaded.core.inputs.defaults, OPENAI))}")
         if server.tools is not None and loaded.tokenizer is not None and loaded.tokenizer.chat_template is not None:
             remark(f"calls of functions: {server.tools}")
     return server.serve_to_end()

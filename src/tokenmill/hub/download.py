@@ -13,12 +13,13 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import file_digest, sha256
 from pathlib import Path
 
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.progress import Progress
+from tokenmill.settings.recommended import Recommended
 from tokenmill.value_reader import folder_of_setting
 
 STAGED = ".tokenmill-fetch"  # a file in every staging folder, so that no other folder is deleted
@@ -42,13 +43,14 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Packaged:
-    """One file, whole in one wheel or in parts that lie in several, in order."""
+    """One file, whole in one wheel or in parts that lie in several, in order. sampling: see hub/makers_sampling.py."""
 
     title: str
     file_name: str
     sha256: str
     num_bytes: int
     wheels: tuple[Wheel, ...]
+    sampling: Recommended = field(default_factory=Recommended)
 
 
 def cache_folder() -> Path:

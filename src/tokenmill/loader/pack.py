@@ -46,6 +46,7 @@ def finish_packed(writer: PackedWriter, loaded: LoadedModel, checkpoint: Checkpo
 
     copy: the name of the packed copy that it is.
     """
+    recommended = usable(checkpoint)
     facts = {
         "program": loaded.program_name,
         "dtype": loaded.config.dtype,
@@ -56,7 +57,8 @@ def finish_packed(writer: PackedWriter, loaded: LoadedModel, checkpoint: Checkpo
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
         "in_gguf": checkpoint.in_gguf,
-        "generation_defaults": usable(checkpoint),
+        "generation_defaults": recommended,
+        "generation_origin": recommended.origin,
         "rounded": checkpoint.rounded if find_scheme(loaded.config.scheme).keeps_codes else "",
         "dequantized": checkpoint.dequantized,
         "weights": loaded.program.packed_weights(),

@@ -322,12 +322,13 @@ class LoadAnswer(Answer):
 
 
 class ServerAnswer(Answer):
-    """The settings of the engine, and the limits of the server."""
+    """The settings of the engine, the limits of the server, and its sampling by the beginning of a path."""
 
     version: str
     model: str
     engine: dict[str, Any]
     server: dict[str, Any]
+    sampling: dict[str, dict[str, Any]]
 
 
 class VersionAnswer(Answer):

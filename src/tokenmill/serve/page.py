@@ -4,6 +4,7 @@ Its files are static, but for the fields of settings. It may load and ask nothin
 its own, whatever a model writes.
 """
 
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tokenmill.serve.cache_view import cache_view
 from tokenmill.serve.document import answers
 from tokenmill.serve.service import Service, tenant_of
 from tokenmill.settings.field import settings_of
+from tokenmill.settings.recommended import OPENAI, Recommended, in_force, say_origins
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
 RUNNING = "Ollama is running"  # what its clients ask for at /, and browsers never do
@@ -28,6 +30,7 @@ POLICY = (
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
 )
 FIELD = '<label>{label} <input id="set-{name}" type="number" step="any" placeholder="{empty}"></label>'
+ORIGINS = '<p id="set-origins" class="wide quiet">{text}</p>'
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -41,7 +44,7 @@ def page(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
-    html = _index()
+    html = _index(service.engine.core.inputs.defaults)
 
     @routes.get("/", include_in_schema=False)
     async def index(request: Request) -> Response:
@@ -60,11 +63,21 @@ def page(service: Service) -> APIRouter:
     return routes
 
 
-def _index() -> str:
-    """The page, with a field for each setting that is shown there. settings.mjs sends what stands in them."""
-    shown = [(told.page, HTTP_FIELDS[name]) for name, told in settings_of(SamplingParams).items() if told.page]
+def _index(recommended: Recommended) -> str:
+    """The page, with a field for each setting that is shown there. settings.mjs sends what stands in them.
+
+    An empty field shows the value that is in force, and a line below the fields says where such values come from.
+    """
+    values = in_force(recommended, OPENAI)
+    shown = [(told.page, name) for name, told in settings_of(SamplingParams).items() if told.page]
     shown.sort(key=lambda each: each[0].place)
-    rows = [FIELD.format(label=page.label, name=name, empty=page.empty) for page, name in shown]
+    rows = [
+        FIELD.format(
+            label=page.label, name=HTTP_FIELDS[name], empty=values[name].value if name in values else page.empty
+        )
+        for page, name in shown
+    ]
+    rows.append(ORIGINS.format(text=escape(f"Where a field is empty: {say_origins(values)}")))
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     return template.replace("<!-- settings -->", "\n      ".join(rows))
 

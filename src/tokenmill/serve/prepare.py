@@ -4,7 +4,7 @@ It may take milliseconds for long prompts, so it runs in a thread beside the eve
 the client's key, and of one cache_salt share rows of the cache.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -21,6 +21,7 @@ from tokenmill.serve.effort import settle_effort
 from tokenmill.serve.errors import ApiError, TooLong, about
 from tokenmill.serve.reading import Readers
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
+from tokenmill.settings.recommended import OPENAI, Recommended, default_settings
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 from tokenmill.text.tools.history import unread
 
@@ -28,7 +29,6 @@ PromptOf = Callable[[Core, ChatBody], tuple[Calling, list[int], list[str]]]
 TURNS = "this model's chat template refuses such turns, so messages that follow each other were put together"
 MAX_NAME = 100  # characters of a field's name that are worth giving back
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
-TEMPERATURE = 1.0  # by default, as in OpenAI's API, unless the model's files recommend another
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,10 @@ class Prepared:
     is_clamped: bool = False
 
 
-def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") -> Prepared:
-    """See the module."""
+def prepare_completion(
+    core: Core, body: CompletionBody, tenant: bytes = b"", protocol: Recommended = OPENAI
+) -> Prepared:
+    """See the module. protocol: the defaults of sampling that a protocol has."""
     if not body.prompts:
         raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")
     with about("prompt"):
@@ -66,12 +68,21 @@ def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") ->
     _check_max_tokens(max_tokens, "max_tokens")
     if only_prompts and body.receipt:
         raise ApiError(400, "receipt needs a text: with echo, max_tokens = 0 gives none", "receipt")
-    prepared = _prepared(core, body, tenant, tokens, "prompt", max_tokens, {"logprobs": body.logprobs} | ranked)
+    more = {"logprobs": body.logprobs} | ranked
+    prepared = _prepared(core, body, tenant, tokens, "prompt", max_tokens, more, protocol=protocol)
     return replace(prepared, only_prompts=only_prompts, warnings=warnings_of(body))
 
 
-def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"", prompt_of: PromptOf | None = None) -> Prepared:
-    """See the module. prompt_of: what makes the prompt of the conversation, if it is not chat_prompt."""
+def prepare_chat(
+    core: Core,
+    body: ChatBody,
+    tenant: bytes = b"",
+    prompt_of: PromptOf | None = None,
+    protocol: Recommended = OPENAI,
+) -> Prepared:
+    """See the module. prompt_of: what makes the prompt of the conversation, if it is not chat_prompt. protocol: see
+    prepare_completion.
+    """
     calling, tokens, warnings = (prompt_of or chat_prompt)(core, body)
     tokens = _cut(core, body, tokens)
     if body.top_logprobs is not None and not body.logprobs:
@@ -81,7 +92,7 @@ def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"", prompt_of: Pro
     _check_max_tokens(max_tokens := getattr(body, which), which)
     answer = calling.answer(core.inputs, tokens, body)
     more = {"logprobs": logprobs, "shown_token_ids": answer.shown_ids}
-    prepared = _prepared(core, body, tenant, [tokens], "messages", max_tokens, more, answer.constraint)
+    prepared = _prepared(core, body, tenant, [tokens], "messages", max_tokens, more, answer.constraint, protocol)
     warnings = [*warnings_of(body), *warnings, *template_warnings(core, body)]
     return replace(prepared, warnings=warnings, readers=answer.readers)
 
@@ -145,12 +156,14 @@ def _prepared(
     max_tokens: int | None,
     more: dict[str, Any],
     constraint: tuple[str, dict[str, Any]] | None = None,
+    protocol: Recommended = OPENAI,
 ) -> Prepared:
     """field: where the prompts come from. more: settings that not every body has under their own name. constraint: the
-    field that constrains the text and the setting that it becomes, if they are not to be read from the body.
+    field that constrains the text and the setting that it becomes, if they are not to be read from the body. protocol:
+    see prepare_completion.
     """
     constrained, settled = constraint_of(body) if constraint is None else constraint
-    settings = _settings(core.inputs.defaults, body) | more | settled
+    settings = default_settings(core.inputs.defaults, protocol) | _given(body) | more | settled
     salt, sequences = _salt(body, tenant), []
     for tokens in prompts:
         num_new = _clamped(core, len(tokens), field, max_tokens)
@@ -204,12 +217,12 @@ def _salt(body: SamplingBody, tenant: bytes) -> bytes:
     return tenant + (body.cache_salt or "").encode("utf-8", "surrogatepass")
 
 
-def _settings(defaults: Mapping[str, Any], body: SamplingBody) -> dict[str, Any]:
-    """The fields that are given, by their names in SamplingParams, over what the model's files recommend."""
+def _given(body: SamplingBody) -> dict[str, Any]:
+    """The fields that are given, by their names in SamplingParams."""
     given = {name: value for name, field in HTTP_FIELDS.items() if (value := getattr(body, field)) is not None}
     if given.get("seed") == -1:  # any, also where the server has one
         del given["seed"]
-    return {"temperature": TEMPERATURE, **defaults, **given}
+    return given
 
 
 def _limit(core: Core) -> int:

@@ -8,6 +8,7 @@ import torch
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.serve.service import Service
 from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.recommended import OLLAMA, OPENAI, Recommended, in_force
 
 # A text that need not be given is a path, or the name of a model, which may be one.
 SETTINGS = [field.name for field in fields(EngineConfig) if field.name != "model" and field.type != str | None]
@@ -33,4 +34,13 @@ def server_facts(service: Service) -> dict[str, Any]:
         "wants_key": bool(service.options.keys),
         "keeps_sessions": service.sessions is not None,
         "keeps_batches": service.batches is not None,
+    }
+
+
+def sampling_facts(recommended: Recommended) -> dict[str, Any]:
+    """The sampling of a request that names none, by the beginning of its path: each setting's value and its origin."""
+    protocols = {"/v1": OPENAI, "/api": OLLAMA}
+    return {
+        path: {name: found._asdict() for name, found in in_force(recommended, protocol).items()}
+        for path, protocol in protocols.items()
     }

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from tokenmill.serve.answer_schema import LoadAnswer, ServerAnswer, StatusAnswer, VersionAnswer
 from tokenmill.serve.document import answers
 from tokenmill.serve.errors import EngineDied
-from tokenmill.serve.server_facts import engine_facts, server_facts
+from tokenmill.serve.server_facts import engine_facts, sampling_facts, server_facts
 from tokenmill.serve.service import Service
 from tokenmill.version import __version__
 
@@ -17,7 +17,12 @@ from tokenmill.version import __version__
 def status(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
-    facts = {"engine": engine_facts(service.engine.core.loaded), "server": server_facts(service)}
+    loaded = service.engine.core.loaded
+    facts = {
+        "engine": engine_facts(loaded),
+        "server": server_facts(service),
+        "sampling": sampling_facts(loaded.generation_defaults),
+    }
 
     @routes.get("/health", response_model=None, responses=answers(StatusAnswer, 503))
     async def health() -> dict[str, str]:
@@ -41,7 +46,9 @@ def status(service: Service) -> APIRouter:
 
     @routes.get("/server_info", response_model=None, responses=answers(ServerAnswer))
     async def server_info() -> dict[str, Any]:
-        """The settings of the engine and the limits of the server, without paths and keys."""
+        """The settings of the engine, the limits of the server, and how requests that name no sampling are sampled;
+        without paths and keys.
+        """
         return {"version": __version__, "model": service.options.name, **facts}
 
     @routes.get("/ready", response_model=None, responses=answers(StatusAnswer, 503))

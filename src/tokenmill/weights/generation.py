@@ -1,8 +1,9 @@
 """The sampling settings that a model's files recommend, under the names of SamplingParams.
 
-A directory has them in generation_config.json, a GGUF file under general.sampling. They mean what they mean to
-transformers: where do_sample is not true the model is decoded greedily, and temperature, top_k, top_p and min_p say
-nothing. What is read is checked for type and range. Settings that tokenmill does not have are warned of by name.
+A directory has them in generation_config.json, a GGUF file under general.sampling; for a GGUF file that says nothing
+and has a short name, the maker's are told in hub/makers_sampling.py. Keys mean what they mean to transformers: where
+do_sample is not true temperature, top_k, top_p and min_p say nothing, and where it is false the likeliest token is
+recommended. What is read is checked for type and range. Settings that tokenmill does not have are warned of by name.
 """
 
 import logging
@@ -11,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import CheckpointError, ConfigError
-from tokenmill.settings.field import settings_of
+from tokenmill.hub.short_names import sampling_of_file
+from tokenmill.settings.recommended import NOTHING, RECOMMENDABLE, Recommended, say
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader
 
 log = logging.getLogger(__name__)
 
-RECOMMENDED = {name: told for name, told in settings_of(SamplingParams).items() if told.model_files}
 # Key of generation_config.json → its value where it has no effect, None where any value has one. The entries of
 # transformers' GenerationConfig that change which token is chosen, or whether the text ends.
 ABSENT: dict[str, Any] = {
@@ -47,10 +48,10 @@ ABSENT: dict[str, Any] = {
 # there say more of mirostat and XTC.
 ABSENT_IN_GGUF = {"sequence": "", "xtc_probability": 0.0, "mirostat": 0, "penalty_last_n": -1}
 IN_GGUF = "general.sampling."
-GGUF = {told.model_files: name for name, told in RECOMMENDED.items()}
+GGUF = {told.model_files: name for name, told in RECOMMENDABLE.items()}
 
 
-def defaults_of_directory(path: Path) -> dict[str, Any]:
+def defaults_of_directory(path: Path) -> Recommended:
     """Read those of a directory in Hugging Face layout; empty where there is no generation_config.json, or it says
     nothing.
     """
@@ -59,24 +60,27 @@ def defaults_of_directory(path: Path) -> dict[str, Any]:
     values = {key: value for key, value in reader.values.items() if value is not None}
     ignored = {key: values[key] for key, neutral in ABSENT.items() if values.get(key, neutral) != neutral}
     if ignored:
-        log.warning("%s asks for what tokenmill does not have: %s", file, _say(ignored))
+        log.warning("%s asks for what tokenmill does not have: %s", file, say(ignored))
     sampled = reader.flag("do_sample", False)
-    names = [name for name, told in RECOMMENDED.items() if sampled or told.stage != "draw"]
-    found = {"temperature": 1.0} if sampled else {}
-    return checked(file, found | {name: values[name] for name in names if name in values})
+    names = [name for name, told in RECOMMENDABLE.items() if sampled or told.stage != "draw"]
+    found = {"temperature": 1.0 if sampled else 0.0} if "do_sample" in values else {}
+    return checked(file, found | {name: values[name] for name in names if name in values}, file.name)
 
 
-def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Read those of a GGUF file; empty where the metadata says nothing."""
+def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> Recommended:
+    """Read those of a GGUF file; those of its maker where the metadata says nothing, empty where they are not known."""
     values = {key.removeprefix(IN_GGUF): value for key, value in metadata.items() if key.startswith(IN_GGUF)}
     ignored = {key: values[key] for key, neutral in ABSENT_IN_GGUF.items() if values.get(key, neutral) != neutral}
     if values.get("penalty_repeat", 1.0) == 1.0:
         ignored.pop("penalty_last_n", None)  # of that penalty, which looks at all tokens here and in transformers
     if ignored:
-        log.warning("%s asks for what tokenmill does not have: %s", path, _say(ignored))
+        log.warning("%s asks for what tokenmill does not have: %s", path, say(ignored))
     found = {name: values[key] for key, name in GGUF.items() if key in values}
+    if not found:
+        return sampling_of_file(path)
     # Floats have 32 bits there: 0.7, not 0.699999988.
-    return checked(path, {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in found.items()})
+    found = {name: float(f"{value:.7g}") if isinstance(value, float) else value for name, value in found.items()}
+    return checked(path, found, "general.sampling of the GGUF file")
 
 
 def gguf_of_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,40 +90,46 @@ def gguf_of_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def directory_of_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
     """Make the keys of a generation_config.json that defaults_of_directory reads these from."""
-    return {**found, **({"do_sample": True} if "temperature" in found else {})}
+    if "temperature" not in found:
+        return {**found}
+    if found["temperature"] > 0:
+        return {**found, "do_sample": True}
+    # Beside do_sample false transformers warns of settings of a draw, and it takes no temperature of 0 elsewhere.
+    kept = {name: value for name, value in found.items() if RECOMMENDABLE[name].stage != "draw"}
+    return {**kept, "do_sample": False}
 
 
-def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
-    """Take the settings of a Checkpoint where they are wanted; else none, and a warning that they are not used.
+def recommended(checkpoint: Any, wanted: bool) -> Recommended:
+    """Take the settings of a Checkpoint where they are wanted; else none, and a warning where its files recommend some.
 
     CheckpointError for values that are not allowed, where they are wanted.
     """
-    found: dict[str, Any] = checkpoint.generation_defaults() if wanted else usable(checkpoint)
+    found: Recommended = checkpoint.generation_defaults() if wanted else usable(checkpoint)
     if wanted or not found:
         return found
     uses = "generation_config=True uses that (an option of generate, decode and profile; chat and serve do)"
-    log.warning("%s recommends %s; %s", checkpoint.path.name, _say(found), uses)
-    return {}
+    level = logging.INFO if found == sampling_of_file(checkpoint.path) else logging.WARNING
+    log.log(level, "%s recommends %s; %s", checkpoint.path.name, say(found), uses)
+    return NOTHING
 
 
-def usable(checkpoint: Any) -> dict[str, Any]:
+def usable(checkpoint: Any) -> Recommended:
     """Take the settings of a Checkpoint that is written anew; none, with a warning, where values are not allowed."""
     try:
-        found: dict[str, Any] = checkpoint.generation_defaults()
+        found: Recommended = checkpoint.generation_defaults()
     except CheckpointError as error:
         log.warning("%s; it is not used", error)
-        return {}
+        return NOTHING
     return found
 
 
-def checked(file: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """Keep what differs from SamplingParams' own defaults; CheckpointError for values that are not allowed."""
+def checked(file: Path, found: Mapping[str, Any], origin: str) -> Recommended:
+    """Check the values that a file recommends; CheckpointError for values that are not allowed.
+
+    A value that turns a setting off is kept: it takes the place of a protocol's default.
+    """
     try:
         params = SamplingParams(**found)
     except ConfigError as error:
         raise CheckpointError(f"{file}: {error}") from error
-    return {name: getattr(params, name) for name in found if getattr(params, name) != getattr(SamplingParams(), name)}
-
-
-def _say(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {value!r}" for name, value in values.items())
+    return Recommended({name: getattr(params, name) for name in found}, origin)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import Family, TextPart, find_family, in_gguf
 from tokenmill.registry import TENSOR_READERS, lookup
+from tokenmill.settings.recommended import Recommended
 from tokenmill.text.byte_ranks import read_tekken
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.generation import defaults_of_directory
@@ -106,7 +107,7 @@ class Checkpoint:
         found, tekken = Tokenizer.from_directory(self.path), self.path / "tekken.json"
         return read_tekken(tekken) if found is None and tekken.is_file() else found
 
-    def generation_defaults(self) -> dict[str, Any]:
+    def generation_defaults(self) -> Recommended:
         """The sampling settings that the model's files recommend, by their names in SamplingParams."""
         return defaults_of_directory(self.path)
 

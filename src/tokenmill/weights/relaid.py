@@ -6,7 +6,6 @@ is made of the rows of a parameter of the decoder that it fills, which are read 
 
 from collections import defaultdict
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from tokenmill.model.description import describe
 from tokenmill.model.families import Family, find_family, read_config
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.quant.stored import Stored
+from tokenmill.settings.recommended import Recommended
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.coverage import expected_tensors, match_tensors
 from tokenmill.weights.names import Target, rows_of
@@ -83,7 +83,7 @@ class RelaidCheckpoint(Checkpoint):
     def tokenizer(self) -> Tokenizer | None:
         return self.plain.tokenizer()
 
-    def generation_defaults(self) -> dict[str, Any]:
+    def generation_defaults(self) -> Recommended:
         return self.plain.generation_defaults()
 
     def _rows(self, target: Target) -> range:

@@ -7,7 +7,8 @@ from tests.serve.protocols.test_ollama import CHAT, asked, error, whole
 from tokenmill.serve.protocols.ollama_options import NEUTRAL, OWN, WITHOUT_EFFECT
 
 SAME = [
-    ({"temperature": 0.9, "seed": 3}, {"temperature": 0.9, "seed": 3}),
+    ({"temperature": 0.9, "seed": 3}, {"temperature": 0.9, "seed": 3, "top_k": 40, "top_p": 0.9}),
+    ({"temperature": 0.9, "seed": 3, "top_k": 0, "top_p": 1}, {"temperature": 0.9, "seed": 3}),
     (
         {"temperature": 1.3, "seed": 3, "top_k": 20.0, "top_p": 0.7, "min_p": 0.02},
         {"temperature": 1.3, "seed": 3, "top_k": 20, "top_p": 0.7, "min_p": 0.02},

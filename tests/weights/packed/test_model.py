@@ -157,7 +157,10 @@ def test_tokenizers_that_are_damaged(make, how, message):
 
 def test_the_settings_that_the_model_recommends(make, source):
     assert PackedCheckpoint(make()).generation_defaults() == {}
-    assert PackedCheckpoint(make(generation_defaults={"top_k": 5, "top_p": 1.0})).generation_defaults() == {"top_k": 5}
+    assert PackedCheckpoint(make(generation_defaults={"top_k": 5, "top_p": 1.0})).generation_defaults() == {
+        "top_k": 5,
+        "top_p": 1.0,
+    }
     with pytest.raises(CheckpointError, match=r"x.packed: top_k = -2 is not allowed"):
         PackedCheckpoint(make(generation_defaults={"top_k": -2})).generation_defaults()
     (source / "generation_config.json").write_text('{"repetition_penalty": 1.5}')

@@ -82,4 +82,4 @@ def _prepare_plain(made: Translated, context: List[int], core: Core, body: Compl
     if context:
         before = ids_before(context, core)
         body.prompt = [*before, *core.inputs.encode(str(body.prompt), body.add_special_tokens, after=before)]
-    return made.noted(prepare_completion(core, body, tenant))
+    return made.noted(prepare_completion(core, body, tenant, made.protocol))

@@ -13,6 +13,7 @@ from tokenmill.serve.errors import ApiError
 from tokenmill.serve.protocols.ollama_body import IGNORED, OllamaBody, OllamaChatBody
 from tokenmill.serve.protocols.ollama_options import take_options
 from tokenmill.serve.protocols.translated import Translated, field_of
+from tokenmill.settings.recommended import OLLAMA
 from tokenmill.value_reader import brief
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -33,7 +34,7 @@ def translate_chat(body: OllamaChatBody, thinks: bool, num_positions: int) -> Tr
 
 def translate_fields(body: OllamaBody, thinks: bool, num_positions: int) -> Translated:
     """All but the messages."""
-    made = Translated()
+    made = Translated(protocol=OLLAMA)
     made.fields["stream"] = body.stream
     if body.format is not None and body.format != "":
         made.fields["format"] = body.format

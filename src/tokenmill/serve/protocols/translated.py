@@ -14,6 +14,7 @@ from tokenmill.serve.errors import ApiError
 from tokenmill.serve.prepare import Prepared, PromptOf, chat_prompt, prepare_chat
 from tokenmill.serve.protocols.conversation import in_turns
 from tokenmill.serve.schema import ChatBody
+from tokenmill.settings.recommended import OPENAI, Recommended
 from tokenmill.text.turns import turns_of
 from tokenmill.value_reader import brief
 
@@ -37,7 +38,8 @@ def field_of(given: Any, name: str, kind: type | tuple[type, ...], where: str) -
 @dataclass
 class Translated:
     """The messages and fields of a ChatBody. variables: of the chat template, where it reads them. unknown: names of
-    fields that mean nothing here. warnings: what else the client said without effect. prompt_of: see prepare_chat.
+    fields that mean nothing here. warnings: what else the client said without effect. prompt_of, protocol: see
+    prepare_chat.
     """
 
     messages: list[Json] = field(default_factory=list)
@@ -48,6 +50,7 @@ class Translated:
     unknown: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     prompt_of: PromptOf | None = None
+    protocol: Recommended = field(default_factory=lambda: OPENAI)
 
     def warn(self, text: str) -> None:
         """Add a warning, once."""
@@ -95,7 +98,7 @@ class Translated:
     def prepare(self, core: Core, body: ChatBody, tenant: bytes) -> Prepared:
         """See prepare.py, with the messages in turns that the chat template takes."""
         self._settle(core, body)
-        return self.noted(prepare_chat(core, body, tenant, self.prompt_of))
+        return self.noted(prepare_chat(core, body, tenant, self.prompt_of, self.protocol))
 
     def noted(self, prepared: Prepared) -> Prepared:
         """A request with the warnings that this has."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.model.families import Family, in_gguf, read_config
+from tokenmill.settings.recommended import Recommended
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.value_reader import brief
@@ -98,7 +99,7 @@ class GGUFCheckpoint(Checkpoint):
         header, _ = read_parts(path)
         return _tokenizer(header.metadata)
 
-    def generation_defaults(self) -> dict[str, Any]:
+    def generation_defaults(self) -> Recommended:
         return defaults_of_gguf(self.path, self.metadata)
 
     def _find_infos(self, family: Family, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

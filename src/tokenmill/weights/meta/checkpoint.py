@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
+from tokenmill.settings.recommended import NOTHING, Recommended
 from tokenmill.text.byte_ranks import begin_with, llama3_specials, read_tekken, read_tiktoken
 from tokenmill.text.sentencepiece_file import holds_ranks, read_sentencepiece
 from tokenmill.text.tokenizer import Tokenizer, read_json
@@ -123,8 +124,8 @@ class MetaCheckpoint(Checkpoint):
         texts = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
         return Tokenizer(backend, rules=rules, bos_token_id=first, eos_token_ids=[last], special_texts=texts)
 
-    def generation_defaults(self) -> dict[str, Any]:
-        return {}
+    def generation_defaults(self) -> Recommended:
+        return NOTHING
 
 
 def _weight_files(path: Path) -> list[Path]:

@@ -7,11 +7,13 @@ packed model is a Checkpoint whose tensors cannot be read one by one.
 import zlib
 from mmap import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tokenizers
 
 from tokenmill.errors import PackedModelError
+from tokenmill.hub.short_names import sampling_of_file
+from tokenmill.settings.recommended import Recommended
 from tokenmill.text.charsmap import TextRules
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
@@ -99,11 +101,14 @@ class PackedCheckpoint(Checkpoint):
             rules=rules,
         )
 
-    def generation_defaults(self) -> dict[str, Any]:
+    def generation_defaults(self) -> Recommended:
         if self.is_copy and self.path.is_dir():  # whose own file says more than the values that were allowed
             return defaults_of_directory(self.path)
         reader = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError, is_ours=True)
-        return checked(self.file, dict(reader.inside("generation_defaults").values))
+        found = dict(reader.inside("generation_defaults").values)
+        if not found:  # a copy may be older than the table of makers
+            return sampling_of_file(self.path)
+        return checked(self.file, found, reader.text("generation_origin", "the packed model"))
 
     def start_reading(self) -> None:
         """Map all weights and verify them in the background, unless that has begun."""
