@@ -110,7 +110,7 @@ def load_engine(
     if template is not None:
         if engine.tokenizer is None:
             raise ConfigError("chat_template", str(chat_template), "none, because this model has no tokenizer")
-        engine.tokenizer.chat_template, engine.tokenizer.named_templates = template, {}
+        engine.tokenizer.use_template(template)
     _prepare(engine, progress)
     gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps
     return engine

@@ -15,7 +15,7 @@ from tokenmill.sample.matchers import constrained_start, is_whole, matcher_of
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import WHOLE, Sequence
 from tokenmill.settings.sampling_params import SamplingParams
-from tokenmill.text.thinking import thinking_of
+from tokenmill.text.thinking import Thinking, marks_of
 from tokenmill.text.tokenizer import Tokenizer
 
 
@@ -24,9 +24,13 @@ class Constraints:
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, ends: Iterable[int]) -> None:
         self._tokenizer, self._vocab_size, self._ends = tokenizer, vocab_size, tuple(ends)
-        self._marks = None if tokenizer is None else thinking_of(tokenizer.chat_template, tokenizer.control_ids)
         self._compiler: Compiler | None = None
         self._lock = threading.Lock()
+
+    @property
+    def _marks(self) -> Thinking | None:
+        """The marks of thinking, asked each time: the server's options may have replaced the chat template."""
+        return None if self._tokenizer is None else marks_of(self._tokenizer)
 
     @property
     def compiler(self) -> Compiler:

@@ -118,7 +118,7 @@ def load_engine(setup: Setup) -> Engine:
     model = read_config(foreseen_config(locate(config.model)))
     engine = load(fit_for_many(config, model, config.max_sequences, setup.num_engines))
     if setup.chat_template is not None and engine.tokenizer is not None:
-        engine.tokenizer.chat_template, engine.tokenizer.named_templates = setup.chat_template, {}
+        engine.tokenizer.use_template(setup.chat_template)
     return engine
 
 

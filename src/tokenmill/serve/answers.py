@@ -39,10 +39,11 @@ def finite(value: Any) -> Any:
 
 
 def system_fingerprint(loaded: LoadedModel) -> str:
-    """`system_fingerprint` of OpenAI's API. It is another one where a text may be another one: with another model,
-    program, format or version.
+    """`system_fingerprint` of OpenAI's API. It is another one where a text may be another one: with another model, chat
+    template, program, format or version.
     """
     facts = {name: value for name, value in loaded.compatibility.items() if name != "model"}  # which may be moved
+    facts["chat_templates"] = [] if loaded.tokenizer is None else loaded.tokenizer.templates
     return f"fp_{sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]}"
 
 

@@ -30,7 +30,8 @@ from tokenmill.text.turns import turns_of
 Constraint = tuple[str, dict[str, Any]]
 Json = dict[str, Any]
 
-_known: WeakKeyDictionary[Tokenizer, ModelTools] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Tokenizer, tuple[str, tuple[str, ...], ModelTools]] = WeakKeyDictionary()
+"""With the name of the format, and the templates that they were found for, since an option may replace them."""
 
 
 @dataclass(frozen=True)
@@ -128,15 +129,17 @@ def calling_of(loaded: LoadedModel, body: ChatBody | TokenizeBody) -> Calling:
 
 def set_tools(tokenizer: Tokenizer, name: str) -> str:
     """Have a model's calls written in the format of this name, or as its chat template says; a note of which it is."""
-    _known[tokenizer] = tools_of(tokenizer, name)
-    return _known[tokenizer].note
+    made = tools_of(tokenizer, name)
+    _known[tokenizer] = name, tokenizer.templates, made
+    return made.note
 
 
 def model_tools(tokenizer: Tokenizer) -> ModelTools:
     """The tools of a model, as they were set or as its chat template says."""
-    if tokenizer not in _known:
-        set_tools(tokenizer, "auto")
-    return _known[tokenizer]
+    name, templates, _ = _known.get(tokenizer, ("auto", None, None))
+    if templates != tokenizer.templates:
+        set_tools(tokenizer, name)
+    return _known[tokenizer][2]
 
 
 def _is_plain(message: Any) -> bool:

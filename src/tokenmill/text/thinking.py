@@ -38,6 +38,15 @@ class Thinking:
         return self.begin, self.end
 
 
+def marks_of(tokenizer: Tokenizer) -> Thinking | None:
+    """The marks in the answers of a model, by the chat templates that it has now; see thinking_of.
+
+    Where a thought begins and ends is asked here alone: by the server, which splits it off, and by the engine, which
+    limits it and begins a constraint behind it.
+    """
+    return thinking_of("\n".join(tokenizer.templates), tokenizer.control_ids)
+
+
 def thinking_of(template: str | None, spellings: Mapping[str, int] = {}) -> Thinking | None:
     """The marks that a template speaks of; or those that are tokens, where it does not speak of thinking."""
     told = template or ""

@@ -118,6 +118,16 @@ class Tokenizer:
             raise RequestError(f"this model has chat templates for special uses only ({names}), and no default one")
         return self.chat_template
 
+    def use_template(self, template: str) -> None:
+        """Have all conversations rendered by a template in the place of those that the model brings."""
+        self.chat_template, self.named_templates = template, {}
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """The chat templates that `template_for` may choose, the one for tools first."""
+        found = (self.named_templates.get("tool_use"), self.chat_template)
+        return tuple(dict.fromkeys(template for template in found if template is not None))
+
     @cached_property
     def num_tokens(self) -> int:
         """One more than the largest id. Finding it takes half as long as reading the tokenizer did."""

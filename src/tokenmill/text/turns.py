@@ -1,6 +1,6 @@
 """The turns that a chat template takes: system messages among the others, two messages of one role in a row.
 
-It is found by rendering a few conversations, once for each tokenizer.
+It is found by rendering a few conversations, once for each tokenizer and its templates.
 """
 
 from dataclasses import dataclass
@@ -29,17 +29,20 @@ class Turns:
     takes_answers_in_a_row: bool
 
 
-_found: WeakKeyDictionary[Tokenizer, Turns] = WeakKeyDictionary()
+_found: WeakKeyDictionary[Tokenizer, tuple[tuple[str, ...], Turns]] = WeakKeyDictionary()
+"""With the templates that they were found for, since an option may replace them."""
 
 
 def turns_of(tokenizer: Tokenizer) -> Turns:
     """The turns that the chat template of a tokenizer takes."""
-    if tokenizer not in _found:
+    known = _found.get(tokenizer)
+    if known is None or known[0] != tokenizer.templates:
         users, answers = _text(tokenizer, FIRST, SECOND), _text(tokenizer, FIRST, ANSWER, MORE)
         is_whole = users is not None and ASKED in users and ASKED_AGAIN in users
         has_both = answers is not None and ANSWERED in answers and SAID_MORE in answers
-        _found[tokenizer] = Turns(_takes_system_inside(tokenizer), is_whole, has_both)
-    return _found[tokenizer]
+        known = tokenizer.templates, Turns(_takes_system_inside(tokenizer), is_whole, has_both)
+        _found[tokenizer] = known
+    return known[1]
 
 
 def _takes_system_inside(tokenizer: Tokenizer) -> bool:

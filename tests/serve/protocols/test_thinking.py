@@ -1,6 +1,8 @@
 """Thinking in all three protocols: a budget ends it, and it stands in a field, a block and an item of its own."""
 
 import json
+import threading
+import time
 
 import anthropic
 import httpx2
@@ -8,8 +10,17 @@ import jsonschema
 import openai
 import pytest
 
-from tests.serve.conftest import MODEL
-from tests.serve.protocols.conftest import WEATHER
+from tests.byte_model import save_byte_model
+from tests.serve.conftest import MODEL, SETTINGS
+from tests.serve.protocols.conftest import THINKS, WEATHER
+from tokenmill import ConfigError, load
+from tokenmill.cli.models import load_engine
+from tokenmill.hub.progress import Silent
+from tokenmill.serve.answers import system_fingerprint
+from tokenmill.serve.options import Options
+from tokenmill.serve.run import Address, Server, listen
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.text.turns import turns_of
 
 ASKED = [{"role": "user", "content": "Rome?"}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
@@ -144,3 +155,66 @@ def test_a_model_that_does_not_think(http):
         assert any("no marks of thinking" in each for each in said["warnings"])
     refused = {"messages": [{"role": "user", "content": "w1"}], "thinking": {"type": "enabled", "budget_tokens": 0}}
     assert http.post("/v1/messages", json=refused | {"max_tokens": 1}).status_code == 400
+
+
+COLOUR = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}
+REQUESTS = {
+    "plain": {},
+    "budget": {"thinking_budget": 8},
+    "effort": {"reasoning_effort": "none"},
+    "schema": {
+        "thinking_budget": 8,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": COLOUR}},
+    },
+    "tools": {"thinking_budget": 8, "tools": [TOOL], "tool_choice": "required", "max_tokens": 200},
+    "not opened": {"chat_template_kwargs": {"enable_thinking": False}, "guided_json": COLOUR},
+}
+
+
+@pytest.fixture(scope="module")
+def given_a_template(tmp_path_factory):
+    """The thinker's model without its template, which an option gives to it instead."""
+    folder = tmp_path_factory.mktemp("plain")
+    path, template = save_byte_model(folder / "model", context=4096), folder / "think.jinja"
+    template.write_text(THINKS)
+    config = EngineConfig(model=str(path), **SETTINGS | {"max_length": 4096, "block_size": 32})
+    taken = listen(Address(port=0))
+    server = Server(load_engine(config, Silent(), template), taken, Options(name=MODEL, drain_s=5.0))
+    thread = threading.Thread(target=server.serve_to_end, daemon=True)
+    thread.start()
+    while thread.is_alive() and not server.started:
+        time.sleep(0.001)
+    yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+    server.drain()
+    thread.join(120)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_template_that_an_option_gives_opens_a_thought_as_the_model_s_own_does(name, post, given_a_template):
+    """Where it begins is one decision: for what is shown, for the budget, and for the constraint behind it."""
+    wanted = post(**REQUESTS[name])["choices"]
+    with httpx2.Client(base_url=given_a_template, timeout=120, trust_env=False, verify=False) as http:
+        found = http.post("/v1/chat/completions", json=CHAT | REQUESTS[name]).json()["choices"]
+    for each in (*wanted, *found):  # their ids are made anew
+        for call in each["message"].get("tool_calls") or ():
+            call.pop("id")
+    assert found == wanted
+    message = found[0]["message"]
+    if name in ("schema", "not opened"):
+        jsonschema.validate(json.loads(message["content"]), COLOUR)
+    assert ("reasoning_content" in message) == (name not in ("effort", "not opened"))
+
+
+def test_a_template_that_is_replaced_later_counts_from_then_on(tmp_path):
+    engine = load(save_byte_model(tmp_path / "model", context=512), dtype="float32", max_length=256)
+    asked = {"max_new_tokens": 40, "json_schema": COLOUR}
+    before = engine.generate(engine.chat_prompt(ASKED), **asked).text
+    jsonschema.validate(json.loads(before), COLOUR)
+    with pytest.raises(ConfigError, match="thinking_budget"):
+        engine.generate(engine.chat_prompt(ASKED), thinking_budget=4, **asked)
+    fingerprint = system_fingerprint(engine.core.loaded)
+    engine.tokenizer.use_template(THINKS)
+    after = engine.generate(engine.chat_prompt(ASKED), thinking_budget=4, **asked).text
+    jsonschema.validate(json.loads(after.partition("</think>")[2]), COLOUR)
+    assert system_fingerprint(engine.core.loaded) != fingerprint
+    assert turns_of(engine.tokenizer) is turns_of(engine.tokenizer)

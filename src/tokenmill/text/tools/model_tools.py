@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.registry import TEMPLATES, TOOL_FORMATS, check_name, lookup
-from tokenmill.text.thinking import Thinking, thinking_of
+from tokenmill.text.thinking import Thinking, marks_of
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.functions import Choice, Function
 from tokenmill.text.tools.grammar import calls_grammar
@@ -73,7 +73,7 @@ def tools_of(tokenizer: Tokenizer, name: str = "auto") -> ModelTools:
     is_native = "tools" in names
     found = name if name != "auto" else _format_in(template or "") if is_native else None
     form = lookup(TOOL_FORMATS, found or FALLBACK, "tool_format")
-    thinking = thinking_of(template, tokenizer.control_ids)
+    thinking = marks_of(tokenizer)
     marks = {*form.texts(), *(thinking.marks() if thinking is not None else ())}
     shown = {number for spelling, number in tokenizer.control_ids.items() if any(spelling in mark for mark in marks)}
     if name != "auto":
