@@ -2,12 +2,16 @@
 
 import math
 
+import anthropic
 import httpx2
+import openai
 import pytest
+from openai._models import FinalRequestOptions
 
 from tests.serve.conftest import served
 from tokenmill.errors import CapacityError
 from tokenmill.serve.admission import LONGEST_S, Admission
+from tokenmill.serve.errors import QueueFull
 
 
 class Clock:
@@ -78,6 +82,23 @@ def test_a_server_that_is_stuck_sends_clients_away_for_longer_and_longer():
         assert admission.wait_s(1) == 40
         clock.now_s += 10_000
         assert admission.wait_s(1) == LONGEST_S
+
+
+@pytest.mark.parametrize("held_s", [30, 59, 60, 90, 150, 3600])
+def test_official_clients_obey_the_longest_wait_too(held_s):
+    """openai's in JavaScript waits as told only below 60 s: `0 <= timeoutMillis && timeoutMillis < 60 * 1000`."""
+    admission = Admission(Rejections(), 1, clock=(clock := Clock()))
+    with admission.slots(1):
+        clock.now_s += held_s
+        with pytest.raises(QueueFull) as full, admission.slots(1):
+            pass
+    told = full.value.retry_after_s
+    assert told == min(held_s, LONGEST_S) < 60
+    headers = httpx2.Headers({"retry-after": str(told)})
+    for client in (openai.OpenAI(api_key="none"), anthropic.Anthropic(api_key="none")):
+        options = FinalRequestOptions(method="post", url="/", max_retries=2)
+        assert client._calculate_retry_timeout(2, options, headers) == told
+        client.close()
 
 
 def test_a_refusal_says_it(chat_model):

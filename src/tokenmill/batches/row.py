@@ -7,6 +7,8 @@ from hashlib import blake2b
 from math import isfinite
 from typing import Any
 
+from tokenmill.text.json_lines import one_line
+
 Json = dict[str, Any]
 Columns = dict[str, Any]
 """The columns of a file in their order, and what each holds: one of KINDS, or a data type of pyarrow."""
@@ -39,7 +41,7 @@ class Row:
 
 def dumps(value: Any, **how: Any) -> str:
     """A value as JSON in one line, as the server writes its answers."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), **how)
+    return one_line(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), **how))
 
 
 def dumps_cell(value: Any) -> str:

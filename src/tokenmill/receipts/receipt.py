@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.text.json_lines import one_line
 
 FORMAT = 1
 """The number of the format, under the key "receipt". Files of every earlier number are read."""
@@ -42,7 +43,7 @@ class Receipt:
         return f"<tokenmill.Receipt {self.model['name']}, {len(self.tokens)} tokens, {self.hash[:8]}>"
 
     def __str__(self) -> str:
-        text = json.dumps(self.document, ensure_ascii=False)
+        text = one_line(json.dumps(self.document, ensure_ascii=False))
         try:
             text.encode()
         except UnicodeEncodeError:  # half of a surrogate pair, in a stop text perhaps

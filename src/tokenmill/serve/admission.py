@@ -11,7 +11,7 @@ from tokenmill.serve.errors import QueueFull
 from tokenmill.serve.metrics import Metrics
 
 NUM_REMEMBERED = 64  # requests
-LONGEST_S = 600
+LONGEST_S = 59  # openai's client in JavaScript ignores a wait of 60 s or more, that in Python one above 120 s
 
 
 class Admission:

@@ -13,10 +13,9 @@ from collections.abc import Sequence as List
 from hashlib import sha256
 from typing import Any
 
-import pydantic_core
-
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.serve.json_lines import to_line
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.refusals import event_of
 from tokenmill.serve.resumption import Resumption
@@ -106,7 +105,7 @@ class Format(ABC):
 
     def event(self, value: Json) -> bytes:
         """An event as bytes."""
-        return b"data: " + pydantic_core.to_json(value) + b"\n\n"
+        return b"data: " + to_line(value) + b"\n\n"
 
     def failure(self, error: Exception) -> bytes:
         """The last event of a stream that has failed."""

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from tokenmill.serve.errors import ApiError, TooLong, api_error_of
+from tokenmill.serve.json_lines import to_line
 
 Json = dict[str, Any]
 
@@ -45,7 +46,7 @@ class Refusals:
 
     def event(self, body: Json, begun: Json) -> bytes:
         """The last event of a stream. begun: what is known of the answer."""
-        return b"data: " + pydantic_core.to_json(body) + b"\n\n"
+        return b"data: " + to_line(body) + b"\n\n"
 
 
 class ResponsesRefusals(Refusals):
@@ -70,7 +71,7 @@ class ResponsesRefusals(Refusals):
         about = {"id": "", "created_at": begun.get("created", 0), "model": ""}
         failed = {**about, **NO_RESPONSE, **begun, "status": "failed", "error": told}
         event = {"type": "response.failed", "sequence_number": number, "response": failed}
-        return b"event: response.failed\ndata: " + pydantic_core.to_json(event) + b"\n\n"
+        return b"event: response.failed\ndata: " + to_line(event) + b"\n\n"
 
     def _told(self, error: ApiError) -> Json:
         message = self.message(error)
@@ -111,7 +112,7 @@ class MessagesRefusals(Refusals):
 
     def event(self, body: Json, begun: Json) -> bytes:
         """See Refusals."""
-        return b"event: error\ndata: " + pydantic_core.to_json(body) + b"\n\n"
+        return b"event: error\ndata: " + to_line(body) + b"\n\n"
 
 
 class OllamaRefusals(Refusals):
@@ -123,7 +124,7 @@ class OllamaRefusals(Refusals):
 
     def event(self, body: Json, begun: Json) -> bytes:
         """See Refusals."""
-        return pydantic_core.to_json(body) + b"\n"
+        return to_line(body) + b"\n"
 
 
 PLAIN = Refusals()

@@ -15,6 +15,7 @@ import typer
 
 from tokenmill.cli.model_text import for_stdout, visible
 from tokenmill.hub.progress import Progress, Silent
+from tokenmill.text.json_lines import one_line
 
 WIDTH_OF_PIPE = 200
 
@@ -76,7 +77,7 @@ def say_on_stderr(name: str = "tokenmill", level: int = logging.INFO) -> None:
 
 def print_json(document: Any) -> None:
     """One line on stdout."""
-    text = json.dumps(document, ensure_ascii=False)
+    text = one_line(json.dumps(document, ensure_ascii=False))
     if sys.stdout.isatty():  # JSON has its own spelling for the control codes that json.dumps leaves
         text = re.sub("[\x7f-\x9f]", lambda code: f"\\u{ord(code[0]):04x}", text)
     typer.echo(text)

@@ -30,7 +30,7 @@ class Recorded:
 def read_log(file: Path) -> list[Recorded]:
     """The requests of a log in their order; TokenmillError for what is no such file."""
     try:
-        lines = path_of(file).read_text(encoding="utf-8").splitlines()
+        lines = path_of(file).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
         raise TokenmillError(f"{file} cannot be read: {why}") from None

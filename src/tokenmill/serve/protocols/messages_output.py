@@ -8,6 +8,7 @@ import pydantic_core
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.serve.answers import Format, Json, finite
+from tokenmill.serve.json_lines import to_line
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.reading import Reading
 from tokenmill.serve.schema import ChatBody
@@ -54,7 +55,7 @@ class MessagesFormat(Format):
 
     def event(self, value: Json) -> bytes:
         """See Format."""
-        return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), pydantic_core.to_json(value))
+        return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), to_line(value))
 
     def _pass_over(self, piece: Piece) -> None:
         self._has_begun = True

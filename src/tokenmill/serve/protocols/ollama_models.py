@@ -7,12 +7,12 @@ that does it. A pull of the served model succeeds, since clients pull before the
 from collections.abc import Iterable
 from typing import Any
 
-import pydantic_core
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from tokenmill.serve.document import answers
 from tokenmill.serve.errors import ApiError
+from tokenmill.serve.json_lines import to_line
 from tokenmill.serve.protocols.ollama_answer_schema import (
     OllamaError,
     OllamaPsAnswer,
@@ -126,4 +126,4 @@ def _not_here(why: str, command: str) -> ApiError:
 
 
 def _lines(objects: Iterable[Json]) -> Response:
-    return Response(b"".join(pydantic_core.to_json(each) + b"\n" for each in objects), media_type=LINES)
+    return Response(b"".join(to_line(each) + b"\n" for each in objects), media_type=LINES)

@@ -16,6 +16,7 @@ from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.answers import Format, Json, finite
 from tokenmill.serve.choices import logprob_entries
+from tokenmill.serve.json_lines import to_line
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.protocols.ollama_names import nanoseconds, now
 from tokenmill.serve.reading import Reading
@@ -87,7 +88,7 @@ class OllamaFormat(Format):
 
     def event(self, value: Json) -> bytes:
         """See Format."""
-        return bytes(pydantic_core.to_json(value)) + b"\n"
+        return to_line(value) + b"\n"
 
     def _pass_over(self, piece: Piece) -> None:
         self._said(self._reading.take(piece), None)

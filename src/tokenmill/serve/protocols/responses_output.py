@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
 from typing import Any
 
-import pydantic_core
-
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.serve.answers import Format, Json
+from tokenmill.serve.json_lines import to_line
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.protocols.responses_items import FunctionItem, Item, TextItem, ThinkingItem, call_item
 from tokenmill.serve.protocols.responses_tools import Named
@@ -68,7 +67,7 @@ class ResponsesFormat(Format):
 
     def event(self, value: Json) -> bytes:
         """See Format."""
-        return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), pydantic_core.to_json(value))
+        return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), to_line(value))
 
     def failure(self, error: Exception) -> bytes:
         """See Format."""
