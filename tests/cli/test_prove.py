@@ -64,7 +64,39 @@ def test_nothing_that_could_be_compared_is_no_pass(prove):
     with running(Fake(without=["stream"]).app) as url:
         code, out, err = prove(url, *FEW, "--case", "streamed")
     assert code == 2 and "not offered" in out
-    assert "error: nothing was compared before the check was ended by the end of the cases" in err
+    assert "error: nothing was compared by any case before the check was ended by the end of the cases" in err
+
+
+@pytest.mark.parametrize(
+    ("fake", "more", "reason"),
+    [
+        (Fake(without=["n"]), (), "/v1/completions: n: n has no effect"),
+        (Fake(without=["logprobs"]), ("--logprobs",), "no log-probabilities came that could be compared"),
+    ],
+    ids=["a field", "log-probabilities"],
+)
+def test_a_case_that_compared_nothing_is_no_pass_beside_others_that_did(prove, fake, more, reason):
+    with running(fake.app) as url:
+        cases = ("--case", "again", "--case", "copies", "--comparisons", 12)
+        code, out, err = prove(url, *FEW, *cases, *more)
+        assert code == 2 and "error: nothing was compared by " in err
+        assert f"note: copies: compared nothing: {reason}" in err
+        assert out.splitlines()[-1].split()[3] == "0", "what was compared is shown all the same"
+        code, out, _ = prove(url, *FEW, *cases, *more, "--json", "--quiet")
+    assert code == 2 and reason in json.loads(out.splitlines()[-1])["compared_nothing"]["copies"]
+
+
+def test_a_bound_that_comes_before_a_case_is_said(prove):
+    with running(Fake().app) as url:
+        code, _, err = prove(url, *FEW, "--case", "again", "--case", "crowd", "--comparisons", 1)
+    assert code == 2 and "note: crowd: compared nothing: --comparisons 1 came before it had compared a text" in err
+
+
+def test_a_restart_that_nothing_can_do_is_left_out_and_named(prove):
+    with running(Fake().app) as url:
+        facts = prove(url, *FEW, "--requests", 400, "--json", "--quiet")[1]
+        assert "restart" not in json.loads(facts.splitlines()[-1])["compared_nothing"]
+        assert "restart: left out: give --restart COMMAND" in json.loads(facts.splitlines()[-1])["notes"]
 
 
 PROGRAM = """

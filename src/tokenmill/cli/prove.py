@@ -92,8 +92,9 @@ def command(
 ) -> None:
     """Ask an OpenAI-compatible server the same requests under other circumstances, and say where its texts differ.
 
-    Alone and in a crowd, cold and warm, streamed and whole, and so on; greedy and with seeds. What a server does not
-    offer is named, and never counted as a pass. Exit code 1 when something differed or failed, 130 after Ctrl-C.
+    Alone and in a crowd, cold and warm, streamed and whole, and so on; greedy and with seeds. Exit code 1 when
+    something differed or failed, 130 after Ctrl-C. A case that compares nothing, because the server does not offer what
+    it needs or a bound comes first, is named and is no pass: exit code 2. To leave it out, name the others by --case.
     """
     try:
         from tokenmill.prove.run import prove
@@ -151,8 +152,9 @@ def _leave(outcome: "Outcome") -> None:
         raise typer.Exit(1)
     if outcome.error is not None:
         raise outcome.error
-    if not outcome.num_comparisons:
+    if nothing := outcome.compared_nothing:
+        named = ", ".join(nothing) if len(nothing) < len(outcome.tallies) else "any case"
         raise TokenmillError(
-            f"nothing was compared before the check was ended by {outcome.ended_by}: a larger bound, or a server that "
-            "offers more, is needed"
+            f"nothing was compared by {named} before the check was ended by {outcome.ended_by}: a larger bound, a "
+            "server that offers more, or --case for the others, is needed"
         )

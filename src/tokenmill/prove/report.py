@@ -25,12 +25,16 @@ def rows(outcome: Outcome) -> list[tuple[str, ...]]:
 
 def _row(tally: Tally) -> tuple[str, ...]:
     if not tally.total.comparisons and not tally.failures:
-        return (tally.name, f"{tally.requests:,}", "not offered" if tally.not_offered else "0", *("",) * 6)
+        return (tally.name, f"{tally.requests:,}", _why_nothing(tally), *("",) * 6)
     greedy = _sum([each for (_, temperature), each in tally.by.items() if temperature == 0])
     seeded = _sum([each for (_, temperature), each in tally.by.items() if temperature != 0])
     logprobs = _of(tally.logprobs) if tally.logprobs.comparisons else "-"
     counts = (f"{tally.requests:,}", f"{tally.total.comparisons:,}", f"{tally.total.differ:,}")
     return (tally.name, *counts, _of(greedy), _of(seeded), logprobs, _first(tally), f"{tally.num_failed:,}")
+
+
+def _why_nothing(tally: Tally) -> str:
+    return "left out" if tally.is_left_out else "not offered" if tally.not_offered else "nothing"
 
 
 def _of(count: Count) -> str:
@@ -62,10 +66,14 @@ def notes(outcome: Outcome) -> Iterator[str]:
     yield f"texts are compared by {outcome.offer.compares}"
     for route, reason in outcome.offer.missing.items():
         yield f"not offered: /v1/{route} ({reason})"
+    nothing = outcome.compared_nothing
     for tally in outcome.tallies:
-        for reason in tally.not_offered:
-            if not any(reason.startswith(f"/v1/{route}:") for route in outcome.offer.missing):
-                yield f"{tally.name}: not offered: {reason}"
+        if tally.name in nothing:
+            yield f"{tally.name}: compared nothing: {nothing[tally.name]}"
+        else:
+            for reason in tally.not_offered:
+                if not any(reason.startswith(f"/v1/{route}:") for route in outcome.offer.missing):
+                    yield f"{tally.name}: {'left out' if tally.is_left_out else 'not offered'}: {reason}"
         yield from _of_tally(tally)
     if outcome.num_waits:
         yield f"the server was full {outcome.num_waits:,} times; those requests were sent again when it asked for it"
@@ -136,6 +144,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "comparisons": outcome.num_comparisons,
         "differences": outcome.num_differences,
         "failed": outcome.num_failed,
+        "compared_nothing": outcome.compared_nothing,
         "waits": outcome.num_waits,
         "duration_s": outcome.duration_s,
         "ended_by": outcome.ended_by,

@@ -45,6 +45,20 @@ class Outcome:
         return sum(each.total.differ + each.logprobs.differ for each in self.tallies)
 
     @property
+    def compared_nothing(self) -> dict[str, str]:
+        """The cases that compared no text, or no log-probability where these were wanted too, each with the reason."""
+        found = {}
+        for each in self.tallies:
+            if each.is_left_out:
+                continue
+            if not each.total.comparisons:
+                ended = f"{self.ended_by} came before it had compared a text"
+                found[each.name] = "; ".join(each.not_offered) if each.not_offered else ended
+            elif self.settings.logprobs and not each.logprobs.comparisons:
+                found[each.name] = "no log-probabilities came that could be compared"
+        return found
+
+    @property
     def num_failed(self) -> int:
         """Requests that were not answered."""
         return sum(each.num_failed for each in self.tallies)
@@ -111,7 +125,7 @@ class _Run:
             tally.not_offered += [f"/v1/{route.route}: {reason}" for reason in missing]
         tally.not_offered += [f"/v1/{route}: {reason}" for route, reason in offer.missing.items()]
         if case.is_once and self.restart is None and self.settings.restart is None:
-            return _Planned(case, Tally(name, tally.help, not_offered=["give --restart COMMAND"]), [])
+            return _Planned(case, Tally(name, tally.help, not_offered=["give --restart COMMAND"], is_left_out=True), [])
         return _Planned(case, tally, variants)
 
     async def _rounds(self, plans: Sequence[_Planned], left_s: float) -> None:

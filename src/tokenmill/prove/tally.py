@@ -56,7 +56,10 @@ class Count:
 
 @dataclass
 class Tally:
-    """The result of one case. by: the same counts for (route, temperature). not_offered: why there are none."""
+    """The result of one case. by: the same counts for (route, temperature). not_offered: why there are none.
+
+    is_left_out: the check was not given what the case needs, so that nothing was expected of it.
+    """
 
     name: str
     help: str
@@ -72,6 +75,7 @@ class Tally:
     examples: list[Example] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     not_offered: list[str] = field(default_factory=list)
+    is_left_out: bool = False
 
     def compare(
         self, ask: Ask, pair: tuple[Text, Text], index: int, how: tuple[str, str], tolerance: float | None
