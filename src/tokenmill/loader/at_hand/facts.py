@@ -9,10 +9,12 @@ from typing import Any
 
 import gguf
 
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import CheckpointError, TokenmillError
+from tokenmill.loader.at_hand.kind import BASE, INSTRUCT
 from tokenmill.loader.runs_here import runs_here
 from tokenmill.model.families import read_config
 from tokenmill.text.tokenizer import read_json
+from tokenmill.weights.chat_template import has_chat_template
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.outline import read_outline
@@ -28,7 +30,8 @@ _QUANTISED = re.compile(
 
 @dataclass(frozen=True)
 class Facts:
-    """family: None where it is not told. quantization: as people call it: Q4_K_M, bfloat16, gptq. runs: the program
+    """family: None where it is not told. kind: INSTRUCT where the files have a chat template, BASE where they have
+    none, None where that cannot be told. quantization: as people call it: Q4_K_M, bfloat16, gptq. runs: the program
     that would be taken, or None with `why_not`. shape: sizes that all forms of one model have alike. titles: names that
     the files give the model.
     """
@@ -41,6 +44,7 @@ class Facts:
     why_not: str | None
     shape: tuple[Any, ...] = ()
     titles: tuple[str, ...] = ()
+    kind: str | None = None
 
 
 def facts_of(path: Path) -> Facts:
@@ -62,6 +66,7 @@ def facts_of(path: Path) -> Facts:
         runs["why_not"],
         shape,
         tuple(_titles(checkpoint)),
+        _kind(path),
     )
 
 
@@ -77,7 +82,14 @@ def _of_outline(path: Path, why_not: str) -> Facts:
         types[tensor.type] += tensor.num_bytes
     kind = types.most_common(1)[0][0] if types else ""
     count = sum(prod(tensor.shape) for tensor in outline.tensors) or None
-    return Facts(outline.family, kind, count, outline.sizes.get("context"), None, why_not)
+    return Facts(outline.family, kind, count, outline.sizes.get("context"), None, why_not, kind=_kind(path))
+
+
+def _kind(path: Path) -> str | None:
+    try:
+        return INSTRUCT if has_chat_template(path) else BASE
+    except (CheckpointError, OSError):
+        return None
 
 
 def _quantization(checkpoint: Checkpoint, dtype: str) -> str:
