@@ -41,7 +41,11 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
-	$(BIN)/tokenmill generate --chat -p "Why is the sky blue?" --stop ". " --include-stop
+	$(BIN)/tokenmill generate --chat -p "How do plants make food?" --stop ". " --include-stop
+	@echo; echo "What next:"; \
+	echo "  $(BIN)/tokenmill chat                     # talk with it; /help lists what can be typed"; \
+	echo "  $(BIN)/tokenmill generate -p \"The sea\" -n 40    # go on with a text"; \
+	echo "  make serve                               # OpenAI's API and a page at http://127.0.0.1:8000"
 
 serve: .venv/.ready-serve
 	$(BIN)/tokenmill serve $(ARGS)

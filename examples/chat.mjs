@@ -7,7 +7,7 @@ const [{ id: model }] = (await client.models.list()).data;
 
 const stream = await client.chat.completions.create({
   model,
-  messages: [{ role: "user", content: "Why is the sky blue?" }],
+  messages: [{ role: "user", content: "How do plants make food?" }],
   max_tokens: 60,
   stream: true,
 });

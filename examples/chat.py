@@ -9,7 +9,7 @@ client = OpenAI(
     api_key=os.environ.get("OPENAI_API_KEY", "none"),
 )
 model = client.models.list().data[0].id
-messages = [{"role": "user", "content": "Why is the sky blue?"}]
+messages = [{"role": "user", "content": "How do plants make food?"}]
 
 stream = client.chat.completions.create(
     model=model, messages=messages, max_tokens=60, stream=True, stream_options={"include_usage": True}

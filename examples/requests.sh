@@ -7,7 +7,7 @@ post() { path=$1 && shift && ask "$url/$path" -H 'Content-Type: application/json
 
 ask "$url/models"
 post completions '{"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0}'
-post chat/completions '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 20}'
+post chat/completions '{"messages": [{"role": "user", "content": "How do plants make food?"}], "max_tokens": 20}'
 
 # -N shows the events of a stream as they come.
 post completions '{"prompt": "Once upon a time", "max_tokens": 20, "stream": true}' -N

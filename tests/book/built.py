@@ -3,9 +3,11 @@
 python -m tests.book.built build/site
 """
 
+import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 LOADS = re.compile(
     r'<(?:script|img|link|iframe|source)\b[^>]*?\b(?:src|href)="?((?:https?:)?//[^"\s>]+)', re.IGNORECASE
@@ -24,10 +26,20 @@ def main(folder: Path) -> int:
         for address in pattern.findall(path.read_text(encoding="utf-8"))
     ]
     found += [f"{path.relative_to(folder)} has a backslash before a bar" for path in pages if _has_backslash(path)]
+    searched = {each["location"].partition("#")[0] for each in _search_index(folder)}
+    found += [f"the search has {place}" for place in sorted(searched) if place.startswith(("log.", "log/", "map."))]
+    if "tutorial.html" not in searched:
+        found.append("the search lacks the tutorial")
     if len(pages) < LEAST:
         found.append(f"only {len(pages)} pages are there")
     sys.stdout.write("".join(f"error: {line}\n" for line in found) or f"{folder}/index.html: {len(pages)} pages\n")
     return int(bool(found))
+
+
+def _search_index(folder: Path) -> list[dict[str, Any]]:
+    index = json.loads((folder / "search" / "search_index.json").read_text(encoding="utf-8"))
+    docs: list[dict[str, Any]] = index["docs"]
+    return docs
 
 
 def _has_backslash(path: Path) -> bool:
