@@ -1,6 +1,7 @@
 """The page's files and headers, and what it is told of the cache. What it does in a browser: test_browser.py."""
 
 import hashlib
+import html
 import re
 
 import httpx2
@@ -136,3 +137,28 @@ def test_cache_names_the_answer_that_runs(http, client):
         seen = http.get("/v1/cache").json()
         for text in seen["texts"]:  # it may have ended by then, since nothing holds it
             assert text["id"] == first.id and text["state"] == "running" and text["blocks"] > 0
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_the_reference_names_every_route_and_field_and_loads_nothing_from_elsewhere(http, path):
+    """FastAPI's own, which people look for there, loads its viewer from another host."""
+    said = http.get(path)
+    assert said.status_code == 200 and said.headers["content-type"].startswith("text/html")
+    assert said.headers["content-security-policy"].startswith("default-src 'none'")
+    assert not re.search(r"https?://", said.text)
+    document = http.get("/openapi.json").json()
+    for route, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert f"<code>{method.upper()} {route}</code></h2><p>{html.escape(operation['description'])}" in said.text
+    names = set(re.findall(r"<tr><th>([^<]+)</th>", said.text))
+    for body in ("ChatBody", "MessagesBody", "ResponsesBody", "OllamaGenerateBody", "SessionBody", "BatchBody"):
+        assert names >= document["components"]["schemas"][body]["properties"].keys()
+    for linked in re.findall(r'(?:src|href)="([^"]+)"', said.text):
+        assert http.get(linked).status_code == 200, linked
+
+
+def test_the_reference_wants_no_key_and_does_not_name_the_model(chat_model):
+    with served(chat_model, name="a-secret-model", keys=("one-key",)) as server:
+        said = httpx2.get(f"{server.url}/docs", timeout=60)
+    assert said.status_code == 200 and "a-secret-model" not in said.text
+    assert "It wants a key: <code>Authorization: Bearer KEY</code>" in said.text

@@ -22,6 +22,7 @@ from tokenmill.serve.protocols.messages import messages
 from tokenmill.serve.protocols.ollama import ollama
 from tokenmill.serve.protocols.ollama_models import ollama_models
 from tokenmill.serve.protocols.responses import responses
+from tokenmill.serve.reference import add_reference
 from tokenmill.serve.refusals import respond
 from tokenmill.serve.service import Service
 from tokenmill.serve.session_routes import sessions
@@ -41,6 +42,7 @@ def make_app(service: Service) -> FastAPI:
         app.include_router(routes(service))
     app.include_router(page(service))
     set_document(app, service.options)
+    add_reference(app)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def document() -> Response:

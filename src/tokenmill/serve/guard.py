@@ -15,7 +15,7 @@ from tokenmill.serve.errors import ApiError
 from tokenmill.serve.options import Options
 from tokenmill.serve.refusals import respond
 
-OPEN_PATHS = ("/health", "/ping", "/ready", "/")
+OPEN_PATHS = ("/health", "/ping", "/ready", "/", "/docs", "/redoc")
 OPEN_FOLDER = "/page/"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 BODY_S = 30.0  # for its whole body
