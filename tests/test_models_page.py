@@ -41,8 +41,9 @@ tokenmill info smollm2-135m
 It lists the sizes, the *features* (what departs from a plain decoder, such as windows or experts), the tensors by
 type, and under "runs here" the program that would be taken, with the reason against each faster one.
 
-`chat` and `serve` sample as the model's generation_config.json (of a GGUF file `general.sampling`) recommends;
-`generate` and `decode` are greedy unless `--generation-config` or a sampling option asks for something else.
+`chat` and `serve` sample as the model's generation_config.json (of a GGUF file `general.sampling`, or else the maker of
+the model with a short name) recommends; `generate` and `decode` are greedy unless `--generation-config` or a sampling
+option asks for something else. [Sampling](sampling.md#what-holds-where-nothing-is-said) tells the order.
 
 ## Families
 
@@ -56,7 +57,8 @@ have (`tests/weights/configs/`). "real weights": models whose texts are compared
 SHORT = """## Short names
 
 Each stands for one file, which `tokenmill pull NAME` fetches, and has a sha256 by which it is known, or none yet: then
-the first fetch counts ([models at hand](models-at-hand.md#short-names)). `tokenmill list --names` shows the same.
+the first fetch counts ([models at hand](models-at-hand.md#short-names)). `tokenmill list --names` shows the same. The
+sampling is what the maker recommends, and whether its `generation_config.json` or the model card says so.
 """
 
 REFUSALS = """## What is refused, and why
@@ -124,12 +126,13 @@ def refused():
 def short_names():
     for name, model in SHORT_NAMES.items():
         where = f"in {counted(len(model.wheels), 'package')}"
-        yield f"`{name}`", model.title, *_size_context_kind(model), where, f"`{model.sha256[:16]}…`"
+        yield f"`{name}`", model.title, *_size_context_kind(model), _sampling(model), where, f"`{model.sha256[:16]}…`"
     for name, model in HUB_NAMES.items():
         yield (
             f"`{name}`",
             model.title,
             *_size_context_kind(model),
+            _sampling(model),
             f"`{model.hub_name}`",
             f"`{model.sha256[:16]}…`" if model.sha256 else "first fetch",
         )
@@ -140,8 +143,16 @@ def _size_context_kind(model):
     return size(model.num_bytes) if model.num_bytes else "not known", f"{model.context:,}", kind
 
 
+def _sampling(model):
+    """What the maker recommends, and where: short, for a cell."""
+    found, origin = model.sampling, model.sampling.origin.removeprefix("the maker's ")
+    words = ", ".join(f"{name} {value:g}" for name, value in found.items())
+    return f"{words} ({origin})" if found else "nothing"
+
+
 def page():
-    short = table(("short name", "model", "size", "context", "kind", "what it stands for", "sha256"), short_names())
+    columns = ("short name", "model", "size", "context", "kind", "recommended sampling", "what it stands for", "sha256")
+    short = table(columns, short_names())
     head = ("family", "models", "transformers", "native", "GGUF", "llama.cpp", "published", "real weights")
     return "\n".join(
         [

@@ -46,7 +46,7 @@ def test_what_the_files_recommend_holds_unless_an_option_says_otherwise(tm, pipe
     copy = shutil.copytree(model, tmp_path / "copy")
     found = {"do_sample": True, "temperature": 0.7, "top_k": 5}
     (copy / "generation_config.json").write_text(json.dumps(found))
-    said = "Sampling as the model's files recommend: temperature 0.7, top_k 5. --no-generation-config is greedy.\n"
+    said = "Sampling: temperature 0.7, top_k 5 (generation_config.json). --no-generation-config is greedy.\n"
     typed = ["chat", copy, "-n", 2, "--seed", 3]
     texts = {}
     for options in [(), ("--temperature", 0), ("--no-generation-config",)]:

@@ -99,7 +99,7 @@ Recommended = Annotated[
     option(
         PROMPT,
         "--generation-config/--no-generation-config",
-        help="Sample as the model's files recommend, where nothing else is said. Default: with OpenAI's batches.",
+        help="Sample as the files or the maker of the model recommend. Default: with OpenAI's batches.",
     ),
 ]
 

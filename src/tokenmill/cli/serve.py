@@ -83,7 +83,7 @@ Recommended = Annotated[
     bool,
     _option(
         "--generation-config/--no-generation-config",
-        "Requests that say nothing use the sampling settings that the model's files recommend.",
+        "Requests that name no sampling have what the model's files, or the maker of a short name, recommend.",
     ),
 ]
 Prefix = Annotated[str, _option("--metrics-prefix", "Of the names at /metrics; vllm makes dashboards of vLLM work.")]

@@ -110,7 +110,8 @@ class EngineConfig:
     aot_package: str | None = setting(None,
         "An AOT package of this model: a directory of compiled code from `tokenmill compile`.", metavar="DIR")
     aot_fallback: bool = setting(False, "Where the AOT package does not fit, warn and go on with the plain modules.")
-    generation_config: bool = setting(False, "Sample as the model's files recommend, where no option says otherwise.")
+    generation_config: bool = setting(False,
+        "Sample as the model's files or its maker recommend, where no option says otherwise.")
     # fmt: on
 
     def __post_init__(self) -> None:

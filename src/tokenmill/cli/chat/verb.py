@@ -2,11 +2,11 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,6 +33,7 @@ from tokenmill.cli.watch import prompt_progress
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.progress import Progress
 from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.recommended import Recommended
 from tokenmill.settings.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def command(
         option(
             SAMPLING,
             "--generation-config/--no-generation-config",
-            help="Sample as the model's files recommend, where no option says otherwise; without, greedily.",
+            help="Sample as the files or the maker of the model recommend, unless an option says otherwise; else greedily.",
         ),
     ] = True,
     profile: Profile = None,
@@ -239,6 +240,6 @@ def _write(texts: Iterable[str]) -> None:
             typer.echo()
 
 
-def _recommended(defaults: Mapping[str, Any]) -> str:
+def _recommended(defaults: Recommended) -> str:
     said = ", ".join(f"{name} {value}" for name, value in defaults.items())
-    return f"Sampling as the model's files recommend: {said}. --no-generation-config is greedy."
+    return f"Sampling: {said} ({defaults.origin}). --no-generation-config is greedy."
