@@ -22,6 +22,7 @@ LLAMA = {
     "intermediate_size": 80,
     "num_hidden_layers": 2,
     "num_attention_heads": 6,
+    "num_key_value_heads": 6,
     "vocab_size": 211,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}

@@ -1,16 +1,20 @@
 """The rope of a config.json, in the older and in the newer spelling, and what is refused in it."""
 
 import copy
+import json
 import math
 
 import pytest
+import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.tiny_models import TINY, auto_class, config_of
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.families import read_config
 from tokenmill.model.rope_config import yarn_attention_factor
+from tokenmill.registry import FAMILIES
 
 LLAMA = {
     "model_type": "llama",
@@ -146,12 +150,45 @@ def test_the_length_beside_other_parameters_changes_nothing():
     assert rope(original_max_position_embeddings=16) == Rope(8, 10000.0)
 
 
+PART = {"model_type": "stablelm", "num_key_value_heads": 6}  # of a family in which a part of a head may be rotated
+
+
 def test_the_base_and_the_part_may_stand_inside():
     inside = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
-    assert rope(inside, "rope_parameters") == Rope(4, 500.0)
-    assert rope(inside, "rope_parameters", rope_theta=500.0, partial_rotary_factor=0.5) == Rope(4, 500.0)
-    assert rope(rope_theta=500.0, partial_rotary_factor=0.5) == Rope(4, 500.0)
-    assert rope(partial_rotary_factor=0.26) == Rope(2, 10000.0)  # 2.08 entries
+    assert rope(inside, "rope_parameters", **PART) == Rope(4, 500.0)
+    assert rope(inside, "rope_parameters", **PART, rope_theta=500.0, partial_rotary_factor=0.5) == Rope(4, 500.0)
+    assert rope(**PART, rope_theta=500.0, partial_rotary_factor=0.5) == Rope(4, 500.0)
+    assert rope(**PART, partial_rotary_factor=0.26) == Rope(2, 10000.0)  # 2.08 entries
+    assert rope(partial_rotary_factor=1.0) == Rope(8, 10000.0)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_part_is_refused_where_transformers_rotates_whole_heads(family, beside):
+    """Its model is asked: with the part and without it the frequencies are as many, or it rotates no positions."""
+    name = next(name for name, (kind, _) in TINY.items() if kind == family)
+    whole = json.loads(json.dumps(config_of(*TINY[name]).to_dict(), default=str))
+    inner = whole.get("text_config", whole)
+    parameters = inner.get("rope_parameters")
+    if not isinstance(parameters, dict) or "rope_type" not in parameters:
+        pytest.skip("the family has no rope, or several")
+    said = {"partial_rotary_factor": 0.5, "rotary_pct": 0.5} if family == "gpt_neox" else {"partial_rotary_factor": 0.5}
+    plain = {"rope_type": "default", "rope_theta": parameters["rope_theta"], "llama_4_scaling_beta": 0.1}
+    plain = plain if inner["model_type"] == "ministral3" else {k: v for k, v in plain.items() if "llama_4" not in k}
+    plain |= {"original_max_position_embeddings": 32} if inner["model_type"] == "ministral3" else {}
+    given = {**inner, "rope_parameters": plain if beside else plain | {"partial_rotary_factor": 0.5}}
+    given |= said if beside else {}
+    config = {**whole, "text_config": given} if "text_config" in whole else given
+    theirs = AutoConfig.for_model(**copy.deepcopy(config))
+    with torch.device("meta"):
+        buffers = auto_class(theirs).from_config(theirs).named_buffers()
+    rotated = 2 * next(each for key, each in buffers if key.endswith("rotary_emb.inv_freq")).numel()
+    head_dim = inner.get("head_dim") or inner["hidden_size"] // inner["num_attention_heads"]
+    if rotated == head_dim:
+        with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.5: transformers rotates whole heads"):
+            read_config(config)
+    else:
+        assert read_config(config).rope.dim == rotated < head_dim
 
 
 @pytest.mark.parametrize(
@@ -168,11 +205,11 @@ def test_the_base_and_the_part_may_stand_inside():
             {},
             "low_freq_factor of rope type 'llama3' must be below",
         ),
-        (None, {"partial_rotary_factor": 0.2}, "1 rotary entries of head_dim 8: an even number is needed"),
-        (None, {"partial_rotary_factor": 0.4}, "3 rotary entries of head_dim 8: an even number is needed"),
+        (None, {**PART, "partial_rotary_factor": 0.2}, "1 rotary entries of head_dim 8: an even number is needed"),
+        (None, {**PART, "partial_rotary_factor": 0.4}, "3 rotary entries of head_dim 8: an even number is needed"),
         (None, {"partial_rotary_factor": 1.1}, "partial_rotary_factor"),
         (None, {"rope_theta": 0.5}, "rope_theta"),
-        ({"type": "dynamic", "factor": 2.0}, {"partial_rotary_factor": 0.25}, "2 rotary entries of head_dim 8"),
+        ({"type": "dynamic", "factor": 2.0}, {**PART, "partial_rotary_factor": 0.25}, "2 rotary entries of head_dim 8"),
         ({"type": "linear", "factor": 1e-7}, {}, "factor"),
         ({"type": "linear", "factor": 2e6}, {}, "factor"),
         ({"type": "yarn", "truncate": 1}, {}, "truncate"),

@@ -7,6 +7,7 @@ and is not understood is an error, never ignored.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from tokenmill.cache.spec import StateSpec
@@ -177,13 +178,20 @@ class ModelConfig:
 class ConfigReader(ValueReader):
     """Reads a config.json key by key.
 
-    keys: the family's own names of keys that are asked for by Llama's names. defaults: by those names, of keys that may
-    be missing.
+    keys: the family's own names of keys that are asked for by Llama's names. defaults: by those names, the values of
+    keys that are absent. nulls: the values of keys that are null, where null is allowed beside another default. Where
+    either is None, a key has the default that its reader names, which is computed from other keys.
     """
 
-    def __init__(self, config: Mapping[str, Any], keys: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        keys: Mapping[str, str],
+        defaults: Mapping[str, Any],
+        nulls: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         super().__init__(config, "config.json", CheckpointError)
-        self._keys, self.defaults = keys, defaults
+        self._keys, self.defaults, self._nulls = keys, defaults, nulls
         self.family = self.text("model_type")
         self.where = f"config.json of this {self.family} model"
         self.read.add("quantization_config")
@@ -193,7 +201,21 @@ class ConfigReader(ValueReader):
         return self._keys.get(key, key)
 
     def take(self, key: str, default: Any = ...) -> Any:
-        return super().take(key, self.defaults.get(key, ...) if default is ... else default)
+        """See ValueReader. CheckpointError for a null where the family's class has no meaning for it."""
+        meaning, name = self.defaults.get(key), self.name(key)
+        if name in self.values and self.values[name] is None:
+            if meaning is not None and key not in self._nulls:
+                raise self.refuse(key, None, f"a value is needed; where the key is left out, it is {brief(meaning)}")
+            meaning = self._nulls.get(key)
+        return super().take(key, default if meaning is None else meaning)
+
+    def given(self, key: str) -> bool:
+        """Whether the config has a value for this key, so that it is not the default."""
+        return self.values.get(self.name(key)) is not None
+
+    def head_dim(self) -> int:
+        """The width of a head."""
+        return self.count("head_dim", None) or self.split_hidden()
 
     def split_hidden(self) -> int:
         """The width of a head where no key gives it; CheckpointError where the heads do not divide the hidden size."""
@@ -202,15 +224,20 @@ class ConfigReader(ValueReader):
             raise CheckpointError(f"{self.where}: {heads} heads do not divide a hidden size of {hidden}")
         return hidden // heads
 
-    def window(self, default: int | None = None) -> int | None:
-        """`sliding_window`, where an absent key means `default` and an explicit null means no window."""
-        known = "sliding_window" in self.values
-        return self.count("sliding_window", None if known else default, maximum=MAX_POSITIONS)
+    def num_layers(self) -> int:
+        return self.count("num_hidden_layers", maximum=MAX_LAYERS)
+
+    def context(self) -> int:
+        return self.count("max_position_embeddings", maximum=MAX_POSITIONS)
+
+    def window(self) -> int | None:
+        """How many past tokens a query sees in layers with a window; None without."""
+        return self.count("sliding_window", None, maximum=MAX_POSITIONS)
 
     def layer_types(self, default: Sequence[str], *known: str) -> list[str]:
         """`layer_types`, one of the `known` kinds for each layer; `default` where the key is absent."""
         types = self.entries("layer_types", str, list(default))
-        num_layers = self.count("num_hidden_layers", maximum=MAX_LAYERS)
+        num_layers = self.num_layers()
         if not set(types) <= set(known) or len(types) != num_layers:
             raise self.refuse("layer_types", types, f"{num_layers} of {', '.join(known)}")
         return types

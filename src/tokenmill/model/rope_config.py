@@ -64,9 +64,16 @@ def read_ropes(reader: ConfigReader, head_dim: int, context: int, kinds: Mapping
     return {kind: rope_within(reader, given[kind], head_dim, context, beside) for kind, beside in kinds.items()}
 
 
+_PLAIN = Beside("rope_theta", 10000.0, scaled=True)
+
+
 def default_rope(reader: ConfigReader, parameters: Mapping[str, Any]) -> None:
-    """Let a config that has no rope parameters be read as one with these, the defaults of the family."""
-    if reader.take("rope_scaling", None) is None and reader.take("rope_parameters", None) is None:
+    """Let a config that has no rope parameters be read as one with these, the defaults of the family.
+
+    A base among them goes before one that stands beside in transformers 5, and did not in transformers 4: where they
+    differ the config is refused when the rope is read.
+    """
+    if not reader.take("rope_scaling", None) and reader.take("rope_parameters", None) is None:
         reader.values = {**reader.values, "rope_parameters": parameters}
 
 
@@ -74,22 +81,24 @@ def rope_within(
     reader: ConfigReader, given: Mapping[str, Any], head_dim: int, context: int, beside: Beside | None = None
 ) -> Rope:
     """Rope from one object of rope parameters, and what stands beside it."""
-    beside = beside or Beside("rope_theta", reader.defaults["rope_theta"], True)
+    beside = beside or _PLAIN
     outer_length = reader.take("original_max_position_embeddings", None)  # which goes first, as in transformers
     scaling = ValueReader(given, "config.json: rope parameters", CheckpointError)
     if outer_length is not None and scaling.take("rope_type", scaling.take("type", None)) in _TRAINED:
         scaling.values = {**given, "original_max_position_embeddings": outer_length}
-    theta = _agreed(
-        reader.number(beside.theta, None, 1.0), scaling.number("rope_theta", None, 1.0), reader.name(beside.theta)
-    )
-    part = _agreed(reader.number(_PART, None, 0.0, 1.0), scaling.number(_PART, None, 0.0, 1.0), reader.name(_PART))
+    theta = _agreed(reader, beside.theta, scaling.number("rope_theta", None, 1.0), beside.default, minimum=1.0)
+    part = _agreed(reader, _PART, scaling.number(_PART, None, 0.0, 1.0), 1.0, maximum=1.0)
+    if _PART not in reader.defaults and part != 1.0:
+        raise CheckpointError(
+            f"{reader.where}: {_PART} is {part}: transformers rotates whole heads in this family, other programs a part"
+        )
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in KINDS:
         raise CheckpointError(f"config.json: rope type {brief(kind)} is not implemented: only {', '.join(KINDS)}")
     numbers = _read_numbers(scaling, kind, context)
     if kind in _RESOLVE:
         numbers = _RESOLVE[kind](numbers, context)
-    dim = int(head_dim * (reader.defaults[_PART] if part is None else part))
+    dim = int(head_dim * part)
     if dim < 2 or dim % 2 or dim > head_dim or (kind == "dynamic" and dim == 2):
         raise CheckpointError(f"config.json: {dim} rotary entries of head_dim {head_dim}: an even number is needed")
     for key in ("short_factor", "long_factor"):
@@ -97,7 +106,7 @@ def rope_within(
             raise CheckpointError(f"config.json: {key} has {len(numbers[key])} numbers, and {dim // 2} are needed")
     if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
         raise CheckpointError("config.json: low_freq_factor of rope type 'llama3' must be below its high_freq_factor")
-    return Rope(dim, beside.default if theta is None else theta, kind, tuple(sorted(numbers.items())))
+    return Rope(dim, theta, kind, tuple(sorted(numbers.items())))
 
 
 def _read_numbers(scaling: ValueReader, kind: str, context: int) -> dict[str, Any]:
@@ -124,8 +133,7 @@ def _read_numbers(scaling: ValueReader, kind: str, context: int) -> dict[str, An
 
 def rope_of(reader: ConfigReader) -> Rope:
     """The rope for a family whose layers differ in whether they have it. `reader` gives the sizes, too."""
-    head_dim = reader.count("head_dim", None) or reader.split_hidden()
-    return read_rope(reader, head_dim, reader.count("max_position_embeddings", maximum=MAX_POSITIONS))
+    return read_rope(reader, reader.head_dim(), reader.context())
 
 
 def _resolve_yarn(numbers: dict[str, Any], context: int) -> dict[str, Any]:
@@ -173,8 +181,15 @@ def _read_number(scaling: ValueReader, key: str, default: int | None) -> Any:
     return scaling.number(key, None, 1e-6, 1e6)
 
 
-def _agreed(outer: float | None, inner: float | None, name: str) -> float | None:
+def _agreed(
+    reader: ConfigReader, key: str, inner: float | None, default: float, minimum: float = 0.0, maximum: float = 1e30
+) -> float:
     """A number that may stand inside the rope parameters, beside them, in both places alike, or in neither."""
-    if None not in (inner, outer) and inner != outer:
+    name = reader.name(key)
+    if inner is None:
+        return reader.number(key, default, minimum, maximum)
+    reader.read.add(name)
+    outer = reader.number(key, None, minimum, maximum) if reader.given(key) else inner
+    if inner != outer:
         raise CheckpointError(f"config.json: {name} is {outer!r}, and {inner!r} in the rope parameters")
-    return outer if inner is None else inner
+    return inner

@@ -11,25 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.config import ConfigReader, ModelConfig
+from tokenmill.model.families.defaults import DEFAULTS, NULLS
 from tokenmill.model.families.gguf_names import as_stored
 from tokenmill.model.families.in_gguf import InGGUF
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
 from tokenmill.registry import FAMILIES, lookup
-from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
+from tokenmill.value_reader import ValueReader, brief
 
 __all__ = ["Family", "InGGUF", "TextPart", "architectures", "find_family", "gguf_facts", "in_gguf", "read_config"]
-
-
-DEFAULTS: Mapping[str, Any] = {
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 1.0,
-    "tie_word_embeddings": False,
-}
 
 
 @dataclass(frozen=True)
@@ -37,15 +28,19 @@ class TextPart:
     """Where the text part of a model lies that sees or hears, too; nothing else of the model is read.
 
     families: what the `model_type` of that part may be, the first where its config does not say it. key: of
-    config.json, under which the config of that part stands. ignored: keys of the other parts. defaults: of the text
-    part's keys. prefixes: what may stand before the family's own prefix, or in its place. others: what the names of
-    tensors of other parts begin with.
+    config.json, under which the config of that part stands. default: that config where there is none. ignored: keys of
+    the other parts. tied: whether the whole has its embeddings for a head where it does not say so; what the text part
+    says of itself does not count. untied_by_null: whether null says that it has not; otherwise null is refused.
+    prefixes: what may stand before the family's own prefix, or in its place. others: what the names of tensors of other
+    parts begin with.
     """
 
     families: tuple[str, ...]
     key: str = "text_config"
     ignored: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    default: Mapping[str, Any] = field(default_factory=dict)
+    tied: bool = True
+    untied_by_null: bool = False
     prefixes: tuple[str, ...] = ("language_model.model.", "model.language_model.", "language_model.")
     others: tuple[str, ...] = (
         "vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.",
@@ -56,11 +51,17 @@ class TextPart:
         is not known.
         """
         outer = ValueReader(config, "config.json", CheckpointError)
-        inner = outer.inside(self.key, required=True)
+        given = config if config.get(self.key) is not None else {self.key: self.default}
+        inner = ValueReader(given, "config.json", CheckpointError).inside(self.key)
         family = inner.expect("model_type", *self.families)
+        tie, tied = "tie_word_embeddings", self.tied
+        if tie in config and config[tie] is None:
+            if not self.untied_by_null:
+                raise outer.refuse(tie, None, f"true or false; where the key is left out, it is {self.tied}")
+            tied = False
         left = ("model_type", self.key, *self.ignored)
         shared = {key: value for key, value in config.items() if key not in left and value is not None}
-        return {**self.defaults, **inner.values, **shared, "model_type": family}
+        return {**inner.values, tie: tied, **shared, "model_type": family}
 
     def rename(self, name: str, prefix: str) -> str:
         """A tensor's name as a model of text alone has it."""
@@ -76,11 +77,13 @@ class Family:
     """How one family differs from Llama.
 
     names: tensor of the file → target. read: reads the keys that only this family has, and gives the fields of the
-    ModelConfig in which it departs. keys: its own names of Llama's keys. defaults: of Llama's keys, where they may be
-    missing. harmless: keys that change nothing. prefix: may stand before every name in the file. ignored: names that
-    are no weights and may be there. constants: of those, what transformers cannot do without: last part of the name of
-    a weight → the numbers that stand beside it, by the last parts of their names. further: how the names begin of
-    layers that predict further tokens, which are not computed; {n} is the number of layers. gguf: None where no GGUF
+    ModelConfig in which it departs. keys: its own names of Llama's keys. defaults: what its class takes for absent
+    keys, where that is not Llama's class's value; "partial_rotary_factor" is among them where the class reads it.
+    nulls: what null stands for where another default is left out. aliases: other names of a key → the name by which it
+    is asked for. harmless: keys that change nothing. prefix: may stand before every name in the file. ignored: names
+    that are no weights and may be there. constants: of those, what transformers cannot do without: last part of the
+    name of a weight → the numbers that stand beside it, by the last parts of their names. further: how the names begin
+    of layers that predict further tokens, which are not computed; {n} is the number of layers. gguf: None where no GGUF
     file holds it. text: of a model that has other parts.
     """
 
@@ -88,6 +91,8 @@ class Family:
     read: Callable[[ConfigReader], dict[str, Any]]
     keys: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    nulls: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
     prefix: str = "model."
     ignored: tuple[str, ...] = ()
@@ -142,7 +147,8 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     if family.text is not None:
         config = family.text.flatten(config)
         family = find_family(config)
-    reader = ConfigReader(config, family.keys, {**DEFAULTS, **family.defaults})
+    config = _without_aliases(config, family)
+    reader = ConfigReader(config, family.keys, {**DEFAULTS, **family.defaults}, {**NULLS, **family.nulls})
     codes = reader.take("stored_as_codes", False)
     bits = 0.0 if isinstance(codes, bool) else reader.number("stored_as_codes", maximum=64.0)
     has_table = reader.take("embedding_as_codes", None) is None
@@ -152,11 +158,11 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     shared: dict[str, Callable[[], Any]] = {
         "vocab_size": lambda: reader.count("vocab_size"),
         "hidden_size": lambda: reader.count("hidden_size"),
-        "num_layers": lambda: reader.count("num_hidden_layers", maximum=MAX_LAYERS),
+        "num_layers": reader.num_layers,
         "num_kv_heads": lambda: reader.count("num_key_value_heads", heads),
-        "head_dim": lambda: reader.count("head_dim", None) or reader.split_hidden(),
+        "head_dim": reader.head_dim,
         "intermediate_size": lambda: reader.count("intermediate_size"),
-        "max_position_embeddings": lambda: reader.count("max_position_embeddings", maximum=MAX_POSITIONS),
+        "max_position_embeddings": reader.context,
         "norm_eps": lambda: reader.number("rms_norm_eps", maximum=1.0),
         "activation": lambda: reader.text("hidden_act"),
         "tie_embeddings": lambda: reader.flag("tie_word_embeddings"),
@@ -169,3 +175,15 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     reader.refuse_unread(key for key in config if key not in family.harmless and not is_harmless(key, config))
     fields |= {"codes": bool(codes), "code_bits": bits, "embedding_bits": embedding_bits}
     return ModelConfig(family=reader.family, num_heads=heads, **fields)
+
+
+def _without_aliases(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
+    """The config with every key by its first name. CheckpointError where two names of a key have different values."""
+    found = {alias: family.keys.get(key, key) for alias, key in family.aliases.items() if alias in config}
+    found = {alias: name for alias, name in found.items() if config[alias] is not None or name not in config}
+    for alias, name in found.items():
+        if config.get(name, config[alias]) != config[alias]:
+            values = f"{brief(config[name])}, and {alias}, another name of it, is {brief(config[alias])}"
+            raise CheckpointError(f"config.json: {name} is {values}")
+    left = {key: value for key, value in config.items() if key not in family.aliases}
+    return left | {name: config[alias] for alias, name in found.items()}

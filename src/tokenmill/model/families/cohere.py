@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama, window_metadata
 from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.glm import PAIRED_NAMES
@@ -35,9 +36,9 @@ def _cohere(reader: ConfigReader) -> dict[str, Any]:
         "norm_bias": False,
         "residual": "parallel",
         "shared_norm": True,
-        "logit_multiplier": reader.number("logit_scale", 0.0625),
+        "logit_multiplier": reader.number("logit_scale"),
         "qk_norm": QKNorm("own") if reader.flag("use_qk_norm", False) else None,
-        **dict.fromkeys(("qkv_bias", "o_bias"), reader.flag("attention_bias", False)),
+        **dict.fromkeys(("qkv_bias", "o_bias"), reader.flag("attention_bias")),
     }
 
 
@@ -46,10 +47,10 @@ def _cohere2(reader: ConfigReader) -> dict[str, Any]:
         reader.expect(key, value)
     reader.expect("use_qk_norm", False)
     head_dim, rope = reader.expect("head_dim", reader.split_hidden()), rope_of(reader)
-    layers = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
+    layers = range(reader.num_layers())
     pattern = reader.count("sliding_window_pattern", 4, maximum=MAX_LAYERS)
     reader.expect("layer_switch", pattern)
-    kinds = {"full_attention": None, "sliding_attention": reader.count("sliding_window", 4096)}
+    kinds = {"full_attention": None, "sliding_attention": reader.window()}
     default = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in layers]
     windows = tuple(kinds[kind] for kind in reader.layer_types(default, *kinds))
     ropes = tuple(None if window is None else rope for window in windows)
@@ -73,7 +74,13 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 
 
 _KEYS = {"rms_norm_eps": "layer_norm_eps"}
-_DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": True}
+_DEFAULTS = {
+    **sizes(256000, 8192, 22528, 40, 64, context=8192),
+    "eos_token_id": 255001,
+    "logit_scale": 0.0625,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
 _OF_HEADS = " | pairs_to_halves of heads"
 _STORED = {
     **paired(),
@@ -84,14 +91,15 @@ COHERE = Family(
     _NAMES,
     _cohere,
     _KEYS,
-    {**_DEFAULTS, "rope_theta": 5e5},
+    {**_DEFAULTS, "rope_theta": 5e5, "use_qk_norm": False},
+    nulls={"use_qk_norm": False},
     gguf=InGGUF("command-r", _STORED, _read_gguf, _metadata, needs=("tied head", "no o_bias", "square")),
 )
 COHERE2 = Family(
     _NAMES,
     _cohere2,
     _KEYS,
-    _DEFAULTS,
+    {**_DEFAULTS, "sliding_window": 4096},
     harmless=("cache_implementation", "use_parallel_embedding"),
     gguf=InGGUF(
         "cohere2",

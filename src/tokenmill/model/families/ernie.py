@@ -4,8 +4,9 @@ rows of Q and K here. ERNIE has models with experts, whose scores are corrected 
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.glm import PAIRED_NAMES
@@ -21,22 +22,22 @@ _BIASES = ("qkv_bias", "o_bias", "mlp_bias")
 
 
 def _ernie(reader: ConfigReader) -> dict[str, Any]:
-    return {"head_dim": reader.count("head_dim", 128), **dict.fromkeys(_BIASES, reader.flag("use_bias", False))}
+    return dict.fromkeys(_BIASES, reader.flag("use_bias"))
 
 
 def _ernie_moe(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("moe_use_aux_free", True)
-    reader.number("moe_norm_min", 1e-12, maximum=1e-6)  # a guard against 0 / 0: no sum of scores is so small
-    num_layers, bias = reader.count("num_hidden_layers", maximum=MAX_LAYERS), reader.flag("use_bias", False)
-    first, last = reader.count("moe_layer_start_index", 1, 0), reader.count("moe_layer_end_index", -1, -1)
-    interval, width = reader.count("moe_layer_interval", 1), reader.count("moe_intermediate_size", 1536)
+    reader.number("moe_norm_min", maximum=1e-6)  # a guard against 0 / 0: no sum of scores is so small
+    num_layers, bias = reader.num_layers(), reader.flag("use_bias")
+    first, last = reader.count("moe_layer_start_index", minimum=0), reader.count("moe_layer_end_index", minimum=-1)
+    interval, width = reader.count("moe_layer_interval"), reader.count("moe_intermediate_size")
     end = num_layers if last == -1 else last + 1
     return {
-        "num_experts": reader.count("moe_num_experts", 64),
-        "num_experts_per_token": reader.count("moe_k", 6),
+        "num_experts": reader.count("moe_num_experts"),
+        "num_experts_per_token": reader.count("moe_k"),
         "expert_layers": tuple((n + 1) % interval == 0 and first <= n < end for n in range(num_layers)),
         "expert_size": width,
-        "shared_expert_size": width * reader.count("moe_num_shared_experts", 2, 0),
+        "shared_expert_size": width * reader.count("moe_num_shared_experts", minimum=0),
         "router_correction": True,
         **dict.fromkeys(_BIASES, bias),
     }
@@ -44,9 +45,8 @@ def _ernie_moe(reader: ConfigReader) -> dict[str, Any]:
 
 def _helium(reader: ConfigReader) -> dict[str, Any]:
     return {
-        "qkv_bias": reader.flag("attention_bias", False),
-        "mlp_bias": reader.flag("mlp_bias", False),
-        "head_dim": reader.count("head_dim", 128),
+        "qkv_bias": reader.flag("attention_bias"),
+        "mlp_bias": reader.flag("mlp_bias"),
         "norm_rounds_last": True,
     }
 
@@ -81,23 +81,41 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-_DEFAULTS = {
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 5e5,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": True,
+_DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True, "use_bias": False}
+_MOE_DEFAULTS = {
+    **sizes(103424, 2560, 12288, 28, 20, 4, context=131072),
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_layer_end_index": -1,
+    "moe_layer_interval": 1,
+    "moe_layer_start_index": 1,
+    "moe_norm_min": 1e-12,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
 }
 ERNIE = Family(
-    PAIRED_NAMES, _ernie, defaults=_DEFAULTS, gguf=InGGUF("ernie4_5", paired(), _read_gguf, needs=("no mlp_bias",))
+    PAIRED_NAMES,
+    _ernie,
+    defaults={**_DEFAULTS, **sizes(103424, 1024, 3072, 18, 16, 2, head_dim=128, context=131072)},
+    nulls={"head_dim": None, "num_key_value_heads": None, "use_bias": False},
+    gguf=InGGUF("ernie4_5", paired(), _read_gguf, needs=("no mlp_bias",)),
 )
 ERNIE_MOE = Family(
     _MOE_NAMES,
     _ernie_moe,
-    defaults=_DEFAULTS,
+    defaults={**_DEFAULTS, **_MOE_DEFAULTS},
+    nulls={"moe_layer_end_index": -1, "use_bias": False},  # the first of these in Baidu's own class
+    aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     harmless=("num_nextn_predict_layers",),
     further=("mtp_",),
     gguf=InGGUF("ernie4_5-moe", paired(), _read_moe_gguf, _metadata, needs=("no mlp_bias",)),
 )
 HELIUM = Family(
-    PAIRED_NAMES, _helium, defaults={"rms_norm_eps": 1e-8, "rope_theta": 1e5, "max_position_embeddings": 4096}
+    PAIRED_NAMES,
+    _helium,
+    defaults={
+        **sizes(48000, 2560, 7040, 24, 20, 20, head_dim=128, context=4096),
+        "rms_norm_eps": 1e-8,
+        "rope_theta": 1e5,
+    },
 )

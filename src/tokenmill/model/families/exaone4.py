@@ -6,23 +6,24 @@ from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
 from tokenmill.model.families.olmo import AFTER_NAMES
 from tokenmill.model.rope_config import rope_of
 
 
 def _exaone4(reader: ConfigReader) -> dict[str, Any]:
-    layers, window = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS)), reader.window(4096)
+    layers, window = range(reader.num_layers()), reader.window()
     fields = {"norm_placement": "after", "qk_norm": QKNorm()}
     if window is None:
         reader.read.add("sliding_window_pattern")
         reader.layer_types(["full_attention"] * len(layers), "full_attention")
         return fields
-    if reader.take("layer_types", None) is not None:
+    if reader.given("layer_types"):
         reader.read.add("sliding_window_pattern")  # "LLLG" in the published files, where layer_types is what counts
         pattern = 4
     else:
-        pattern = reader.count("sliding_window_pattern", 4, maximum=MAX_LAYERS)
+        pattern = reader.count("sliding_window_pattern", maximum=MAX_LAYERS)
     default = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in layers]
     types, rope = reader.layer_types(default, "full_attention", "sliding_attention"), rope_of(reader)
     return {
@@ -43,7 +44,12 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 EXAONE4 = Family(
     AFTER_NAMES,
     _exaone4,
-    defaults={"rms_norm_eps": 1e-5},
+    defaults={
+        **sizes(102400, 4096, 16384, 32, 32, 32),
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
     gguf=InGGUF(
         "exaone4",
         read=_read_gguf,

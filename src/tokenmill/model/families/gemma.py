@@ -6,12 +6,13 @@ window have a rope of their own.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF, TextPart
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import FULL, SLIDING, GGUFKeys, has_bias, like_llama, window_metadata
 from tokenmill.model.families.gguf_names import norms_less_one
 from tokenmill.model.families.llama import NAMES
@@ -24,19 +25,14 @@ NORMS_ON_BOTH_SIDES = {
     "layers.{i}.pre_feedforward_layernorm.weight": "layers.{i}.mlp_norm.weight",
     "layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
 }
-HEAD_DIM = 256  # where a config does not say it
 _ROPES = {FULL: Beside("rope_theta", 1e6, scaled=True), SLIDING: Beside("rope_local_base_freq", 1e4, scaled=False)}
-_DEFAULTS = {"tie_word_embeddings": True, "max_position_embeddings": 8192}
-
-
 _GEMMA2_SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
 
 def _shared(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("use_bidirectional_attention", False)
-    bias = reader.flag("attention_bias", False)
+    bias = reader.flag("attention_bias")
     return {
-        "head_dim": reader.count("head_dim", HEAD_DIM),
         "norm_unit_offset": True,
         "embedding_multiplier": reader.count("hidden_size") ** 0.5,
         "qkv_bias": bias,
@@ -51,42 +47,36 @@ def _gemma(reader: ConfigReader) -> dict[str, Any]:
     return _shared(reader) | {"activation": "gelu_pytorch_tanh" if activation == "gelu" else activation}
 
 
-def _later(reader: ConfigReader, types: Sequence[str], softcaps: Mapping[str, float]) -> dict[str, Any]:
-    """What Gemma 2 and 3 have in common. softcaps: the defaults of those that a family has."""
-    window = reader.window(4096)
+def _later(reader: ConfigReader, types: Sequence[str]) -> dict[str, Any]:
+    """What Gemma 2 and 3 have in common."""
+    window = reader.window()
     return _shared(reader) | {
         "norm_placement": "both",
-        "activation": reader.text("hidden_activation", "gelu_pytorch_tanh"),
-        "attention_scale": reader.number("query_pre_attn_scalar", 256) ** -0.5,
-        "attention_softcap": _softcap(reader, "attn_logit_softcapping", softcaps),
-        "logit_softcap": _softcap(reader, "final_logit_softcapping", softcaps),
+        "activation": reader.text("hidden_activation"),
+        "attention_scale": reader.number("query_pre_attn_scalar") ** -0.5,
+        "attention_softcap": reader.number("attn_logit_softcapping", None),
+        "logit_softcap": reader.number("final_logit_softcapping", None),
         "windows": tuple(window if kind == SLIDING else None for kind in types),
     }
 
 
-def _softcap(reader: ConfigReader, key: str, defaults: Mapping[str, float]) -> float | None:
-    """A softcap has its default where the key is absent; null means that there is none."""
-    return reader.number(key, None if key in reader.values else defaults.get(key))
-
-
 def _types(reader: ConfigReader, pattern: int) -> list[str]:
     """`layer_types`; without, every layer has a window whose number the pattern does not divide."""
-    layers = range(1, reader.count("num_hidden_layers", maximum=MAX_LAYERS) + 1)
+    layers = range(1, reader.num_layers() + 1)
     return reader.layer_types([SLIDING if layer % pattern else FULL for layer in layers], FULL, SLIDING)
 
 
 def _gemma2(reader: ConfigReader) -> dict[str, Any]:
-    return _later(reader, _types(reader, 2), _GEMMA2_SOFTCAPS)
+    return _later(reader, _types(reader, 2))
 
 
 def _gemma3(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("attn_logit_softcapping", None)  # transformers leaves it out of this family's attention
     pattern = reader.count("_sliding_window_pattern", reader.count("sliding_window_pattern", 6))
     types = _types(reader, pattern)
-    context = reader.count("max_position_embeddings", maximum=MAX_POSITIONS)
-    ropes = read_ropes(reader, reader.count("head_dim", HEAD_DIM), context, _ROPES)
+    ropes = read_ropes(reader, reader.head_dim(), reader.context(), _ROPES)
     each = tuple(ropes[kind] for kind in types)
-    return _later(reader, types, {}) | {"qk_norm": QKNorm(), "rope": ropes[FULL], "ropes": each}
+    return _later(reader, types) | {"qk_norm": QKNorm(), "rope": ropes[FULL], "ropes": each}
 
 
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # of llama.cpp: every second, every sixth layer has no window
@@ -125,15 +115,33 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 
 
 _STORED = norms_less_one()
+_TIED = {"eos_token_id": 1, "tie_word_embeddings": True}
+_SMALL = sizes(256000, 2304, 9216, 26, 8, 4, head_dim=256, context=8192)
+_DEFAULTS = {
+    **_TIED,
+    **_SMALL,
+    **_GEMMA2_SOFTCAPS,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
 _SEEN = "vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index".split()
 
 GEMMA = Family(
-    NAMES, _gemma, defaults=_DEFAULTS, gguf=InGGUF("gemma", _STORED, _read_gguf, needs=("no o_bias", "tied head"))
+    NAMES,
+    _gemma,
+    defaults={
+        **_TIED,
+        **sizes(256000, 3072, 24576, 28, 16, 16, head_dim=256, context=8192),
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+    gguf=InGGUF("gemma", _STORED, _read_gguf, needs=("no o_bias", "tied head")),
 )
 GEMMA2 = Family(
     NORMS_ON_BOTH_SIDES,
     _gemma2,
     defaults=_DEFAULTS,
+    nulls=dict.fromkeys(_GEMMA2_SOFTCAPS),
     harmless=("cache_implementation", "hidden_act"),  # the latter stands beside hidden_activation, which counts
     gguf=InGGUF(
         "gemma2", _STORED, _read_later_gguf, _metadata, needs=("no o_bias", "tied head"), windows=lambda _: True
@@ -142,7 +150,15 @@ GEMMA2 = Family(
 GEMMA3 = replace(
     GEMMA2,
     read=_gemma3,
-    defaults={**_DEFAULTS, "max_position_embeddings": 131072, "rope_theta": 1e6},
+    defaults={
+        **_DEFAULTS,
+        **dict.fromkeys(_GEMMA2_SOFTCAPS),
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "rope_local_base_freq": 1e4,
+        "rope_theta": 1e6,
+    },
+    nulls={},
     gguf=InGGUF("gemma3", _STORED, _read_later_gguf, _metadata, needs=("no o_bias",), windows=lambda _: True),
 )
 GEMMA3_VISION = replace(
@@ -150,9 +166,7 @@ GEMMA3_VISION = replace(
     gguf=None,
     text=TextPart(
         ("gemma3_text",),
+        untied_by_null=True,
         ignored=(*_SEEN, "boi_token_id", "eoi_token_id", "image_token_id"),
-        # Sizes of the first text configs that were left to their defaults.
-        defaults={"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-                  "num_attention_heads": 8, "num_key_value_heads": 4},
     ),
 )  # fmt: skip

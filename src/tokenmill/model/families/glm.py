@@ -7,8 +7,9 @@ scores with a correction, after some dense layers.
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama, window_metadata
 from tokenmill.model.families.gguf_names import mlp_norm_after_attention, paired, plain_mlp
 from tokenmill.model.families.llama import NAMES
@@ -36,7 +37,7 @@ _MOE_NAMES = {
 
 
 def _glm(reader: ConfigReader) -> dict[str, Any]:
-    return {"qkv_bias": reader.flag("attention_bias", True), "head_dim": reader.count("head_dim", 128)}
+    return {"qkv_bias": reader.flag("attention_bias")}
 
 
 def _glm4(reader: ConfigReader) -> dict[str, Any]:
@@ -45,37 +46,38 @@ def _glm4(reader: ConfigReader) -> dict[str, Any]:
 
 def _mixture(reader: ConfigReader) -> dict[str, Any]:
     """Read the keys of experts, which are DeepSeek-V3's."""
-    num_layers = reader.count("num_hidden_layers", maximum=MAX_LAYERS)
-    dense, groups = reader.count("first_k_dense_replace", minimum=0), reader.count("n_group", 1)
-    chosen_groups, width = reader.count("topk_group", 1), reader.count("moe_intermediate_size", 1408)
+    dense, groups = reader.count("first_k_dense_replace", minimum=0), reader.count("n_group")
+    chosen_groups, width = reader.count("topk_group"), reader.count("moe_intermediate_size")
     return {
         "num_experts": reader.count("n_routed_experts"),
         "num_experts_per_token": reader.count("num_experts_per_tok"),
-        "expert_layers": tuple(layer >= dense for layer in range(num_layers)),
+        "expert_layers": tuple(layer >= dense for layer in range(reader.num_layers())),
         "expert_size": width,
         "shared_expert_size": width * reader.count("n_shared_experts"),
         "norm_top_k": reader.flag("norm_topk_prob"),
         "router_scores": "sigmoid",
         "router_correction": True,
         "router_groups": (groups, chosen_groups) if groups > 1 else None,
-        "router_scale": reader.number("routed_scaling_factor", 1.0),
+        "router_scale": reader.number("routed_scaling_factor"),
     }
 
 
 def _glm4_moe(reader: ConfigReader) -> dict[str, Any]:
     return {
         **_mixture(reader),
-        "qkv_bias": reader.flag("attention_bias", False),
-        "qk_norm": QKNorm() if reader.flag("use_qk_norm", False) else None,
+        "qkv_bias": reader.flag("attention_bias"),
+        "qk_norm": QKNorm() if reader.flag("use_qk_norm") else None,
     }
 
 
 def _dots1(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("moe_layer_freq", 1)
     reader.expect("scoring_func", "sigmoid")
-    bias, layers = reader.flag("attention_bias", False), range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
-    window, lower = reader.window(4096), reader.count("max_window_layers", 62, minimum=0)
-    default = ["full_attention" if window is None or layer < lower else "sliding_attention" for layer in layers]
+    bias, layers = reader.flag("attention_bias"), range(reader.num_layers())
+    window, lower = reader.window(), reader.count("max_window_layers", None, minimum=0)
+    if lower is None:
+        reader.entries("layer_types", str)  # required, then
+    default = ["full_attention" if window is None or layer < (lower or 0) else "sliding_attention" for layer in layers]
     kinds = {"full_attention": None, "sliding_attention": window}
     return {
         **_mixture(reader),
@@ -135,24 +137,44 @@ def _moe_metadata(model: ModelConfig) -> dict[str, Any]:
     return expert_metadata(model) | pairs | window_metadata(model.windows)
 
 
-_DEFAULTS = {"max_position_embeddings": 131072, "partial_rotary_factor": 0.5}
-_GLM_DEFAULTS = {**_DEFAULTS, "rms_norm_eps": 0.00000015625}
+_ENDS = [151329, 151336, 151338]
+_GLM_DEFAULTS = {
+    **sizes(151552, 4096, 13696, 40, 32, 2, head_dim=128, context=131072),
+    "attention_bias": True,
+    "eos_token_id": _ENDS,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 0.00000015625,
+}
+_GLM_NULLS = {"eos_token_id": _ENDS, "partial_rotary_factor": 1.0}
+_MIXTURE = {"eos_token_id": None, "moe_intermediate_size": 1408, "n_group": 1, "routed_scaling_factor": 1.0,
+            "topk_group": 1}  # fmt: skip
 _MOE_DEFAULTS = {
-    **_DEFAULTS,
+    **sizes(151552, 4096, 10944, 46, 96, 8, context=131072),
+    **_MIXTURE,
+    "partial_rotary_factor": 0.5,
     "rms_norm_eps": 1e-5,
     "first_k_dense_replace": 1,
     "n_routed_experts": 128,
     "num_experts_per_tok": 8,
     "n_shared_experts": 1,
     "norm_topk_prob": True,
+    "use_qk_norm": False,
 }
 _STORED = paired(plain_mlp())
-GLM = Family(_GLM_NAMES, _glm, defaults=_GLM_DEFAULTS, gguf=InGGUF("chatglm", _STORED, _read_gguf, needs=("square",)))
-GLM4 = Family(_GLM4_NAMES, _glm4, defaults=_GLM_DEFAULTS, gguf=InGGUF("glm4", _STORED, _read_gguf))
+GLM = Family(
+    _GLM_NAMES,
+    _glm,
+    defaults=_GLM_DEFAULTS,
+    nulls=_GLM_NULLS,
+    gguf=InGGUF("chatglm", _STORED, _read_gguf, needs=("square",)),
+)
+GLM4 = Family(_GLM4_NAMES, _glm4, defaults=_GLM_DEFAULTS, nulls=_GLM_NULLS, gguf=InGGUF("glm4", _STORED, _read_gguf))
 GLM4_MOE = Family(
     _MOE_NAMES,
     _glm4_moe,
     defaults=_MOE_DEFAULTS,
+    nulls={"partial_rotary_factor": 1.0},
+    aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
     harmless=("num_nextn_predict_layers",),
     further=("layers.{n}.",),
     gguf=InGGUF("glm4moe", mlp_norm_after_attention(), _read_glm4_moe_gguf, _moe_metadata, further=True),
@@ -160,6 +182,15 @@ GLM4_MOE = Family(
 DOTS1 = Family(
     _MOE_NAMES,
     _dots1,
-    defaults={"first_k_dense_replace": 0, "norm_topk_prob": False},
+    defaults={
+        **sizes(152064, 4608, 10944, 62, 32, 32),
+        **_MIXTURE,
+        "first_k_dense_replace": 0,
+        "max_window_layers": 62,
+        "norm_topk_prob": False,
+        "sliding_window": 4096,
+    },
+    nulls={"max_window_layers": None, "norm_topk_prob": False, "num_key_value_heads": None},
+    aliases={"num_local_experts": "n_routed_experts"},
     gguf=InGGUF("dots1", read=_read_dots1_gguf, metadata=_moe_metadata, needs=("own head", "no o_bias", "no groups")),
 )

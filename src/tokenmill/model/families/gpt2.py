@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys
 from tokenmill.model.families.gguf_names import fused_qkv, plain_mlp
 
@@ -39,7 +40,7 @@ def _shared(reader: ConfigReader) -> dict[str, Any]:
         "positions": "learned",
         "rope": None,
         **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), True),
-        "attention_scale": None if reader.flag("scale_attn_weights", True) else 1.0,
+        "attention_scale": None if reader.flag("scale_attn_weights") else 1.0,
     }
 
 
@@ -49,10 +50,13 @@ def _gpt2(reader: ConfigReader) -> dict[str, Any]:
     return _shared(reader)
 
 
+_PRECISIONS = ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+
+
 def _gpt_bigcode(reader: ConfigReader) -> dict[str, Any]:
-    for key in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"):
-        reader.flag(key, True)  # choices of precision, too
-    return _shared(reader) | ({"num_kv_heads": 1} if reader.flag("multi_query", True) else {})
+    for key in _PRECISIONS:
+        reader.flag(key)  # choices of precision, too
+    return _shared(reader) | ({"num_kv_heads": 1} if reader.flag("multi_query") else {})
 
 
 _SIZES = {
@@ -83,6 +87,8 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 _STORED = {"position_embd.weight": "position_embedding.weight", **fused_qkv(plain_mlp())}
 
+_HEADS = ("num_attention_heads", "num_hidden_layers")
+
 GPT2 = Family(
     _NAMES,
     _gpt2,
@@ -96,11 +102,14 @@ GPT2 = Family(
         "hidden_act": "activation_function",
     },
     defaults={
-        "max_position_embeddings": 1024,
-        "rms_norm_eps": 1e-5,
+        **sizes(50257, 768, None, 12, 12, context=1024),
+        "eos_token_id": 50256,
         "hidden_act": "gelu_new",
+        "rms_norm_eps": 1e-5,
+        "scale_attn_weights": True,
         "tie_word_embeddings": True,
     },
+    aliases={key: key for key in ("hidden_size", "max_position_embeddings", *_HEADS)},
     harmless=("n_ctx",),  # it repeats n_positions
     prefix="transformer.",
     ignored=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask, stored by old conversions
@@ -112,7 +121,12 @@ GPT_BIGCODE = replace(
     GPT2,
     names=_BIGCODE_NAMES,
     read=_gpt_bigcode,
-    defaults={**GPT2.defaults, "hidden_act": "gelu_pytorch_tanh"},
+    defaults={
+        **GPT2.defaults,
+        **dict.fromkeys(_PRECISIONS, True),
+        "hidden_act": "gelu_pytorch_tanh",
+        "multi_query": True,
+    },
     harmless=(*GPT2.harmless, *_MORE.split(), "validate_runner_input"),
     gguf=InGGUF("starcoder", _STORED, _read_gguf),
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys
 from tokenmill.model.families.gguf_names import fused_qkv, plain_mlp
 
@@ -22,13 +23,15 @@ _NAMES = {
 
 
 def _gpt_neox(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.flag("attention_bias", True)
+    bias, part = reader.flag("attention_bias"), "partial_rotary_factor"
+    if reader.values.get(part) in (reader.number(part), reader.inside("rope_parameters").values.get(part)):
+        reader.read.add(part)  # another family's name, under which the same may stand once more
     return {
         "num_kv_heads": reader.count("num_attention_heads"),
         "head_dim": reader.split_hidden(),
         "norm": "layer",
         "gated_mlp": False,
-        "residual": "parallel" if reader.flag("use_parallel_residual", True) else "serial",
+        "residual": "parallel" if reader.flag("use_parallel_residual") else "serial",
         "qkv_bias": bias,
         "o_bias": bias,
         "mlp_bias": True,
@@ -62,7 +65,14 @@ GPT_NEOX = Family(
     _NAMES,
     _gpt_neox,
     keys={"rms_norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
-    defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu", "partial_rotary_factor": 0.25},
+    defaults={
+        **sizes(50432, 6144, 24576, 44, 64),
+        "attention_bias": True,
+        "hidden_act": "gelu",
+        "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-5,
+        "use_parallel_residual": True,
+    },
     harmless=("rope_theta",),  # written beside rotary_emb_base, which is the one that counts
     prefix="",
     # Buffers that old checkpoints carry: the causal mask and the rotary frequencies.

@@ -5,8 +5,9 @@ Its experts are stored [experts, inputs, outputs], with the rows of gate and up 
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
 from tokenmill.model.families.gguf_names import mlp_norm_after_attention
 from tokenmill.model.families.llama import NAMES
@@ -34,24 +35,23 @@ _ROPE = {
 
 def _gpt_oss(reader: ConfigReader) -> dict[str, Any]:
     default_rope(reader, _ROPE)
-    bias, chosen = reader.flag("attention_bias", True), reader.count("num_experts_per_tok", 4)
+    bias, chosen = reader.flag("attention_bias"), reader.count("num_experts_per_tok")
     reader.expect("experts_per_token", chosen)  # which repeats it in the published files
-    layers = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
-    kinds = {"full_attention": None, "sliding_attention": reader.window(128)}
+    layers = range(reader.num_layers())
+    kinds = {"full_attention": None, "sliding_attention": reader.window()}
     default = ["full_attention" if layer % 2 else "sliding_attention" for layer in layers]
     return {
         "qkv_bias": bias,
         "o_bias": bias,
-        "head_dim": reader.count("head_dim", 64),
         "windows": tuple(kinds[kind] for kind in reader.layer_types(default, *kinds)),
         "attention_sinks": True,
         "norm_rounds_last": True,
-        "num_experts": reader.count("num_local_experts", 128),
+        "num_experts": reader.count("num_local_experts"),
         "num_experts_per_token": chosen,
         "router_bias": True,
         "expert_bias": True,
         "activation": reader.expect("hidden_act", "silu"),
-        "swiglu": (reader.number("swiglu_alpha", 1.702), reader.number("swiglu_limit", 7.0)),
+        "swiglu": (reader.number("swiglu_alpha"), reader.number("swiglu_limit")),
     }
 
 
@@ -78,7 +78,19 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 GPT_OSS = Family(
     _NAMES,
     _gpt_oss,
-    defaults={"rms_norm_eps": 1e-5, "rope_theta": 150000.0, "max_position_embeddings": 131072},
+    defaults={
+        **sizes(201088, 2880, 2880, 36, 64, 8, head_dim=64, context=131072),
+        "attention_bias": True,
+        "eos_token_id": None,
+        "num_experts_per_tok": 4,
+        "num_local_experts": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "sliding_window": 128,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    },
+    aliases={"num_experts": "num_local_experts"},
     harmless=("initial_context_length",),  # it repeats what the rope parameters say
     gguf=InGGUF(
         "gpt-oss",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
 from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.gguf_names import paired
@@ -33,44 +33,45 @@ _HYBRID_NAMES = {
 
 
 def _multipliers(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.flag("attention_bias", False)
+    bias = reader.flag("attention_bias")
     return {
-        "embedding_multiplier": reader.number("embedding_multiplier", 1.0),
-        "residual_multiplier": reader.number("residual_multiplier", 1.0),
-        "logit_multiplier": 1 / reader.number("logits_scaling", 1.0, minimum=1e-30),
-        "attention_scale": reader.number("attention_multiplier", 1.0),
+        "embedding_multiplier": reader.number("embedding_multiplier"),
+        "residual_multiplier": reader.number("residual_multiplier"),
+        "logit_multiplier": 1 / reader.number("logits_scaling", minimum=1e-30),
+        "attention_scale": reader.number("attention_multiplier"),
         "qkv_bias": bias,
         "o_bias": bias,
     }
 
 
 def _granite(reader: ConfigReader) -> dict[str, Any]:
-    return {**_multipliers(reader), "mlp_bias": reader.flag("mlp_bias", False)}
+    return {**_multipliers(reader), "mlp_bias": reader.flag("mlp_bias")}
 
 
 def _granitemoe(reader: ConfigReader, minimum: int = 1) -> dict[str, Any]:
-    num_experts = reader.count("num_local_experts", 8, minimum)
-    chosen = reader.count("num_experts_per_tok", 2, minimum=0)
+    num_experts = reader.count("num_local_experts", minimum=minimum)
+    chosen = reader.count("num_experts_per_tok", minimum=0) if num_experts else 0
+    reader.read.add("num_experts_per_tok")  # of no experts it may be anything
     return {
         **_multipliers(reader),
         "num_experts": num_experts,
-        "num_experts_per_token": chosen if num_experts else 0,
+        "num_experts_per_token": chosen,
     }
 
 
 def _granitemoeshared(reader: ConfigReader) -> dict[str, Any]:
-    return {**_granitemoe(reader), "shared_expert_size": reader.count("shared_intermediate_size", 0, minimum=0)}
+    return {**_granitemoe(reader), "shared_expert_size": reader.count("shared_intermediate_size", minimum=0)}
 
 
 def _granitemoehybrid(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("normalization_function", "rmsnorm")
     # transformers before 5 writes the first two of these.
     types = ("attention", "mamba", "full_attention", "linear_attention")
-    num_layers = reader.count("num_hidden_layers", maximum=MAX_LAYERS)
+    num_layers = reader.num_layers()
     found = set(reader.layer_types(["mamba"] * num_layers, *types))
     if found & {"mamba", "linear_attention"}:
         raise CheckpointError(f"{reader.where}: Mamba layers, which its layer_types have, are not implemented")
-    fields, size = _granitemoe(reader, minimum=0), reader.count("shared_intermediate_size", 1024)
+    fields, size = _granitemoe(reader, minimum=0), reader.count("shared_intermediate_size")
     if reader.expect("position_embedding_type", None, "rope", "nope") != "rope":
         fields["ropes"] = (None,) * num_layers
     if fields["num_experts"]:
@@ -127,12 +128,21 @@ _MOE_IN_GGUF = replace(_IN_GGUF, architecture="granitemoe")
 
 # What Mamba layers would be like; the last of the harmless keys is of training.
 _MAMBA = "chunk_size conv_bias d_conv d_head d_state expand n_groups n_heads proj_bias".split()
-GRANITE = Family(NAMES, _granite, gguf=_IN_GGUF)
-GRANITEMOE = Family(_MOE_NAMES, _granitemoe, gguf=_MOE_IN_GGUF)
-GRANITEMOESHARED = Family(_SHARED_NAMES, _granitemoeshared, gguf=_MOE_IN_GGUF)
+_ONES = dict.fromkeys(("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0)
+_MOE_DEFAULTS = {**_ONES, "num_local_experts": 8, "num_experts_per_tok": 2}
+GRANITE = Family(NAMES, _granite, defaults=_ONES, gguf=_IN_GGUF)
+GRANITEMOE = Family(_MOE_NAMES, _granitemoe, defaults=_MOE_DEFAULTS, gguf=_MOE_IN_GGUF)
+GRANITEMOESHARED = Family(
+    _SHARED_NAMES,
+    _granitemoeshared,
+    defaults={**_MOE_DEFAULTS, "shared_intermediate_size": 0},
+    gguf=_MOE_IN_GGUF,
+)
 GRANITEMOEHYBRID = Family(
     _HYBRID_NAMES,
     _granitemoehybrid,
+    defaults={**_MOE_DEFAULTS, "shared_intermediate_size": 1024},
+    aliases={"layers_block_type": "layer_types"},
     harmless=(*(f"mamba_{name}" for name in _MAMBA), "time_step_limit", "init_method"),
     gguf=_IN_GGUF,
 )

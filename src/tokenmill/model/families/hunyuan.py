@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
@@ -67,10 +68,10 @@ def _hunyuan(reader: ConfigReader) -> dict[str, Any]:
     for name, value in _EXPECTED.items():
         reader.expect(name, value)
     reader.read.update(name for name in reader.values if name.startswith("vit_"))  # these models see no pictures
-    head_dim = reader.count("head_dim", None) or reader.split_hidden()
+    head_dim = reader.head_dim()
     reader.expect("attention_head_dim", head_dim)
     _stretched(reader, head_dim)
-    bias = reader.flag("attention_bias", False)
+    bias = reader.flag("attention_bias")
     return {"head_dim": head_dim, "qkv_bias": bias, "o_bias": bias, "qk_norm": QKNorm(after_rope=True)}
 
 
@@ -94,8 +95,8 @@ def _hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("num_shared_expert", 1)
     return {
         **_hunyuan(reader),
-        "num_experts": reader.count("num_experts", 1),
-        "num_experts_per_token": reader.count("moe_topk", 1),
+        "num_experts": reader.count("num_experts"),
+        "num_experts_per_token": reader.count("moe_topk"),
         "shared_expert_size": width,
     }
 
@@ -113,14 +114,15 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
     return {**expert_metadata(model), "expert_feed_forward_length": model.intermediate_size, "expert_shared_count": 1}
 
 
-_DEFAULTS = {"rms_norm_eps": 1e-5}
+_DEFAULTS = {**sizes(290943, 4096, 11008, 32, 32), "rms_norm_eps": 1e-5}
 HUNYUAN_DENSE = Family(
     _NAMES, _hunyuan_dense, defaults=_DEFAULTS, harmless=_HARMLESS, gguf=InGGUF("hunyuan-dense", needs=("no o_bias",))
 )
 HUNYUAN_MOE = Family(
     _MOE_NAMES,
     _hunyuan_moe,
-    defaults=_DEFAULTS,
+    defaults={**_DEFAULTS, "moe_topk": 1, "num_experts": 1},
+    aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
     harmless=_HARMLESS,
     gguf=InGGUF("hunyuan-moe", read=_read_moe_gguf, metadata=_metadata),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama_with_biases
 from tokenmill.model.families.gguf_names import paired
 from tokenmill.value_reader import MAX_POSITIONS
@@ -41,15 +42,15 @@ _IGNORED = ("layers.{i}.self_attn.rotary_emb.inv_freq",)  # stored by old conver
 
 def _llama(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("rope_interleaved", False)
-    bias = reader.flag("attention_bias", False)
-    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": reader.flag("mlp_bias", False)}
+    bias = reader.flag("attention_bias")
+    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": reader.flag("mlp_bias")}
 
 
 def _mixtral(reader: ConfigReader) -> dict[str, Any]:
     return {
         "windows": (reader.window(),),
-        "num_experts": reader.count("num_local_experts", 8),
-        "num_experts_per_token": reader.count("num_experts_per_tok", 2),
+        "num_experts": reader.count("num_local_experts"),
+        "num_experts_per_token": reader.count("num_experts_per_tok"),
     }
 
 
@@ -78,5 +79,14 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 
 _GGUF = InGGUF("llama", paired(), _read_gguf, _metadata)  # all three: a window is Mistral's, experts are Mixtral's
 LLAMA = Family(NAMES, _llama, ignored=_IGNORED, gguf=_GGUF)
-MISTRAL = replace(LLAMA, read=lambda reader: {"windows": (reader.window(4096),)})  # transformers' default
-MIXTRAL = Family(_MIXTRAL_NAMES, _mixtral, defaults={"rope_theta": 1e6}, gguf=_GGUF)
+_SIZES = sizes(32000, 4096, 14336, 32, 32, 8, context=131072)
+MISTRAL = replace(
+    LLAMA, read=lambda reader: {"windows": (reader.window(),)}, defaults={**_SIZES, "sliding_window": 4096}
+)
+MIXTRAL = Family(
+    _MIXTRAL_NAMES,
+    _mixtral,
+    defaults={**_SIZES, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
+    aliases={"num_experts": "num_local_experts"},
+    gguf=_GGUF,
+)

@@ -4,6 +4,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama
 from tokenmill.model.families.llama import MIXTRAL
 
@@ -29,14 +30,14 @@ def _minimax_m2(reader: ConfigReader) -> dict[str, Any]:
     kinds = reader.entries("attn_type_list", int, [])
     if set(kinds) - {1}:
         raise reader.refuse("attn_type_list", kinds, "only 1, which is attention by softmax, is implemented")
-    head_dim, rotated = reader.count("head_dim", 128), reader.count("rotary_dim", None)
+    head_dim, rotated = reader.head_dim(), reader.count("rotary_dim", None)
     if rotated is not None:
         reader.values = {"partial_rotary_factor": rotated / head_dim, **reader.values}
     return {
         "head_dim": head_dim,
         "qk_norm": QKNorm("all"),
-        "num_experts": reader.count("num_local_experts", 256),
-        "num_experts_per_token": reader.count("num_experts_per_tok", 8),
+        "num_experts": reader.count("num_local_experts"),
+        "num_experts_per_token": reader.count("num_experts_per_tok"),
         "router_scores": "sigmoid",
         "router_correction": True,
     }
@@ -62,7 +63,16 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 MINIMAX_M2 = Family(
     _NAMES,
     _minimax_m2,
-    defaults={"rope_theta": 5e6, "max_position_embeddings": 196608},
+    defaults={
+        **sizes(200064, 3072, 1536, 62, 48, 8, head_dim=128, context=196608),
+        "eos_token_id": 200020,
+        "num_experts_per_tok": 8,
+        "num_local_experts": 256,
+        "partial_rotary_factor": 1.0,
+        "rope_theta": 5e6,
+    },
+    nulls={"partial_rotary_factor": 1.0},
+    aliases={"num_experts": "num_local_experts"},
     gguf=InGGUF("minimax-m2", read=_read_gguf, metadata=_metadata, needs=("own head",)),
     harmless=("use_mtp", "num_mtp_modules", "mtp_transformer_layers"),  # of layers that predict further tokens
 )

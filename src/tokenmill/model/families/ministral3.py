@@ -10,9 +10,11 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF, TextPart
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
 from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.llama import MISTRAL, NAMES
+from tokenmill.model.rope_config import default_rope
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader
 
 # What the class takes where a config says nothing.
@@ -30,8 +32,9 @@ _ROPE = {
 
 
 def _ministral3(reader: ConfigReader) -> dict[str, Any]:
+    default_rope(reader, _ROPE)
     key = "rope_scaling" if reader.inside("rope_scaling").values else "rope_parameters"
-    values = reader.inside(key).values or _ROPE
+    values = reader.inside(key).values
     rope = ValueReader(values, "config.json: rope parameters", CheckpointError)
     # Devstral 2 has 0 there, which makes all positions equal.
     beta = 0.0 if rope.take("llama_4_scaling_beta") == 0 else rope.number("llama_4_scaling_beta")
@@ -39,10 +42,8 @@ def _ministral3(reader: ConfigReader) -> dict[str, Any]:
     # The second of these says again what stands outside.
     others = {name: value for name, value in values.items() if name not in (*rope.read, "max_position_embeddings")}
     reader.values = {**reader.values, key: {**others, "original_max_position_embeddings": length}}
-    head_dim = reader.count("head_dim", None if "head_dim" in reader.values else 128)
     return {
         "attention_temperature": (beta, length) if beta else None,
-        "head_dim": head_dim or reader.split_hidden(),
         "windows": (reader.window(),),
     }
 
@@ -71,18 +72,26 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 MINISTRAL3 = Family(
     NAMES,
     _ministral3,
-    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 262144},
+    defaults={**sizes(131072, 4096, 14336, 34, 32, 8, head_dim=128, context=262144), "rms_norm_eps": 1e-5},
     gguf=InGGUF("mistral3", paired(), _read_gguf, _metadata, yarn=("beta_fast", "beta_slow", "attention_factor")),
 )
+# The text part of Mistral Small 3.1, which the class takes where a config has none.
+_TEXT = {
+    **sizes(131072, 5120, 32768, 40, 32, 8, head_dim=128, context=131072),
+    "model_type": "mistral",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e9,
+    "sliding_window": None,
+}
 MISTRAL3 = replace(
     MISTRAL,
     gguf=None,
     text=TextPart(
         ("mistral", "ministral3"),
+        default=_TEXT,
         ignored=(
             "vision_config", "image_token_index", "image_token_id", "multimodal_projector_bias", "projector_hidden_act",
             "spatial_merge_size", "vision_feature_layer",
         ),
-        defaults={"tie_word_embeddings": True},
     ),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
 from tokenmill.model.families.gguf_names import norms_less_one, paired, plain_mlp
 from tokenmill.model.families.llama import NAMES
@@ -45,8 +46,8 @@ _APERTUS_ROPE = {
 
 
 def _arcee(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.flag("attention_bias", False)
-    return {"gated_mlp": False, "qkv_bias": bias, "o_bias": bias, "mlp_bias": reader.flag("mlp_bias", False)}
+    bias = reader.flag("attention_bias")
+    return {"gated_mlp": False, "qkv_bias": bias, "o_bias": bias, "mlp_bias": reader.flag("mlp_bias")}
 
 
 def _nemotron(reader: ConfigReader) -> dict[str, Any]:
@@ -78,10 +79,11 @@ NEMOTRON = Family(
     _nemotron,
     keys={"rms_norm_eps": "norm_eps"},
     defaults={
-        "rms_norm_eps": 1e-5,
+        **sizes(256000, 6144, 24576, 32, 48, context=4096),
+        "eos_token_id": 3,
         "hidden_act": "relu2",
-        "max_position_embeddings": 4096,
         "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
     },
     harmless=("kv_channels",),  # NVIDIA's name of head_dim, which transformers does not read
     gguf=InGGUF("nemotron", norms_less_one(plain_mlp()), _read_nemotron_gguf, needs=("own head", "square")),
@@ -89,7 +91,12 @@ NEMOTRON = Family(
 ARCEE = Family(
     _PLAIN_MLP,
     _arcee,
-    defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2", "max_position_embeddings": 4096},
+    defaults={
+        **sizes(32000, 2560, 18432, 32, 32, context=4096),
+        "eos_token_id": 128001,
+        "hidden_act": "relu2",
+        "rms_norm_eps": 1e-5,
+    },
     gguf=InGGUF("arcee", paired(plain_mlp()), _read_arcee_gguf, needs=("no o_bias", "no mlp_bias")),
 )
 
@@ -124,9 +131,9 @@ APERTUS = Family(
     _APERTUS_NAMES,
     _apertus,
     defaults={
-        "rms_norm_eps": 1e-5,
+        **sizes(131072, 4096, 14336, 32, 32, context=65536),
         "hidden_act": "xielu",
-        "max_position_embeddings": 65536,
+        "rms_norm_eps": 1e-5,
         "rope_theta": 12e6,
     },
     gguf=InGGUF("apertus", _APERTUS_STORED, _read_apertus_gguf, _apertus_metadata, needs=("own head",)),

@@ -7,14 +7,14 @@ layers, and a rope for each of the two kinds of layers.
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama, window_metadata
 from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES
 from tokenmill.model.rope_config import Beside, read_ropes
-from tokenmill.value_reader import MAX_POSITIONS
 
 AFTER_NAMES = {
     **{name: target for name, target in NAMES.items() if "layernorm" not in name},
@@ -30,7 +30,7 @@ _ROPES = {
 
 
 def _biases(reader: ConfigReader) -> dict[str, Any]:
-    return dict.fromkeys(("qkv_bias", "o_bias"), reader.flag("attention_bias", False))
+    return dict.fromkeys(("qkv_bias", "o_bias"), reader.flag("attention_bias"))
 
 
 def _olmo(reader: ConfigReader) -> dict[str, Any]:
@@ -43,12 +43,11 @@ def _olmo2(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _olmo3(reader: ConfigReader) -> dict[str, Any]:
-    layers, window = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS)), reader.window(4096)
+    layers, window = range(reader.num_layers()), reader.window()
     default = ["sliding_attention" if (layer + 1) % 4 else "full_attention" for layer in layers]
     types = reader.layer_types(default, "full_attention", "sliding_attention")
     reader.expect("rope_theta", 5e5)  # another one beside the parameters holds for one kind of layers in transformers
-    head_dim = reader.count("head_dim", None) or reader.split_hidden()
-    ropes = read_ropes(reader, head_dim, reader.count("max_position_embeddings", maximum=MAX_POSITIONS), _ROPES)
+    ropes = read_ropes(reader, reader.head_dim(), reader.context(), _ROPES)
     return {
         **_olmo2(reader),
         "windows": tuple(window if kind == "sliding_attention" else None for kind in types),
@@ -62,9 +61,9 @@ def _olmoe(reader: ConfigReader) -> dict[str, Any]:
     return {
         **_biases(reader),
         "qk_norm": QKNorm("all"),
-        "num_experts": reader.count("num_experts", 64),
-        "num_experts_per_token": reader.count("num_experts_per_tok", 8),
-        "norm_top_k": reader.flag("norm_topk_prob", False),
+        "num_experts": reader.count("num_experts"),
+        "num_experts_per_token": reader.count("num_experts_per_tok"),
+        "norm_top_k": reader.flag("norm_topk_prob"),
     }
 
 
@@ -113,12 +112,25 @@ _LATER = InGGUF(
     needs=("own head", "no o_bias", "square"),
     windows=lambda _: True,
 )
-OLMO = Family(NAMES, _olmo, gguf=InGGUF("olmo", paired(), _read_gguf, needs=("no o_bias", "square")))
-OLMO2 = Family(AFTER_NAMES, _olmo2, defaults={"rms_norm_eps": 1e-5}, gguf=_LATER)
-OLMO3 = Family(AFTER_NAMES, _olmo3, defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5}, gguf=_LATER)
+_DEFAULTS = {"eos_token_id": 50279, "vocab_size": 50304}
+_LATER_DEFAULTS = {**_DEFAULTS, "rms_norm_eps": 1e-5}
+OLMO = Family(
+    NAMES, _olmo, defaults=_DEFAULTS, gguf=InGGUF("olmo", paired(), _read_gguf, needs=("no o_bias", "square"))
+)
+OLMO2 = Family(AFTER_NAMES, _olmo2, defaults=_LATER_DEFAULTS, gguf=_LATER)
+OLMO3 = Family(
+    AFTER_NAMES, _olmo3, defaults={**_LATER_DEFAULTS, "rope_theta": 5e5, "sliding_window": 4096}, gguf=_LATER
+)
 OLMOE = Family(
     EXPERT_NAMES,
     _olmoe,
-    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    defaults={
+        **_LATER_DEFAULTS,
+        **sizes(50304, 2048, 2048, 16, 16, context=4096),
+        "norm_topk_prob": False,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+    },
+    aliases={"num_local_experts": "num_experts"},
     gguf=InGGUF("olmoe", read=_read_olmoe_gguf, needs=("own head", "no o_bias", "square", "no groups")),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
 from tokenmill.model.families.gguf_names import fused_qkv, plain_mlp
 from tokenmill.model.families.llama import NAMES
@@ -45,8 +46,6 @@ _EXPECTED = {
 def _phi3(reader: ConfigReader) -> dict[str, Any]:
     for key, value in _EXPECTED.items():
         reader.expect(key, value)
-    # Of the class this key always has a value, which goes before one within the rope parameters.
-    reader.values = {"original_max_position_embeddings": 4096, **reader.values}
     older = reader.take("rope_scaling", None)
     if isinstance(older, dict) and older.get("rope_type", older.get("type")) in ("su", "yarn"):  # its first names
         reader.values = {**reader.values, "rope_scaling": {**older, "rope_type": "longrope", "type": "longrope"}}
@@ -61,7 +60,7 @@ def _phi(reader: ConfigReader) -> dict[str, Any]:
         "residual": "parallel",
         "shared_norm": True,
         "gated_mlp": False,
-        "qk_norm": QKNorm(bias=True) if reader.flag("qk_layernorm", False) else None,
+        "qk_norm": QKNorm(bias=True) if reader.flag("qk_layernorm") else None,
         **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "head_bias"), True),
     }
 
@@ -104,7 +103,13 @@ def _read_phi_gguf(keys: GGUFKeys) -> dict[str, Any]:
 PHI3 = Family(
     _PHI3_NAMES,
     _phi3,
-    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    defaults={
+        **sizes(32064, 3072, 8192, 32, 32, context=4096),
+        "eos_token_id": 32000,
+        "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 1.0,
+        "rms_norm_eps": 1e-5,
+    },
     gguf=InGGUF(
         "phi3",
         fused_qkv(plain_mlp()),
@@ -118,7 +123,13 @@ PHI = Family(
     _PHI_NAMES,
     _phi,
     keys={"rms_norm_eps": "layer_norm_eps"},
-    defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
+    defaults={
+        **sizes(51200, 2048, 8192, 24, 32),
+        "hidden_act": "gelu_new",
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": False,
+        "rms_norm_eps": 1e-5,
+    },
     harmless=("attention_bias",),  # its matrices have biases in any case
     gguf=InGGUF("phi2", plain_mlp(), _read_phi_gguf, needs=("own head", "no qk_norm", "square")),
 )

@@ -5,8 +5,9 @@ Qwen2-MoE has a shared expert beside them, behind a gate of its own.
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
+from tokenmill.model.config import ConfigReader, QKNorm
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES
 
@@ -27,46 +28,44 @@ EXPERT_NAMES = {**NAMES, _MLP + "gate.weight": _MLP + "router.weight", **mlp_nam
 _SHARED = {_MLP + "shared_expert_gate.weight": _MLP + "shared_gate.weight", **mlp_names("shared_expert", "shared")}
 
 
-def _mixture(reader: ConfigReader, num_experts: int) -> dict[str, Any]:
-    step, dense = reader.count("decoder_sparse_step", 1), reader.entries("mlp_only_layers", int, [])
-    layers = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
+def _mixture(reader: ConfigReader) -> dict[str, Any]:
+    step, dense = reader.count("decoder_sparse_step"), reader.entries("mlp_only_layers", int, [])
+    layers = range(reader.num_layers())
     return {
-        "num_experts": num_experts,
+        "num_experts": reader.count("num_experts"),
+        "num_experts_per_token": reader.count("num_experts_per_tok"),
         "expert_size": reader.count("moe_intermediate_size"),
-        "norm_top_k": reader.flag("norm_topk_prob", False),
+        "norm_top_k": reader.flag("norm_topk_prob"),
         "expert_layers": tuple((layer + 1) % step == 0 and layer not in dense for layer in layers),
     }
 
 
 def _qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
-    layers = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
-    enabled, window = reader.flag("use_sliding_window", False), reader.count("sliding_window", 4096, minimum=0)
+    layers = range(reader.num_layers())
+    enabled, window = reader.flag("use_sliding_window"), reader.count("sliding_window", 0, minimum=0)
     kinds = {"full_attention": None, "sliding_attention": window or None if enabled else None}
-    upper = reader.count("max_window_layers", 28, minimum=0)
+    upper = reader.count("max_window_layers", minimum=0)
     default = ["full_attention" if layer % 2 or layer >= upper else "sliding_attention" for layer in layers]
     return {
-        **_mixture(reader, reader.count("num_experts", 60)),
-        "num_experts_per_token": reader.count("num_experts_per_tok", 4),
-        "shared_expert_size": reader.count("shared_expert_intermediate_size", 5632),
+        **_mixture(reader),
+        "shared_expert_size": reader.count("shared_expert_intermediate_size"),
         "shared_expert_gate": True,
-        "qkv_bias": reader.flag("qkv_bias", True),
+        "qkv_bias": reader.flag("qkv_bias"),
         "windows": tuple(kinds[kind] for kind in reader.layer_types(default, *kinds)),
     }
 
 
 def _qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
-    bias, window = reader.flag("attention_bias", False), reader.window(4096)
+    bias, window = reader.flag("attention_bias"), reader.window()
     reader.expect("qkv_bias", False)  # this and the next two stand in some files of Qwen
     reader.expect("use_qk_norm", True)
     reader.expect("shared_expert_intermediate_size", 0)
     return {
-        # transformers 5 writes the second name, everybody else the first.
-        **_mixture(reader, reader.count("num_experts", reader.count("num_local_experts", 128))),
-        "num_experts_per_token": reader.count("num_experts_per_tok", 8),
+        **_mixture(reader),
         "qkv_bias": bias,
         "o_bias": bias,
         "qk_norm": QKNorm(),
-        "windows": (window if reader.flag("use_sliding_window", False) else None,),
+        "windows": (window if reader.flag("use_sliding_window") else None,),
     }
 
 
@@ -87,17 +86,39 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     return config | {"qkv_bias": bool(has_bias(keys)), "shared_expert_intermediate_size": size}
 
 
-_CONTEXT = {"max_position_embeddings": 32768}
+_DEFAULTS = {
+    "decoder_sparse_step": 1,
+    "eos_token_id": None,
+    "norm_topk_prob": False,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+}
 QWEN2_MOE = Family(
     {**EXPERT_NAMES, **_SHARED},
     _qwen2_moe,
-    defaults={**_CONTEXT, "moe_intermediate_size": 1408},
+    defaults={
+        **sizes(151936, 2048, 5632, 24, 16, 16, context=32768),
+        **_DEFAULTS,
+        "max_window_layers": 28,
+        "moe_intermediate_size": 1408,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "qkv_bias": True,
+        "shared_expert_intermediate_size": 5632,
+    },
     gguf=InGGUF("qwen2moe", read=_read_gguf, metadata=expert_metadata, needs=("own head", "square")),
 )
 QWEN3_MOE = Family(
     EXPERT_NAMES,
     _qwen3_moe,
-    defaults={**_CONTEXT, "moe_intermediate_size": 768},
+    defaults={
+        **sizes(151936, 2048, 6144, 24, 32, 4, context=32768),
+        **_DEFAULTS,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+    },
+    aliases={"num_local_experts": "num_experts"},  # transformers 5 writes this name, everybody else the other one
     harmless=("max_window_layers",),  # Qwen's files have it, and its window is that of all layers
     gguf=InGGUF("qwen3moe", read=_read_gguf, metadata=expert_metadata, needs=("no o_bias",)),
 )

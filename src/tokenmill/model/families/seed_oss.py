@@ -4,6 +4,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
 from tokenmill.model.families.gguf_names import mlp_norm_after_attention
 from tokenmill.model.families.llama import NAMES
@@ -11,10 +12,9 @@ from tokenmill.model.families.llama import NAMES
 
 def _seed_oss(reader: ConfigReader) -> dict[str, Any]:
     return {
-        "qkv_bias": reader.flag("attention_bias", True),
-        "o_bias": reader.flag("attention_out_bias", False),
-        "mlp_bias": reader.flag("mlp_bias", False),
-        "head_dim": reader.count("head_dim", 128),
+        "qkv_bias": reader.flag("attention_bias"),
+        "o_bias": reader.flag("attention_out_bias"),
+        "mlp_bias": reader.flag("mlp_bias"),
     }
 
 
@@ -26,7 +26,12 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 SEED_OSS = Family(
     NAMES,
     _seed_oss,
-    defaults={"max_position_embeddings": 524288},
+    defaults={
+        **sizes(155136, 4096, 27648, 64, 80, 8, head_dim=128, context=524288),
+        "attention_bias": True,
+        "attention_out_bias": False,
+    },
+    nulls={"head_dim": None, "num_key_value_heads": None},
     harmless=("residual_dropout",),  # of training
     gguf=InGGUF("seed_oss", mlp_norm_after_attention(), _read_gguf, needs=("no o_bias", "no mlp_bias")),
 )

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader
+from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
 from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.llama import NAMES
@@ -11,19 +12,19 @@ from tokenmill.model.rope_config import rope_of
 
 
 def _smollm3(reader: ConfigReader) -> dict[str, Any]:
-    layers = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
-    interval, bias = reader.count("no_rope_layer_interval", 4), reader.flag("attention_bias", False)
+    layers = range(reader.num_layers())
+    interval, bias = reader.count("no_rope_layer_interval"), reader.flag("attention_bias")
     rotates = reader.entries("no_rope_layers", int, [int((layer + 1) % interval != 0) for layer in layers])
     if len(rotates) < len(layers):
         raise reader.refuse("no_rope_layers", rotates, f"a number for each of {len(layers)} layers, 0 or 1")
-    window, enabled = reader.window(), reader.flag("use_sliding_window", False)
+    window, enabled = reader.window(), reader.flag("use_sliding_window")
     kinds = {"full_attention": None, "sliding_attention": window}
     default = [list(kinds)[enabled and window is not None and not rotates[layer]] for layer in layers]
     rope = rope_of(reader)
     return {
         "qkv_bias": bias,
         "o_bias": bias,
-        "mlp_bias": reader.flag("mlp_bias", False),
+        "mlp_bias": reader.flag("mlp_bias"),
         "rope": rope,
         "ropes": tuple(rope if rotates[layer] else None for layer in layers),  # 1 is of a layer that has them
         "windows": tuple(kinds[kind] for kind in reader.layer_types(default, *kinds)),
@@ -39,7 +40,15 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 SMOLLM3 = Family(
     NAMES,
     _smollm3,
-    defaults={"rope_theta": 2e6, "max_position_embeddings": 32768, "tie_word_embeddings": True},
+    defaults={
+        **sizes(128256, 2048, 11008, 36, 16, 4, context=32768),
+        "eos_token_id": 128001,
+        "no_rope_layer_interval": 4,
+        "rope_theta": 2e6,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+    },
+    nulls={"num_key_value_heads": None},
     harmless=("max_window_layers",),  # of the published file; the class does not read it
     gguf=InGGUF("smollm3", paired(), _read_gguf, needs=("no o_bias", "no mlp_bias")),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, QKNorm
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES
 
@@ -21,13 +22,13 @@ _NAMES = {
 
 
 def _stablelm(reader: ConfigReader) -> dict[str, Any]:
-    parallel = reader.flag("use_parallel_residual", False)
+    parallel = reader.flag("use_parallel_residual")
     return {
         "norm": "layer",
         "residual": "parallel" if parallel else "serial",
         "shared_norm": parallel,
-        "qkv_bias": reader.flag("use_qkv_bias", False),
-        "qk_norm": QKNorm("own") if reader.flag("qk_layernorm", False) else None,
+        "qkv_bias": reader.flag("use_qkv_bias"),
+        "qk_norm": QKNorm("own") if reader.flag("qk_layernorm") else None,
     }
 
 
@@ -43,7 +44,15 @@ STABLELM = Family(
     _NAMES,
     _stablelm,
     keys={"rms_norm_eps": "layer_norm_eps"},
-    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25},
+    defaults={
+        **sizes(50304, 2560, 6912, 32, 32, 32, context=4096),
+        "eos_token_id": 0,
+        "partial_rotary_factor": 0.25,
+        "qk_layernorm": False,
+        "rms_norm_eps": 1e-5,
+        "use_parallel_residual": False,
+        "use_qkv_bias": False,
+    },
     gguf=InGGUF(
         "stablelm",
         read=_read_gguf,

@@ -4,6 +4,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
 from tokenmill.model.families.gguf_names import plain_mlp
 from tokenmill.model.families.llama import NAMES
@@ -25,7 +26,7 @@ def _starcoder2(reader: ConfigReader) -> dict[str, Any]:
         "norm": "layer",
         "gated_mlp": False,
         "windows": (reader.window(),),
-        **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), reader.flag("use_bias", True)),
+        **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), reader.flag("use_bias")),
     }
 
 
@@ -40,10 +41,12 @@ STARCODER2 = Family(
     _starcoder2,
     keys={"rms_norm_eps": "norm_epsilon"},
     defaults={
-        "rms_norm_eps": 1e-5,
+        **sizes(49152, 3072, 12288, 30, 24, 2, context=4096),
+        "eos_token_id": 50256,
         "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
+        "use_bias": True,
     },
     harmless=("activation_function",),  # of the first conversions; hidden_act is what counts
     gguf=InGGUF(
