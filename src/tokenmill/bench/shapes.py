@@ -16,7 +16,7 @@ from tokenmill.model.families import find_family, read_config
 from tokenmill.settings.recommended import NOTHING, Recommended
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.coverage import expected_tensors
+from tokenmill.weights.names import expected_tensors
 
 SHAPES: dict[str, dict[str, Any]] = {}
 BLOCK = 1 << 20  # random numbers of which all matrices are made

@@ -17,7 +17,7 @@ from tokenmill.weights.file_kind import DIRECTORY, PACKED, file_kind
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
 from tokenmill.weights.meta.checkpoint import MetaCheckpoint, is_meta
-from tokenmill.weights.names import is_ignored, stacked
+from tokenmill.weights.names import as_stored, is_ignored, stacked
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
@@ -74,6 +74,7 @@ def _open_directory(path: Path) -> Checkpoint:
         plain.keep_text(family.text, family.prefix)
     plain.unstack(stacked(family), family.prefix)
     split_experts(plain)
+    plain.name_as(as_stored(family, read_config(config), plain.shapes))
     name_tied_embedding(plain)
     opened = plain if quant_method(config) is None else QuantizedCheckpoint(plain)
     compare_tied_head(opened)
@@ -83,7 +84,7 @@ def _open_directory(path: Path) -> Checkpoint:
 
 def _compare_buffers(checkpoint: Checkpoint) -> None:
     """Warn of buffers that old conversions stored, where they are not what the config says."""
-    family = find_family(checkpoint.config)
+    family = checkpoint.family
     names = [name for name in checkpoint.shapes if is_ignored(family, name.removeprefix(family.prefix))]
     if names:
         lookup(CHECKPOINT_CHECKS, "buffers", "comparison")(checkpoint, names)

@@ -4,10 +4,7 @@ misshapen. Only names and shapes are read.
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import describe
-from tokenmill.model.families import Family
-from tokenmill.model.parameters import parameter_shapes
-from tokenmill.weights.names import Target, expand, is_further, is_ignored, rows_of
+from tokenmill.weights.names import Target, expected_tensors, is_further, is_ignored
 from tokenmill.weights.plain import Checkpoint
 
 
@@ -31,12 +28,3 @@ def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Targ
         what = f"{checkpoint.path} does not fit its config"
         raise CheckpointError(what, missing=wanted, unexpected=unexpected, misshapen=misshapen)
     return targets
-
-
-def expected_tensors(family: Family, config: ModelConfig) -> dict[str, tuple[Target, tuple[int, ...]]]:
-    """List the tensors that a file of this model has, by their names without the family's prefix, and their shapes."""
-    shapes, found = parameter_shapes(describe(config)), {}
-    for name, target in expand(family, config, shapes).items():
-        outputs, *inputs = shapes[target.parameter]
-        found[name] = target, target.shape_in_file(len(rows_of(target, outputs, config)), tuple(inputs))
-    return found

@@ -6,12 +6,13 @@ tensor of the file is used or known to be no weight.
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import Family
+from tokenmill.model.parameters import parameter_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +65,68 @@ def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> di
     return targets
 
 
+def expected_tensors(family: Family, config: ModelConfig) -> dict[str, tuple[Target, tuple[int, ...]]]:
+    """List the tensors that a file of this model has, by their names without the family's prefix, and their shapes."""
+    shapes, found = parameter_shapes(describe(config)), {}
+    for name, target in expand(family, config, shapes).items():
+        outputs, *inputs = shapes[target.parameter]
+        found[name] = target, target.shape_in_file(len(rows_of(target, outputs, config)), tuple(inputs))
+    return found
+
+
+def as_stored(family: Family, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Family:
+    """The family with the names that files have, given the shapes of their tensors: of `also` those that are there.
+
+    One that is in `names` too has another layout there, which counts where the shape fits, as in transformers.
+    """
+    found: dict[str, str] = {}
+    stored = {name.removeprefix(family.prefix): shape for name, shape in shapes.items()}
+    for pattern, goal in family.also.items():
+        form = re.compile(_form(pattern))
+        name = next((name for name in stored if form.fullmatch(name)), None)
+        if name is not None and not (pattern in family.names and _fits(family, config, pattern, name, stored[name])):
+            found[pattern] = goal
+    filled = {_parameter(goal) for goal in found.values()}
+    others = {name: goal for name, goal in family.names.items() if _parameter(goal) not in filled}
+    return replace(family, names={**others, **found}) if found else family
+
+
+def _fits(family: Family, config: ModelConfig, pattern: str, name: str, shape: tuple[int, ...]) -> bool:
+    alone = expected_tensors(replace(family, names={pattern: family.names[pattern]}), config)
+    return name in alone and alone[name][1] == shape
+
+
+def _parameter(goal: str) -> str:
+    """The parameter that a target fills, whether weight or bias."""
+    return re.sub(r"(\{p\}|\.weight|\.bias)?(:.*)?( \| .*)?$", "", goal)
+
+
+def _form(pattern: str) -> str:
+    """A regular expression of the names that a pattern stands for."""
+    return re.sub(r"\\\{[iehk]\\\}", r"\\d+", re.escape(pattern)).replace(r"\{p\}", r"\.(?:weight|bias)")
+
+
 def stacked(family: Family) -> re.Pattern[str]:
     """The family's tensors that hold all experts of a layer, by their names without the family's prefix.
 
     So do their codes and scales in a quantised directory, which are named after them.
     """
-    patterns = (name.removesuffix("[{e}]") for name in family.names if name.endswith("[{e}]"))
-    either = "|".join(re.escape(name).replace(r"\{i\}", r"\d+") for name in patterns)
+    names = (*family.names, *family.also)
+    either = "|".join(_form(name.removesuffix("[{e}]")) for name in names if name.endswith("[{e}]"))
     return re.compile(f"(?:{either})(?:_blocks|_scales)?" if either else r"(?!)")
 
 
 def known(family: Family) -> re.Pattern[str]:
     """The names that the family's tensors may have, whatever its config; of one with all experts, group "stack"."""
-    numbers = dict.fromkeys(("{i}", "{e}", "{h}", "{k}"), r"\d+")
-    marks = {re.escape(mark): values for mark, values in {**numbers, "{p}": r"\.(?:weight|bias)"}.items()}
     found: dict[bool, list[str]] = {True: [], False: []}
     for name in family.names:
-        pattern = re.escape(name.removesuffix("[{e}]"))
-        for mark, values in marks.items():
-            pattern = pattern.replace(mark, values)
-        found[name.endswith("[{e}]")].append(pattern)
+        found[name.endswith("[{e}]")].append(_form(name.removesuffix("[{e}]")))
     return re.compile(f"(?:{'|'.join(found[False])})|(?P<stack>{'|'.join(found[True]) or '(?!)'})")
 
 
 def is_ignored(family: Family, name: str) -> bool:
     """Whether it is a buffer that a file may carry beside its weights."""
-    return any(re.fullmatch(re.escape(p).replace(r"\{i\}", r"\d+"), name) for p in family.ignored)
+    return any(re.fullmatch(_form(pattern), name) for pattern in family.ignored)
 
 
 def is_further(family: Family, config: ModelConfig, name: str) -> bool:

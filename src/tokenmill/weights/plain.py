@@ -132,6 +132,7 @@ class PlainCheckpoint(Checkpoint):
 
     def __init__(self, path: Path, config: dict[str, Any], files: Iterable[Path]) -> None:
         self.path, self.config, self.num_bytes = path, config, 0
+        self._family: Family | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._stored: dict[str, _Stored] = {}
         twice = []
@@ -148,6 +149,14 @@ class PlainCheckpoint(Checkpoint):
             raise CheckpointError(
                 f"{path} holds tensors twice: {twice[0]}{more}; remove the file that is not the model's"
             )
+
+    @property
+    def family(self) -> Family:
+        return super().family if self._family is None else self._family
+
+    def name_as(self, family: Family) -> None:
+        """Take the names of tensors for those of this one."""
+        self._family = family
 
     def dtype_of(self, name: str) -> str:
         stored = self._stored[name]

@@ -17,8 +17,8 @@ from tokenmill.model.parameters import parameter_shapes
 from tokenmill.quant.stored import Stored
 from tokenmill.settings.recommended import Recommended
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.weights.coverage import expected_tensors, match_tensors
-from tokenmill.weights.names import Target, rows_of
+from tokenmill.weights.coverage import match_tensors
+from tokenmill.weights.names import Target, expected_tensors, rows_of
 from tokenmill.weights.plain import Checkpoint
 from tokenmill.weights.transforms import TRANSFORMS
 

@@ -7,7 +7,7 @@ tensors are one only where their values are equal.
 import logging
 
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.families import find_family, read_config
+from tokenmill.model.families import read_config
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def name_tied_embedding(checkpoint: PlainCheckpoint) -> None:
         return
     embedding, head = (_find(checkpoint, parameter) for parameter in ("embedding.weight", "head.weight"))
     if embedding is None and head is not None:
-        family = find_family(checkpoint.config)
+        family = checkpoint.family
         short = next(name for name, target in family.names.items() if target == "embedding.weight")
         checkpoint.rename(head, family.prefix + short)
 
@@ -52,7 +52,7 @@ def compare_tied_head(checkpoint: Checkpoint) -> None:
 
 def _find(checkpoint: Checkpoint, parameter: str) -> str | None:
     """The checkpoint's name of the tensor that fills a parameter."""
-    family = find_family(checkpoint.config)
+    family = checkpoint.family
     shorts = {name for name, target in family.names.items() if target == parameter}
     return next((name for name in checkpoint.shapes if name.removeprefix(family.prefix) in shorts), None)
 

@@ -4,6 +4,9 @@ A family is a Family in one file, which close relatives share, and one line of F
 config and its tensors depart from Llama's. A target of a tensor is "parameter", "parameter:part" for one of the
 matrices merged into it, and "… | transform" where the file stores it in another layout. {i} is the layer, {e} the
 expert; a name that ends in {p} stands for .weight and, where the model has one, .bias.
+
+Some tensors have two names or layouts: that of the published files, and that of transformers' own modules, in which
+`save_pretrained(save_original_format=False)` and a state_dict have them. The second stand in `also`.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -76,15 +79,16 @@ class TextPart:
 class Family:
     """How one family differs from Llama.
 
-    names: tensor of the file → target. read: reads the keys that only this family has, and gives the fields of the
-    ModelConfig in which it departs. keys: its own names of Llama's keys. defaults: what its class takes for absent
-    keys, where that is not Llama's class's value; "partial_rotary_factor" is among them where the class reads it.
-    nulls: what null stands for where another default is left out. aliases: other names of a key → the name by which it
-    is asked for. harmless: keys that change nothing. prefix: may stand before every name in the file. ignored: names
-    that are no weights and may be there. constants: of those, what transformers cannot do without: last part of the
-    name of a weight → the numbers that stand beside it, by the last parts of their names. further: how the names begin
-    of layers that predict further tokens, which are not computed; {n} is the number of layers. gguf: None where no GGUF
-    file holds it. text: of a model that has other parts.
+    names: tensor of the file → target. also: the same of other names, of which a file that has one has it in the
+    place of those that fill the same parameter (weights/names.py). read: reads the keys that only this family has,
+    and gives the fields of the ModelConfig in which it departs. keys: its own names of Llama's keys. defaults: what
+    its class takes for absent keys, where that is not Llama's class's value; "partial_rotary_factor" is among them
+    where the class reads it. nulls: what null stands for where another default is left out. aliases: other names of
+    a key → the name by which it is asked for. harmless: keys that change nothing. prefix: may stand before every
+    name in the file. ignored: names that are no weights and may be there. constants: of those, what transformers
+    cannot do without: last part of the name of a weight → the numbers that stand beside it, by the last parts of
+    their names. further: how the names begin of layers that predict further tokens, which are not computed; {n} is
+    the number of layers. gguf: None where no GGUF file holds it. text: of a model that has other parts.
     """
 
     names: Mapping[str, str]
@@ -100,6 +104,7 @@ class Family:
     further: tuple[str, ...] = ()
     gguf: InGGUF | None = None
     text: TextPart | None = None
+    also: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_family(config: Mapping[str, Any]) -> Family:

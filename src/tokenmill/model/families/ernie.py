@@ -10,6 +10,7 @@ from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.gguf_names import paired
 from tokenmill.model.families.glm import PAIRED_NAMES
+from tokenmill.model.families.llama import PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
 
 _MOE_NAMES = {
@@ -17,6 +18,10 @@ _MOE_NAMES = {
     **PAIRED_NAMES,
     "layers.{i}.mlp.moe_statics.e_score_correction_bias": "layers.{i}.mlp.correction | one row",
     **mlp_names("shared_experts", "shared"),
+}
+_MOE_ALSO = {
+    **PACKED_EXPERTS,
+    "layers.{i}.mlp.gate.moe_statics.e_score_correction_bias": "layers.{i}.mlp.correction | one row",
 }
 _BIASES = ("qkv_bias", "o_bias", "mlp_bias")
 
@@ -109,6 +114,7 @@ ERNIE_MOE = Family(
     harmless=("num_nextn_predict_layers",),
     further=("mtp_",),
     gguf=InGGUF("ernie4_5-moe", paired(), _read_moe_gguf, _metadata, needs=("no mlp_bias",)),
+    also=_MOE_ALSO,
 )
 HELIUM = Family(
     PAIRED_NAMES,

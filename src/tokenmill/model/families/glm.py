@@ -12,7 +12,7 @@ from tokenmill.model.families import Family, InGGUF
 from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama, window_metadata
 from tokenmill.model.families.gguf_names import mlp_norm_after_attention, paired, plain_mlp
-from tokenmill.model.families.llama import NAMES
+from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
 
 PAIRED_NAMES = {
@@ -178,6 +178,7 @@ GLM4_MOE = Family(
     harmless=("num_nextn_predict_layers",),
     further=("layers.{n}.",),
     gguf=InGGUF("glm4moe", mlp_norm_after_attention(), _read_glm4_moe_gguf, _moe_metadata, further=True),
+    also=PACKED_EXPERTS,
 )
 DOTS1 = Family(
     _MOE_NAMES,
@@ -193,4 +194,5 @@ DOTS1 = Family(
     nulls={"max_window_layers": None, "norm_topk_prob": False, "num_key_value_heads": None},
     aliases={"num_local_experts": "n_routed_experts"},
     gguf=InGGUF("dots1", read=_read_dots1_gguf, metadata=_moe_metadata, needs=("own head", "no o_bias", "no groups")),
+    also=PACKED_EXPERTS,
 )

@@ -78,4 +78,5 @@ GPT_NEOX = Family(
     # Buffers that old checkpoints carry: the causal mask and the rotary frequencies.
     ignored=tuple(_LAYER + f"attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
     gguf=InGGUF("gptneox", fused_qkv(plain_mlp()), _read_gguf, _metadata, needs=("biases",)),
+    also={"lm_head.weight": "head.weight"},
 )

@@ -19,6 +19,11 @@ _MOE_NAMES = {
     _MOE + "input_linear.weight[{e}]": _MLP + "experts.{e}.up.weight",  # gate, then up
     _MOE + "output_linear.weight[{e}]": _MLP + "experts.{e}.down.weight",
 }
+_ALSO = {
+    _MOE + "router.weight": _MLP + "router.weight",
+    _MOE + "experts.gate_up_proj[{e}]": _MLP + "experts.{e}.up.weight",
+    _MOE + "experts.down_proj[{e}]": _MLP + "experts.{e}.down.weight",
+}
 _SHARED_NAMES = {
     **_MOE_NAMES,
     "layers.{i}.shared_mlp.input_linear.weight": _MLP + "shared.up.weight",
@@ -131,12 +136,13 @@ _MAMBA = "chunk_size conv_bias d_conv d_head d_state expand n_groups n_heads pro
 _ONES = dict.fromkeys(("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0)
 _MOE_DEFAULTS = {**_ONES, "num_local_experts": 8, "num_experts_per_tok": 2}
 GRANITE = Family(NAMES, _granite, defaults=_ONES, gguf=_IN_GGUF)
-GRANITEMOE = Family(_MOE_NAMES, _granitemoe, defaults=_MOE_DEFAULTS, gguf=_MOE_IN_GGUF)
+GRANITEMOE = Family(_MOE_NAMES, _granitemoe, defaults=_MOE_DEFAULTS, gguf=_MOE_IN_GGUF, also=_ALSO)
 GRANITEMOESHARED = Family(
     _SHARED_NAMES,
     _granitemoeshared,
     defaults={**_MOE_DEFAULTS, "shared_intermediate_size": 0},
     gguf=_MOE_IN_GGUF,
+    also=_ALSO,
 )
 GRANITEMOEHYBRID = Family(
     _HYBRID_NAMES,
@@ -145,4 +151,5 @@ GRANITEMOEHYBRID = Family(
     aliases={"layers_block_type": "layer_types"},
     harmless=(*(f"mamba_{name}" for name in _MAMBA), "time_step_limit", "init_method"),
     gguf=_IN_GGUF,
+    also=_ALSO,
 )

@@ -9,7 +9,7 @@ from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF
 from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
-from tokenmill.model.families.llama import NAMES
+from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
 
 _NORMS = {
@@ -125,4 +125,5 @@ HUNYUAN_MOE = Family(
     aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
     harmless=_HARMLESS,
     gguf=InGGUF("hunyuan-moe", read=_read_moe_gguf, metadata=_metadata),
+    also=PACKED_EXPERTS,
 )

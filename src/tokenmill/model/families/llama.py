@@ -37,6 +37,13 @@ _MIXTRAL_NAMES = {
     _EXPERT + "w3.weight": "layers.{i}.mlp.experts.{e}.up.weight:up",
     _EXPERT + "w2.weight": "layers.{i}.mlp.experts.{e}.down.weight",
 }
+# In transformers' own modules all experts of a layer are in one tensor, gate before up.
+_PACKED = "layers.{i}.mlp.experts."
+PACKED_EXPERTS = {
+    _PACKED + "gate_up_proj[{e}]": _PACKED + "{e}.up.weight",
+    _PACKED + "down_proj[{e}]": _PACKED + "{e}.down.weight",
+}
+_MIXTRAL_ALSO = {**PACKED_EXPERTS, "layers.{i}.mlp.gate.weight": "layers.{i}.mlp.router.weight"}
 _IGNORED = ("layers.{i}.self_attn.rotary_emb.inv_freq",)  # stored by old conversions; the config says it already
 
 
@@ -89,4 +96,5 @@ MIXTRAL = Family(
     defaults={**_SIZES, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
     aliases={"num_experts": "num_local_experts"},
     gguf=_GGUF,
+    also=_MIXTRAL_ALSO,
 )

@@ -12,6 +12,7 @@ _NAMES = {
     **MIXTRAL.names,
     "layers.{i}.block_sparse_moe.e_score_correction_bias": "layers.{i}.mlp.correction",
 }
+_ALSO = {**MIXTRAL.also, "layers.{i}.mlp.e_score_correction_bias": "layers.{i}.mlp.correction"}
 # What the published files say beside what transformers reads.
 _EXPECTED = {
     "scoring_func": "sigmoid",
@@ -75,4 +76,5 @@ MINIMAX_M2 = Family(
     aliases={"num_experts": "num_local_experts"},
     gguf=InGGUF("minimax-m2", read=_read_gguf, metadata=_metadata, needs=("own head",)),
     harmless=("use_mtp", "num_mtp_modules", "mtp_transformer_layers"),  # of layers that predict further tokens
+    also=_ALSO,
 )

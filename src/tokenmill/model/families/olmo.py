@@ -12,7 +12,7 @@ from tokenmill.model.families import Family, InGGUF
 from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama, window_metadata
 from tokenmill.model.families.gguf_names import paired
-from tokenmill.model.families.llama import NAMES
+from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES
 from tokenmill.model.rope_config import Beside, read_ropes
 
@@ -133,4 +133,5 @@ OLMOE = Family(
     },
     aliases={"num_local_experts": "num_experts"},
     gguf=InGGUF("olmoe", read=_read_olmoe_gguf, needs=("own head", "no o_bias", "square", "no groups")),
+    also=PACKED_EXPERTS,
 )

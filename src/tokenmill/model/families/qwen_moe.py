@@ -9,7 +9,7 @@ from tokenmill.model.config import ConfigReader, QKNorm
 from tokenmill.model.families import Family, InGGUF
 from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
-from tokenmill.model.families.llama import NAMES
+from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 
 _MLP = "layers.{i}.mlp."
 
@@ -107,6 +107,7 @@ QWEN2_MOE = Family(
         "shared_expert_intermediate_size": 5632,
     },
     gguf=InGGUF("qwen2moe", read=_read_gguf, metadata=expert_metadata, needs=("own head", "square")),
+    also=PACKED_EXPERTS,
 )
 QWEN3_MOE = Family(
     EXPERT_NAMES,
@@ -121,4 +122,5 @@ QWEN3_MOE = Family(
     aliases={"num_local_experts": "num_experts"},  # transformers 5 writes this name, everybody else the other one
     harmless=("max_window_layers",),  # Qwen's files have it, and its window is that of all layers
     gguf=InGGUF("qwen3moe", read=_read_gguf, metadata=expert_metadata, needs=("no o_bias",)),
+    also=PACKED_EXPERTS,
 )

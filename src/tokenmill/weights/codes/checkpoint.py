@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import quant_method
-from tokenmill.model.families import find_family, read_config
+from tokenmill.model.families import Family, read_config
 from tokenmill.registry import CODES, lookup
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.codes.layout import Layout, Parts, Shape
@@ -65,12 +65,16 @@ class QuantizedCheckpoint(Checkpoint):
         if kept := [(count, each) for count, each in bits if each]:
             average = sum(count * each for count, each in kept) / sum(count for count, _ in kept)
             self.config = _with_codes(self.config, average)
-            family = find_family(self.config)
+            family = plain.family
             short = next(name for name, target in family.names.items() if target == "embedding.weight")
             table = next((name for name in (family.prefix + short, short) if name in self.parts), None)
             if table is not None and self._layouts[table].code_bits and self._layouts[table].bits <= 4:
                 self.config["embedding_as_codes"] = self._layouts[table].code_bits
         self.dequantized, self._warned = self._describe_values(usual), set[str]()
+
+    @property
+    def family(self) -> Family:
+        return self.plain.family
 
     def layout_of(self, name: str) -> Layout:
         """The layout of a matrix that is stored as codes."""
@@ -190,7 +194,7 @@ def _empty_biases(plain: Checkpoint, parts: Mapping[str, Any]) -> Iterator[str]:
     """Find biases of nothing but zeros that the model does not have: AutoGPTQ gave one to every matrix (its
     issue 555).
     """
-    model, family = read_config(plain.config), find_family(plain.config)
+    model, family = read_config(plain.config), plain.family
     has = {"attention.qkv": model.qkv_bias, "attention.out": model.o_bias}
     has |= {"mlp.up": model.mlp_bias, "mlp.down": model.mlp_bias}
     real = {f"layers.{i}.{path}.bias" for i in range(model.num_layers) for path, there in has.items() if there}

@@ -1,0 +1,90 @@
+"""Law 1 of the names and layouts in which other programs write a model: the logits are those of transformers.
+
+transformers 5 writes the names of the published files, and with `save_original_format=False` those of its own modules,
+which a state_dict has too. Bounds are assert_close's defaults for float32.
+"""
+
+import pytest
+import torch
+import transformers
+
+from tests.laws.test_law_01_families import expected_logits
+from tests.marks import each, needs_native
+from tests.tiny_models import FAMILY_NAMES, TINY, auto_class, prompt, reference, save
+from tokenmill import load
+from tokenmill.hub.progress import Silent
+from tokenmill.model.families import find_family
+from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.write.convert import convert
+from tokenmill.weights.write.quantize import quantize
+
+PACKED = [name for name, (kind, _) in TINY.items() if find_family({"model_type": kind}).also]
+"""The models whose published names transformers' own modules do not have."""
+OWN = {"save_original_format": False, "max_shard_size": "20KB"}
+
+
+def logits(path, tokens, **settings):
+    with load(path, **{"dtype": "float32", "program": "eager", "scheme": "dense", **settings}) as engine:
+        return engine.logits(tokens)
+
+
+def shapes_of(path):
+    return {name.removeprefix("model."): shape for name, shape in open_checkpoint(path).shapes.items()}
+
+
+@pytest.mark.parametrize("name", list(TINY))
+def test_names_of_transformers_own_modules_in_shards(name, tmp_path):
+    path = save(name, tmp_path, **OWN)
+    assert len(list(path.glob("*.safetensors"))) > 1
+    torch.testing.assert_close(logits(path, prompt(20)), expected_logits(name, prompt(20)))
+
+
+@pytest.mark.parametrize("name", each(FAMILY_NAMES))
+def test_a_state_dict_in_a_bin_file(name, tmp_path):
+    """Wrapped, as FSDP and torch.compile leave the names."""
+    model = reference(name)
+    model.config.save_pretrained(tmp_path)
+    state = {f"_fsdp_wrapped_module.{label}": tensor for label, tensor in model.state_dict().items()}
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    torch.testing.assert_close(logits(tmp_path, prompt(20)), expected_logits(name, prompt(20)))
+
+
+def test_the_families_with_two_names_are_those_of_which_transformers_writes_two(models, tmp_path):
+    """So that the test of shards compares what it is for. Of models that see the text part has other prefixes, too."""
+    differ = set()
+    for name, (kind, _) in TINY.items():
+        own = set(shapes_of(save(name, tmp_path, save_original_format=False)))
+        differ |= {kind} if own != set(shapes_of(save(name, models))) else set()
+    assert differ == {TINY[name][0] for name in PACKED}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_converted_directory_has_the_published_names(name, models, tmp_path):
+    """transformers reads what is written, and nothing in it is missing or left over."""
+    out = convert(open_checkpoint(save(name, tmp_path, **OWN)), tmp_path / "out", "float32", Silent())
+    assert shapes_of(out) == shapes_of(save(name, models))
+    config = transformers.AutoConfig.from_pretrained(out)
+    model, told = auto_class(config).from_pretrained(out, attn_implementation="eager", output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+    with torch.no_grad():
+        torch.testing.assert_close(model(torch.tensor([prompt(9)])).logits[0], expected_logits(name, prompt(9)))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "granitemoe", "qwen3_moe", "gpt_neox"])
+@pytest.mark.parametrize("export", ["tokenmill", "gguf"])
+def test_exports_are_those_of_the_published_names(name, export, models, tmp_path):
+    """Written from either layout, a model gives the same numbers to the bit."""
+    suffix = ".gguf" if export == "gguf" else ""
+    found = []
+    for path in (save(name, models), save(name, tmp_path / "own", **OWN)):
+        out = tmp_path / f"{len(found)}{suffix}"
+        quantize(open_checkpoint(path), out, Silent(), "q8" if export == "tokenmill" else "none", export=export)
+        found.append(logits(out, prompt(9), scheme="q8" if export == "tokenmill" else "dense"))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("program", ["eager", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("scheme", ["q8", "q4"])
+def test_schemes_round_experts_in_one_tensor_as_they_round_several(scheme, program, models, tmp_path):
+    paths = save("qwen2_moe", models), save("qwen2_moe", tmp_path, **OWN)
+    assert torch.equal(*(logits(path, prompt(9), scheme=scheme, program=program) for path in paths))
