@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import CheckpointError
+from tokenmill.model.families.refused import features_of_config, features_of_keys, text_of
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.weights.files import weight_files
@@ -32,18 +33,6 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size", "padded_vocab_size", "n_vocab"),
     "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "context_length"),
 }
-# What a key tells of a model, by how it begins or ends.
-_FEATURES: Mapping[str, tuple[str, ...]] = {
-    "vision inputs": ("vision_config", "img_processor", "visual"),
-    "audio inputs": ("audio_config", "sub_sampling_rate"),
-    "layers with state": (
-        *("mamba_", "ssm", "conv_L_cache", "linear_conv_kernel_dim", "rescale_every", "time_mix", "wkv", "shortconv."),
-    ),
-    "latent attention (MLA)": ("kv_lora_rank", "attention.kv_lora_rank"),
-    "attention over chosen tokens": ("index_topk", "attention.indexer."),
-}
-_STATES = ("conv", "mamba", "linear_attention", "recurrent")  # of `layer_types`
-_TEXT = ("text_config", "llm_config")
 
 
 @dataclass(frozen=True)
@@ -78,15 +67,6 @@ def read_outline(path: Path) -> Outline | None:
         return None
 
 
-def features_of_config(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The features of a config.json that a plain decoder lacks, as its keys show them."""
-    return _features({**_text_part(config), **config})
-
-
-def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    return next((config[key] for key in _TEXT if isinstance(config.get(key), dict)), {})
-
-
 def _of_directory(path: Path) -> Outline | None:
     if not (path / "config.json").is_file():
         return None
@@ -95,7 +75,7 @@ def _of_directory(path: Path) -> Outline | None:
     classes = [name for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
     if not isinstance(family, str) and not classes:
         return None
-    text = _text_part(config)
+    text = text_of(config)
     return Outline(
         family if isinstance(family, str) else classes[0],
         tuple(classes),
@@ -126,7 +106,7 @@ def _of_gguf(header: Header) -> Outline | None:
         family,
         (),
         {**counted, **_sizes(own)},
-        _features(own),
+        features_of_keys(own),
         tuple(StoredTensor(t.name, tuple(t.shape), t.type.name, t.num_bytes) for t in header.tensors.values()),
         _tokenizer(lambda: tokenizer_from_gguf(metadata) if has_vocabulary(metadata) else None),
     )
@@ -143,13 +123,6 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
                 found[name] = max(numbers)
                 break
     return found
-
-
-def _features(values: Mapping[str, Any]) -> tuple[str, ...]:
-    present = [key for key, value in values.items() if value not in (None, False, 0)]
-    kinds = values.get("layer_types")
-    present += [f"mamba_{kind}" for kind in (kinds if isinstance(kinds, list) else []) if kind in _STATES]
-    return tuple(name for name, starts in _FEATURES.items() if any(key.startswith(starts) for key in present))
 
 
 def _tensors(path: Path) -> Iterator[StoredTensor]:

@@ -164,8 +164,11 @@ def test_keys_that_only_describe_are_warned_of():
     ("others", "message"),
     [
         ({"general__type": "adapter"}, "general.type = 'adapter' is not implemented: only 'model'"),
-        ({"general__architecture": ["llama"]}, "['llama'] is not implemented"),
-        ({"general__architecture": "mamba"}, "general.architecture = 'mamba' is not implemented: only 'llama', "),
+        ({"general__architecture": ["llama"]}, "general.architecture = ['llama'] is not allowed: a text"),
+        (
+            {"general__architecture": "mamba"},
+            "general.architecture = 'mamba' is not implemented: its layers keep a state",
+        ),
         ({"tokenizer__ggml__tokens": ["a"] * 11}, "x.gguf: the number of tokenizer.ggml.tokens is 11, but token_embd"),
     ],
 )
@@ -501,6 +504,46 @@ def test_later_families_are_read_as_strictly(arch, pairs, message):
 def test_numbers_of_xielu_are_those_of_transformers():
     with pytest.raises(CheckpointError, match=r"xielu.beta = \[0.5, 0.6\] is not implemented: only 0.5"):
         config_of("apertus", RMS, xielu__beta=[0.5, 0.6])
+
+
+# The metadata of two files of IBM's, shortened to what this architecture is read by: 4.0 micro has Mamba's sizes too.
+GRANITE_40_MICRO = {
+    "attention.head_count": 40,
+    "attention.head_count_kv": [8] * 40,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.scale": 0.015625,
+    "block_count": 40,
+    "context_length": 131072,
+    "embedding_length": 2560,
+    "embedding_scale": 12.0,
+    "feed_forward_length": 8192,
+    "logit_scale": 10.0,
+    "residual_scale": 0.22,
+    "rope.dimension_count": 64,
+    "rope.freq_base": 1e7,
+    "vocab_size": 10,
+}
+GRANITE_41_3B = GRANITE_40_MICRO | {"attention.head_count_kv": 8}
+GRANITE_40_MICRO |= {
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "expert_shared_feed_forward_length": 8192,
+    "rope.scaling.finetuned": True,
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 1,
+    "ssm.inner_size": 5120,
+    "ssm.state_size": 256,
+    "ssm.time_step_rank": 128,
+}
+
+
+def test_granite_4_without_mamba_layers_is_granite():
+    tensors = {"token_embd.weight": (10, 2560), **{f"blk.{i}.attn_q.weight": (2560, 2560) for i in range(40)}}
+    older, newer = (config_of("granite", keys, tensors) for keys in (GRANITE_40_MICRO, GRANITE_41_3B))
+    assert older == newer and older["model_type"] == "granite" and older["head_dim"] == 64
+    assert (older["num_key_value_heads"], older["attention_multiplier"], older["logits_scaling"]) == (8, 0.015625, 10.0)
+    other = GRANITE_40_MICRO | {"expert_shared_feed_forward_length": 100}
+    assert "expert_shared_feed_forward_length = 100 is not implemented" in refused("granite", other, tensors)
 
 
 def test_granite_has_experts_or_none_and_may_have_no_positions():

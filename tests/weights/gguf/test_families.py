@@ -132,7 +132,7 @@ def test_every_architecture_has_a_record():
         ("cohere-departures", "one whose head is its embedding, which llama.cpp requires"),
         ("granitemoehybrid-experts", "it has no key for ropes"),
         ("ernie4_5_moe-departures", "it has no key for expert_layers"),
-        ("helium", "for a GGUF file one of llama, "),
+        ("helium", "for a GGUF file, a family for which llama.cpp has an architecture"),
     ],
 )
 def test_what_llama_cpp_cannot_hold_is_refused(tmp_path, name, message):

@@ -18,6 +18,7 @@ from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families.defaults import DEFAULTS, NULLS
 from tokenmill.model.families.gguf_names import as_stored
 from tokenmill.model.families.in_gguf import InGGUF
+from tokenmill.model.families.refused import features_of_config, why_not
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
 from tokenmill.registry import FAMILIES, lookup
@@ -108,11 +109,11 @@ class Family:
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
-    """The family that `model_type` names; CheckpointError that lists the known ones."""
+    """The family that `model_type` names; CheckpointError that says what another one is."""
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise CheckpointError(f"config.json: model_type {brief(name)} is not implemented: only {known}")
+        why = why_not(name, FAMILIES, features_of_config(config), config.get("architectures"))
+        raise CheckpointError(f"config.json: model_type {why}")
     family: Family = lookup(FAMILIES, name, "model_type")
     return family
 
@@ -121,7 +122,7 @@ def gguf_facts(name: str) -> InGGUF:
     """How llama.cpp stores the family of that name; CheckpointError for one that it does not store."""
     facts = find_family({"model_type": name}).gguf
     if facts is None:
-        raise CheckpointError(f"a GGUF file of {name} is not implemented: only {', '.join(architectures())}")
+        raise CheckpointError(f"{name} is not implemented as a GGUF file: llama.cpp has no architecture for it")
     return facts
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF, TextPart
 from tokenmill.model.families.defaults import sizes
@@ -30,7 +31,8 @@ _GEMMA2_SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 3
 
 
 def _shared(reader: ConfigReader) -> dict[str, Any]:
-    reader.expect("use_bidirectional_attention", False)
+    if reader.flag("use_bidirectional_attention", False):
+        raise CheckpointError(f"{reader.where}: it is an encoder, which writes no text (use_bidirectional_attention)")
     bias = reader.flag("attention_bias")
     return {
         "norm_unit_offset": True,

@@ -1,5 +1,6 @@
 """Granite of IBM: Llama with multipliers on embeddings, residuals, scores and logits; with experts, and with one more
-that every token takes. Granite 4 is the hybrid family, of which only the models without Mamba layers are implemented.
+that every token takes. Granite 4.1 and 4.2 are of the first kind. Granite 4.0 is the hybrid family, of which only the
+models without Mamba layers are implemented.
 """
 
 from dataclasses import replace
@@ -75,7 +76,10 @@ def _granitemoehybrid(reader: ConfigReader) -> dict[str, Any]:
     num_layers = reader.num_layers()
     found = set(reader.layer_types(["mamba"] * num_layers, *types))
     if found & {"mamba", "linear_attention"}:
-        raise CheckpointError(f"{reader.where}: Mamba layers, which its layer_types have, are not implemented")
+        raise CheckpointError(
+            f"{reader.where}: its layer_types have Mamba layers, which keep a state and are not implemented; the "
+            'models of Granite 4.0 without an "h" in their names have none, nor have Granite 4.1 and 4.2'
+        )
     fields, size = _granitemoe(reader, minimum=0), reader.count("shared_intermediate_size")
     if reader.expect("position_embedding_type", None, "rope", "nope") != "rope":
         fields["ropes"] = (None,) * num_layers
@@ -101,6 +105,10 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     rotates = keys.take("rope.scaling.finetuned", True)  # this architecture's switch of rotary positions
     if not keys.take("expert_count", 0):
         keys.expect("expert_used_count", 0)
+        # llama.cpp's converter writes these two of Granite 4.0, whose config has a shared expert and Mamba's sizes.
+        keys.expect("expert_shared_feed_forward_length", config["intermediate_size"], 0)
+        for name in _SSM:
+            keys.take(f"ssm.{name}", None)
         if rotates is not False:
             return config | {"model_type": "granite"}
         size, layers = config["intermediate_size"], ["full_attention"] * config["num_hidden_layers"]
@@ -131,6 +139,7 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 _IN_GGUF = InGGUF("granite", paired(), _read_gguf, _metadata)
 _MOE_IN_GGUF = replace(_IN_GGUF, architecture="granitemoe")
 
+_SSM = "conv_kernel group_count inner_size state_size time_step_rank".split()
 # What Mamba layers would be like; the last of the harmless keys is of training.
 _MAMBA = "chunk_size conv_bias d_conv d_head d_state expand n_groups n_heads proj_bias".split()
 _ONES = dict.fromkeys(("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0)

@@ -15,6 +15,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import architectures, gguf_facts
 from tokenmill.model.families.gguf_keys import GGUFKeys, Warn
+from tokenmill.model.families.refused import features_of_keys, why_not
 from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.text.vocab import end_token_ids
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
@@ -55,9 +56,12 @@ def read_gguf_config(
 
 def _architecture(path: Path, header: Header) -> str:
     general = ValueReader(header.metadata, str(path), CheckpointError)
-    arch = general.expect("general.architecture", ..., *dict.fromkeys(architectures().values()))
+    arch, known = general.text("general.architecture"), set(architectures().values())
+    if arch not in known:
+        own = {key.removeprefix(f"{arch}."): value for key, value in header.metadata.items()}
+        raise CheckpointError(f"{path}: general.architecture = {why_not(arch, known, features_of_keys(own))}")
     general.expect("general.type", "model")
-    return str(arch)
+    return arch
 
 
 def _rope_scaling(keys: GGUFKeys, rotary: int, factors: Sequence[float] | None) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class GGUFExport(Export):
     def lay_out(self, checkpoint: Checkpoint) -> Checkpoint:
         name = read_config(checkpoint.config).family
         if name not in architectures():
-            raise ConfigError("model", name, f"for a GGUF file one of {', '.join(architectures())}")
+            raise ConfigError("model", name, "for a GGUF file, a family for which llama.cpp has an architecture")
         return in_layout(checkpoint, in_gguf(name))
 
     def grid(self, bits: int, symmetric: bool) -> str:

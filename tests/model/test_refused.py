@@ -1,0 +1,135 @@
+"""Families that are refused: one sentence, with the word that matters. What they are is taken from transformers' tables
+of classes, and llama.cpp's architectures from the gguf package.
+"""
+
+import gguf
+import pytest
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers.models.auto import modeling_auto as classes
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from tokenmill.errors import CheckpointError
+from tokenmill.model.families import architectures, find_family
+from tokenmill.model.families.refused import features_of_config, why_not
+from tokenmill.registry import FAMILIES
+
+OTHERS = sorted(set(CONFIG_MAPPING_NAMES) - set(FAMILIES))
+DECODERS = set(classes.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+# Those of one kind alone, as transformers has them.
+ENCODERS = sorted(set(classes.MODEL_FOR_MASKED_LM_MAPPING_NAMES) - DECODERS)
+SEEING = sorted(set(classes.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) - DECODERS - set(FAMILIES))
+
+
+def refused(config):
+    with pytest.raises(CheckpointError) as error:
+        find_family(config)
+    return str(error.value)
+
+
+def config_of(name):
+    """The config that transformers has of it, with the class of its first use; its name alone where it has none."""
+    try:
+        return {**transformers.AutoConfig.for_model(name).to_dict(), "model_type": name}
+    except (ValueError, TypeError, StrictDataclassError):  # of a few whose defaults do not fit
+        return {"model_type": name}
+
+
+@pytest.mark.parametrize("with_config", [False, True])
+def test_every_other_family_of_transformers_is_refused_in_a_short_sentence(with_config):
+    for name in OTHERS:
+        told = refused(config_of(name) if with_config else {"model_type": name})
+        assert told.startswith(f"config.json: model_type {name!r} is not implemented: ") and len(told) < 320, told
+        assert "only" not in told and told.count(",") < 4, told
+
+
+@pytest.mark.parametrize(
+    ("names", "word", "known"),
+    [(ENCODERS, "encoder", 0.9), (SEEING, "pictures", 0.9)],
+    ids=["encoders", "seeing"],
+)
+def test_the_word_is_found_by_the_config_or_the_name(names, word, known):
+    """Of nine in ten: some have neither."""
+    told = [name for name in names if word in refused(config_of(name))]
+    assert len(told) >= known * len(names), sorted(set(names) - set(told))
+
+
+def test_encoders_with_decoders_are_told_by_their_config():
+    both = [name for name in OTHERS if config_of(name).get("is_encoder_decoder") is True]
+    assert len(both) > 20
+    assert [name for name in both if "encodes" not in refused(config_of(name))] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("bert", "an encoder"),
+        ("xlm-roberta", "an encoder"),
+        ("t5", "encodes"),
+        ("whisper", "hears"),
+        ("mamba2", "state"),
+        ("rwkv7", "state"),
+        ("qwen3_next", "state"),
+        ("lfm2_moe", "state"),
+        ("deepseek_v3", "latent attention"),
+        ("kimi_k2", "latent attention"),
+        ("llava_next", "pictures"),
+        ("gemma4_text", "embeddings of their own"),
+        ("llama4_text", "in chunks"),
+        ("phimoe", "a softmax of its own"),
+        ("bloom", "ALiBi"),
+        ("dream", "noise"),
+        ("falcon", "another family"),
+    ],
+)
+def test_the_word_that_matters_by_name_alone(name, word):
+    assert word in refused({"model_type": name})
+
+
+def test_keys_and_classes_tell_of_families_that_have_no_name_here():
+    assert "latent attention" in refused({"model_type": "new", "kv_lora_rank": 512})
+    both = refused({"model_type": "new_vl", "vision_config": {"depth": 1}, "text_config": {"mamba_d_state": 16}})
+    assert both.endswith(": it sees pictures, and its layers keep a state in the place of keys and values")
+    assert "an encoder" in refused({"model_type": "new", "architectures": ["NewForMaskedLM"]})
+    assert "another family" in refused({"model_type": "new", "architectures": ["NewForCausalLM"]})
+    assert "another family" in refused({"model_type": "new", "architectures": 3})
+    assert features_of_config({"layer_types": ["conv"]}) == ("layers with state",)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("LLAMA", "llama"),
+        ("lama", "llama"),
+        ("mixtrall", "mixtral"),
+        ("qwen3-moe", "qwen3_moe"),
+        ("gpt-neox", "gpt_neox"),
+    ],
+)
+def test_a_misspelt_name_gets_the_nearest_one(name, meant):
+    assert refused({"model_type": name}) == (
+        f"config.json: model_type {name!r} is not implemented: did you mean {meant!r}?"
+    )
+
+
+@pytest.mark.parametrize("name", ["qwen", "internlm2", "ministral", "deepseek", "exaone", "phi-msft"])
+def test_another_family_of_a_like_name_is_no_misspelling(name):
+    assert "did you mean" not in refused({"model_type": name})
+
+
+@pytest.mark.parametrize("name", [None, 7, "", ["llama"]])
+def test_what_is_no_name(name):
+    assert refused({"model_type": name}).endswith("is not implemented: the name of a family is needed")
+
+
+def test_architectures_of_llama_cpp():
+    known = set(architectures().values())
+    told = {name: why_not(name, known) for name in gguf.MODEL_ARCH_NAMES.values() if name not in known}
+    assert all(len(sentence) < 160 for sentence in told.values())
+    for word, names in {
+        "state": ("mamba", "rwkv6", "jamba", "qwen35", "granitehybrid", "falcon-h1", "lfm2", "nemotron_h"),
+        "encoder": ("bert", "nomic-bert", "t5encoder", "gemma-embedding"),
+        "encodes": ("t5",),
+        "latent": ("deepseek2", "minicpm3", "glm-dsa"),
+    }.items():
+        assert all(word in told[name] for name in names if name in told)
