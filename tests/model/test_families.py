@@ -128,7 +128,6 @@ def test_what_a_config_means(family, config, departures):
     assert asdict(read_config({"model_type": family, **config})) == asdict(expected(family, **departures))
 
 
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_found_by_its_name(name):
     family = find_family({"model_type": name})

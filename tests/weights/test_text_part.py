@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_models import prompt, reference, save
+from tests.marks import each
+from tests.tiny_models import FAMILY_NAMES, prompt, reference, save
 from tokenmill import CheckpointError, load
-from tokenmill.model.families import read_config
+from tokenmill.model.families import find_family, read_config
 
 SIZES = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 211}
@@ -41,8 +42,54 @@ def test_tensors_have_names_of_two_kinds(name, spelling, models, tmp_path, caplo
     with torch.no_grad():
         torch.testing.assert_close(logits, reference(name)(torch.tensor([prompt(20)])).logits[0])
     left_out = [key for key in tensors if "vision_tower" in key or "projector" in key]
-    said = f"{len(left_out)} tensors of multi_modal_projector and vision_tower are not read"
-    assert [said in line for line in caplog.text.splitlines() if "not read" in line] == [True]
+    said = f"left out are {len(left_out)} tensors of multi_modal_projector and vision_tower"
+    assert [said in line for line in caplog.text.splitlines() if "left out" in line] == [True]
+
+
+# How merged fine-tunes, wrappers and other programs name the text part of a whole model: its body, and its head.
+WHOLE = [
+    ("model.language_model.", "lm_head."),
+    ("language_model.model.", "language_model.lm_head."),
+    ("language_model.", "lm_head."),
+    ("model.language_model.model.", "model.language_model.lm_head."),
+    ("base_model.model.model.", "base_model.model.lm_head."),
+    ("thinker.model.", "thinker.lm_head."),
+    ("model.text_model.", "lm_head."),
+]
+
+
+@pytest.mark.parametrize(("body", "head"), WHOLE)
+@pytest.mark.parametrize("name", each(FAMILY_NAMES))
+def test_a_text_config_beside_the_names_of_the_whole_model(name, body, head, models, tmp_path, caplog):
+    family = find_family(reference(name).config.to_dict())
+    if family.text is not None or not family.prefix:
+        pytest.skip("its names are those of a whole model already, or have no prefix")
+    path, tensors = save(name, models), {}
+    for key, tensor in load_file(path / "model.safetensors").items():
+        tensors[key.replace("lm_head.", head) if "lm_head." in key else body + key.removeprefix(family.prefix)] = tensor
+    outer = {"thinker.model.": "thinker.", "base_model.model.model.": "base_model.model."}.get(body, "")
+    tensors |= {f"{outer}{part}.weight": torch.zeros(4, 4) for part in ("vision_tower.embeddings", "visual.merger")}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    with caplog.at_level(logging.WARNING):
+        engine = load(tmp_path, dtype="float32", program="eager", scheme="dense")
+    assert "left out are 2 tensors of vision_tower and visual: text alone is implemented" in caplog.text
+    with torch.no_grad():
+        torch.testing.assert_close(engine.logits(prompt(9)), reference(name)(torch.tensor([prompt(9)])).logits[0])
+
+
+def test_names_that_fit_no_part_are_told(models, tmp_path):
+    path = save("llama", models)
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    tensors = load_file(path / "model.safetensors")
+    twice = {f"{part}.{key}": tensor.clone() for part in ("one", "two") for key, tensor in tensors.items()}
+    save_file(twice, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"unknown: one.model.embed_tokens.weight, two.model.embed_tokens.weight"):
+        load(tmp_path)
+    renamed = {key.replace("model.embed_tokens", "wte").replace("model.", "h."): each for key, each in tensors.items()}
+    save_file({key: each for key, each in renamed.items() if "lm_head" not in key}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"no tensor has a name of this family; the names begin with \['h.layers"):
+        load(tmp_path)
 
 
 def test_what_is_said_outside_goes_first():

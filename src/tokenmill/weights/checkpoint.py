@@ -21,6 +21,7 @@ from tokenmill.weights.names import as_stored, is_ignored, stacked
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
+from tokenmill.weights.text_part import keep_text
 from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
 
 __all__ = ["Checkpoint", "foreseen_config", "open_checkpoint", "open_tokenizer", "read_config_json"]
@@ -70,8 +71,7 @@ def _open_directory(path: Path) -> Checkpoint:
         return meta
     config = _read_config_file(path)
     family, plain = find_family(config), PlainCheckpoint(path, config, weight_files(path))
-    if family.text is not None:
-        plain.keep_text(family.text, family.prefix)
+    keep_text(plain, family)
     plain.unstack(stacked(family), family.prefix)
     split_experts(plain)
     plain.name_as(as_stored(family, read_config(config), plain.shapes))

@@ -4,6 +4,7 @@ misshapen. Only names and shapes are read.
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
+from tokenmill.value_reader import brief
 from tokenmill.weights.names import Target, expected_tensors, is_further, is_ignored
 from tokenmill.weights.plain import Checkpoint
 
@@ -26,5 +27,8 @@ def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Targ
             unexpected.append(name)
     if wanted or unexpected or misshapen:
         what = f"{checkpoint.path} does not fit its config"
+        if wanted and unexpected and not targets:
+            begins = sorted({".".join(name.split(".")[:2]) for name in unexpected})
+            what += f": no tensor has a name of this family; the names begin with {brief(begins)}"
         raise CheckpointError(what, missing=wanted, unexpected=unexpected, misshapen=misshapen)
     return targets

@@ -6,7 +6,6 @@ and nothing is kept, so that loading never holds a second copy of the weights. T
 than plain ones: it is imported when the first of them is read.
 """
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.families import Family, TextPart, find_family, in_gguf
+from tokenmill.model.families import Family, find_family, in_gguf
 from tokenmill.registry import TENSOR_READERS, lookup
 from tokenmill.settings.recommended import Recommended
 from tokenmill.text.byte_ranks import read_tekken
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tokenmill.quant.stored import Stored
-
-log = logging.getLogger(__name__)
 
 # What torch.compile, FSDP, activation checkpointing and DDP put into the names of a model that they wrap.
 _WRAPPERS = re.compile(r"^(module\.)+|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -182,21 +179,10 @@ class PlainCheckpoint(Checkpoint):
             for number in range(count):
                 self._show(f"{name}[{number}]", tuple(shape), replace(stored, expert=number))
 
-    def keep_text(self, text: TextPart, prefix: str) -> None:
-        """Show the tensors of the text part alone, as a model of text has them."""
-        others = [name for name in self.shapes if name.startswith(text.others)]
-        for name in others:
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Show no tensors of these names."""
+        for name in names:
             del self.shapes[name], self._stored[name]
-        if others:
-            parts = sorted({name.removeprefix("model.").partition(".")[0] for name in others})
-            log.warning(
-                "%s: %d tensors of %s are not read: text alone is implemented",
-                self.path,
-                len(others),
-                " and ".join(parts),
-            )
-        for name in [name for name in self.shapes if text.rename(name, prefix) != name]:
-            self.rename(name, text.rename(name, prefix))
 
     def rename(self, name: str, to: str) -> None:
         """Show a tensor under another name."""

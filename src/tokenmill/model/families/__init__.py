@@ -35,8 +35,6 @@ class TextPart:
     config.json, under which the config of that part stands. default: that config where there is none. ignored: keys of
     the other parts. tied: whether the whole has its embeddings for a head where it does not say so; what the text part
     says of itself does not count. untied_by_null: whether null says that it has not; otherwise null is refused.
-    prefixes: what may stand before the family's own prefix, or in its place. others: what the names of tensors of other
-    parts begin with.
     """
 
     families: tuple[str, ...]
@@ -45,10 +43,6 @@ class TextPart:
     default: Mapping[str, Any] = field(default_factory=dict)
     tied: bool = True
     untied_by_null: bool = False
-    prefixes: tuple[str, ...] = ("language_model.model.", "model.language_model.", "language_model.")
-    others: tuple[str, ...] = (
-        "vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.",
-    )  # fmt: skip
 
     def flatten(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The config of the text part, with what stands outside of it and holds for it. CheckpointError for a key that
@@ -66,14 +60,6 @@ class TextPart:
         left = ("model_type", self.key, *self.ignored)
         shared = {key: value for key, value in config.items() if key not in left and value is not None}
         return {**inner.values, tie: tied, **shared, "model_type": family}
-
-    def rename(self, name: str, prefix: str) -> str:
-        """A tensor's name as a model of text alone has it."""
-        found = next((before for before in self.prefixes if name.startswith(before)), None)
-        if found is None:
-            return name
-        rest = name.removeprefix(found)
-        return rest if rest.startswith("lm_head.") else prefix + rest
 
 
 @dataclass(frozen=True)
