@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import quant_method
-from tokenmill.model.families import Family, read_config
+from tokenmill.model.description import describe
+from tokenmill.model.families import Family, find_family, read_config
+from tokenmill.model.parameters import parameter_shapes
 from tokenmill.registry import CODES, lookup
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.codes.layout import Layout, Parts, Shape
@@ -58,8 +60,9 @@ class QuantizedCheckpoint(Checkpoint):
         left_out = used | set(_empty_biases(plain, self.parts)) | set(filter(usual.is_beside, plain.shapes))
         shapes = {name: shape for name, shape in plain.shapes.items() if name not in left_out}
         coded = {matrix: self._layouts[matrix].shape_of(parts) for matrix, parts in self.parts.items()}
-        step = -1 if usual.is_transposed else 1
-        self.shapes = shapes | {matrix: shape[::step] for matrix, shape in coded.items()}
+        self._transposed = _find_transposed(plain) & coded.keys()
+        turned = {matrix: coded[matrix][::-1] for matrix in self._transposed}
+        self.shapes = shapes | coded | turned
         self.config.pop("stored_as_codes", None)
         bits = [(prod(shape), self._layouts[matrix].code_bits) for matrix, shape in coded.items()]
         if kept := [(count, each) for count, each in bits if each]:
@@ -83,6 +86,10 @@ class QuantizedCheckpoint(Checkpoint):
     def is_coded(self, name: str) -> bool:
         """Whether a tensor is stored as codes."""
         return name in self.parts
+
+    def is_transposed(self, name: str) -> bool:
+        """Whether a matrix of codes is shown as [inputs, outputs], as its family has it; codes are [outputs, inputs]."""
+        return name in self._transposed
 
     def dtype_of(self, name: str) -> str:
         return "float32" if self.is_coded(name) else self.plain.dtype_of(name)
@@ -177,6 +184,18 @@ def _find_parts(usual: Layout, plain: Checkpoint) -> tuple[dict[str, Layout], di
     if unscaled := [name for name in left if _needs_scales(name, plain.dtype_of(name))]:
         raise CheckpointError(f"{plain.path}: no scale is beside the codes of {brief(unscaled)}")
     return layouts, found
+
+
+def _find_transposed(plain: Checkpoint) -> set[str]:
+    """Find the tensors that the model's family has as [inputs, outputs], as GPT-2's Conv1D: every method quantises and
+    stores them as a Linear's [outputs, inputs].
+    """
+    family, model = find_family(plain.config), read_config(plain.config)
+    if not any(" | transpose" in target for target in family.names.values()):
+        return set()
+    targets = expand(family, model, parameter_shapes(describe(model)))
+    shorts = {name for name, target in targets.items() if target.is_transposed}
+    return shorts | {family.prefix + name for name in shorts}
 
 
 def _needs_scales(name: str, dtype: str) -> bool:

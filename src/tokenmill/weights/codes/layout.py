@@ -48,8 +48,8 @@ class Layout:
     parts: the names of the tensors that hold a matrix. codes: the one with the codes, usually the first; mark: the one
     by which a matrix is found, usually the codes. optional: those that may be missing. floats: those in floating point.
     word: the dtype of the others. num_dimensions: of the codes. has_rows: whether each part has a row for each row of
-    the matrix. is_transposed: whether the matrix is shown as [K, R], as its family has it. settings: what each setting
-    of the method may be, its default first, or ... where it has none; or what reads it.
+    the matrix. settings: what each setting of the method may be, its default first, or ... where it has none; or what
+    reads it.
     """
 
     bits: int
@@ -65,7 +65,6 @@ class Layout:
     has_rows: ClassVar[bool] = False
     settings: ClassVar[Mapping[str, Choices]]
     num_dimensions: ClassVar[int] = 2
-    is_transposed: ClassVar[bool] = False
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> "Layout":

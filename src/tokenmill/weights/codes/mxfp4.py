@@ -20,7 +20,7 @@ class MXFP4(Layout):
     method = "mxfp4"
     parts = ("blocks", "scales")
     floats = ()
-    word, has_rows, is_transposed = "uint8", True, True
+    word, has_rows = "uint8", True
     settings: ClassVar = {}
     num_dimensions = 3
 

@@ -17,7 +17,7 @@ class CodesReader:
 
     def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
         """See Checkpoint."""
-        is_transposed = self._checkpoint.is_coded(name) and self._checkpoint.layout_of(name).is_transposed
+        is_transposed = self._checkpoint.is_transposed(name)
         stored = self._unpack(name, None if is_transposed else rows)
         if stored is None:
             return self._checkpoint.plain.read(name, dtype, rows)
