@@ -88,7 +88,7 @@ class QuantizedCheckpoint(Checkpoint):
         return name in self.parts
 
     def is_transposed(self, name: str) -> bool:
-        """Whether a matrix of codes is shown as [inputs, outputs], as its family has it; codes are [outputs, inputs]."""
+        """Whether a matrix of codes is shown as [inputs, outputs], as in its family; codes are [outputs, inputs]."""
         return name in self._transposed
 
     def dtype_of(self, name: str) -> str:
