@@ -78,8 +78,9 @@ def test_a_buffer_of_another_shape_is_warned_of(tmp_path, caplog, wrong):
 def test_constants_of_an_activation_are_those_that_are_computed_with(tmp_path, name, right, wrong):
     path, label = save("apertus", tmp_path), f"model.layers.1.mlp.act_fn.{name}"
     assert float(load_file(path / "model.safetensors")[label]) == pytest.approx(right)
-    with_buffers(path, **{label: torch.tensor(right).bfloat16()})
-    open_checkpoint(path)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        with_buffers(path, **{label: torch.tensor(right).to(dtype)})
+        open_checkpoint(path)
     with_buffers(path, **{label: torch.tensor(wrong)})
     with pytest.raises(CheckpointError, match=rf"{label} is {wrong:g}, and only {right:g} is implemented"):
         open_checkpoint(path)

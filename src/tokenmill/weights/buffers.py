@@ -67,8 +67,12 @@ def _hides(stored: Tensor, model: ModelConfig) -> bool:
 
 
 def _check_constant(checkpoint: Checkpoint, name: str, stored: Tensor, value: float) -> None:
-    """Refuse a constant that is not the one that is computed with; it may be stored in 16 bits."""
-    if stored.numel() != 1 or not abs(float(stored) - value) <= 0.01 * abs(value):
+    """Refuse a constant that is not the one that is computed with; it may be stored in 16 bits, of which float16 has
+    few digits for the smallest.
+    """
+    exact = torch.finfo(stored.dtype) if stored.is_floating_point() else torch.finfo(torch.float32)
+    step = exact.smallest_normal * exact.eps  # between the smallest numbers of the type
+    if stored.numel() != 1 or not abs(float(stored) - value) <= 0.01 * abs(value) + step:
         found = f"{float(stored):g}" if stored.numel() == 1 else f"of shape {list(stored.shape)}"
         raise CheckpointError(f"{checkpoint.path}: {name} is {found}, and only {value:g} is implemented")
 

@@ -12,7 +12,7 @@ from tokenmill.model.families import find_family, read_config
 from tokenmill.registry import CHECKPOINT_CHECKS, CHECKPOINTS, lookup
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint, describe_codes
-from tokenmill.weights.codes.methods import name_method, split_experts
+from tokenmill.weights.codes.methods import name_method, name_tensors
 from tokenmill.weights.file_kind import DIRECTORY, PACKED, file_kind
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
@@ -73,7 +73,7 @@ def _open_directory(path: Path) -> Checkpoint:
     family, plain = find_family(config), PlainCheckpoint(path, config, weight_files(path))
     keep_text(plain, family)
     plain.unstack(stacked(family), family.prefix)
-    split_experts(plain)
+    name_tensors(plain)
     plain.name_as(as_stored(family, read_config(config), plain.shapes))
     name_tied_embedding(plain)
     opened = plain if quant_method(config) is None else QuantizedCheckpoint(plain)

@@ -171,10 +171,12 @@ class PlainCheckpoint(Checkpoint):
         stored = self._stored[name]
         return stored.file.stored_bytes(stored.name) if stored.expert is None else None
 
-    def unstack(self, names: re.Pattern[str], prefix: str) -> None:
-        """Show each tensor of those names, [experts, …], as one of each expert: name[0], name[1], …"""
+    def unstack(self, names: re.Pattern[str], prefix: str, scalars: bool = False) -> None:
+        """Show each tensor of those names, [experts, …], as one of each expert: name[0], name[1], … scalars: also those
+        that have one number for each.
+        """
         found = [name for name in self.shapes if names.fullmatch(name.removeprefix(prefix))]
-        for name in [name for name in found if len(self.shapes[name]) > 1]:
+        for name in [name for name in found if len(self.shapes[name]) > (0 if scalars else 1)]:
             (count, *shape), stored = self.shapes.pop(name), self._stored.pop(name)
             for number in range(count):
                 self._show(f"{name}[{number}]", tuple(shape), replace(stored, expert=number))

@@ -83,7 +83,7 @@ def test_settings_that_are_understood(config, bits):
         (said("awq", zero_point=1), "awq: zero_point = 1 is not implemented: only True, False"),
         (
             said("awq", desc_act=True),
-            "quantization_config of awq has keys that tokenmill does not know: desc_act = True",
+            "quantization_config of awq: desc_act = True is not implemented: only False",
         ),
         (said("gptq", bits=5), "gptq: bits = 5 is not implemented: only 2, 3, 4, 8"),
         (said("gptq", bits=...), "gptq has no 'bits', which is required"),

@@ -80,9 +80,9 @@ def test_inputs_of_gptq_that_are_out_of_order_are_said(tmp_path):
 @pytest.mark.parametrize(
     ("packing", "message"),
     [
-        ("auto_round:fp8_static", "packing_format = 'auto_round:fp8_static' is not allowed"),
-        ("auto_round:llm_compressor", "packing_format = 'auto_round:llm_compressor' is not allowed"),
-        ("gptq", "packing_format = 'gptq' is not allowed: auto_round:auto_gptq, auto_round:auto_awq or auto_round"),
+        ("auto_round:mlx_static", "packing_format = 'auto_round:mlx_static' is not allowed"),
+        ("auto_round:llm_compressor", "packing_format 'llm_compressor' with data_type 'int' is not implemented"),
+        ("gptq", "packing_format = 'gptq' is not allowed: auto_round:auto_gptq, auto_round:auto_awq, auto_round:llm_"),
         (None, "auto-round: packing_format = None is not allowed"),
     ],
 )

@@ -86,7 +86,11 @@ def test_logits_are_those_of_transformers(written, program):
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"bits": 4, "group_size": 32, "mode": "nvfp4"}, "mode = 'nvfp4' is not implemented: only 'affine', 'mxfp4'"),
+        (
+            {"bits": 4, "group_size": 32, "mode": "nf4"},
+            "mode = 'nf4' is not implemented: only 'affine', 'mxfp4', 'mxfp8'",
+        ),
+        ({"bits": 4, "group_size": 32, "mode": "nvfp4"}, "mode nvfp4 has 4 bits and groups of 16, not 4 and 32"),
         ({"bits": 7, "group_size": 32}, "bits = 7 is not implemented"),
         ({"bits": 4, "group_size": 48}, "group_size = 48 is not implemented"),
         ({"bits": 8, "group_size": 32, "mode": "mxfp4"}, "mode mxfp4 has 4 bits and groups of 32, not 8 and 32"),

@@ -8,10 +8,9 @@ from torch import Tensor
 from tokenmill.errors import CheckpointError
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.codes.awq import AWQ
-from tokenmill.weights.codes.words import fields_of, of_minimums, of_zeros, stream_of
+from tokenmill.weights.codes.words import of_minimums, of_zeros, stream_of
 
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where the codes of columns 0, 1, … lie among the eight of a word
-MIDDLE = 8
 
 
 def unpack(layout: AWQ, parts: Mapping[str, Tensor], name: str) -> Stored:
@@ -25,11 +24,15 @@ def unpack(layout: AWQ, parts: Mapping[str, Tensor], name: str) -> Stored:
         scales_GR = scales_GR.t()[:groups]
         zeros_GR = None if zeros is None else stream_of(zeros, 4).t()[:groups]
     else:
-        codes_RK = fields_of(parts["qweight"], 4)[..., ORDER].flatten(1).t()
-        zeros_GR = None if zeros is None else fields_of(zeros, 4)[..., ORDER].flatten(1)
+        codes_RK = _in_order(stream_of(parts["qweight"], layout.bits)).t()
+        zeros_GR = None if zeros is None else _in_order(stream_of(zeros, layout.bits))
     if zeros_GR is None:
-        zeros_GR = torch.full_like(scales_GR, MIDDLE, dtype=torch.uint8)
+        zeros_GR = torch.full_like(scales_GR, 1 << layout.bits - 1, dtype=torch.uint8)
     return of_zeros(layout, codes_RK, zeros_GR, scales_GR)
+
+
+def _in_order(codes_AR: Tensor) -> Tensor:
+    return codes_AR.reshape(len(codes_AR), -1, 8)[..., ORDER].flatten(1)
 
 
 def _unpack_fast(layout: AWQ, parts: Mapping[str, Tensor], name: str) -> Stored:

@@ -18,6 +18,7 @@ from tokenmill.model.families import Family, find_family, read_config
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.registry import CODES, lookup
 from tokenmill.value_reader import ValueReader, brief
+from tokenmill.weights.codes.harmless import KNOWN, remarks_of
 from tokenmill.weights.codes.layout import Layout, Parts, Shape
 from tokenmill.weights.names import expand
 from tokenmill.weights.plain import Checkpoint
@@ -30,20 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How the codes were chosen, and settings of other programs: none of them changes how the codes are stored.
-_HARMLESS = frozenset(
-    """act_data_type act_dynamic act_group_aware act_group_size act_sym adapter amp apply_clip autoround_version backend
-    batch_size block_name_to_quantize cache_block_outputs damp_auto_increment damp_percent dataset dequantize
-    disable_exllama do_fuse duo_scaling enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input exllama_config
-    export_compatible fail_safe failsafe fuse_max_seq_len gptaq gptaq_alpha gradient_accumulate_steps hessian
-    inject_fused_attention inject_fused_mlp iters lm_head low_gpu_mem_usage lr max_calib_samples max_calib_seq_len
-    max_input_length meta minmax_lr mock_quantization model_file_base_name model_name_or_path model_seqlen
-    module_name_preceding_first_block modules_in_block_to_quantize modules_to_fuse modules_to_not_convert mse
-    n_parallel_calib_samples nsamples offload_to_disk offload_to_disk_path pack_impl pad_token_id provider quant_method
-    sampler scale_dtype seqlen static_groups sym to_quant_block_names tokenizer true_sequential use_cuda_fp16
-    use_exllama use_triton v2 v2_alpha vram_strategy""".split()
-)
-
 
 class QuantizedCheckpoint(Checkpoint):
     """One such directory, over the checkpoint that reads its tensors.
@@ -55,9 +42,9 @@ class QuantizedCheckpoint(Checkpoint):
         self.plain, usual = plain, _read_layout(plain.config)
         self.path, self.num_bytes = plain.path, plain.num_bytes
         self.config = {key: value for key, value in plain.config.items() if key != "quantization_config"}
-        self._layouts, self.parts = _find_parts(usual, plain)
+        self._layouts, self.parts, beside = _find_parts(usual, plain)
         used = {self._layouts[matrix].name_of(matrix, part) for matrix, parts in self.parts.items() for part in parts}
-        left_out = used | set(_empty_biases(plain, self.parts)) | set(filter(usual.is_beside, plain.shapes))
+        left_out = used | beside | set(_empty_biases(plain, self.parts))
         shapes = {name: shape for name, shape in plain.shapes.items() if name not in left_out}
         coded = {matrix: self._layouts[matrix].shape_of(parts) for matrix, parts in self.parts.items()}
         self._transposed = _find_transposed(plain) & coded.keys()
@@ -88,7 +75,7 @@ class QuantizedCheckpoint(Checkpoint):
         return name in self.parts
 
     def is_transposed(self, name: str) -> bool:
-        """Whether a matrix of codes is shown as [inputs, outputs], as in its family; codes are [outputs, inputs]."""
+        """Whether a matrix of codes is shown as [inputs, outputs], as its family has it; its codes never are."""
         return name in self._transposed
 
     def dtype_of(self, name: str) -> str:
@@ -113,7 +100,7 @@ class QuantizedCheckpoint(Checkpoint):
         parts = [f"{count} of its {len(self._layouts)} matrices have {why}" for why, count in reasons.items()]
         hint = "; --scheme q8 rounds them to 8 bits"
         values = f"read as values, since no scheme holds such codes: {'; '.join(parts)}{hint}" if parts else ""
-        return "; ".join(filter(None, (values, usual.remark)))
+        return "; ".join(filter(None, (values, usual.remark, remarks_of(self.plain.config["quantization_config"]))))
 
 
 def describe_codes(config: dict[str, Any]) -> dict[str, Any]:
@@ -146,13 +133,16 @@ def _read_layout(config: Mapping[str, Any]) -> Layout:
         key: allowed(reader, key) if callable(allowed) else reader.expect(key, *allowed)
         for key, allowed in layout.settings.items()
     }
-    reader.refuse_unread(settings.keys() - _HARMLESS)
+    reader.refuse_unread(settings.keys() - KNOWN)
     return layout.read(found)
 
 
-def _find_parts(usual: Layout, plain: Checkpoint) -> tuple[dict[str, Layout], dict[str, dict[str, Shape]]]:
-    """Find matrix → its layout, and the shapes of its parts; CheckpointError lists what is missing or misshapen."""
+def _find_parts(usual: Layout, plain: Checkpoint) -> tuple[dict[str, Layout], dict[str, dict[str, Shape]], set[str]]:
+    """Find matrix → its layout, and the shapes of its parts; and the tensors that are no weights. CheckpointError lists
+    what is missing or misshapen.
+    """
     layouts, found = dict[str, Layout](), dict[str, dict[str, Shape]]()
+    beside = set(filter(usual.is_beside, plain.shapes))
     missing, misshapen = list[str](), list[str]()
     for name in plain.shapes:
         matrix = usual.matrix_of(name)
@@ -167,6 +157,9 @@ def _find_parts(usual: Layout, plain: Checkpoint) -> tuple[dict[str, Layout], di
             misshapen += [f"{names[part]} {list(parts[part])} {goes}" for part in flat]
             continue
         layout = usual.of(Parts(matrix, parts, dtypes, partial(_bytes_of_part, plain, names)))
+        if not layout.has_codes:
+            beside |= {names[part] for part in parts if part != layout.codes}
+            continue
         if layout.codes not in parts:
             missing.append(names[layout.codes])
             continue
@@ -180,10 +173,11 @@ def _find_parts(usual: Layout, plain: Checkpoint) -> tuple[dict[str, Layout], di
     if missing or misshapen:
         raise CheckpointError(f"{plain.path} does not fit its config", missing=missing, misshapen=misshapen)
     used = {layouts[matrix].name_of(matrix, part) for matrix, parts in found.items() for part in parts}
-    left = [name for name in plain.shapes if name not in used and not usual.is_beside(name)]
+    passed = used | beside
+    left = [name for name in plain.shapes if name not in passed]
     if unscaled := [name for name in left if _needs_scales(name, plain.dtype_of(name))]:
         raise CheckpointError(f"{plain.path}: no scale is beside the codes of {brief(unscaled)}")
-    return layouts, found
+    return layouts, found, beside
 
 
 def _find_transposed(plain: Checkpoint) -> set[str]:

@@ -4,25 +4,33 @@ In "pack-quantized", X.weight_packed int32 has the codes of each row one after t
 many there are. In "int-quantized", X.weight int8 has a code a byte; in "float-quantized", X.weight is fp8. In
 "naive-quantized" it is either. X.weight_scale is [R, G], [R, 1], [1] or one for each block; X.weight_zero_point [R, G],
 which "pack-quantized" packs along R. In "mxfp4-pack-quantized" and "nvfp4-pack-quantized", X.weight_packed uint8 has
-two E2M1 codes a byte (see mxfp4.py), with X.weight_scale of 8 bits for each 32 or 16 inputs. The config has groups of
+two E2M1 codes a byte (see mxfp4.py), with X.weight_scale of 8 bits for each 32 or 16 inputs; in "mxfp6-pack-quantized"
+it has four E2M3 codes in three bytes; in "mxfp8-quantized", X.weight is fp8 with such scales. The config has groups of
 matrices, each with settings of its own.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from tokenmill.errors import CheckpointError
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.codes.gptq import OUT_OF_ORDER
-from tokenmill.weights.codes.layout import FLOATS, Choices, Layout, Parts, Shape, anything, odd_group
+from tokenmill.weights.codes.layout import FLOATS, Choices, Layout, Parts, Shape, anything, names_of_module, odd_group
 
-FP8, NO_CODES = "float8_e4m3fn", "numbers in {}"
+FP8, EXPONENTS, NO_CODES = "float8_e4m3fn", "float8_e8m0fnu", "numbers in {}"
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-_FP4 = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}  # the inputs that share a scale
+# Numbers in floating point with scales of 8 bits: their bits, and the inputs that share a scale.
+_MICROSCALED = {
+    "nvfp4-pack-quantized": (4, 16),
+    "mxfp4-pack-quantized": (4, 32),
+    "mxfp6-pack-quantized": (6, 32),
+    "mxfp8-quantized": (8, 32),
+}
+_EMBEDDINGS = ("embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings")
 _BESIDE = re.compile(r".*\.(?:(?:input|output|[qkv])_(?:scale|zero_point|global_scale)|weight_shape)")
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 # How codes were chosen: none of these says how they are stored.
@@ -31,9 +39,10 @@ _CHOSEN = frozenset({"observer", "observer_kwargs", "dynamic", "scale_dtype", "z
 
 @dataclass(frozen=True)
 class Compressed(Layout):
-    """See Layout. kind: "packed", "int", "float", "nvfp4" or "mxfp4". strategy: what shares a scale. block: its rows
-    and inputs. symmetric: whether there are no zeros. size: the inputs of one matrix. groups: the layouts of the
-    directory, with their targets. remarks: what is not done that the config asks for.
+    """See Layout. kind: "packed", "int", "float", "nvfp4", "mxfp4", "mxfp6", "mxfp8", AutoRound's "mxint4", or "dense"
+    of weights as they were, beside which scales stand. strategy: what shares a scale. block: its rows and inputs.
+    symmetric: whether there are no zeros. size: the inputs of one matrix. groups: the layouts of the directory, with
+    their targets. remarks: what is not done that the config asks for.
     """
 
     kind: str = "packed"
@@ -88,6 +97,13 @@ class Compressed(Layout):
             remarks.append("the cache is not rounded as its config asks (kv_cache_scheme)")
         return replace(groups[0][1], groups=tuple(groups), remarks=tuple(dict.fromkeys(remarks)))
 
+    @classmethod
+    def of_kind(cls, kind: str) -> Self:
+        """The layout of one of the kinds whose scales have 8 bits."""
+        kept = {"mxfp4": 8, "mxint4": 4}.get(kind)  # see mxfp4_tensors.py
+        why = "" if kept else NO_CODES.format(kind.upper())
+        return cls(kept or 8, 16 if kind == "nvfp4" else 32, as_values=why, kind=kind, strategy="group")
+
     @property
     def remark(self) -> str:
         return "; ".join(self.remarks)
@@ -102,46 +118,64 @@ class Compressed(Layout):
 
     @property
     def codes(self) -> str:
-        return "weight_packed" if self.kind in ("packed", "nvfp4", "mxfp4") else "weight"
+        return "weight" if self.kind in ("int", "float", "mxfp8", "dense") else "weight_packed"
 
     def of(self, parts: Parts) -> "Compressed":
-        layout = self.of_module(parts.matrix.removesuffix(".weight"))
+        return self.of_module(parts.matrix.removesuffix(".weight")).sized(parts)
+
+    def sized(self, parts: Parts) -> "Compressed":
+        """The layout of the matrix of these parts, whose group this is."""
+        layout = self
         if layout.codes not in parts.shapes:
             return layout
         width = parts.shapes[layout.codes][-1]
-        size = width * 2 if layout.kind in _FP4_KINDS else width
+        size = width * 8 // layout.code_size if layout.code_size else width
         if layout.kind == "packed" and "weight_shape" in parts.shapes:
             size = _stored_inputs(parts)
         why = layout.as_values or odd_group(layout.group, size)
         if "weight_g_idx" in parts.shapes and not why and parts.shapes["weight_g_idx"] == (size,):
-            in_order = np.arange(size, dtype="<i4") // (layout.group or size)
-            why = "" if parts.read("weight_g_idx") == in_order.tobytes() else OUT_OF_ORDER
+            groups = np.frombuffer(parts.read("weight_g_idx"), "<i4")
+            in_order = np.array_equal(groups, np.arange(size) // (layout.group or size))
+            why = "" if in_order or -1 in groups else OUT_OF_ORDER  # -1: unset, as versions of 2025 wrote it
         if parts.dtypes.get("weight_scale") in ("float32", "float64") and layout.bits > 4 and not why:
             why = "codes of 8 bits whose scales are no half floats"
         return replace(layout, size=size, as_values=why)
 
     def of_module(self, module: str) -> "Compressed":
-        """The layout of the group that a module is in: named, matched by a pattern, or of the class of matrices."""
-        best: tuple[int, Compressed] | None = None
-        for targets, layout in self.groups:
-            for target in targets:
-                rank = 0 if target == module else 1 if _matches(target, module) else 2
-                if (rank < 2 or target in ("Linear", "linear")) and (best is None or rank < best[0]):
-                    best = rank, layout
-        if best is None:
+        """The layout of the group that a module is in, as compressed-tensors' match_targets finds it: by its name, by
+        the first pattern in the order of the alphabet that matches, or by the class of the module. Of groups with the
+        same target the last counts.
+        """
+        layouts = {target: layout for targets, layout in self.groups for target in targets}
+        ordered = sorted(layouts, key=lambda target: ("re:" in target, target))
+        names = names_of_module(module)
+        found = next((target for target in ordered if _matches(target, names)), None)
+        kind = "Embedding" if module.rpartition(".")[2] in _EMBEDDINGS else "Linear"
+        classes = (kind, kind.lower(), "Conv1D", "Module")
+        found = next((target for target in classes if target in layouts), None) if found is None else found
+        if found is None:
             raise CheckpointError(
                 f"quantization_config of compressed-tensors: {module} is in none of its config_groups"
             )
-        return best[1]
+        return layouts[found]
+
+    @property
+    def has_codes(self) -> bool:
+        return self.kind != "dense"
+
+    @property
+    def code_size(self) -> int:
+        """The bits of a code of the kinds whose codes lie in bytes one after the other; 0 for the others."""
+        return {"nvfp4": 4, "mxfp4": 4, "mxint4": 4, "mxfp6": 6}.get(self.kind, 0)
 
     def is_beside(self, name: str) -> bool:
         return _BESIDE.fullmatch(name) is not None
 
     def types_of(self, part: str) -> tuple[str, ...]:
         if part == self.codes:
-            return {"packed": ("int32",), "int": ("int8",), "float": (FP8,)}.get(self.kind, ("uint8",))
+            return {"packed": ("int32",), "int": ("int8",), "float": (FP8,), "mxfp8": (FP8,)}.get(self.kind, ("uint8",))
         if part == "weight_scale":
-            return {"nvfp4": (FP8,), "mxfp4": ("uint8",)}.get(self.kind, FLOATS)
+            return (FP8,) if self.kind == "nvfp4" else ("uint8", EXPONENTS) if self.kind.startswith("mx") else FLOATS
         if part == "weight_zero_point":
             return ("int32",) if self.kind == "packed" else ("int8", FP8)
         return {"weight_g_idx": ("int32",), "weight_shape": ("int64", "int32")}.get(part, FLOATS)
@@ -157,8 +191,8 @@ class Compressed(Layout):
         if self.kind == "packed":
             packed = -(-num_inputs * self.bits // 32)
             shapes |= {self.codes: (num_rows, packed), "weight_g_idx": (num_inputs,), "weight_shape": (2,)}
-        if self.kind in _FP4_KINDS:
-            shapes[self.codes] = num_rows, num_inputs // 2
+        if self.code_size:
+            shapes[self.codes] = num_rows, num_inputs * self.code_size // 8
         if self.kind == "nvfp4":
             shapes["weight_global_scale"] = (1,)
         if not self.symmetric:
@@ -168,9 +202,6 @@ class Compressed(Layout):
 
     def fits(self, part: str, shape: Shape, wanted: Shape) -> bool:
         return shape == wanted or (shape in ((), (1,), (1, 1)) and wanted in ((1,), (1, 1)))
-
-
-_FP4_KINDS = ("nvfp4", "mxfp4")
 
 
 def _read_group(group: ValueReader, usual: Any) -> Compressed:
@@ -189,15 +220,16 @@ def _read_group(group: ValueReader, usual: Any) -> Compressed:
             raise how.refuse("block_structure", sizes, "two whole numbers")
         block = sizes[0], sizes[1]
     stored = str(given).lower()
-    if stored in _FP4:
-        expected = (4, "float", _FP4[stored], True)
-        if (bits, kind, group_size, symmetric) != expected:
-            raise how.refuse("num_bits", bits, f"for {stored} 4 bits in float, symmetric, groups of {_FP4[stored]}")
-        kept = stored.startswith("mxfp4")
-        why = "" if kept else NO_CODES.format("NVFP4")
-        return Compressed(8 if kept else 4, group_size, as_values=why, kind=stored.partition("-")[0], strategy="group")
+    if stored == "dense":  # its weights are stored as they are
+        return Compressed(16, 0, as_values="numbers as they were", kind="dense")
+    if stored in _MICROSCALED:
+        width, inputs = _MICROSCALED[stored]
+        if (bits, kind, group_size, symmetric) != (width, "float", inputs, True):
+            wanted = f"for {stored} {width} bits in float, symmetric, groups of {inputs}"
+            raise how.refuse("num_bits", bits, f"{wanted}; group_size = {brief(size)}")
+        return Compressed.of_kind(stored.partition("-")[0])
     if stored not in _FORMATS:
-        names = ", ".join((*_FORMATS, *_FP4))
+        names = ", ".join((*_FORMATS, *_MICROSCALED))
         raise CheckpointError(
             f"quantization_config of compressed-tensors: format {brief(given)} is not implemented: only {names}; "
             "give the model as it was before, or another export of it"
@@ -217,12 +249,12 @@ def _read_group(group: ValueReader, usual: Any) -> Compressed:
     )  # fmt: skip
 
 
-def _matches(target: str, module: str) -> bool:
-    """Whether a target "re:…" matches; CheckpointError where it is no pattern."""
+def _matches(target: str, names: tuple[str, ...]) -> bool:
+    """Whether a target is one of a module's names, or a pattern "re:…" of one; CheckpointError where it is none."""
     if not target.startswith("re:"):
-        return module.endswith(f".{target}")
+        return target in names
     try:
-        return re.match(target.removeprefix("re:"), module) is not None
+        return any(re.match(target.removeprefix("re:"), name) for name in names)
     except re.error as error:
         raise CheckpointError(f"config_groups: target {brief(target)} is no regular expression: {error}") from None
 

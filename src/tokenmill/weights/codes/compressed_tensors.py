@@ -1,30 +1,30 @@
 """The tensors of compressed-tensors, as rows of codes or values. They are only read."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from tokenmill.errors import CheckpointError
+from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored, split_nibbles
 from tokenmill.weights.codes.compressed import Compressed
 from tokenmill.weights.codes.layout import Layout
-from tokenmill.weights.codes.mxfp4_tensors import stored_mxfp4, twice_of
-from tokenmill.weights.codes.words import of_integers, stream_of
+from tokenmill.weights.codes.mxfp4_tensors import powers_of, stored_mxfp4, twice_of
+from tokenmill.weights.codes.words import of_integers, stream_of, values_in_groups
 
 
 def unpack(layout: Compressed, parts: Mapping[str, Tensor], name: str) -> Stored:
     """Make R rows of codes, or of values."""
     codes, scales = parts[layout.codes], parts["weight_scale"]
-    if layout.kind == "mxfp4":
-        return stored_mxfp4(split_nibbles(codes), scales)
-    if layout.kind == "nvfp4":
-        scales_RG = scales.float() / parts["weight_global_scale"].float()
-        halves_RK = twice_of(split_nibbles(codes)).float() / 2
-        return Stored.plain(halves_RK * scales_RG.repeat_interleave(layout.group, 1)[:, : layout.size])
     if layout.kind == "float":
         return Stored.plain(codes.float() * over_blocks(scales.float(), codes.shape, layout.block))
-    return _unpack_integers(layout, parts, name)
+    if layout.kind in ("int", "packed"):
+        return _unpack_integers(layout, parts, name)
+    if layout.kind == "nvfp4":
+        scales_RG = scales.float() / parts["weight_global_scale"].float()
+        return values_in_groups(twice_of(split_nibbles(codes)).float() / 2, scales_RG, layout.group)
+    return _MICROSCALED[layout.kind](codes, scales)
 
 
 def over_blocks(scales: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
@@ -37,6 +37,20 @@ def over_blocks(scales: Tensor, shape: torch.Size, block: tuple[int, int]) -> Te
     if block == (1, 1):
         return scales.repeat_interleave(-(-inputs // scales.shape[1]), 1)[:, :inputs]
     return scales.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :inputs]
+
+
+def _values_of_e2m3(codes: Tensor) -> Tensor:
+    """The values of codes of 6 bits, float32: a sign, two bits of an exponent, three of a fraction."""
+    exponents, fractions = (codes >> 3 & 3).int(), (codes & 7).float()
+    sizes = torch.where(exponents == 0, fractions / 8, torch.ldexp(1 + fractions / 8, exponents - 1))
+    return torch.where(codes & 32 != 0, -sizes, sizes)
+
+
+def _stored_mxint4(codes_RK: Tensor, exponents_RG: Tensor) -> Stored:
+    """R rows of AutoRound's MXINT4: a sign and three bits of a number of quarters."""
+    sizes_RK = (codes_RK & 7).to(torch.int16)
+    moved_RK = torch.where(codes_RK & 8 != 0, -sizes_RK, sizes_RK) + 8
+    return Stored.of_groups(4, moved_RK.to(torch.uint8), GROUP, powers_of(exponents_RG) / 4)
 
 
 def _unpack_integers(layout: Compressed, parts: Mapping[str, Tensor], name: str) -> Stored:
@@ -65,9 +79,19 @@ def _unpack_integers(layout: Compressed, parts: Mapping[str, Tensor], name: str)
     groups_K = parts.get("weight_g_idx")
     if groups_K is not None:
         order_K = torch.arange(layout.size) // (layout.group or layout.size)
-        if torch.equal(groups_K, order_K.to(groups_K.dtype)) or layout.group == 0:
+        is_unset = bool((groups_K == -1).any())  # as in the versions that wrote it
+        if is_unset or torch.equal(groups_K, order_K.to(groups_K.dtype)) or layout.group == 0:
             groups_K = None
         elif groups_K.min() < 0 or groups_K.max() >= scales_RG.shape[1]:
             raise CheckpointError(f"{name}.weight_g_idx names groups that there are not: it has {scales_RG.shape[1]}")
     plain = Layout(layout.bits, layout.group)
     return of_integers(plain, codes_RK, zeros_RG, scales_RG, groups_K)
+
+
+# What unpacks codes whose scales are exponents of 2.
+_MICROSCALED: dict[str, Callable[[Tensor, Tensor], Stored]] = {
+    "mxfp4": lambda codes, scales: stored_mxfp4(split_nibbles(codes), scales),
+    "mxfp6": lambda codes, scales: values_in_groups(_values_of_e2m3(stream_of(codes, 6)), powers_of(scales), GROUP),
+    "mxfp8": lambda codes, scales: values_in_groups(codes.float(), powers_of(scales), GROUP),
+    "mxint4": lambda codes, scales: _stored_mxint4(split_nibbles(codes), scales),
+}

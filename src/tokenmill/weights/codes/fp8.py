@@ -14,7 +14,7 @@ from tokenmill.value_reader import ValueReader
 from tokenmill.weights.codes.layout import FLOATS, Choices, Layout, Shape, anything
 
 
-def _block(reader: ValueReader, key: str) -> tuple[int, int] | None:
+def read_block(reader: ValueReader, key: str) -> tuple[int, int] | None:
     """The rows and the inputs of a block, or None for one scale for all."""
     if reader.take(key, None) is None:
         return None
@@ -31,6 +31,7 @@ class FP8(Layout):
     """
 
     block: tuple[int, int] | None = None
+    rounds_inputs: bool = True
     as_values: str = "numbers in fp8"
 
     method = "fp8"
@@ -40,8 +41,10 @@ class FP8(Layout):
         "fmt": ("e4m3", "float8_e4m3fn"),
         "scale_fmt": ("float", "ue8m0"),
         "expert_dtype": ("fp8",),
-        "weight_block_size": _block,
-        **dict.fromkeys(("dequantize", "modules_to_convert", "ignored_layers"), anything),
+        "weight_block_size": read_block,
+        "bits": (8,),  # AutoRound's, as are the next
+        "data_type": ("fp",),
+        **dict.fromkeys(("dequantize", "modules_to_convert", "ignored_layers", "act_bits", "group_size"), anything),
     }
 
     @classmethod
@@ -54,7 +57,7 @@ class FP8(Layout):
 
     @property
     def remark(self) -> str:
-        return "activations are not rounded to fp8 as its config asks"
+        return "activations are not rounded to fp8 as its config asks" if self.rounds_inputs else ""
 
     def is_beside(self, name: str) -> bool:
         return name.endswith((".activation_scale", ".input_scale", ".input_scale_ub"))

@@ -33,6 +33,7 @@ class GPTQ(Layout):
         "group_size": any_group,
         "checkpoint_format": ("gptq", "gptq_v2"),
         "format": ("gptq", "gptq_v2"),  # transformers' newer word for it
+        "method": ("gptq",),  # GPTQModel's word for quant_method
         "pack_dtype": ("int32",),
         "is_marlin_format": (False,),
         "data_type": ("int",),  # AutoRound's, as is the next: activations that are not rounded
@@ -58,8 +59,9 @@ class GPTQ(Layout):
         _, num_inputs = layout.shape_of(parts.shapes)
         why = odd_group(layout.group, num_inputs)
         if self.may_permute and "g_idx" in parts.shapes:
-            in_order = np.arange(num_inputs, dtype="<i4") // (layout.group or num_inputs)
-            why = why or ("" if parts.read("g_idx") == in_order.tobytes() else OUT_OF_ORDER)
+            groups = np.frombuffer(parts.read("g_idx"), "<i4")
+            in_order = np.array_equal(groups, np.arange(num_inputs) // (layout.group or num_inputs))
+            why = why or ("" if in_order or not groups.any() else OUT_OF_ORDER)  # zeros alone: see gptq_tensors.py
         return replace(layout, as_values=why)
 
     def shape_of(self, shapes: Mapping[str, Shape]) -> tuple[int, int]:
@@ -75,7 +77,7 @@ class GPTQ(Layout):
 def _told_by(shapes: Mapping[str, Shape], usual: GPTQ) -> tuple[int, int]:
     """The bits and the group of one matrix whose shapes are these; the usual ones where they cannot be told."""
     (num_words, num_rows), zero_words = shapes["qweight"], shapes["qzeros"][-1]
-    bits = next((bits for bits in (2, 3, 4, 8) if -(-num_rows * bits // 32) == zero_words), usual.bits)
+    bits = next((bits for bits in range(2, 9) if -(-num_rows * bits // 32) == zero_words), usual.bits)
     num_inputs, groups = num_words * 32 // bits, max(shapes["scales"][0], 1)
     group = usual.group if replace(usual, bits=bits).num_groups(num_inputs) == groups else num_inputs // groups
     return bits, 0 if groups == 1 else group

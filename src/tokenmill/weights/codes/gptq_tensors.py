@@ -42,7 +42,8 @@ def unpack(layout: GPTQ, parts: Mapping[str, Tensor], name: str) -> Stored:
     zeros_GR = stream_of(parts["qzeros"], layout.bits)[:, : scales_GR.shape[1]]
     if groups_K is not None:
         order_K = torch.arange(len(groups_K)) // (layout.group or len(groups_K))
-        if torch.equal(groups_K, order_K.to(groups_K.dtype)):
+        is_unset = not groups_K.any()  # zeros alone, which ExLlama's kernels, too, take for inputs in order
+        if is_unset or torch.equal(groups_K, order_K.to(groups_K.dtype)):
             groups_K = None
         elif groups_K.min() < 0 or groups_K.max() >= len(scales_GR):
             raise CheckpointError(f"{name}.g_idx names groups that there are not: it has {len(scales_GR)}")

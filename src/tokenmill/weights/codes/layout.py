@@ -82,6 +82,11 @@ class Layout:
         return ""
 
     @property
+    def has_codes(self) -> bool:
+        """Whether its matrices are stored as codes; else what stands beside their weights is passed over."""
+        return True
+
+    @property
     def codes(self) -> str:
         return self.parts[0]
 
@@ -138,6 +143,15 @@ class Layout:
 
     def num_groups(self, num_inputs: int) -> int:
         return -(-num_inputs // self.group) if self.group else 1
+
+
+def names_of_module(module: str) -> tuple[str, ...]:
+    """List the names under which settings may speak of a module: its own, and those of the same module as the text part
+    of a model that sees or hears, too.
+    """
+    rest = module.removeprefix("model.")
+    nested = () if rest == module else (f"model.language_model.{rest}", f"language_model.{rest}")
+    return module, f"language_model.{module}", *nested
 
 
 def odd_group(group: int, num_inputs: int) -> str:

@@ -13,7 +13,6 @@ from tokenmill.quant.stored import Stored, split_nibbles
 from tokenmill.weights.codes.mxfp4 import MXFP4
 
 _TWICE = (0, 1, 2, 3, 4, 6, 8, 12)
-_OFFSET = 127 + 1  # of the exponents, and half
 
 
 def unpack(layout: MXFP4, parts: Mapping[str, Tensor], name: str) -> Stored:
@@ -23,8 +22,15 @@ def unpack(layout: MXFP4, parts: Mapping[str, Tensor], name: str) -> Stored:
 
 def stored_mxfp4(codes_RK: Tensor, exponents_RG: Tensor) -> Stored:
     """R rows of E2M1 codes of 4 bits, and the exponents of the scales of 32 each, from 0 to 255, as codes of 8 bits."""
-    scales_RG = torch.ldexp(torch.ones(exponents_RG.shape), exponents_RG.int() - _OFFSET)
-    return Stored.of_groups(8, (twice_of(codes_RK.flatten(1)) + 128).to(torch.uint8), GROUP, scales_RG)
+    halves_RG = powers_of(exponents_RG) / 2
+    return Stored.of_groups(8, (twice_of(codes_RK.flatten(1)) + 128).to(torch.uint8), GROUP, halves_RG)
+
+
+def powers_of(exponents: Tensor) -> Tensor:
+    """The scales of exponents from 0 to 255, float32: powers of 2, with 127 added. They may be of the type of such
+    scales, float8_e8m0fnu.
+    """
+    return torch.ldexp(torch.ones(exponents.shape), exponents.view(torch.uint8).int() - 127)
 
 
 def twice_of(codes: Tensor) -> Tensor:

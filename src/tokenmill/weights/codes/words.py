@@ -64,6 +64,11 @@ def of_minimums(layout: Layout, codes_RK: Tensor, scales_RG: Tensor, minimums_RG
     return Stored.plain(codes_RK.float() * scales_RG.float()[:, groups_K] + minimums_RG.float()[:, groups_K])
 
 
+def values_in_groups(numbers_RK: Tensor, scales_RG: Tensor, group: int) -> Stored:
+    """Make R rows of numbers times a scale for each group of inputs."""
+    return Stored.plain(numbers_RK * scales_RG.repeat_interleave(group, 1)[:, : numbers_RK.shape[1]])
+
+
 def on_groups(layout: Layout, stored: Stored, num_inputs: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return codes [R, K], with the scales and minimums [R, G] of the layout's groups: the inverse of of_groups."""
     stored, step = stored.unpacked(), layout.group // GROUP
