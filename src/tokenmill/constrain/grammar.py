@@ -23,6 +23,8 @@ from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import CONSTRAINTS, shortened
 from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.text.schema.expression import PatternError
+from tokenmill.text.schema.pattern import plain, whole
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.grammar import think_first
 from tokenmill.text.tools.lark import Lark, OwnGrammar, escaped
@@ -110,7 +112,11 @@ def _of_schema(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
 
 
 def _of_regex(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    return list(json.loads(LLMatcher.grammar_from_regex(value))["grammars"])
+    try:
+        expression = plain(whole(value))
+    except PatternError as error:
+        raise ConfigError("regex", shortened(value), str(error)) from None
+    return list(json.loads(LLMatcher.grammar_from_regex(expression))["grammars"])
 
 
 def _of_choice(value: tuple[str, ...], vocabulary: Vocabulary) -> list[dict[str, Any]]:

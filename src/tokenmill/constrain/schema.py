@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from tokenmill.constrain.schema_parts import LISTS, MAPS, SINGLE, Path, SchemaError, finite, reach
+from tokenmill.text.schema.expression import PatternError
+from tokenmill.text.schema.spelled import spelled
 
 _READ = {
     *MAPS,
@@ -58,20 +60,30 @@ def read_schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
     dropped = {
         (*path, key) for path, node in found.nodes.items() if isinstance(node, dict) for key in _NOTHING if key in node
     }
-    made: dict[str, Any] = _rebuilt(schema, (), endless, dropped)
+    made: dict[str, Any] = _rebuilt(schema, (), endless, dropped, found.nodes)
     return made
 
 
-def _rebuilt(value: Any, path: Path, endless: Collection[Path], dropped: Collection[Path]) -> Any:
-    """A value of JSON with false in `endless` places and without `dropped` ones."""
+def _rebuilt(
+    value: Any, path: Path, endless: Collection[Path], dropped: Collection[Path], nodes: Collection[Path]
+) -> Any:
+    """A value of JSON with false in `endless` places and without `dropped` ones, and schemas as llguidance reads them."""
     if path in endless:
         return False
     if isinstance(value, dict):
         inner = ((key, (*path, key), each) for key, each in value.items())
-        return {key: _rebuilt(each, place, endless, dropped) for key, place, each in inner if place not in dropped}
+        made = {key: _rebuilt(each, at, endless, dropped, nodes) for key, at, each in inner if at not in dropped}
+        return _spelled(path, made) if path in nodes else made
     if isinstance(value, list):
-        return [_rebuilt(each, (*path, number), endless, dropped) for number, each in enumerate(value)]
+        return [_rebuilt(each, (*path, number), endless, dropped, nodes) for number, each in enumerate(value)]
     return value
+
+
+def _spelled(path: Path, schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return spelled(schema)
+    except PatternError as error:
+        raise SchemaError(path, str(error)) from None
 
 
 def parts_of(schema: dict[str, Any]) -> dict[Path, dict[str, Any]]:

@@ -10,9 +10,10 @@ from tokenmill.constrain.schema_parts import SchemaError
 from tokenmill.constrain.tags import terminals
 from tokenmill.constrain.tags.check import FormatError
 from tokenmill.constrain.tags.nodes import Node, Value
-from tokenmill.constrain.tags.pattern import PatternError, read_pattern
 from tokenmill.constrain.tags.words import Word
 from tokenmill.errors import ConfigError
+from tokenmill.text.schema.expression import PatternError
+from tokenmill.text.schema.pattern import plain, whole
 from tokenmill.text.tools.kinds import kinds_of
 from tokenmill.text.tools.lark_pattern import Pattern, RefersToItself, pattern_of_text, rules_of, tokens_of
 
@@ -54,9 +55,9 @@ def read(place: str, schema: Any) -> dict[str, Any]:
 
 
 def pattern_node(place: str, pattern: str) -> Word:
-    """The word of the texts that a regular expression matches as a whole."""
+    """The word of the texts that a regular expression matches as a whole. It is read as in xgrammar."""
     try:
-        made = f"/{read_pattern(pattern)}/"
+        made = f"/{plain(whole(pattern, for_xgrammar=True))}/"
         terminals.facts(made)
     except (PatternError, terminals.TerminalError) as error:
         raise FormatError(place, f"= {pattern!r:.60}: {error}") from None

@@ -1,0 +1,1 @@
+"""What JSON schemas say about values, exactly: expressions, numbers, formats, and grammars made of them."""

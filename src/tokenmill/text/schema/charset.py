@@ -1,0 +1,153 @@
+r"""Sets of characters as ranges of code points, and how they are written in the syntax of llguidance.
+
+Everything that means other characters in other dialects (\d, \w, \s, a dot) is told by its ranges here. Where ECMA-262
+and Python differ, a set has the characters that belong to it in both, so that a text fits by either.
+"""
+
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+
+Ranges = tuple[tuple[int, int], ...]
+"""Code points, as pairs of the first and the last one; in order, and apart from each other. Surrogates are in none."""
+
+_SURROGATES = (0xD800, 0xDFFF)
+_ALL = ((0, 0xD7FF), (0xE000, sys.maxunicode))
+_MOST_FOLDED = 0x3000  # code points of a set whose other cases are looked up one by one
+_SHORT = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
+
+
+def ranges_of(pairs: Iterable[tuple[int, int]]) -> Ranges:
+    """The ranges of these pairs, put in order."""
+    found = list[tuple[int, int]]()
+    for first, last in sorted(pairs):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    low, high = _SURROGATES
+    return tuple(
+        piece
+        for first, last in found
+        for piece in ((first, min(last, low - 1)), (max(first, high + 1), last))
+        if piece[0] <= piece[1]
+    )
+
+
+def inverted(ranges: Ranges) -> Ranges:
+    """All other characters."""
+    found, at = [], 0
+    for first, last in ranges:
+        found.append((at, first - 1))
+        at = last + 1
+    return ranges_of(pair for pair in (*found, (at, sys.maxunicode)) if pair[0] <= pair[1])
+
+
+def common(one: Ranges, other: Ranges) -> Ranges:
+    """The characters of both."""
+    return inverted(ranges_of((*inverted(one), *inverted(other))))
+
+
+def without(one: Ranges, other: Ranges) -> Ranges:
+    """The characters of the first that are none of the second."""
+    return common(one, inverted(other))
+
+
+def letters(text: str) -> Ranges:
+    """The set of these characters."""
+    return ranges_of((ord(each), ord(each)) for each in text)
+
+
+def folded(ranges: Ranges) -> Ranges:
+    """The characters of a set and their other cases. Of large sets those of ASCII alone."""
+    few = ranges if sum(last - first + 1 for first, last in ranges) <= _MOST_FOLDED else common(ranges, ((0, 127),))
+    cases = (case for first, last in few for code in range(first, last + 1) for case in _cases(chr(code)))
+    return ranges_of((*ranges, *((ord(each), ord(each)) for each in cases)))
+
+
+def _cases(letter: str) -> list[str]:
+    """The other case of a letter, where it is one character and its other case is this letter again."""
+    return [each for each in (letter.lower(), letter.upper()) if len(each) == 1 and letter in (each.upper(), each.lower())]
+
+
+ANY = ranges_of(_ALL)
+DIGITS = ((0x30, 0x39),)
+WORDS = letters("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+LINES = letters("\n\r\u2028\u2029")
+_SPACES = ranges_of((*letters("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000"), (0x2000, 0x200A)))
+_XGRAMMAR_SPACES = letters(" \f\n\r\t\v\u00a0")
+_SHORTEST_GAP = 16
+
+
+@lru_cache(maxsize=8)
+def xgrammar_kind(letter: str) -> Ranges:
+    r"""The set of \d, \w, \s or their opposites in xgrammar."""
+    found = {"d": DIGITS, "w": WORDS, "s": _XGRAMMAR_SPACES}[letter.lower()]
+    return found if letter.islower() else inverted(found)
+
+
+@lru_cache(maxsize=8)
+def kind(letter: str, is_wide: bool = False) -> Ranges:
+    r"""The set of \d, \w, \s or their opposites: what both ECMA-262 and Python take; is_wide: what either takes."""
+    if letter.isupper():
+        return inverted(kind(letter.lower(), not is_wide))
+    if not is_wide:
+        return {"d": DIGITS, "w": WORDS, "s": _SPACES}[letter]
+    if letter == "s":
+        return ranges_of((*_SPACES, (0x1C, 0x1F), (0x85, 0x85), (0xFEFF, 0xFEFF)))
+    if letter == "d":
+        return letters("".join(each for code in range(0x20000) if (each := chr(code)).isdecimal()))
+    found = letters("".join(each for code in range(0xD800) if (each := chr(code)).isalnum() or each == "_"))
+    # A few hundred short gaps between letters of many scripts would make expressions long.
+    gaps = (pair for pair in inverted(found) if pair[1] - pair[0] >= _SHORTEST_GAP or pair[1] < 0x100)
+    emoji = (0x1F300, 0x1F64F)
+    return inverted(ranges_of((*(pair for pair in gaps if pair[1] < 0xE000), emoji)))
+
+
+def written(ranges: Ranges) -> str:
+    """A set in the syntax of Rust's expressions."""
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return escaped(ranges[0][0])
+    if not ranges:
+        return r"[^\s\S]"
+    other = inverted(ranges)
+    mark, shorter = ("^", other) if other and len(other) < len(ranges) else ("", ranges)
+    return f"[{mark}{''.join(map(_range, shorter))}]"
+
+
+def quoted(ranges: Ranges) -> str:
+    """A set, each of whose characters is written as it stands in a text of JSON. The one spelling is that of Python's
+    json, with which U+007F is escaped as well.
+    """
+    plain = without(ranges, _ESCAPED)
+    parts = [written(plain)] if plain else []
+    short = [text for code, text in _SHORT.items() if _has(ranges, code)]
+    if short:
+        parts.append(rf"\\[{''.join(escaped(ord(text[1])) for text in short)}]")
+    coded = without(common(ranges, _ESCAPED), letters("".join(map(chr, _SHORT))))
+    for first in range(0, 0x80, 0x10):
+        if last := "".join(f"{code & 15:x}" for code in range(first, first + 16) if _has(coded, code)):
+            parts.append(rf"\\u00{first >> 4:x}[{last}]")
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})" if parts else r"[^\s\S]"
+
+
+_ESCAPED = ranges_of(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F)))
+
+
+def escaped(code: int) -> str:
+    """One character, which is no operator in a set or outside of it, nor the end of a terminal."""
+    letter = chr(code)
+    if letter.isascii() and letter.isalnum():
+        return letter
+    if 0x20 <= code < 0x7F:
+        return letter if letter in " _<>\"'`,;:=!@%" else f"\\{letter}"
+    return letter if letter.isprintable() and code > 0x7F else f"\\x{{{code:x}}}"
+
+
+def _range(pair: tuple[int, int]) -> str:
+    first, last = map(escaped, pair)
+    return first if pair[0] == pair[1] else f"{first}{last}" if pair[0] + 1 == pair[1] else f"{first}-{last}"
+
+
+def _has(ranges: Ranges, code: int) -> bool:
+    return any(first <= code <= last for first, last in ranges)

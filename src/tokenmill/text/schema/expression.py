@@ -1,0 +1,283 @@
+r"""Regular expressions as schemas have them, ECMA-262's and Python's, read into a tree and written for llguidance.
+
+llguidance has the syntax of Rust's library, in which sets have operators ([, &&, --, ~~), and \d, \w, \s and a dot are
+other characters. So an expression is read here, and written with each set spelled out. Where the two dialects differ,
+that which fits by both is written.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tokenmill.text.schema.charset import ANY, LINES, Ranges, folded, inverted, kind, letters, ranges_of, without, written, xgrammar_kind
+
+
+class PatternError(ValueError):
+    """An expression is refused, with the reason."""
+
+
+@dataclass(frozen=True)
+class Set:
+    """One character of these."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True)
+class Property:
+    r"""One character that has, or has not, a property of Unicode: the text of \p{…} or \P{…}."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One part after the other."""
+
+    parts: "tuple[Node, ...]"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several."""
+
+    parts: "tuple[Node, ...]"
+
+
+@dataclass(frozen=True)
+class Times:
+    """A part, as often as from least to most; None: without a limit."""
+
+    part: "Node"
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The beginning of the text, or its end."""
+
+    is_begin: bool
+
+
+Node = Set | Property | Row | Choice | Times | Edge
+NOTHING = Row(())
+ANYTHING = Times(Set(ANY), 0, None)
+
+_TOKEN = re.compile(
+    r"""\\(?:c(?P<control>[A-Za-z])|x(?P<hex>[0-9A-Fa-f]{2})|u(?P<code>[0-9A-Fa-f]{4})|U(?P<python>[0-9A-Fa-f]{8})
+          |u\{(?P<long>[0-9A-Fa-f]{1,6})\}|[pP]\{\^?(?P<property>[\w=:\- ]+)\}|(?P<escape>.)|(?P<open>$))
+      |\((?P<group>\?(?:<[^>=!]*>|P<\w+>|[imsuxaLR-]*[:)]|\#[^)]*\)?|<?.?))?
+      |(?P<times>[*+?]|\{(?:\d+(?:,\d*)?|,\d+)\})(?P<lazy>[?+]?)
+      |(?P<plain>.)""",
+    re.DOTALL | re.VERBOSE,
+)
+_PAIR = re.compile(r"\\u([dD][89abAB][0-9A-Fa-f]{2})\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
+_LETTERS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0, "a": 7}
+MOST_TIMES = 100_000
+_MOST_OPEN = 150  # groups, one in the other
+
+
+class _Flags(NamedTuple):
+    """What changes the meaning of parts."""
+
+    folds: bool = False
+    dot_all: bool = False
+
+
+def read(text: str, for_xgrammar: bool = False) -> Node:
+    r"""The tree of an expression. PatternError for one that is refused.
+
+    for_xgrammar: a dot is any character, and \d, \w, \s are those of xgrammar.
+    """
+    reader = _Reader(_PAIR.sub(_joined, text), _xgrammar_kind if for_xgrammar else kind)
+    made = reader.choice(_Flags(dot_all=for_xgrammar), 0)
+    if reader.at < len(reader.text):
+        raise PatternError(f"a ) of {text[:40]!r} closes no group")
+    return made
+
+
+def _joined(pair: re.Match[str]) -> str:
+    """Two halves of a character beyond U+FFFF."""
+    high, low = int(pair[1], 16), int(pair[2], 16)
+    return f"\\u{{{0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00):x}}}"
+
+
+class _Reader:
+    """Reads an expression from its first letter to its last."""
+
+    def __init__(self, text: str, kind: Callable[[str, bool], Ranges]) -> None:
+        self.text, self.at, self._kind = text, 0, kind
+
+    def choice(self, flags: _Flags, depth: int) -> Node:
+        """Several rows, up to the end or to a bracket."""
+        if depth > _MOST_OPEN:
+            raise PatternError(f"more than {_MOST_OPEN} groups are open at one place")
+        found = list[Node]()
+        while True:
+            row, flags = self._row(flags, depth)
+            found.append(row)
+            if not self.text.startswith("|", self.at):
+                return found[0] if len(found) == 1 else Choice(tuple(found))
+            self.at += 1
+
+    def _row(self, flags: _Flags, depth: int) -> tuple[Node, _Flags]:
+        """Parts one after the other, and the flags behind them."""
+        parts = list[Node]()
+        while self.at < len(self.text) and self.text[self.at] not in "|)":
+            found = _TOKEN.match(self.text, self.at)
+            assert found is not None
+            self.at = found.end()
+            if found["times"]:
+                if not parts:
+                    raise PatternError(f"{found[0]} repeats nothing")
+                parts[-1] = _times(parts[-1], found)
+            elif found[0].startswith("("):
+                part, flags = self._group(found["group"] or "", flags, depth)
+                parts += [part] if part is not None else []
+            elif found[0] == "[":
+                parts.append(self._set(flags))
+            else:
+                parts.append(self._atom(found, flags))
+        return (parts[0] if len(parts) == 1 else Row(tuple(parts))), flags
+
+    def _group(self, mark: str, flags: _Flags, depth: int) -> tuple[Node | None, _Flags]:
+        """A group behind its mark, or the flags that it sets; the flags behind it."""
+        if mark.startswith("?#"):
+            return None, flags
+        named = re.fullmatch(r"\?(?:P?<\w+>)", mark)
+        set_here = re.fullmatch(r"\?([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)])", mark)
+        if mark and not named and not set_here:
+            self._refuse_mark(mark)
+        inner = flags
+        if set_here:
+            if unknown := set(set_here[1] + (set_here[2] or "")) - set("isuaL"):
+                raise PatternError(f"the flag {min(unknown)} of ({mark} is not possible")
+            on, off = set(set_here[1]), set(set_here[2] or "")
+            folds, dot_all = ((flag in on or had) and flag not in off for flag, had in zip("is", flags, strict=True))
+            inner = _Flags(folds, dot_all)
+            if set_here[3] == ")":
+                return None, inner
+        made = self.choice(inner, depth + 1)
+        if not self.text.startswith(")", self.at):
+            raise PatternError(f"an unclosed group: a ( of {self.text[:40]!r} has no )")
+        self.at += 1
+        return made, flags
+
+    def _refuse_mark(self, mark: str) -> None:
+        if mark in ("?=", "?!", "?<=", "?<!"):
+            raise PatternError(f"look-around, as ({mark} is, is not possible: an expression looks neither ahead nor back")
+        raise PatternError(f"({mark} is not possible")
+
+    def _set(self, flags: _Flags) -> Node:
+        """A set of characters behind its bracket. No operators, no classes with names: a [ is itself."""
+        begin, negated = self.at, self.text.startswith("^", self.at)
+        self.at += negated
+        pairs, properties = list[tuple[int, int]](), list[str]()
+        while not self.text.startswith("]", self.at):
+            if self.at >= len(self.text):
+                raise PatternError(f"a [ of {self.text[begin - 1 : begin + 30]!r} is not closed")
+            member = self._member(negated)
+            if isinstance(member, str):
+                properties.append(member)
+            elif isinstance(member, int):
+                pairs.append((member, self._last(member, negated)))
+            else:
+                pairs += member
+        self.at += 1
+        ranges = ranges_of(pairs)
+        ranges = folded(ranges) if flags.folds else ranges
+        if properties:
+            return Property(f"[{'^' if negated else ''}{written(ranges) if ranges else ''}{''.join(properties)}]")
+        return Set(inverted(ranges) if negated else ranges)
+
+    def _last(self, first: int, negated: bool) -> int:
+        """The last character of a range that may begin with this one; the same character where none begins."""
+        begin = self.at
+        if not self.text.startswith("-", begin) or self.text[begin + 1 : begin + 2] in ("", "]"):
+            return first
+        self.at += 1
+        last = self._member(negated)
+        if not isinstance(last, int):
+            self.at = begin
+            return first
+        if last < first:
+            raise PatternError(f"the range {chr(first)}-{chr(last)} ends before it begins")
+        return last
+
+    def _member(self, negated: bool) -> "int | Ranges | str":
+        """A member of a set: the number of a character, a set, or the text of a property."""
+        if self.text[self.at] != "\\":
+            self.at += 1
+            return ord(self.text[self.at - 1])
+        found = _TOKEN.match(self.text, self.at)
+        assert found is not None
+        self.at = found.end()
+        if found["property"]:
+            return found[0]
+        if (escape := found["escape"]) and escape.lower() in "dws":
+            return self._kind(escape, negated)
+        return 8 if escape == "b" else _code(found)
+
+    def _atom(self, found: re.Match[str], flags: _Flags) -> Node:
+        """A character, a set that is told by one, or an edge of the text."""
+        if found["plain"] in ("^", "$"):
+            return Edge(found["plain"] == "^")
+        if found["plain"] == ".":
+            return Set(ANY if flags.dot_all else without(ANY, LINES))
+        if found["property"]:
+            return Property(found[0])
+        if escape := found["escape"]:
+            if escape.lower() in "dws":
+                return Set(self._kind(escape, False))
+            if escape in "AzZ":
+                return Edge(escape == "A")
+        code = ord(found["plain"]) if found["plain"] else _code(found)
+        ranges = ((code, code),)
+        return Set(folded(ranges) if flags.folds else letters(chr(code)))
+
+
+def _times(part: Node, found: re.Match[str]) -> Node:
+    """A part that is repeated. Few or many makes no difference to the texts that fit."""
+    if isinstance(part, Edge):
+        raise PatternError(f"{found[0]} behind ^ or $ is not possible")
+    if found["lazy"] == "+":
+        raise PatternError(f"{found[0]} is not possible: a repetition that gives nothing back")
+    text = found["times"]
+    if text in "*+?":
+        return Times(part, int(text == "+"), 1 if text == "?" else None)
+    least, comma, most = text[1:-1].partition(",")
+    low, high = int(least or 0), int(most) if most else None if comma else int(least)
+    if high is not None and high < low:
+        raise PatternError(f"{text} has a least that is more than its most")
+    if max(low, high or 0) > MOST_TIMES:
+        raise PatternError(f"{text} is more than the {MOST_TIMES:,} times that are possible")
+    return Times(part, low, high)
+
+
+def _xgrammar_kind(letter: str, is_wide: bool) -> Ranges:
+    return xgrammar_kind(letter)
+
+
+def _code(found: re.Match[str]) -> int:
+    """The number of a character that is written with a backslash."""
+    if found["control"]:
+        return ord(found["control"]) & 31
+    if digits := found["hex"] or found["code"] or found["long"] or found["python"]:
+        code = int(digits, 16)
+        if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+            raise PatternError(f"{found[0]} is no character")
+        return code
+    escape = found["escape"]
+    if not escape:
+        raise PatternError("a \\ at the end escapes nothing")
+    if escape in _LETTERS:
+        return _LETTERS[escape]
+    if escape in "bB":
+        raise PatternError(rf"\{escape} is not possible: an expression looks neither ahead nor back")
+    if escape.isdigit() or escape == "k":
+        raise PatternError(rf"\{escape} is not possible: an expression does not refer to what a group has matched")
+    if escape.isascii() and escape.isalpha():
+        raise PatternError(rf"\{escape} is not possible: it is no escape of ECMA-262")
+    return ord(escape)

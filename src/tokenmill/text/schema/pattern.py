@@ -1,0 +1,161 @@
+r"""The texts that an expression is about, whole or wherever it matches, in the syntax of llguidance.
+
+llguidance has no ^ and $ in the midst of an expression. Here each stands for what it says: nothing is before it, or
+behind it. So an expression becomes up to four, by which edges of the text it demands.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import product
+
+from tokenmill.text.schema.charset import Ranges, quoted, without, written
+from tokenmill.text.schema.expression import (
+    ANYTHING,
+    NOTHING,
+    Choice,
+    Edge,
+    Node,
+    PatternError,
+    Property,
+    Row,
+    Set,
+    Times,
+    read,
+)
+
+Variants = dict[tuple[bool, bool], Node]
+"""What an expression matches, by whether it demands the beginning of the text, and its end."""
+
+_KEPT = 1024
+_NUL = ((0, 0),)
+
+
+@lru_cache(_KEPT)
+def whole(text: str, for_xgrammar: bool = False) -> Node:
+    """The texts that an expression matches from their first letter to their last. PatternError: see read."""
+    return _choice([*_variants(read(text, for_xgrammar)).values()])
+
+
+@lru_cache(_KEPT)
+def anywhere(text: str) -> Node:
+    """The texts in which an expression matches something."""
+    return _choice([_around(edges, node) for edges, node in _variants(read(text)).items()])
+
+
+@lru_cache(_KEPT)
+def of_schema(text: str) -> str:
+    """The `pattern` that says to llguidance what this one says to ECMA-262 and Python. U+0000 is in no set: where a set
+    has each control character and not both the quote and the backslash, llguidance lets these through.
+    """
+    found = _variants(read(text))
+    if len(found) == 1:
+        ((begin, end), node), *_ = found.items()
+        inner = _written(node, _without_nul, _property_without_nul)
+        return f"{'^' * begin}{f'(?:{inner})' if isinstance(node, Choice) else inner}{'$' * end}"
+    inner = _written(anywhere(text), _without_nul, _property_without_nul)
+    return f"^(?:{inner})$"
+
+
+def plain(node: Node) -> str:
+    """An expression of a text as it stands."""
+    return _written(node, written, lambda text: text)
+
+
+def in_json(node: Node) -> str:
+    """An expression of a text as it stands in JSON, without its quotes."""
+    return _written(node, quoted, lambda text: rf'[{text}&&[^"\\\x00-\x1f\x7f]]')
+
+
+def _without_nul(ranges: Ranges) -> str:
+    return written(without(ranges, _NUL))
+
+
+def _property_without_nul(text: str) -> str:
+    return rf"[{text}&&[^\x00]]"
+
+
+def _written(node: Node, of_set: Callable[[Ranges], str], of_property: Callable[[str], str]) -> str:
+    if isinstance(node, Set):
+        return of_set(node.ranges)
+    if isinstance(node, Property):
+        return of_property(node.text)
+    if isinstance(node, Row):
+        return "".join(_grouped(part, of_set, of_property) for part in node.parts)
+    if isinstance(node, Choice):
+        return "|".join(_written(part, of_set, of_property) for part in node.parts)
+    assert isinstance(node, Times)
+    inner = _written(node.part, of_set, of_property)
+    if not inner:
+        return ""
+    marks = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    least, most = node.least, node.most
+    mark = marks.get((least, most)) or f"{{{least}{'' if most == least else f',{most}' if most is not None else ','}}}"
+    return f"{inner if isinstance(node.part, Set) and inner.startswith('[') else f'(?:{inner})'}{mark}"
+
+
+def _grouped(node: Node, of_set: Callable[[Ranges], str], of_property: Callable[[str], str]) -> str:
+    inner = _written(node, of_set, of_property)
+    return f"(?:{inner})" if isinstance(node, Choice) else inner
+
+
+def _around(edges: tuple[bool, bool], node: Node) -> Node:
+    """The texts that have this in them, at the edges that it demands."""
+    begin, end = edges
+    return Row((*(() if begin else (ANYTHING,)), node, *(() if end else (ANYTHING,))))
+
+
+def _choice(nodes: list[Node]) -> Node:
+    return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes)) if nodes else Set(())
+
+
+def _variants(node: Node) -> Variants:
+    """See Variants."""
+    if not _has_edge(node):
+        return {(False, False): node}
+    if isinstance(node, Edge):
+        return {(node.is_begin, not node.is_begin): NOTHING}
+    if isinstance(node, Row):
+        found: Variants = {(False, False): NOTHING}
+        for part in node.parts:
+            found = _joined(found, _variants(part))
+        return found
+    if isinstance(node, Choice):
+        return _union([_variants(part) for part in node.parts])
+    assert isinstance(node, Times)
+    if node.most != 1:
+        raise PatternError("^ or $ inside of a repetition is not possible")
+    return _union([_variants(node.part), {(False, False): NOTHING}] if node.least == 0 else [_variants(node.part)])
+
+
+def _joined(first: Variants, second: Variants) -> Variants:
+    """One behind the other: nothing is before what demands the beginning, nor behind what demands the end."""
+    found = list[Variants]()
+    for ((begin, early_end), one), ((late_begin, end), other) in product(first.items(), second.items()):
+        if (late_begin and not _may_be_empty(one)) or (early_end and not _may_be_empty(other)):
+            continue
+        parts = (NOTHING if late_begin else one, NOTHING if early_end else other)
+        kept = [each for part in parts for each in (part.parts if isinstance(part, Row) else (part,))]
+        found.append({(begin or late_begin, early_end or end): kept[0] if len(kept) == 1 else Row(tuple(kept))})
+    return _union(found)
+
+
+def _union(several: list[Variants]) -> Variants:
+    found: dict[tuple[bool, bool], list[Node]] = {}
+    for each in several:
+        for edges, node in each.items():
+            found.setdefault(edges, []).append(node)
+    return {edges: _choice(list(dict.fromkeys(nodes))) for edges, nodes in found.items()}
+
+
+def _may_be_empty(node: Node) -> bool:
+    if isinstance(node, Row):
+        return all(map(_may_be_empty, node.parts))
+    if isinstance(node, Choice):
+        return any(map(_may_be_empty, node.parts))
+    return isinstance(node, Edge) or (isinstance(node, Times) and (node.least == 0 or _may_be_empty(node.part)))
+
+
+def _has_edge(node: Node) -> bool:
+    if isinstance(node, Row | Choice):
+        return any(map(_has_edge, node.parts))
+    return isinstance(node, Edge) or (isinstance(node, Times) and _has_edge(node.part))

@@ -1,0 +1,59 @@
+"""A schema is spelled for llguidance: what it reads otherwise than the standard is said in other words.
+
+Expressions are written in its dialect, and formats that it reads too wide are expressions.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenmill.text.schema.expression import PatternError
+from tokenmill.text.schema.formats import FORMATS
+from tokenmill.text.schema.pattern import of_schema
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_SINGLE = ("items", "additionalItems", "additionalProperties")
+
+
+def spelled(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """One schema, without those inside it. PatternError for an expression that is refused."""
+    made = dict(schema)
+    texts = [made["pattern"]] if isinstance(made.get("pattern"), str) else []
+    if isinstance(made.get("format"), str) and made["format"] in FORMATS:
+        texts.append(FORMATS[made.pop("format")])
+    expressions = [_expression(text) for text in texts]
+    if expressions:
+        made["pattern"] = expressions[0]
+    if len(expressions) > 1:
+        made["allOf"] = [*made.get("allOf", ()), {"pattern": expressions[1]}]
+    if isinstance(named := made.get("patternProperties"), Mapping):
+        made["patternProperties"] = {}
+        for text, each in named.items():
+            key = _expression(text)
+            former = made["patternProperties"].get(key)
+            made["patternProperties"][key] = each if former is None else {"allOf": [former, each]}
+    return made
+
+
+def all_spelled(schema: Any) -> Any:
+    """A schema and those inside it."""
+    if not isinstance(schema, Mapping):
+        return schema
+    made = dict(schema)
+    for key in _MAPS:
+        if isinstance(inner := made.get(key), Mapping):
+            made[key] = {name: all_spelled(each) for name, each in inner.items()}
+    for key in _LISTS:
+        if isinstance(inner := made.get(key), list):
+            made[key] = [all_spelled(each) for each in inner]
+    for key in _SINGLE:
+        if isinstance(made.get(key), Mapping):
+            made[key] = all_spelled(made[key])
+    return spelled(made)
+
+
+def _expression(text: str) -> str:
+    try:
+        return of_schema(text)
+    except PatternError as error:
+        raise PatternError(f"the pattern {text[:60]!r} is refused: {error}") from None
