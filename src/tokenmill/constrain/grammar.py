@@ -14,9 +14,11 @@ from typing import Any
 from llguidance import LLMatcher
 
 from tokenmill.constrain.gbnf import is_gbnf, lark_of_gbnf
-from tokenmill.constrain.lark import with_options
+from tokenmill.constrain.lark import json_grammar
 from tokenmill.constrain.own_lark import OwnLark
-from tokenmill.constrain.schema import read_schema
+from tokenmill.constrain.room import check_wanted
+from tokenmill.constrain.schema import parts_of, read_schema
+from tokenmill.constrain.schema_parts import SchemaError
 from tokenmill.constrain.structural_tag import lark_of_tags
 from tokenmill.constrain.tags.written import NO_FORCING
 from tokenmill.constrain.vocabulary import Vocabulary
@@ -108,7 +110,23 @@ def _after(spec: Spec, vocabulary: Vocabulary, reference: str) -> str:
 
 
 def _of_schema(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    return [{"name": "schema", "json_schema": with_options(read_schema(json.loads(value)))}]
+    schema = read_schema(json.loads(value))
+    try:
+        return [json_grammar(schema, "schema")]
+    except ValueError as error:
+        raise _placed(schema, error) from None
+
+
+def _placed(schema: dict[str, Any], error: ValueError) -> SchemaError:
+    """An error about a schema, at the place in it that is wrong by itself."""
+    for path, part in parts_of(schema).items():
+        check_wanted()
+        try:
+            json_grammar(part)
+        except ValueError as found:
+            if str(found) == str(error):
+                return SchemaError(path, str(error))
+    return SchemaError((), str(error))
 
 
 def _of_regex(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:

@@ -41,8 +41,11 @@ def _of_structures(given: Any, control: Mapping[str, int]) -> list[dict[str, Any
         "start: (" + " | ".join(f"tag_{number}" for number in range(len(structures))) + ")* rest",
         "rest: TEXT",
     ]
+    others = list[dict[str, Any]]()
     for number, structure in enumerate(structures):
         begin, end = structure["begin"], structure["end"]
+        value, named = _value(number, structure["schema"])
+        others += [each for each in named if each not in others]
         # The shortest one is complete first; a control token is none in letters.
         matching = (each for each in triggers if begin.startswith(each))
         trigger = min(matching, key=lambda each: (each not in control, len(each)), default=None)
@@ -51,11 +54,18 @@ def _of_structures(given: Any, control: Mapping[str, int]) -> list[dict[str, Any
         head = f"{literal(begin[len(trigger) :])} " if begin != trigger else ""
         tail = f" {literal(end)}" if end else ""
         if trigger in control:
-            lines.append(f"tag_{number}: TEXT {literal(trigger)} {head}{json_value(structure['schema'])}{tail}")
+            lines.append(f"tag_{number}: TEXT {literal(trigger)} {head}{value}{tail}")
         else:
             lines.append(f"before_{number}[lazy]: TEXT {quoted(trigger)}")
-            lines.append(f"tag_{number}: before_{number} {head}{json_value(structure['schema'])}{tail}")
-    return [{"name": "tags", "lark_grammar": "\n".join(lines)}]
+            lines.append(f"tag_{number}: before_{number} {head}{value}{tail}")
+    return [{"name": "tags", "lark_grammar": "\n".join(lines)}, *others]
+
+
+def _value(number: int, schema: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    try:
+        return json_value(schema)
+    except ValueError as error:
+        raise _wrong(f"structures[{number}].schema: {error}") from None
 
 
 def _checked(given: Any) -> tuple[list[dict[str, Any]], list[str]]:

@@ -139,7 +139,7 @@ class _Check:
         if isinstance(leaf, Value) and leaf.last and (after := self._next_bytes(leaf)):
             asked = f"({leaf.last}) & ({leaf.last} {_set_of(after)} /{ANYTHING}/)"
             # Another word of a grammar may come as well.
-            is_open = leaf.grammar is not None and after & terminals.facts(leaf.last)[0]
+            is_open = not leaf.is_json and after & terminals.facts(leaf.last)[0]
             if is_open or not terminals.is_nothing(asked):
                 raise FormatError(leaf.place, f"may go on where what follows it begins: {_ADVICE}")
 
@@ -156,7 +156,7 @@ class _Check:
             if one.expr != other.expr and one.shares(other):
                 raise FormatError(one.place, f"and {other.place} may be the same token at the same place: {_ONE}")
             return
-        if isinstance(one, Value) and isinstance(other, Value) and one.grammar is other.grammar is None:
+        if isinstance(one, Value) and isinstance(other, Value) and one.is_json and other.is_json:
             return
         if _first(one) & _first(other):
             raise FormatError(one.place, f"and {other.place} may stand at the same place and begin alike: {_ADVICE}")

@@ -41,7 +41,12 @@ def value_node(place: str, schema: Any) -> Node:
         return Word(place, f"/{simple}/")
     kinds = kinds_of(known, known)
     first = frozenset(byte for kind in kinds for byte in _FIRST[kind])
-    return Value(place, json_value(known), first, f"/{_SIMPLE['number']}/" if kinds & {"number", "integer"} else "")
+    last = f"/{_SIMPLE['number']}/" if kinds & {"number", "integer"} else ""
+    try:
+        body, grammars = json_value(known)
+    except ValueError as error:
+        raise FormatError(place, str(error)) from None
+    return Value(place, body, first, last, grammar=grammars[0] if grammars else None)
 
 
 def read(place: str, schema: Any) -> dict[str, Any]:
@@ -87,7 +92,7 @@ def grammar_node(place: str, text: str, name: str) -> Node:
         last = _words(rules)
     except (ValueError, terminals.TerminalError) as error:
         raise FormatError(place, str(error)) from None
-    return Value(place, f"@{name}", first, last, may_be_empty, {"name": name, "lark_grammar": lark})
+    return Value(place, f"@{name}", first, last, may_be_empty, {"name": name, "lark_grammar": lark}, is_json=False)
 
 
 def _words(rules: dict[str, str]) -> str:

@@ -35,8 +35,8 @@ class Token:
 @dataclass(frozen=True, eq=False)
 class Value:
     """A value that no regular language describes, such as JSON. body: an expression in Lark. first: the bytes that it
-    may begin with. last: a terminal for its last words, if they may be continued. grammar: one that the body names,
-    if it is not JSON.
+    may begin with. last: a terminal for its last words, if they may be continued. grammar: one that the body names.
+    is_json: what llguidance itself makes of two schemas tells their values apart.
     """
 
     place: str
@@ -45,6 +45,7 @@ class Value:
     last: str = ""
     may_be_empty: bool = False
     grammar: dict[str, Any] | None = None
+    is_json: bool = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,7 +67,7 @@ ANYTHING = Times(Set(ANY), 0, None)
 
 _TOKEN = re.compile(
     r"""\\(?:c(?P<control>[A-Za-z])|x(?P<hex>[0-9A-Fa-f]{2})|u(?P<code>[0-9A-Fa-f]{4})|U(?P<python>[0-9A-Fa-f]{8})
-          |u\{(?P<long>[0-9A-Fa-f]{1,6})\}|[pP]\{\^?(?P<property>[\w=:\- ]+)\}|(?P<escape>.)|(?P<open>$))
+          |[ux]\{(?P<long>[0-9A-Fa-f]{1,6})\}|[pP]\{\^?(?P<property>[\w=:\- ]+)\}|(?P<escape>.)|(?P<open>$))
       |\((?P<group>\?(?:<[^>=!]*>|P<\w+>|[imsuxaLR-]*[:)]|\#[^)]*\)?|<?.?))?
       |(?P<times>[*+?]|\{(?:\d+(?:,\d*)?|,\d+)\})(?P<lazy>[?+]?)
       |(?P<plain>.)""",

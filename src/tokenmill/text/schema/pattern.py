@@ -4,6 +4,7 @@ llguidance has no ^ and $ in the midst of an expression. Here each stands for wh
 behind it. So an expression becomes up to four, by which edges of the text it demands.
 """
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import product
@@ -159,3 +160,25 @@ def _has_edge(node: Node) -> bool:
     if isinstance(node, Row | Choice):
         return any(map(_has_edge, node.parts))
     return isinstance(node, Edge) or (isinstance(node, Times) and _has_edge(node.part))
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether an expression matches something in a text."""
+    return _compiled(pattern).fullmatch(text) is not None
+
+
+@lru_cache(_KEPT)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(_written(anywhere(pattern), _python, _refuse_property))
+
+
+def _python(ranges: Ranges) -> str:
+    """A set in the syntax of Python's library."""
+    if not ranges:
+        return "(?!)"
+    pairs = (rf"\U{first:08x}-\U{last:08x}" for first, last in ranges)
+    return f"[{''.join(pairs)}]"
+
+
+def _refuse_property(text: str) -> str:
+    raise PatternError(f"{text} is not possible for names of properties here")

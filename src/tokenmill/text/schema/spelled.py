@@ -10,9 +10,9 @@ from tokenmill.text.schema.expression import PatternError
 from tokenmill.text.schema.formats import FORMATS
 from tokenmill.text.schema.pattern import of_schema
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-_SINGLE = ("items", "additionalItems", "additionalProperties")
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+SINGLE = ("items", "additionalItems", "additionalProperties")
 
 
 def spelled(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,13 +40,13 @@ def all_spelled(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     made = dict(schema)
-    for key in _MAPS:
+    for key in MAPS:
         if isinstance(inner := made.get(key), Mapping):
             made[key] = {name: all_spelled(each) for name, each in inner.items()}
-    for key in _LISTS:
+    for key in LISTS:
         if isinstance(inner := made.get(key), list):
             made[key] = [all_spelled(each) for each in inner]
-    for key in _SINGLE:
+    for key in SINGLE:
         if isinstance(made.get(key), Mapping):
             made[key] = all_spelled(made[key])
     return spelled(made)

@@ -5,6 +5,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tokenmill.text.schema.grammar import Style, rules_of
+from tokenmill.text.schema.spelled import all_spelled
+
 ESCAPES = 'bfnrtu"\\'  # those that Python's json writes, so that an old call is written as the model wrote it
 ANYTHING = r"(.|\n)*"
 
@@ -63,7 +66,9 @@ class Lark:
         return self._references.setdefault((owner, place), f"reference_{len(self._references)}"), is_new
 
     def json(self, name: str, schema: Mapping[str, Any], strict: bool | None = None) -> str:
-        """A rule for JSON text of a schema, as Python's json.dumps spaces it. strict: see Function."""
+        """A rule for JSON text of a schema, as Python's json.dumps spaces it. strict: see Function. ValueError for a
+        schema of which none can be made.
+        """
         own = {
             "item_separator": ", ",
             "key_separator": ": ",
@@ -71,7 +76,14 @@ class Lark:
             "lenient": strict is not True,
             "json_allowed_escapes": ESCAPES,
         }
-        return self.rule(name, "%json " + json.dumps({**schema, "x-guidance": own}, ensure_ascii=False))
+        read = all_spelled(schema)
+        made = rules_of(read, f"{name}_json", Style(own, ", ", ": "))
+        if made is None:
+            return self.rule(name, "%json " + json.dumps({**read, "x-guidance": own}, ensure_ascii=False))
+        first, rules = made
+        for each, body in rules.items():
+            self.rule(each, body)
+        return self.rule(name, first)
 
     def text(self, *, without: Iterable[str] = ()) -> str:
         """An expression for any text that does not begin, after white space, with one of these."""

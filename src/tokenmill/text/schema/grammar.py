@@ -1,0 +1,250 @@
+"""A grammar of a whole schema, for those with parts that llguidance reads otherwise than they are meant.
+
+Whether it does is told by the keywords. Numbers, objects and arrays are written as rules here; texts, and parts without
+such numbers, are left to llguidance.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher
+
+from tokenmill.text.schema.merge import Case, MergeError, cases, kind_of, kinds, listed
+from tokenmill.text.schema.number_rules import ANY_NUMBER, number_rule, value_text
+from tokenmill.text.schema.numbers import KEYWORDS, Numbers, exact, is_plain, numbers_of
+from tokenmill.text.schema.objects import ObjectRules, object_of
+from tokenmill.text.schema.rules import Alternative, Rules, json_text, literal
+from tokenmill.text.schema.spelled import LISTS, MAPS, SINGLE
+
+_OF_TEXT = ("pattern", "format", "minLength", "maxLength")
+_ABOUT: Mapping[str, tuple[str, ...]] = {
+    "object": ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
+    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
+    "string": _OF_TEXT,
+    "number": KEYWORDS,
+}
+MOST_ITEMS = 5_000
+
+
+@dataclass(frozen=True)
+class Style:
+    """How JSON is written: its separators, and llguidance's options that say the same."""
+
+    options: Mapping[str, Any]
+    item_separator: str = ","
+    key_separator: str = ":"
+
+    @property
+    def is_lenient(self) -> bool:
+        """Whether keywords that are not enforced are passed over."""
+        return bool(self.options.get("lenient"))
+
+
+def rules_of(schema: Mapping[str, Any], prefix: str, style: Style) -> tuple[str, Mapping[str, str]] | None:
+    """The name of the first rule and all rules in Lark; None where llguidance reads the schema as it is.
+
+    schema: as `spelled` has it. prefix: of the names of rules. ValueError, in words, for one that cannot be.
+    """
+    if not _is_misread(schema):
+        return None
+    rules = Rules(prefix)
+    first = _Writer(schema, rules, style).value((schema,))
+    finished = rules.finished()
+    if first not in finished:
+        raise MergeError("Unsatisfiable schema: no value fits it")
+    return first, finished
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas inside a schema."""
+    for key in dict.fromkeys((*MAPS, *LISTS, *SINGLE)):
+        inner = schema.get(key)
+        if isinstance(inner, Mapping) and key in MAPS:
+            yield from inner.values()
+        elif isinstance(inner, list) and key in LISTS:
+            yield from inner
+        elif isinstance(inner, Mapping):
+            yield inner
+
+
+def _is_misread(schema: Any) -> bool:
+    """Whether a schema, or one inside it, says what llguidance does not read so."""
+    waiting, num_steps, num_parts = [schema], 0, 0
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, Mapping):
+            continue
+        num_steps += "multipleOf" in each
+        num_parts += "allOf" in each or "$ref" in each
+        if not is_plain(each) or _counts_names(each) or (num_steps > 1 and num_parts):
+            return True
+        waiting += _parts(each)
+    return False
+
+
+def _counts_names(schema: Mapping[str, Any]) -> bool:
+    """Whether the number of properties depends on others than those that must be there."""
+    least, most, required = schema.get("minProperties"), schema.get("maxProperties"), schema.get("required")
+    named = set(required if isinstance(required, list) else ())
+    if isinstance(least, int) and least - len(named) > 1:
+        return True
+    properties = schema.get("properties")
+    optional = set(properties if isinstance(properties, Mapping) else ()) - named
+    return bool(optional) and bool(most is not None or (isinstance(least, int) and least > len(named)))
+
+
+class _Writer:
+    """Makes the rules of a schema's values."""
+
+    def __init__(self, root: Mapping[str, Any], rules: Rules, style: Style) -> None:
+        self._root, self._rules, self._style = root, rules, style
+        self._names: dict[tuple[str, ...], str] = {}
+        self._waiting: list[tuple[str, tuple[Any, ...]]] = []
+        self._is_writing = False
+
+    def value(self, schemas: tuple[Any, ...]) -> str:
+        """The rule for values that all of these schemas fit; the rules that it needs are made before it returns to
+        where none was being made.
+        """
+        texts = dict.fromkeys(json.dumps(each) for each in schemas if each is not True and each != {})
+        key = tuple(texts)
+        if key not in self._names:
+            self._names[key] = self._rules.name()
+            self._waiting.append((self._names[key], tuple(json.loads(text) for text in texts)))
+        if not self._is_writing:
+            self._is_writing = True
+            while self._waiting:
+                name, each = self._waiting.pop()
+                self._rules.rule(self._alternatives(each), name)
+            self._is_writing = False
+        return self._names[key]
+
+    def _alternatives(self, schemas: tuple[Any, ...]) -> list[Alternative]:
+        if not schemas:
+            return [(self._json({}),)]
+        found = cases(schemas, self._root, self._style.is_lenient)
+        return list(dict.fromkeys(each for case in found for each in self._of_case(case)))
+
+    def _of_case(self, case: Case) -> Iterator[Alternative]:
+        types, is_integer = kinds(case)
+        if (values := listed(case)) is not None:
+            for value in values:
+                if kind_of(value) in types:
+                    yield from self._constant(value, case, is_integer)
+            return
+        for kind in types:
+            yield from self._of_kind(kind, case, is_integer)
+
+    def _of_kind(self, kind: str, case: Case, is_integer: bool) -> Iterator[Alternative]:
+        """The values of one type."""
+        about = tuple(each for each in case if any(key in each for key in _ABOUT.get(kind, ())))
+        if kind in ("null", "boolean"):
+            yield from [('"null"',)] if kind == "null" else [('"true"',), ('"false"',)]
+        elif kind == "string":
+            yield from self._text(about)
+        elif kind == "number":
+            yield from self._number(about, is_integer)
+        elif not about:
+            yield (self._json({"type": kind}),)
+        elif kind == "object":
+            style = self._style
+            made = ObjectRules(object_of(about), self._rules, self.value, style.item_separator, style.key_separator)
+            yield made.whole()
+        else:
+            yield self._array(about)
+
+    def _json(self, schema: Mapping[str, Any]) -> str:
+        """A part that llguidance reads as it is, as a rule of its own."""
+        text = json.dumps({**schema, "x-guidance": self._style.options}, ensure_ascii=False)
+        return self._rules.rule([(f"%json {text}",)])
+
+    def _text(self, about: Case, **more: Any) -> Iterator[Alternative]:
+        """Texts: by llguidance, where any is possible."""
+        parts = [{key: each[key] for key in _OF_TEXT if key in each} for each in about]
+        schema: dict[str, Any] = {"type": "string", **more}
+        schema |= parts[0] if len(parts) == 1 else {"allOf": parts} if parts else {}
+        if parts:
+            asked = json.dumps({**schema, "x-guidance": self._style.options})
+            if error := LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(asked)):
+                if "Unsatisfiable schema" in error:
+                    return
+                raise MergeError(error.splitlines()[0].rpartition("failed to compile JSON schema: ")[2])
+        yield (self._json(schema),)
+
+    def _number(self, about: Case, is_integer: bool) -> Iterator[Alternative]:
+        numbers = Numbers(is_integer=is_integer)
+        for each in about:
+            numbers &= numbers_of(each, is_integer)
+        if numbers == Numbers():
+            yield (ANY_NUMBER,)
+        else:
+            yield from number_rule(numbers, self._rules, dict(self._style.options))
+
+    def _constant(self, value: Any, case: Case, is_integer: bool) -> Iterator[Alternative]:
+        """A value that a case names, if it fits the rest of the case."""
+        kind = kind_of(value)
+        about = tuple(each for each in case if any(key in each for key in _ABOUT.get(kind, ())))
+        if kind == "number":
+            read = [numbers_of(each, is_integer) for each in about]
+            number = exact(value, "const")
+            if all(each.holds(number) for each in read) and not (is_integer and number.denominator != 1):
+                yield (literal(value_text(value)),)
+        elif not about:
+            yield (literal(self._written(value)),)
+        elif kind == "string":
+            yield from self._text(about, const=value)
+        else:
+            yield from self._of_kind(kind, (*about, _schema_of(value)), False)
+
+    def _written(self, value: Any) -> str:
+        """A value as JSON."""
+        if isinstance(value, dict):
+            colon = self._style.key_separator
+            inner = (f"{json_text(key)}{colon}{self._written(each)}" for key, each in value.items())
+            return f"{{{self._style.item_separator.join(inner)}}}"
+        if isinstance(value, list):
+            return f"[{self._style.item_separator.join(map(self._written, value))}]"
+        return value_text(value) if kind_of(value) == "number" else json_text(value) if isinstance(value, str) else json.dumps(value)
+
+    def _array(self, about: Case) -> Alternative:
+        """Arrays: the first items, each by its place, and the others."""
+        least, most = 0, None
+        firsts, rests = list[list[Any]](), list[Any]()
+        for each in about:
+            least = max(least, int(each.get("minItems", 0)))
+            if (given := each.get("maxItems")) is not None:
+                most = int(given) if most is None else min(most, int(given))
+            first = each.get("prefixItems", each["items"] if isinstance(each.get("items"), list) else [])
+            rest = each.get("additionalItems", True) if isinstance(each.get("items"), list) else each.get("items", True)
+            firsts.append(first)
+            rests.append(rest)
+        number = max(map(len, firsts))
+        count = max(number, least, most or 0)
+        if count > MOST_ITEMS:
+            raise MergeError(f"minItems and maxItems are at most {MOST_ITEMS:,} here")
+        if most is None:
+            behind = self._rules.name()
+            again = (literal(self._style.item_separator), self.value(tuple(rests)), behind)
+            self._rules.rule([('"]"',), again], behind)
+        else:
+            behind, count = self._rules.rule([('"]"',)]), min(count, most)
+        later = self.value(tuple(rests)) if count > number else ""
+        for at in range(count - 1, -1, -1):
+            places = zip(firsts, rests, strict=True)
+            own = tuple(first[at] if at < len(first) else rest for first, rest in places) if at < number else ()
+            item = self.value(own) if at < number else later
+            comma = (literal(self._style.item_separator),) if at else ()
+            behind = self._rules.rule([*([('"]"',)] if at >= least else []), (*comma, item, behind)])
+        if not count and most is None:
+            return ('"["', self._rules.rule([('"]"',), (self.value(tuple(rests)), behind)]))
+        return ('"["', behind)
+
+
+def _schema_of(value: Any) -> dict[str, Any]:
+    """A schema of objects or arrays that one value fits."""
+    if isinstance(value, dict):
+        inner = {key: {"const": each} for key, each in value.items()}
+        return {"properties": inner, "required": list(value), "additionalProperties": False}
+    return {"prefixItems": [{"const": each} for each in value], "minItems": len(value), "maxItems": len(value)}

@@ -1,0 +1,153 @@
+"""Schemas that hold for one value together, and the cases of which each is one type of value.
+
+`$ref` and `allOf` add schemas, `anyOf` and `oneOf` divide into cases. What is left has only keywords about one type.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from tokenmill.text.schema.numbers import exact
+
+KINDS = ("object", "array", "string", "number", "boolean", "null")
+MOST_CASES = 2_000
+Case = tuple[Mapping[str, Any], ...]
+"""Schemas without references and parts, all of which hold."""
+
+
+class MergeError(ValueError):
+    """Schemas that cannot be put together, with the reason."""
+
+
+def cases(schemas: tuple[Any, ...], root: Mapping[str, Any], lenient: bool) -> list[Case]:
+    """The cases in which schemas hold together. lenient: oneOf is read as anyOf."""
+    base, choices = list[Mapping[str, Any]](), list[tuple[str, list[Any]]]()
+    if not all(_put(each, root, base, choices, set()) for each in schemas):
+        return []
+    found: list[Case] = [tuple(base)]
+    for word, options in choices:
+        parts = [cases((each,), root, lenient) for each in options]
+        if word == "oneOf" and not lenient:
+            _check_apart(parts)
+        found = [(*case, *other) for case in found for part in parts for other in part]
+        if len(found) > MOST_CASES:
+            raise MergeError(f"anyOf and oneOf beside each other make more than {MOST_CASES:,} cases")
+    return found
+
+
+def _put(
+    schema: Any,
+    root: Mapping[str, Any],
+    base: list[Mapping[str, Any]],
+    choices: list[tuple[str, list[Any]]],
+    seen: set[str],
+) -> bool:
+    """Add what a schema says, in its order; False for one that nothing fits."""
+    if isinstance(schema, bool):
+        return schema
+    if not isinstance(schema, Mapping):
+        raise MergeError(f"a schema is an object, or true or false, and not {schema!r:.50}")
+    base.append(schema)
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and value not in seen:
+            seen.add(value)
+            if not _put(target(value, root), root, base, choices, seen):
+                return False
+        elif key == "allOf" and isinstance(value, list):
+            if not all(_put(each, root, base, choices, seen) for each in value):
+                return False
+        elif key in ("anyOf", "oneOf") and isinstance(value, list):
+            choices.append((key, value))
+    return True
+
+
+def target(reference: str, root: Mapping[str, Any]) -> Any:
+    """The schema that a reference names."""
+    found: Any = root
+    for part in unquote(reference).lstrip("#").split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        elif isinstance(found, Mapping) and key in found:
+            found = found[key]
+        else:
+            raise MergeError(f"$ref names {reference[:100]!r}, which is not there")
+    return found
+
+
+def kinds(case: Case) -> tuple[list[str], bool]:
+    """The types of a case's values, and whether its numbers are integers."""
+    found, is_integer = set(KINDS), False
+    for each in case:
+        if (given := each.get("type")) is not None:
+            named = {given} if isinstance(given, str) else set(given)
+            if unknown := sorted(str(name) for name in named if name not in KINDS and name != "integer"):
+                raise MergeError(f"Invalid type: {unknown[0]}")
+            is_integer = is_integer or ("integer" in named and "number" not in named)
+            found &= named | ({"number"} if "integer" in named else set())
+    return [kind for kind in KINDS if kind in found], is_integer
+
+
+def listed(case: Case) -> list[Any] | None:
+    """The values that a case names, if it names any: those of const and enum, of each schema that has them."""
+    found: list[Any] | None = None
+    for each in case:
+        for values in ([each["const"]] if "const" in each else None, each.get("enum")):
+            if isinstance(values, list):
+                found = values if found is None else [one for one in found if any(same(one, other) for other in values)]
+    return found
+
+
+def kind_of(value: Any) -> str:
+    """The type of a value."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    return {str: "string", list: "array", dict: "object"}.get(type(value), "number")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values of JSON are equal; numbers are compared exactly."""
+    if kind_of(one) != kind_of(other):
+        return False
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if kind_of(one) == "number":
+        return exact(one, "const") == exact(other, "const")
+    return bool(one == other)
+
+
+def _check_apart(parts: list[list[Case]]) -> None:
+    """MergeError where a value may fit two options of a oneOf."""
+    for number, part in enumerate(parts):
+        for other in parts[number + 1 :]:
+            if not all(_are_apart(one, two) for one in part for two in other):
+                raise MergeError(
+                    "oneOf constraints are not supported where a value may fit two of its schemas: "
+                    "anyOf says what is meant, or a property whose const differs"
+                )
+
+
+def _are_apart(one: Case, other: Case) -> bool:
+    """Whether types, or named values, of the whole or of a property that it must have, tell two cases apart."""
+    types, others = kinds(one)[0], kinds(other)[0]
+    if not set(types) & set(others):
+        return True
+    values, more = listed(one), listed(other)
+    if values is not None and more is not None:
+        return not any(same(left, right) for left in values for right in more)
+    if types != ["object"] or others != ["object"]:
+        return False
+    return any(_are_apart(_property(one, name), _property(other, name)) for name in {*_required(one), *_required(other)})
+
+
+def _required(case: Case) -> Iterator[str]:
+    for each in case:
+        yield from each.get("required") or ()
+
+
+def _property(case: Case, name: str) -> Case:
+    """What a case says by itself about a property."""
+    found = (each["properties"].get(name) for each in case if isinstance(each.get("properties"), Mapping))
+    return tuple(each for each in found if isinstance(each, Mapping))
