@@ -79,7 +79,7 @@ def command(
         option(
             SAMPLING,
             "--generation-config/--no-generation-config",
-            help="Sample as the files or the maker of the model recommend, unless an option says otherwise; else greedily.",
+            help="Sample as the model or its maker recommends, unless an option says otherwise; else greedily.",
         ),
     ] = True,
     profile: Profile = None,
