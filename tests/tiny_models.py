@@ -103,6 +103,31 @@ def _longrope(original: int, **numbers: float) -> dict[str, Any]:
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 _GROWS = {"llama_4_scaling_beta": 0.3}
+_QWEN_VISION = {
+    "depth": 1,
+    "embed_dim": 16,
+    "hidden_size": 48,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "fullatt_block_indexes": [0],
+}
+_QWEN3_VISION = {
+    "depth": 2,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+
+
+def _sections(*widths: int, **numbers: Any) -> dict[str, Any]:
+    """A rope whose three positions each turn so many entries of a head."""
+    return {"rope_parameters": _PLAIN_ROPE | {"mrope_section": list(widths)} | numbers}
+
+
 _ALPHA = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}}
 
 # name → (model_type, config): every family, and every departure that a family's config can make.
@@ -273,6 +298,34 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3-mistral": (
         "mistral3",
         {"text_config": _LLAMA | {"model_type": "mistral"}, "vision_config": _GEMMA_VISION["vision_config"]},
+    ),
+    "qwen2_vl": ("qwen2_vl", {"text_config": _LLAMA | _sections(1, 1, 2), "vision_config": _QWEN_VISION}),
+    "qwen2_vl-window": (
+        "qwen2_vl",
+        {
+            "text_config": _LLAMA
+            | _sections(2, 1, 1, **_YARN)
+            | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+            "vision_config": _QWEN_VISION,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2_5_vl": ("qwen2_5_vl", {"text_config": _LLAMA | _sections(1, 1, 2), "vision_config": _QWEN_VISION}),
+    "qwen3_vl": (
+        "qwen3_vl",
+        {"text_config": _LLAMA | _sections(2, 2, 2) | {"head_dim": 12}, "vision_config": _QWEN3_VISION},
+    ),
+    "qwen3_vl-bias": (
+        "qwen3_vl",
+        {
+            "text_config": _LLAMA | _sections(3, 2, 1) | {"head_dim": 12, "attention_bias": True},
+            "vision_config": _QWEN3_VISION,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        {"text_config": _MIXTURE | _sections(2, 2, 2) | {"head_dim": 12}, "vision_config": _QWEN3_VISION},
     ),
     "dots1": ("dots1", _LLAMA | _SIGMOID | {"head_dim": 12, "norm_topk_prob": True}),
     "dots1-departures": (

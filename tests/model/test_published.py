@@ -26,7 +26,7 @@ def counted(config):
     with torch.device("meta"):
         model = auto_class(config).from_config(config)
     model.tie_weights()
-    tower = ("vision", "multi_modal", "audio")
+    tower = ("vision", "visual", "multi_modal", "audio")
     parameters = {id(each): each for name, each in model.named_parameters() if not any(part in name for part in tower)}
     corrections = [each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")]
     return sum(each.numel() for each in [*parameters.values(), *corrections])

@@ -29,8 +29,8 @@ def in_layout(checkpoint: Checkpoint, family: Family) -> Checkpoint:
 
 
 def in_hugging_face_layout(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint as a directory has it."""
-    return in_layout(checkpoint, find_family(checkpoint.config))
+    """The checkpoint as a directory has it; of a model that sees, as one of the text part alone."""
+    return in_layout(checkpoint, find_family({"model_type": read_config(checkpoint.config).family}))
 
 
 class RelaidCheckpoint(Checkpoint):

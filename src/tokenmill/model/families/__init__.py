@@ -27,6 +27,9 @@ from tokenmill.value_reader import ValueReader, brief
 __all__ = ["Family", "InGGUF", "TextPart", "architectures", "find_family", "gguf_facts", "in_gguf", "read_config"]
 
 
+_OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
+
+
 @dataclass(frozen=True)
 class TextPart:
     """Where the text part of a model lies that sees or hears, too; nothing else of the model is read.
@@ -35,6 +38,9 @@ class TextPart:
     config.json, under which the config of that part stands. default: that config where there is none. ignored: keys of
     the other parts. tied: whether the whole has its embeddings for a head where it does not say so; what the text part
     says of itself does not count. untied_by_null: whether null says that it has not; otherwise null is refused.
+    is_flat: whether older files have the keys of that part outside, and inside whether the whole is tied; what stands
+    inside goes first. read_as: the family of the text part, where that is not its `model_type`. words: makes its config
+    of that of the text part.
     """
 
     families: tuple[str, ...]
@@ -43,6 +49,9 @@ class TextPart:
     default: Mapping[str, Any] = field(default_factory=dict)
     tied: bool = True
     untied_by_null: bool = False
+    is_flat: bool = False
+    read_as: str | None = None
+    words: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
 
     def flatten(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The config of the text part, with what stands outside of it and holds for it. CheckpointError for a key that
@@ -59,7 +68,11 @@ class TextPart:
             tied = False
         left = ("model_type", self.key, *self.ignored)
         shared = {key: value for key, value in config.items() if key not in left and value is not None}
-        return {**inner.values, tie: tied, **shared, "model_type": family}
+        if self.is_flat:
+            tied = inner.flag(tie, tied)
+            shared = {key: value for key, value in shared.items() if key in _OF_WHOLE or key not in inner.values}
+        found = self.words({**inner.values, tie: tied, **shared})
+        return {**found, "model_type": self.read_as or family}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Qwen2-MoE has a shared expert beside them, behind a gate of its own.
 """
 
+from functools import partial
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, QKNorm
@@ -69,9 +70,8 @@ def _qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
-def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+def read_gguf(keys: GGUFKeys, is_qwen3: bool) -> dict[str, Any]:
     """Qwen2's weights of chosen experts are not normed, Qwen3's are, in llama.cpp's code."""
-    is_qwen3 = keys.family == "qwen3_moe"
     config = like_llama(keys) | {
         "num_experts": keys.count("expert_count"),
         "num_experts_per_tok": keys.count("expert_used_count"),
@@ -106,7 +106,9 @@ QWEN2_MOE = Family(
         "qkv_bias": True,
         "shared_expert_intermediate_size": 5632,
     },
-    gguf=InGGUF("qwen2moe", read=_read_gguf, metadata=expert_metadata, needs=("own head", "square")),
+    gguf=InGGUF(
+        "qwen2moe", read=partial(read_gguf, is_qwen3=False), metadata=expert_metadata, needs=("own head", "square")
+    ),
     also=PACKED_EXPERTS,
 )
 QWEN3_MOE = Family(
@@ -121,6 +123,6 @@ QWEN3_MOE = Family(
     },
     aliases={"num_local_experts": "num_experts"},  # transformers 5 writes this name, everybody else the other one
     harmless=("max_window_layers",),  # Qwen's files have it, and its window is that of all layers
-    gguf=InGGUF("qwen3moe", read=_read_gguf, metadata=expert_metadata, needs=("no o_bias",)),
+    gguf=InGGUF("qwen3moe", read=partial(read_gguf, is_qwen3=True), metadata=expert_metadata, needs=("no o_bias",)),
     also=PACKED_EXPERTS,
 )
