@@ -506,6 +506,23 @@ def test_numbers_of_xielu_are_those_of_transformers():
         config_of("apertus", RMS, xielu__beta=[0.5, 0.6])
 
 
+@pytest.mark.parametrize(("arch", "family"), [("qwen2vl", "qwen2"), ("qwen3vl", "qwen3")])
+def test_the_text_part_of_qwen_that_sees_is_qwen(arch, family):
+    """llama.cpp gives a token of text equal positions in all sections, and adds nothing to its first layers."""
+    sections = gguf.Keys.Rope.DIMENSION_SECTIONS.removeprefix("{arch}.")
+    deepstack = gguf.Keys.LLM.NUM_DEEPSTACK_LAYERS.removeprefix("{arch}.")
+    found = config_of(arch, RMS | {sections: [4, 2, 2, 0], deepstack: 3})
+    assert found == LLAMA | {"model_type": family}
+    assert arch in gguf.MODEL_ARCH_NAMES.values()
+
+
+def test_the_text_part_of_qwen_that_sees_may_have_experts():
+    experts = EXPERTS | {"expert_feed_forward_length": 40}
+    found = config_of("qwen3vlmoe", experts | {"rope.dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3})
+    assert found == config_of("qwen3moe", experts)
+    assert found["model_type"] == "qwen3_moe" and found["norm_topk_prob"] is True
+
+
 # The metadata of two files of IBM's, shortened to what this architecture is read by: 4.0 micro has Mamba's sizes too.
 GRANITE_40_MICRO = {
     "attention.head_count": 40,

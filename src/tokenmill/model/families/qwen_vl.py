@@ -41,7 +41,8 @@ _DEFAULTS_MOE = {
 def _plain(config: Mapping[str, Any], defaults: Mapping[str, Any], theta: float) -> dict[str, Any]:
     """The config of the text part in the words of the family that it is, without sections of the rope."""
     given = {key: value for key, value in config.items() if value is not None or key not in _OR_NULL}
-    values = {key: value for key, value in {**defaults, **given}.items() if key not in _SEEN}
+    known = {key: value for key, value in defaults.items() if value is not None}
+    values = {key: value for key, value in {**known, **given}.items() if key not in _SEEN}
     older, newer = values.pop("rope_scaling", None), values.pop("rope_parameters", None)
     rope = older or newer or {}
     if not isinstance(rope, Mapping):
