@@ -50,8 +50,8 @@ def _plain(config: Mapping[str, Any], defaults: Mapping[str, Any], theta: float)
     rope = {key: value for key, value in rope.items() if key not in _SECTIONS}
     rope |= {key: "default" for key in ("type", "rope_type") if rope.get(key) == "mrope"}
     if rope.get("rope_theta") is None:
-        given = values.pop("rope_theta", None)
-        rope["rope_theta"] = theta if given is None else given
+        beside = values.pop("rope_theta", None)
+        rope["rope_theta"] = theta if beside is None else beside
     return {**values, "rope_parameters": rope}
 
 
