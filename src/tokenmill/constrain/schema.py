@@ -67,7 +67,9 @@ def read_schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
 def _rebuilt(
     value: Any, path: Path, endless: Collection[Path], dropped: Collection[Path], nodes: Collection[Path]
 ) -> Any:
-    """A value of JSON with false in `endless` places and without `dropped` ones, and schemas as llguidance reads them."""
+    """A value of JSON with false in `endless` places, without `dropped` ones, and with the schemas at `nodes` as
+    llguidance is to read them.
+    """
     if path in endless:
         return False
     if isinstance(value, dict):

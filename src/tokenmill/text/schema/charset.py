@@ -67,7 +67,9 @@ def folded(ranges: Ranges) -> Ranges:
 
 def _cases(letter: str) -> list[str]:
     """The other case of a letter, where it is one character and its other case is this letter again."""
-    return [each for each in (letter.lower(), letter.upper()) if len(each) == 1 and letter in (each.upper(), each.lower())]
+    return [
+        each for each in (letter.lower(), letter.upper()) if len(each) == 1 and letter in (each.upper(), each.lower())
+    ]
 
 
 ANY = ranges_of(_ALL)

@@ -25,7 +25,9 @@ def decimals(low: Fraction | None, high: Fraction | None) -> str:
     """The numbers between that are written with a decimal point; empty if there is none."""
     parts = []
     if low is None or low < 0:
-        below = _fractions(max(Fraction(0), -high) if high is not None else Fraction(0), -low if low is not None else None)
+        below = _fractions(
+            max(Fraction(0), -high) if high is not None else Fraction(0), -low if low is not None else None
+        )
         parts += [f"-{_one_of(below)}"] if below else []
     if high is None or high >= 0:
         parts += _fractions(max(low or Fraction(0), Fraction(0)), high)
@@ -38,7 +40,9 @@ def exponents(low: Fraction | None, high: Fraction | None) -> str:
         return ""
     parts = []
     if low is None or low < 0:
-        below = _scientific(max(Fraction(0), -high) if high is not None else Fraction(0), -low if low is not None else None)
+        below = _scientific(
+            max(Fraction(0), -high) if high is not None else Fraction(0), -low if low is not None else None
+        )
         parts += [f"-{_one_of(below)}"] if below else []
     if high is None or high > 0:
         parts += _scientific(max(low or Fraction(0), Fraction(0)), high)

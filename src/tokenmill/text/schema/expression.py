@@ -10,7 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tokenmill.text.schema.charset import ANY, LINES, Ranges, folded, inverted, kind, letters, ranges_of, without, written, xgrammar_kind
+from tokenmill.text.schema.charset import (
+    ANY,
+    LINES,
+    Ranges,
+    folded,
+    inverted,
+    kind,
+    letters,
+    ranges_of,
+    without,
+    written,
+    xgrammar_kind,
+)
 
 
 class PatternError(ValueError):
@@ -167,7 +179,9 @@ class _Reader:
 
     def _refuse_mark(self, mark: str) -> None:
         if mark in ("?=", "?!", "?<=", "?<!"):
-            raise PatternError(f"look-around, as ({mark} is, is not possible: an expression looks neither ahead nor back")
+            raise PatternError(
+                f"look-around, as ({mark} is, is not possible: an expression looks neither ahead nor back"
+            )
         raise PatternError(f"({mark} is not possible")
 
     def _set(self, flags: _Flags) -> Node:

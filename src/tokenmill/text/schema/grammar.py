@@ -153,7 +153,7 @@ class _Writer:
             made = ObjectRules(object_of(about), self._rules, self.value, style.item_separator, style.key_separator)
             yield made.whole()
         else:
-            yield self._array(about)
+            yield from self._array(about)
 
     def _json(self, schema: Mapping[str, Any]) -> str:
         """A part that llguidance reads as it is, as a rule of its own."""
@@ -206,9 +206,15 @@ class _Writer:
             return f"{{{self._style.item_separator.join(inner)}}}"
         if isinstance(value, list):
             return f"[{self._style.item_separator.join(map(self._written, value))}]"
-        return value_text(value) if kind_of(value) == "number" else json_text(value) if isinstance(value, str) else json.dumps(value)
+        return (
+            value_text(value)
+            if kind_of(value) == "number"
+            else json_text(value)
+            if isinstance(value, str)
+            else json.dumps(value)
+        )
 
-    def _array(self, about: Case) -> Alternative:
+    def _array(self, about: Case) -> Iterator[Alternative]:
         """Arrays: the first items, each by its place, and the others."""
         least, most = 0, None
         firsts, rests = list[list[Any]](), list[Any]()
@@ -220,6 +226,8 @@ class _Writer:
             rest = each.get("additionalItems", True) if isinstance(each.get("items"), list) else each.get("items", True)
             firsts.append(first)
             rests.append(rest)
+        if most is not None and most < least:
+            return
         number = max(map(len, firsts))
         count = max(number, least, most or 0)
         if count > MOST_ITEMS:
@@ -238,8 +246,8 @@ class _Writer:
             comma = (literal(self._style.item_separator),) if at else ()
             behind = self._rules.rule([*([('"]"',)] if at >= least else []), (*comma, item, behind)])
         if not count and most is None:
-            return ('"["', self._rules.rule([('"]"',), (self.value(tuple(rests)), behind)]))
-        return ('"["', behind)
+            behind = self._rules.rule([('"]"',), (self.value(tuple(rests)), behind)])
+        yield ('"["', behind)
 
 
 def _schema_of(value: Any) -> dict[str, Any]:

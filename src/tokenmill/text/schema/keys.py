@@ -32,17 +32,13 @@ def of_others(named: Collection[str], patterns: Collection[str]) -> str:
     return _but(NAME, named, patterns)
 
 
-def classes(number: int, key: str) -> list[tuple[str, str]]:
-    """Terminals that divide the names of a terminal, each with one for all names but its own.
-
-    number: how many names must differ, 2 or 3. Names are told apart by their first and last letters.
-    """
+def classes(number: int) -> list[str]:
+    """Terminals that divide names by their first and last letters. number: how many names must differ, 2 or 3."""
     sets = _buckets(_BUCKETS[number])
     made = []
     for (at, first), (end, last) in product(enumerate(sets), repeat=2):
         rest = f"(?:(?:{quoted(ANY)})*{last})" + ("?" if at == end else "")
-        own = f'/"{first}{rest}"/'
-        made.append((f"({key}) & {own}", f'({key}) & ~{own} & ~/""/'))
+        made.append(f'/"{first}{rest}"/')
     return made
 
 
@@ -54,7 +50,9 @@ def _buckets(number: int) -> list[str]:
 
 
 def _but(terminal: str, named: Collection[str], patterns: Collection[str]) -> str:
-    taken = ["".join(quoted(letters(each)) for each in name) for name in named] + [in_json(anywhere(each)) for each in patterns]
+    taken = ["".join(quoted(letters(each)) for each in name) for name in named] + [
+        in_json(anywhere(each)) for each in patterns
+    ]
     return f'{terminal} & ~/"(?:{"|".join(taken)})"/' if taken else terminal
 
 

@@ -102,7 +102,8 @@ def kind_of(value: Any) -> str:
     """The type of a value."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
-    return {str: "string", list: "array", dict: "object"}.get(type(value), "number")
+    named: tuple[tuple[type, str], ...] = ((str, "string"), (list, "array"), (dict, "object"))
+    return next((name for kind, name in named if isinstance(value, kind)), "number")
 
 
 def same(one: Any, other: Any) -> bool:
@@ -139,7 +140,9 @@ def _are_apart(one: Case, other: Case) -> bool:
         return not any(same(left, right) for left in values for right in more)
     if types != ["object"] or others != ["object"]:
         return False
-    return any(_are_apart(_property(one, name), _property(other, name)) for name in {*_required(one), *_required(other)})
+    return any(
+        _are_apart(_property(one, name), _property(other, name)) for name in {*_required(one), *_required(other)}
+    )
 
 
 def _required(case: Case) -> Iterator[str]:

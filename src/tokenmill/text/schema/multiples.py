@@ -192,7 +192,7 @@ class _Reader:
         at = state.behind or 0
         if low < 0 or high > 0 or (low == 0 and self._low[1][at:].strip("0")):
             return False
-        return state.remainder * 10 ** (self._places_behind - at) % self._of.coefficient == 0
+        return bool(state.remainder * 10 ** (self._places_behind - at) % self._of.coefficient == 0)
 
 
 def _digits(found: list[int]) -> str:

@@ -79,13 +79,13 @@ def _spellings(value: Fraction, is_integer: bool) -> str:
 
 
 def _by_llguidance(numbers: Numbers, json_options: dict[str, Any]) -> str:
-    """The multiples of a step with more remainders than rules are made for. NumberError where llguidance cannot do it."""
+    """The multiples of a step with more remainders than there are rules for. NumberError where it cannot do it."""
     assert numbers.step is not None
     keywords = {"minimum": numbers.low, "maximum": numbers.high}
     schema: dict[str, Any] = {"type": "integer" if numbers.is_integer else "number", "multipleOf": int(numbers.step)}
     is_possible = numbers.step.denominator == 1 and numbers.step <= _LARGEST_STEP
-    for keyword, bound in keywords.items():
-        if bound is not None:
+    for keyword, given in keywords.items():
+        if (bound := given) is not None:
             if bound.denominator != 1 and numbers.is_integer:
                 bound = Fraction(math.ceil(bound) if keyword == "minimum" else math.floor(bound))
             is_possible = is_possible and bound.denominator == 1 and abs(bound) <= SAFE

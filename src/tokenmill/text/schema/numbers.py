@@ -61,7 +61,7 @@ class Numbers:
 
 def exact(value: Any, keyword: str) -> Fraction:
     """The number that a keyword has; NumberError for what is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise NumberError(f"{keyword} is no number: {value!r:.50}")
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
 
@@ -73,9 +73,10 @@ def numbers_of(schema: Mapping[str, Any], is_integer: bool) -> Numbers:
     low = _bound(schema, "minimum", "exclusiveMinimum", 1, is_integer)
     high = _bound(schema, "maximum", "exclusiveMaximum", -1, is_integer)
     step = None
-    if "multipleOf" in schema:
-        if math.isinf(schema["multipleOf"]) or not (step := abs(exact(schema["multipleOf"], "multipleOf"))):
-            raise NumberError(f"multipleOf is no step: {schema['multipleOf']!r}")
+    if (given := schema.get("multipleOf")) is not None:
+        step = abs(exact(given, "multipleOf"))
+        if not step:
+            raise NumberError("multipleOf is 0, of which nothing but 0 is a multiple")
     return Numbers(low, high, step, None, is_integer)
 
 
@@ -132,7 +133,12 @@ def is_plain(schema: Mapping[str, Any]) -> bool:
         if keyword.startswith("exclusive") and schema.get("type") != "integer":
             return False
         most = MOST_STEP if keyword == "multipleOf" else SAFE
-        if not math.isfinite(value) or value != int(value) or abs(value) > most or (keyword == "multipleOf" and not value):
+        if (
+            not math.isfinite(value)
+            or value != int(value)
+            or abs(value) > most
+            or (keyword == "multipleOf" and not value)
+        ):
             return False
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return all(map(is_plain_value, values if isinstance(values, list) else ()))

@@ -1,4 +1,4 @@
-"""The rules of objects: properties in the schema's order, and others behind them, counted where their number matters."""
+"""The rules of objects: properties in the schema's order, and others behind them, counted where that matters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from tokenmill.text.schema.pattern import matches
 from tokenmill.text.schema.rules import Alternative, Rules, json_text, literal
 
 MOST_COUNTED = 1_000
-_MOST_DIFFERENT = 3
+MOST_DIFFERENT = 3
 
 ValueRule = Callable[[tuple[Any, ...]], str]
 """Makes the rule of a value for which schemas hold together."""
@@ -18,13 +18,17 @@ ValueRule = Callable[[tuple[Any, ...]], str]
 
 @dataclass
 class Object:
-    """The schemas of an object's properties: of named ones, and of others by the terminal of their names."""
+    """The schemas of an object's properties: of named ones, and of others by the terminal of their names.
+
+    is_open: names that fit no pattern are possible.
+    """
 
     named: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     required: set[str] = field(default_factory=set)
     others: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     least: int = 0
     most: int | None = None
+    is_open: bool = False
 
 
 def object_of(case: Case) -> Object:
@@ -42,7 +46,10 @@ def object_of(case: Case) -> Object:
     for pattern in patterns:
         if terminal := of_pattern(pattern, made.named, [text for text in patterns if text != pattern]):
             made.others.append((terminal, tuple(_of_pattern(each, pattern) for each in case)))
-    if terminal := of_others(made.named, patterns):
+    if (terminal := of_others(made.named, patterns)) and not any(
+        each.get("additionalProperties") is False for each in case
+    ):
+        made.is_open = True
         made.others.append((terminal, tuple(each.get("additionalProperties", True) for each in case)))
     return made
 
@@ -99,66 +106,66 @@ class ObjectRules:
 
     def _last(self, count: int, is_first: bool) -> str:
         """The rule for other properties and the end."""
-        most = None if self._it.most is None else self._it.most - count
-        if most is not None and most < 0:
-            return self._rules.rule([])
         needed = max(0, self._it.least - count)
-        if needed > 1:
-            return self._different(needed, is_first, most)
+        most = None if self._it.most is None else self._it.most - count
+        if most is not None and most < needed:
+            return self._rules.rule([])
+        return self._different(needed, is_first, most) if needed > 1 else self._others_and_end(needed, is_first, most)
+
+    def _others_and_end(self, needed: int, is_first: bool, most: int | None) -> str:
+        """The rule for others, of which one is needed or none, up to a number."""
+        end: list[Alternative] = [('"}"',)]
         if most is None:
             loop = self._rules.name()
-            self._rules.rule([('"}"',), *((self._comma, *item, loop) for item in self._items())], loop)
+            self._rules.rule([*end, *self._items(False, loop)], loop)
         else:
-            loop = self._rules.rule([('"}"',)])
+            loop = self._rules.rule(end)
             for _ in range(most - 1):
-                loop = self._rules.rule([('"}"',), *((self._comma, *item, loop) for item in self._items())])
+                loop = self._rules.rule([*end, *self._items(False, loop)])
+        return self._rules.rule([*([] if needed else end), *([] if most == 0 else self._items(is_first, loop))])
+
+    def _items(self, is_first: bool, behind: str, which: str = "") -> list[Alternative]:
+        """One more property, whose name is one of these, and what is behind it."""
         comma = () if is_first else (self._comma,)
-        begun = [] if most == 0 else [(*comma, *item, loop) for item in self._items()]
-        return self._rules.rule([*([] if needed else [('"}"',)]), *begun])
-
-    def _items(self) -> list[Alternative]:
-        return [(self._terminal(name), self._colon, rule) for name, rule in self._others]
-
-    def _terminal(self, expression: str) -> str:
-        return self._rules.terminal(expression)
+        return [
+            (*comma, self._rules.terminal(f"({name}) & {which}" if which else name), self._colon, rule, behind)
+            for name, rule in self._others
+        ]
 
     def _different(self, needed: int, is_first: bool, most: int | None) -> str:
-        """The rule for as many other properties as are needed, whose names differ: a name that is there already counts
-        once. They are told apart by their first and last letters.
+        """The rule for as many others as are needed, whose names differ: a name that is there already counts once.
+        They are told apart by their first and last letters.
         """
-        if needed > _MOST_DIFFERENT or most is not None or len(self._others) > 1:
-            raise MergeError(
-                f"minProperties asks for {needed} properties that have no name in the schema: "
-                f"that their names differ can be seen to for {_MOST_DIFFERENT}, without patternProperties or maxProperties"
-            )
         if not self._others:
             return self._rules.rule([])
-        (key, value), comma = self._others[0], (self._comma,)
-        anything = self._last(self._it.least, False)
-        divided = [tuple(map(self._terminal, each)) for each in classes(needed, key)]
-        item = (self._colon, value)
-        if needed == 2:
-            return self._first_of_two(divided, item, is_first, anything)
-        made = list[Alternative]()
-        for number, (own, _) in enumerate(divided):
-            second = self._rules.name()
-            later = list[Alternative]([(*comma, own, *item, second)])
-            for at, (other, _) in enumerate(divided):
-                if at != number:
-                    third = self._rules.name()
-                    both = [(*comma, each, *item, third) for each in (own, other)]
-                    rest = [(*comma, each, *item, anything) for to, (each, _) in enumerate(divided) if to not in (number, at)]
-                    self._rules.rule([*both, *rest], third)
-                    later.append((*comma, other, *item, third))
-            self._rules.rule(later, second)
-            made.append((*(() if is_first else comma), own, *item, second))
-        return self._rules.rule(made)
+        if needed > MOST_DIFFERENT or not self._it.is_open:
+            raise MergeError(
+                f"minProperties asks for {needed} properties that have no name in the schema; that their names differ "
+                f"is seen to for {MOST_DIFFERENT}, and not where patternProperties alone say what names are possible"
+            )
+        behind = self._others_and_end(0, False, None if most is None else most - needed)
+        return self._apart(classes(needed), frozenset(), needed, is_first, behind, {}, may_repeat=most is None)
 
-    def _first_of_two(self, divided: list[tuple[str, ...]], item: Alternative, is_first: bool, anything: str) -> str:
-        """The rule where two names must differ."""
-        made = list[Alternative]()
-        for own, others in divided:
-            second = self._rules.name()
-            self._rules.rule([(self._comma, own, *item, second), (self._comma, others, *item, anything)], second)
-            made.append((*(() if is_first else (self._comma,)), own, *item, second))
-        return self._rules.rule(made)
+    def _apart(
+        self,
+        divided: list[str],
+        seen: frozenset[int],
+        needed: int,
+        is_first: bool,
+        behind: str,
+        known: dict[frozenset[int], str],
+        *,
+        may_repeat: bool,
+    ) -> str:
+        """The rule for names of classes that were not seen yet. may_repeat: and of those that were."""
+        if len(seen) == needed:
+            return behind
+        if seen not in known:
+            known[seen] = self._rules.name()
+            made = list[Alternative]()
+            for number, each in enumerate(divided):
+                if number not in seen or may_repeat:
+                    later = self._apart(divided, seen | {number}, needed, False, behind, known, may_repeat=may_repeat)
+                    made += self._items(is_first, later, each)
+            self._rules.rule(made, known[seen])
+        return known[seen]

@@ -52,7 +52,9 @@ class Rules:
         terminals = {name: expression for expression, name in self._terminals.items()}
         return terminals | {
             name: " | ".join(
-                " ".join(each) or '""' for each in self._rules[name] or () if all(self._can(part, kept) for part in each)
+                " ".join(each) or '""'
+                for each in self._rules[name] or ()
+                if all(self._can(part, kept) for part in each)
             )
             for name in self._rules
             if name in kept
@@ -76,5 +78,7 @@ class Rules:
             name = waiting.pop()
             if name not in kept:
                 kept.add(name)
-                waiting += [user for user, needed in users.get(name, ()) if user not in kept and kept.issuperset(needed)]
+                waiting += [
+                    user for user, needed in users.get(name, ()) if user not in kept and kept.issuperset(needed)
+                ]
         return kept

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.text.schema.expression import PatternError
-from tokenmill.text.schema.formats import FORMATS
+from tokenmill.text.schema.formats import FORMATS, LONGEST
 from tokenmill.text.schema.pattern import of_schema
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -19,8 +19,11 @@ def spelled(schema: Mapping[str, Any]) -> dict[str, Any]:
     """One schema, without those inside it. PatternError for an expression that is refused."""
     made = dict(schema)
     texts = [made["pattern"]] if isinstance(made.get("pattern"), str) else []
-    if isinstance(made.get("format"), str) and made["format"] in FORMATS:
-        texts.append(FORMATS[made.pop("format")])
+    if isinstance(given := made.get("format"), str):
+        if given in LONGEST and isinstance(most := made.get("maxLength", LONGEST[given]), int):
+            made["maxLength"] = min(most, LONGEST[given])
+        if given in FORMATS:
+            texts.append(FORMATS[made.pop("format")])
     expressions = [_expression(text) for text in texts]
     if expressions:
         made["pattern"] = expressions[0]

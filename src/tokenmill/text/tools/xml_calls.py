@@ -4,16 +4,15 @@ A text ends at the first closing tag after which the call can go on, so that one
 does no harm; a closing tag that stands twice is read once. The grammar admits no closing tag inside a text.
 """
 
-import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.text.schema.pattern import anywhere, plain
 from tokenmill.text.tools.functions import Function, refuse_grammar, refuse_if_strict
 from tokenmill.text.tools.json_scanner import JsonScanner
 from tokenmill.text.tools.kinds import kinds_of, resolved, texts_of, unenforced, with_definitions
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice, escaped, quoted
-from tokenmill.text.tools.lark_pattern import grouped
 from tokenmill.text.tools.named_calls import read_name
 from tokenmill.text.tools.source import SPACES, Reading, Source
 from tokenmill.text.tools.tool_format import Taker
@@ -148,13 +147,10 @@ class XmlCall:
 
         ValueError for a pattern that is none.
         """
-        has_end = re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern) is not None
-        first, last = "" if pattern.startswith("^") else ANYTHING, "" if has_end else ANYTHING
-        inner = pattern.removeprefix("^").removesuffix("$" * has_end)
-        inner = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", grouped(inner))
+        inner = plain(anywhere(pattern))
         end, pad = escaped(self.value_end), escaped(self.pad)
         before = f" & ~/({ANYTHING}[^{pad}])?{end}/" if pad else ""
-        return f"/({first}{inner}{last}){pad}{end}/ & ~/{ANYTHING}{end}(.|\\n)+/{before}"
+        return f"/({inner}){pad}{end}/ & ~/{ANYTHING}{end}(.|\\n)+/{before}"
 
     def _key(self, source: Source) -> Generator[None, None, str | None]:
         """Read a key and what ends it; None where there is no such thing."""
