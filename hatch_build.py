@@ -33,11 +33,15 @@ LIBRARY = ROOT / "src" / "tokenmill" / "kernels" / "libtokenmill.so"
 # -fno-strict-aliasing: rows of the cache are read as words of 32 bits, whatever they hold.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", f"-I{SOURCES}"]
 FLAGS += ["-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing", f"-ffile-prefix-map={ROOT}=."]
-AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c".split()
-X86 = {
-    "amx": [*AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
-    "avx512": AVX512,
-    "avx2": "-mavx2 -mfma -mf16c".split(),
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+X86 = {  # native/kernels/builds.cpp has the features of a processor that each needs
+    "amx": [*AVX512, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
+    "avx512": [*AVX512, "-mavx512vnni", "-mavx512bf16"],
+    "avx512_vnni": [*AVX512, "-mavx512vnni"],
+    "avx512_core": AVX512,
+    "avx2_vnni": [*AVX2, "-mavxvnni"],
+    "avx2": AVX2,
 }
 ARM = {"dotprod": ["-march=armv8.2-a+dotprod"]}
 MACHINES = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}

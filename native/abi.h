@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 16 };
+enum { TM_ABI = 17 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: the residual
@@ -148,8 +148,14 @@ typedef struct {
 int tm_abi(void);
 // Size of each struct, and offset and size of each field, a line each: "TmUnit 0 32", "TmUnit.data 0 8".
 const char* tm_layout(void);
-// Name of the best build that this processor can run.
+// Name of the build that models take which name none: the best that this processor runs, or the one that was chosen.
 const char* tm_best_build(void);
+// The features of this processor that some build needs, as Linux names them, with a space between two.
+const char* tm_features(void);
+// Names of the builds that a processor with these features runs, null: this one; the best first, with a space between two.
+void tm_builds(const char* features, char* names, int bytes);
+// Chooses the build of models that name none, for this process. 0, or 1 with the reason in `why`.
+int tm_choose_build(const char* build, char* why, int why_bytes);
 // Null where the model cannot be made; `why` then has the reason in one line. With several ranks it waits for all of them.
 void* tm_make(const TmModel* model, char* why, int why_bytes);
 // 0, or 1 with the reason in `why`. A model runs one step at a time.

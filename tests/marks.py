@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 
 from tests.tiny_models import KINDS
-from tokenmill.kernels.native_library import why_not
+from tokenmill.kernels.native_library import builds, why_not
 
 needs_native = pytest.mark.skipif(why_not() is not None, reason=f"the library {why_not()}")
+
+
+def skip_unless_it_runs(build: str) -> None:
+    """Skip the test where this processor does not run a build of the native program."""
+    if build not in builds():
+        pytest.skip(f"this processor does not run {build}")
+
 
 QUICK_FAMILIES = ("llama", "mixtral")
 """Families for which everything is tried: a plain one, and one whose rows are computed by experts."""

@@ -133,7 +133,7 @@ void fit_grid(const float* numbers, int64_t rows, int inputs, int bits, int kind
   for (int i = 0; i < inputs; i++) total += weights[i];
   const GridGroup group{scratch, weights, inputs, set1((float)((1 << bits) - 1))};
   for (int64_t row = 0; row < rows; row += TILE) {
-    const int64_t count = rows - row < TILE ? rows - row : TILE;
+    const int64_t count = rows - row < TILE ? rows - row : (int64_t)TILE;
     to_lanes(numbers + row, rows, inputs, count, scratch);
     const Grid found = fit_group(group, kind, set1(total));
     alignas(64) float lanes[2 * TILE];

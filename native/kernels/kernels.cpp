@@ -7,6 +7,7 @@
 
 #include "attention/attend.h"
 #include "products/products.h"
+#include "kernels/begin_step.h"
 #include "kernels/fit_grid.h"
 #include "kernels/quantize.h"
 #include "kernels/round_group.h"

@@ -1,7 +1,6 @@
 // The table of functions that one build of the kernels offers, and the types that they share with the rest.
 //
-// kernels.cpp is compiled once per instruction set ("amx", "avx512", "avx2", "dotprod", "portable"); plan/model.cpp picks a table when a
-// model is made. A kernel works on one row, one or two tiles of weights, or one attention job; it knows nothing of models,
+// kernels.cpp is compiled once per instruction set; builds.cpp picks a table when a model is made. A kernel works on one row, one or two tiles of weights, or one attention job; it knows nothing of models,
 // steps or threads. The order of every sum depends on the model's shape alone, so that a row's bits do not depend on the rows
 // beside it.
 #pragma once
@@ -90,9 +89,10 @@ struct AttentionJob {
 
 struct Kernels {
   const char* name;
-  // Called by every thread around the operations of a step: they configure and release the matrix unit.
-  void (*begin_step)();
-  void (*end_step)();
+  // Called by every thread around the operations of a step: they configure and release the matrix unit, and have subnormal
+  // numbers count as zero. The second takes what the first returns.
+  uint64_t (*begin_step)();
+  void (*end_step)(uint64_t mode);
   // By scheme: out[t * stride + row] for the 16 rows of each of one or two tiles and the tokens [first, first + count).
   void (*product[NUM_SCHEMES])(const uint8_t* weights, int tiles, const Activations& x, int first, int count, float* out,
                                int stride);
@@ -122,4 +122,5 @@ struct Kernels {
                       const float* factor, float* scratch, uint8_t* codes, float* errors);
 };
 
-extern "C" const Kernels kernels_portable, kernels_dotprod, kernels_avx2, kernels_avx512, kernels_amx;
+extern "C" const Kernels kernels_portable, kernels_dotprod, kernels_avx2, kernels_avx2_vnni, kernels_avx512_core, kernels_avx512_vnni,
+    kernels_avx512, kernels_amx;

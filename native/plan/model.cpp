@@ -2,27 +2,11 @@
 #include "plan/model.h"
 
 #include <numeric>
-#include <stdexcept>
-#include <string>
 
+#include "kernels/builds.h"
 #include "products/tile_bytes.h"
 
 namespace {
-
-const Kernels* const BUILDS[] = {  // the best first; a processor that runs one runs all that follow
-#if defined(TM_WITH_AMX)
-    &kernels_amx,
-#endif
-#if defined(TM_WITH_AVX512)
-    &kernels_avx512,
-#endif
-#if defined(TM_WITH_AVX2)
-    &kernels_avx2,
-#endif
-#if defined(TM_WITH_DOTPROD)
-    &kernels_dotprod,
-#endif
-    &kernels_portable};
 
 int64_t unit_bytes(const TmOp& op, const TmUnit& unit) {
   const int64_t tiles = (unit.count + TILE - 1) / TILE;
@@ -30,16 +14,6 @@ int64_t unit_bytes(const TmOp& op, const TmUnit& unit) {
 }
 
 }  // namespace
-
-const Kernels& find_kernels(const char* wanted) {
-  const std::string best = tm_best_build(), name = *wanted ? wanted : best;
-  bool runs = false;
-  for (const Kernels* build : BUILDS) {
-    runs |= best == build->name;
-    if (name == build->name && runs) return *build;
-  }
-  throw std::runtime_error("there is no build " + name + " for this processor");
-}
 
 Model::Model(const TmModel& description)
     : shape(description),

@@ -56,6 +56,3 @@ struct Model {
   std::vector<std::vector<int>> divide(const TmOp& op) const;
   std::vector<std::vector<int>> divide_by_cost(const std::vector<int>& own, const std::vector<int64_t>& cost) const;
 };
-
-// The kernels of a build by its name, "" for the best that this processor runs. std::runtime_error where there is none.
-const Kernels& find_kernels(const char* wanted);

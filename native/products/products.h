@@ -109,13 +109,13 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
   static constexpr int BLOCK = HEADER + 128 * BITS;
   static constexpr bool INTEGER = true;
   // An activation is broadcast to all lanes once for two tiles, because products of one tile wait for these loads. More sums
-  // than these do not fit into the registers.
-#if defined(TM_AVX512)
+  // than these do not fit into the registers. Without VNNI each product takes registers of its own.
+#if defined(TM_AVX512) && defined(TM_VNNI)
   static constexpr int TILES_TOGETHER = 2, TOKENS_TOGETHER = 8;
-#elif defined(TM_AVX2) || defined(TM_NEON)
-  static constexpr int TILES_TOGETHER = 1, TOKENS_TOGETHER = 4;
-#else
+#elif defined(TM_PORTABLE)
   static constexpr int TILES_TOGETHER = 1, TOKENS_TOGETHER = 8;
+#else
+  static constexpr int TILES_TOGETHER = 1, TOKENS_TOGETHER = 4;
 #endif
   static constexpr int SCALES_AT = SHARED_SCALE ? 0 : WIDE ? 64 : 32, MINIMUMS_AT = SHARED_SCALE ? 32 : WIDE ? 128 : 64;
 

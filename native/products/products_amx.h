@@ -26,9 +26,9 @@ struct TileConfig {
 };
 alignas(64) const TileConfig TILE_CONFIG = {1, 0, {}, {64, 32, 64, 64, 64, 64, 64, 64}, {16, 16, 8, 16, 16, 16, 16, 16}};
 
-void begin_step() { _tile_loadconfig(&TILE_CONFIG); }
+void begin_tiles() { _tile_loadconfig(&TILE_CONFIG); }
 
-void end_step() { _tile_release(); }
+void end_tiles() { _tile_release(); }
 
 // The codes of a group as signed bytes [8][16 rows][4 inputs]. 4-bit codes with minimums stay unsigned.
 template <int BITS, bool HAS_MINIMUM> TM_INLINE void expand_codes(const uint8_t* codes, uint8_t* out) {
@@ -165,8 +165,8 @@ void bfloat_product_amx(const uint8_t* w, int tiles, const Activations& x, int f
 
 namespace {
 
-void begin_step() {}
-void end_step() {}
+void begin_tiles() {}
+void end_tiles() {}
 
 }  // namespace
 

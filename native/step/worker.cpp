@@ -2,10 +2,10 @@
 #include "step/worker.h"
 
 void Worker::run() {
-  kernels_.begin_step();
+  const uint64_t mode = kernels_.begin_step();
   start_prefetch(model_.next_attention[0]);
   for (size_t i = 0; i < model_.ops.size() && !ranks_.is_lost(); i++) perform(i);
-  kernels_.end_step();
+  kernels_.end_step(mode);
 }
 
 void Worker::perform(size_t number) {

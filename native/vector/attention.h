@@ -17,7 +17,7 @@ TM_INLINE Quad broadcast_quad(const void* p) { return _mm512_broadcast_i32x4(_mm
 TM_INLINE F fma_quad(F sums, Bytes64 w, Quad x) {
   return {_mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_castsi512_ps(x), sums.v)};
 }
-TM_INLINE F dot2_quad(F sums, Bytes64 w, Quad x) { return {_mm512_dpbf16_ps(sums.v, (__m512bh)w, (__m512bh)x)}; }
+TM_INLINE F dot2_quad(F sums, Bytes64 w, Quad x) { return {dot2_16(sums.v, w, x)}; }
 // Vector g has four sums for each of the keys g, 4 + g, 8 + g and 12 + g, as interleave_keys arranges them. The result has the
 // sum of each of the 16 keys, added as (0 + 2) + (1 + 3).
 TM_INLINE F sum_quads(F a, F b, F c, F d) {
@@ -27,36 +27,7 @@ TM_INLINE F sum_quads(F a, F b, F c, F d) {
                         _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))))};
 }
 
-// 16 entries of two rows, with the two entries of a column side by side. dot_pair multiplies the rows by one bfloat16 weight
-// each.
-typedef __m512i RowPair;
-// Interleaves the lower and the upper half: word 0 of both, word 1 of both, and so on.
-TM_INLINE __m512i interleaved(__m512i halves) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
-                                         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(order, halves);
-}
-TM_INLINE RowPair load_full_pair(const uint16_t* a, const uint16_t* b) {
-  const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)a));
-  return interleaved(_mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)b), 1));
-}
-TM_INLINE F dot_pair(F sums, RowPair rows, const uint16_t* weights) {
-  int32_t pair;
-  memcpy(&pair, weights, 4);
-  return {_mm512_dpbf16_ps(sums.v, (__m512bh)rows, (__m512bh)_mm512_set1_epi32(pair))};
-}
-
-#else
-struct RowPair { F a, b; };
-TM_INLINE RowPair load_full_pair(const uint16_t* a, const uint16_t* b) { return {bfloat(a), bfloat(b)}; }
-TM_INLINE F dot_pair(F sums, RowPair rows, const uint16_t* weights) {
-  uint32_t bits[2] = {(uint32_t)weights[0] << 16, (uint32_t)weights[1] << 16};
-  float two[2];
-  memcpy(two, bits, 8);
-  return fma(set1(two[0]), rows.a, fma(set1(two[1]), rows.b, sums));
-}
-
-#if defined(TM_AVX2)
+#elif defined(TM_AVX2)
 TM_INLINE __m256 mask_outside8(__m256 a, int first, int last, float other) {
   const __m256i lane = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
   const __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane),
@@ -144,6 +115,35 @@ TM_INLINE F sum_quads(F a, F b, F c, F d) {
   return r;
 }
 #endif
+
+// 16 entries of two rows, with the two entries of a column side by side. dot_pair multiplies the rows by one bfloat16 weight
+// each.
+#if defined(__AVX512BF16__)
+typedef __m512i RowPair;
+// Interleaves the lower and the upper half: word 0 of both, word 1 of both, and so on.
+TM_INLINE __m512i interleaved(__m512i halves) {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
+                                         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, halves);
+}
+TM_INLINE RowPair load_full_pair(const uint16_t* a, const uint16_t* b) {
+  const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)a));
+  return interleaved(_mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)b), 1));
+}
+TM_INLINE F dot_pair(F sums, RowPair rows, const uint16_t* weights) {
+  int32_t pair;
+  memcpy(&pair, weights, 4);
+  return {dot2_16(sums.v, rows, _mm512_set1_epi32(pair))};
+}
+#else
+struct RowPair { F a, b; };
+TM_INLINE RowPair load_full_pair(const uint16_t* a, const uint16_t* b) { return {bfloat(a), bfloat(b)}; }
+TM_INLINE F dot_pair(F sums, RowPair rows, const uint16_t* weights) {
+  uint32_t bits[2] = {(uint32_t)weights[0] << 16, (uint32_t)weights[1] << 16};
+  float two[2];
+  memcpy(two, bits, 8);
+  return fma(set1(two[0]), rows.a, fma(set1(two[1]), rows.b, sums));
+}
 #endif
 
 // The first `count` of 16 entries, all of them where FULL; the others are zero.

@@ -47,6 +47,24 @@ TM_INLINE __m256 bfloat8(const uint16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
 TM_INLINE F bfloat(const uint16_t* p) { return {bfloat8(p), bfloat8(p + 8)}; }
+TM_INLINE __m256i bfloat_words8(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x), high = _mm256_srli_epi32(bits, 16), exponent = _mm256_set1_epi32(0x7f800000);
+  const __m256i half = _mm256_add_epi32(_mm256_and_si256(high, _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7fff));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16), nan = _mm256_or_si256(high, _mm256_set1_epi32(64));
+  const __m256i subnormal = _mm256_cmpeq_epi32(_mm256_and_si256(bits, exponent), _mm256_setzero_si256());
+  const __m256i whole = _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+  return _mm256_blendv_epi8(whole, _mm256_and_si256(high, _mm256_set1_epi32(0x8000)), subnormal);
+}
+TM_INLINE void to_bfloat(uint16_t* p, F x) {
+  const __m256i words = _mm256_packus_epi32(bfloat_words8(x.a), bfloat_words8(x.b));
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(words, 0xd8));
+}
+TM_INLINE void to_codes(int8_t* p, I x) {
+  const __m256i last = _mm256_set1_epi32(255);
+  const __m256i words = _mm256_packus_epi32(_mm256_and_si256(x.a, last), _mm256_and_si256(x.b, last));
+  const __m256i sorted = _mm256_permute4x64_epi64(words, 0xd8);
+  _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(sorted), _mm256_extracti128_si256(sorted, 1)));
+}
 TM_INLINE __m256 scale8(__m256 a, __m256 n) {  // n is an integer from -126 to 127
   return _mm256_mul_ps(
       a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
@@ -72,44 +90,32 @@ template <int LEFT> TM_INLINE __m256i with_bits32(__m256i nibbles, __m256i bits,
 template <int LEFT> TM_INLINE Bytes64 with_bits(Bytes64 nibbles, Bytes64 bits, int mask) {
   return {with_bits32<LEFT>(nibbles.a, bits.a, mask), with_bits32<LEFT>(nibbles.b, bits.b, mask)};
 }
-// Sums of two products in 16 bits. They cannot overflow in a group, 16 products of a code up to 15 and an activation up to 127,
-// nor in half a group of codes up to 31.
-struct NibbleSums { __m256i a, b; };
-constexpr bool SIGNED_BYTES = true;
-TM_INLINE void start(NibbleSums& sums, I) { sums.a = sums.b = _mm256_setzero_si256(); }
-TM_INLINE I finish(NibbleSums sums, I begin) {
+// What vector/dots_vnni.h and vector/dots_pairs.h are made of.
+TM_INLINE Bytes64 broadcast4(const int8_t* x) {
+  int32_t quad;
+  memcpy(&quad, x, 4);
+  const __m256i all = _mm256_set1_epi32(quad);
+  return {all, all};
+}
+#if defined(__AVXVNNI__)
+TM_INLINE I add_dots(I sums, Bytes64 w, Bytes64 x) {
+  return {_mm256_dpbusd_avx_epi32(sums.a, w.a, x.a), _mm256_dpbusd_avx_epi32(sums.b, w.b, x.b)};
+}
+#else
+TM_INLINE Bytes64 zero_bytes() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+TM_INLINE Bytes64 dot_pairs(Bytes64 w, Bytes64 x) { return {_mm256_maddubs_epi16(w.a, x.a), _mm256_maddubs_epi16(w.b, x.b)}; }
+TM_INLINE Bytes64 add_shorts(Bytes64 p, Bytes64 q) { return {_mm256_add_epi16(p.a, q.a), _mm256_add_epi16(p.b, q.b)}; }
+TM_INLINE I sum_pairs(Bytes64 p) {
   const __m256i ones = _mm256_set1_epi16(1);
-  return {_mm256_add_epi32(begin.a, _mm256_madd_epi16(sums.a, ones)), _mm256_add_epi32(begin.b, _mm256_madd_epi16(sums.b, ones))};
+  return {_mm256_madd_epi16(p.a, ones), _mm256_madd_epi16(p.b, ones)};
 }
-TM_INLINE void start(I& sums, I begin) { sums = begin; }
-TM_INLINE I finish(I sums, I) { return sums; }
-TM_INLINE NibbleSums dot4(NibbleSums sums, Bytes64 w, const int8_t* x) {
-  int32_t quad;
-  memcpy(&quad, x, 4);
-  const __m256i all = _mm256_set1_epi32(quad);
-  return {_mm256_add_epi16(sums.a, _mm256_maddubs_epi16(w.a, all)), _mm256_add_epi16(sums.b, _mm256_maddubs_epi16(w.b, all))};
+TM_INLINE Bytes64 without_offset(Bytes64 w) {
+  const __m256i middle = _mm256_set1_epi8((char)128);
+  return {_mm256_xor_si256(w.a, middle), _mm256_xor_si256(w.b, middle)};
 }
-// The same for codes up to 127, whose sums need 32 bits.
-TM_INLINE I dot4(I sums, Bytes64 w, const int8_t* x) {
-  int32_t quad;
-  memcpy(&quad, x, 4);
-  const __m256i all = _mm256_set1_epi32(quad), ones = _mm256_set1_epi16(1);
-  return {_mm256_add_epi32(sums.a, _mm256_madd_epi16(_mm256_maddubs_epi16(w.a, all), ones)),
-          _mm256_add_epi32(sums.b, _mm256_madd_epi16(_mm256_maddubs_epi16(w.b, all), ones))};
-}
-// maddubs wants one unsigned factor: the sign of the weight is moved to the activation, which is never -128. Two products of up
-// to 128 * 127 stay within 16 bits.
-TM_INLINE __m256i dot4_byte8(__m256i sums, __m256i w, __m256i x) {
-  const __m256i codes = _mm256_xor_si256(w, _mm256_set1_epi8((char)128));
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
-  return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
-TM_INLINE I dot4_byte(I sums, Bytes64 w, const int8_t* x) {
-  int32_t quad;
-  memcpy(&quad, x, 4);
-  const __m256i all = _mm256_set1_epi32(quad);
-  return {dot4_byte8(sums.a, w.a, all), dot4_byte8(sums.b, w.b, all)};
-}
+TM_INLINE Bytes64 abs_bytes(Bytes64 w) { return {_mm256_abs_epi8(w.a), _mm256_abs_epi8(w.b)}; }
+TM_INLINE Bytes64 with_signs_of(Bytes64 w, Bytes64 x) { return {_mm256_sign_epi8(x.a, w.a), _mm256_sign_epi8(x.b, w.b)}; }
+#endif
 TM_INLINE __m256 dot2_8(__m256 sums, __m256i w, __m256i x) {
   const __m256i high = _mm256_set1_epi32((int)0xffff0000);
   const __m256 w1 = _mm256_castsi256_ps(_mm256_and_si256(w, high)), w0 = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));

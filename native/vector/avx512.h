@@ -1,4 +1,5 @@
-// Vectors with AVX-512 (F, BW, VL, DQ, VNNI and BF16): one register. Included by vector.h, which says what each function does.
+// Vectors with AVX-512 (F, BW, VL and DQ, also VNNI and BF16 where there is such): one register. Included by vector.h, which says
+// what each function does.
 #pragma once
 struct F { __m512 v; };
 struct I { __m512i v; };
@@ -39,10 +40,6 @@ TM_INLINE void compiler_barrier() { asm volatile("" ::: "memory"); }
 
 // See vector.h.
 typedef __m512i Bytes64;
-typedef I NibbleSums;
-constexpr bool SIGNED_BYTES = false;
-TM_INLINE void start(I& sums, I begin) { sums = begin; }
-TM_INLINE I finish(I sums, I) { return sums; }
 TM_INLINE Bytes64 load_bytes64(const uint8_t* p) { return _mm512_loadu_si512(p); }
 TM_INLINE Bytes64 low_nibbles(Bytes64 a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 TM_INLINE Bytes64 high_nibbles(Bytes64 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
@@ -50,17 +47,50 @@ template <int LEFT> TM_INLINE Bytes64 with_bits(Bytes64 nibbles, Bytes64 bits, i
   const __m512i moved = LEFT < 0 ? _mm512_srli_epi16(bits, LEFT < 0 ? -LEFT : 0) : _mm512_slli_epi16(bits, LEFT < 0 ? 0 : LEFT);
   return _mm512_or_si512(nibbles, _mm512_and_si512(moved, _mm512_set1_epi8((char)mask)));
 }
-TM_INLINE I dot4(I sums, Bytes64 w, const int8_t* x) {
+// What vector/dots_vnni.h and vector/dots_pairs.h are made of.
+TM_INLINE Bytes64 broadcast4(const int8_t* x) {
   int32_t quad;
   memcpy(&quad, x, 4);
-  return {_mm512_dpbusd_epi32(sums.v, w, _mm512_set1_epi32(quad))};
+  return _mm512_set1_epi32(quad);
 }
-TM_INLINE I dot4_byte(I sums, Bytes64 w, const int8_t* x) { return dot4(sums, w, x); }
-// Both bfloat16 of a lane are multiplied and added by one instruction.
+#if defined(__AVX512VNNI__)
+TM_INLINE I add_dots(I sums, Bytes64 w, Bytes64 x) { return {_mm512_dpbusd_epi32(sums.v, w, x)}; }
+#else
+TM_INLINE Bytes64 zero_bytes() { return _mm512_setzero_si512(); }
+TM_INLINE Bytes64 dot_pairs(Bytes64 w, Bytes64 x) { return _mm512_maddubs_epi16(w, x); }
+TM_INLINE Bytes64 add_shorts(Bytes64 p, Bytes64 q) { return _mm512_add_epi16(p, q); }
+TM_INLINE I sum_pairs(Bytes64 p) { return {_mm512_madd_epi16(p, _mm512_set1_epi16(1))}; }
+TM_INLINE Bytes64 without_offset(Bytes64 w) { return _mm512_xor_si512(w, _mm512_set1_epi8((char)128)); }
+TM_INLINE Bytes64 abs_bytes(Bytes64 w) { return _mm512_abs_epi8(w); }
+TM_INLINE Bytes64 with_signs_of(Bytes64 w, Bytes64 x) {
+  return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+}
+#endif
+
+// Words are pairs of bfloat16.
+#if defined(__AVX512BF16__)
+TM_INLINE __m512 dot2_16(__m512 sums, __m512i w, __m512i x) { return _mm512_dpbf16_ps(sums, (__m512bh)w, (__m512bh)x); }
+TM_INLINE void to_bfloat(uint16_t* p, F a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v)); }
+#else
+TM_INLINE __m512 dot2_16(__m512 sums, __m512i w, __m512i x) {
+  const __m512i high = _mm512_set1_epi32((int)0xffff0000);
+  const __m512 w1 = _mm512_castsi512_ps(_mm512_and_si512(w, high)), w0 = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+  const __m512 x1 = _mm512_castsi512_ps(_mm512_and_si512(x, high)), x0 = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
+  return _mm512_fmadd_ps(w0, x0, _mm512_fmadd_ps(w1, x1, sums));
+}
+TM_INLINE void to_bfloat(uint16_t* p, F a) {
+  const __m512i bits = _mm512_castps_si512(a.v), high = _mm512_srli_epi32(bits, 16), one = _mm512_set1_epi32(1);
+  const __m512i last = _mm512_and_si512(high, one), half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16), nan = _mm512_or_si512(high, _mm512_set1_epi32(64));
+  const __mmask16 subnormal = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
+  const __m512i whole = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), rounded, nan);
+  const __m512i all = _mm512_mask_and_epi32(whole, subnormal, high, _mm512_set1_epi32(0x8000));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(all));
+}
+#endif
 TM_INLINE F dot2(F sums, const uint16_t* w, const uint16_t* x) {
   int32_t pair;
   memcpy(&pair, x, 4);
-  return {_mm512_dpbf16_ps(sums.v, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(pair))};
+  return {dot2_16(sums.v, _mm512_loadu_si512(w), _mm512_set1_epi32(pair))};
 }
-TM_INLINE void to_bfloat(uint16_t* p, F a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v)); }
 TM_INLINE void to_codes(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }

@@ -1,10 +1,11 @@
 // Vectors of 16 floats (F) or int32 (I), with the same functions for every instruction set: one register with AVX-512, two with
-// AVX2, four with Advanced SIMD, an array elsewhere. avx512.h, avx2.h, neon.h and portable.h hold what differs, and all of them compute the same bits.
+// AVX2, four with Advanced SIMD, an array elsewhere. avx512.h, avx2.h, neon.h and portable.h hold what differs; of the first two,
+// dots_vnni.h or dots_pairs.h has the integer dot products. All of them compute the same bits.
 //
 // Names are those of C or of the operation: load, store, set1 (a scalar in all lanes), fma(a, b, c) = a * b + c,
 // where_less(a, b, yes, no) (a < b ? yes : no), half and bfloat (16 numbers of 16 bits as floats), to_half (floats of at most
 // 65504 rounded to those that 16 bits can hold), store_half (rounds any floats so), scale2 (a * 2**n), to_int (rounds to the nearest,
-// ties to even), to_bfloat, to_codes (int8).
+// ties to even), to_bfloat (as to_int rounds; subnormal numbers become zero), to_codes (int8: the last byte).
 //
 // Dot products of weights. Bytes64 holds 16 rows x 4 bytes. dot4 adds the products with the same 4 int8 activations to 16 sums;
 // weights are unsigned there (4-bit codes are stored as code + 8). dot4_byte does so for 8-bit weights, stored as code + 128:
@@ -29,7 +30,7 @@
 #define TM_UNROLL  // unrolling arrays doubles the time to compile
 #endif
 
-#if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #define TM_AVX512 1
 #include "vector/avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -43,15 +44,23 @@
 #include "vector/portable.h"
 #endif
 
-#if !defined(TM_AVX512)
-TM_INLINE void to_bfloat(uint16_t* p, F a) {  // to nearest, ties to even
+#if (defined(TM_AVX512) && defined(__AVX512VNNI__)) || (defined(TM_AVX2) && defined(__AVXVNNI__))
+#define TM_VNNI 1
+#include "vector/dots_vnni.h"
+#elif defined(TM_AVX512) || defined(TM_AVX2)
+#include "vector/dots_pairs.h"
+#endif
+
+#if defined(TM_NEON) || defined(TM_PORTABLE)
+TM_INLINE void to_bfloat(uint16_t* p, F a) {
   float lanes[16];
   store(lanes, a);
   for (int i = 0; i < 16; i++) {
     uint32_t bits;
     memcpy(&bits, lanes + i, 4);
-    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-    p[i] = (uint16_t)(nan ? (bits >> 16) | 64 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000, subnormal = !(bits & 0x7f800000);
+    const uint32_t high = bits >> 16;
+    p[i] = (uint16_t)(nan ? high | 64 : subnormal ? high & 0x8000 : (bits + 0x7fff + (high & 1)) >> 16);
   }
 }
 TM_INLINE void to_codes(int8_t* p, I a) {

@@ -16,7 +16,9 @@ READ = {
     "`~/.config/tokenmill`.",
     "TOKENMILL_MODELS": "Folders with models of yours, for `tokenmill list`, with `:` between them.",
     "TOKENMILL_API_KEY": "A key that clients of `tokenmill serve` must send, beside those of `--api-key-file`.",
-    "TOKENMILL_NATIVE_LIBRARY": "Another build of the native program's library than the installed one.",
+    "TOKENMILL_NATIVE_LIBRARY": "Another file with the native program's library than the installed one.",
+    "TOKENMILL_NATIVE_BUILD": "Another build of the native program's kernels than the best that this processor "
+    "runs: one of those in [Releasing](releasing.md#the-same-bits-everywhere). One that it does not run is refused.",
     "XDG_CACHE_HOME": "The folder of caches, where `TOKENMILL_CACHE` is not set.",
     "XDG_DATA_HOME": "The folder of data, where `TOKENMILL_DATA` is not set.",
     "XDG_CONFIG_HOME": "The folder of settings, where `TOKENMILL_CONFIG` is not set.",

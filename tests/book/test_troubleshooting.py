@@ -52,13 +52,22 @@ def no_library(run, monkeypatch):
     return f"its library {native_library.why_not()}"
 
 
-def wrong_library(run, monkeypatch):
-    """In a process of its own, since a library is loaded once."""
-    Path("library.so").write_text("nothing")
-    library = {"TOKENMILL_NATIVE_LIBRARY": str(Path("library.so").absolute())}
+def planned(run, **environment):
+    """What `plan` says in a process of its own, since a library is loaded once."""
     command = [sys.executable, "-m", "tokenmill", "plan", run.model, "--program", "native"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **library}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stderr
+
+
+def wrong_library(run, monkeypatch):
+    Path("library.so").write_text("nothing")
+    return planned(run, TOKENMILL_NATIVE_LIBRARY=str(Path("library.so").absolute()))
+
+
+def unknown_build(run, monkeypatch):
+    if native_library.why_not():
+        pytest.skip("there is no library")
+    return planned(run, TOKENMILL_NATIVE_BUILD="avx9")
 
 
 def unknown_key(run, monkeypatch):
@@ -112,6 +121,7 @@ def another_model(run, monkeypatch):
 PROVOKED = {
     "its library was not built": no_library,
     "program = 'native'": wrong_library,
+    "error: TOKENMILL_NATIVE_BUILD": unknown_build,
     "error: no model 'smollm-135m'": lambda run, _: run("generate", "smollm-135m", "-p", "w1"),
     "error: Owner/Name": no_hub,
     "SmolLM2-135M-Instruct cannot be downloaded": no_index,

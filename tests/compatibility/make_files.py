@@ -74,7 +74,7 @@ def main(folder):
     folder.mkdir(parents=True)
     save_model(folder / "model")
     found = []
-    for build in native_library.BUILDS[native_library.BUILDS.index(native_library.best_build()) :]:
+    for build in native_library.builds():
         Native.build = build
         found.append(texts(folder / "model", program="native"))
     Native.build = ""

@@ -99,6 +99,22 @@ static void products(const Kernels& kernels, int scheme, bool exact) {
     }
 }
 
+// Products of bfloat16 near and below the smallest normal number.
+static void subnormals(const Kernels& kernels) {
+  Digest digest(kernels, "subnormal");
+  const int k = 64, tokens = 9;
+  Rows rows(tokens, k);
+  std::vector<float> x = numbers<float>((size_t)(tokens * k), 1e-18f);
+  for (size_t i = 0; i < x.size(); i += 3) x[i] *= 1e-20f;
+  for (int format : {AS_FLOAT32, AS_BFLOAT16}) kernels.convert(x.data(), k, rows.as(format, k), 0, tokens, 0, k);
+  digest.add(rows.bfloats);
+  std::vector<uint16_t> weights(16 * (size_t)k);
+  for (uint16_t& weight : weights) weight = (uint16_t)(generator() & (generator() % 2 ? 0x9fff : 0x80ff));
+  std::vector<float> out(16 * (size_t)tokens);
+  kernels.product[BFLOAT16]((const uint8_t*)weights.data(), 1, rows.as(AS_BFLOAT16, k), 0, tokens, out.data(), 16);
+  digest.add(out);
+}
+
 static void conversions(const Kernels& kernels) {
   Digest digest(kernels, "convert");
   const int k = 1088, tokens = 5;
@@ -213,10 +229,10 @@ static void samples(const Kernels& kernels, double temperature, double top_p, in
 int main() {
   tm_best_build();  // asks the system for the matrix unit
   for (const Kernels* kernels : {TM_TESTED}) {
-    kernels->begin_step();
+    const uint64_t mode = kernels->begin_step();
     for (int scheme = 0; scheme < NUM_SCHEMES; scheme++) products(*kernels, scheme, false);
     for (int scheme = Q8; scheme < NUM_SCHEMES; scheme++) products(*kernels, scheme, true);
-    conversions(*kernels), single_rows(*kernels);
+    conversions(*kernels), subnormals(*kernels), single_rows(*kernels);
     for (int kind : {SILU, GELU_TANH, RELU, RELU2, SWIGLU}) activations(*kernels, kind, "activate:");
     for (int kind : {GELU, XIELU}) activations(*kernels, kind, "libm:activate:");
     for (int format = 0; format < NUM_FORMATS; format++)
@@ -224,6 +240,6 @@ int main() {
     for (int bits : {4, 8})
       for (int kind : {GRID_MINIMUM, GRID_ZERO_POINT, GRID_SYMMETRIC}) grids(*kernels, bits, kind);
     samples(*kernels, 0.8, 1, 0), samples(*kernels, 0.7, 0.95, 0), samples(*kernels, 1.3, 0.9, 50), samples(*kernels, 0, 1, 0);
-    kernels->end_step();
+    kernels->end_step(mode);
   }
 }

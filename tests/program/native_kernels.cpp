@@ -381,7 +381,7 @@ int main(int argc, char** argv) {
   tm_best_build();  // asks the system for the matrix unit
   for (const Kernels* kernels : {TM_TESTED}) {
     if (argc > 1 && std::strcmp(argv[1], kernels->name)) continue;
-    kernels->begin_step();
+    const uint64_t mode = kernels->begin_step();
     tiles(*kernels);
     quantized(*kernels);
     halves(*kernels);
@@ -395,7 +395,7 @@ int main(int argc, char** argv) {
             attention(*kernels, format, head_dim, 2, length, 1 + length % 9, scattered);
             if (length > 15) attention(*kernels, format, head_dim, 3, length, head_dim < 65 ? 35 : 70, scattered);
           }
-    kernels->end_step();
+    kernels->end_step(mode);
     std::printf("%s: %d differences\n", kernels->name, failures);
   }
   return failures != 0;

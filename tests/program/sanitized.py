@@ -42,7 +42,7 @@ def build(folder: Path) -> tuple[Path, list[Path]]:
     """The library and the programs, with all builds of the kernels that this processor runs; the last, which looks for
     races, with the best of them.
     """
-    names = native_library.BUILDS[native_library.BUILDS.index(native_library.best_build()) :]
+    names = native_library.builds()
     base, objects = _compile(folder, FLAGS, names)
     library, races = folder / "libtokenmill.so", folder / "races"
     subprocess.run([*base, "-shared", *objects, "-o", str(library)], check=True)

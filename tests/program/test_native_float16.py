@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.marks import needs_native
+from tests.marks import needs_native, skip_unless_it_runs
 from tests.tiny_models import KINDS, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.kernels import native_library
@@ -20,8 +20,7 @@ pytestmark = needs_native
 
 @pytest.fixture(params=native_library.BUILDS)
 def build(request, monkeypatch):
-    if native_library.BUILDS.index(request.param) < native_library.BUILDS.index(native_library.best_build()):
-        pytest.skip(f"this processor cannot run {request.param}")
+    skip_unless_it_runs(request.param)
     monkeypatch.setattr(Native, "build", request.param)
 
 

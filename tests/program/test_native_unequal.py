@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.marks import needs_native
+from tests.marks import needs_native, skip_unless_it_runs
 from tests.tiny_models import prompt
 from tests.unequal_model import save_unequal, written_out
 from tokenmill import load
@@ -23,8 +23,7 @@ def path(tmp_path, monkeypatch):
 
 @pytest.fixture(params=native_library.BUILDS)
 def build(request, monkeypatch):
-    if native_library.BUILDS.index(request.param) < native_library.BUILDS.index(native_library.best_build()):
-        pytest.skip(f"this processor cannot run {request.param}")
+    skip_unless_it_runs(request.param)
     monkeypatch.setattr(Native, "build", request.param)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.marks import needs_native
+from tests.marks import needs_native, skip_unless_it_runs
 from tokenmill.kernels import native_library
 from tokenmill.quant import gptq as module
 from tokenmill.quant.gptq import NotInvertible, _order, _round_natively, _round_plainly, compensation, gptq
@@ -26,8 +26,7 @@ def hessian():
 @pytest.mark.parametrize("build", native_library.BUILDS)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_library_rounds_to_the_same_bits(build, bits):
-    if native_library.BUILDS.index(build) < native_library.BUILDS.index(native_library.best_build()):
-        pytest.skip(f"this processor cannot run {build}")
+    skip_unless_it_runs(build)
     factor_KK = compensation(hessian(), 32).factor_KK
     for num_inputs, num_rows in ((32, 37), (64, 16), (17, 1)):
         part_CR, factor_CC = torch.randn(num_inputs, num_rows), factor_KK[:num_inputs, :num_inputs].contiguous()

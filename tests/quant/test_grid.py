@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.marks import needs_native
+from tests.marks import needs_native, skip_unless_it_runs
 from tokenmill.kernels import native_library
 from tokenmill.quant import grid as grids
 from tokenmill.quant.grid import GRIDS, Fit, _fit, _fit_natively, _starts, divisor, fit, round_on
@@ -36,8 +36,7 @@ def cases(num_inputs, num_rows):
 @pytest.mark.parametrize("kind", GRIDS)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_library_finds_the_same_bits(build, kind, bits):
-    if native_library.BUILDS.index(build) < native_library.BUILDS.index(native_library.best_build()):
-        pytest.skip(f"this processor cannot run {build}")
+    skip_unless_it_runs(build)
     for num_inputs, num_rows in ((32, 1), (32, 37), (96, 16), (17, 5)):
         for numbers, weights in cases(num_inputs, num_rows):
             plain, native = (each(numbers, bits, kind, weights) for each in (_fit, lambda *a: _fit_natively(*a, build)))

@@ -8,7 +8,7 @@ import torch
 
 from tests import gguf_files
 from tests.gguf_files import random_rows, write
-from tests.marks import needs_native
+from tests.marks import needs_native, skip_unless_it_runs
 from tests.tiny_models import prompt, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
@@ -38,11 +38,10 @@ def test_native_is_eager_up_to_the_rounding_of_activations(family, scheme, model
 
 
 @needs_native
-@pytest.mark.parametrize("build", ["avx512", "avx2", "portable"])
+@pytest.mark.parametrize("build", native_library.BUILDS)
 @pytest.mark.parametrize("scheme", ["q8", "q4"])
 def test_the_same_bits_for_any_chunk_and_thread(build, scheme, models, monkeypatch):
-    if native_library.BUILDS.index(build) < native_library.BUILDS.index(native_library.best_build()):
-        pytest.skip(f"this processor cannot run {build}")
+    skip_unless_it_runs(build)
     monkeypatch.setattr("tokenmill.program.native.program.Native.build", build)
     path = save("llama", models)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenmill.bench.points import Point
+from tokenmill.kernels.native_library import usable_build
 from tokenmill.loader.resolve import resolve
 from tokenmill.measure.cost import Storage, decode_traffic, prefill_traffic
 from tokenmill.measure.machine import Limits, instruction_sets
@@ -35,7 +36,7 @@ def card_of(
         "bytes_read_per_token": decode.read_bytes,
         "cache_bytes_per_token": describe(model).kv_bytes_per_token(dtype, config.cache_format),
         "operations_per_token": decode.operations,
-        "machine": {**asdict(limits), "instructions": instruction_sets()},
+        "machine": {**asdict(limits), "instructions": instruction_sets(), "build": usable_build()},
         "floor_tok_s": {point.title: _floor(model, storage, config.cache, point, read, peak) for point in points},
     }
 
@@ -46,6 +47,7 @@ def card_rows(card: dict[str, Any]) -> list[tuple[str, str]]:
     cached = f", {machine['cached_read_gb_s']:.0f} within the cache" if machine["device"] == "cpu" else ""
     rates = [f"{machine['float32_gflop_s']:,.0f} float32", f"{machine['bfloat16_gflop_s']:,.0f} bfloat16"]
     rates += [f"{machine['int8_gop_s']:,.0f} int8"] if machine["int8_gop_s"] else []
+    build = "" if machine["build"] is None else f", native build {machine['build']}"
     floors = [f"{name} {rate:,.0f}" for name, rate in card["floor_tok_s"].items()]
     more = f" and {len(floors) - MAX_FLOORS} more in --json" if len(floors) > MAX_FLOORS else ""
     return [
@@ -53,7 +55,7 @@ def card_rows(card: dict[str, Any]) -> list[tuple[str, str]]:
         ("read per token", f"{card['bytes_read_per_token'] / 1e6:,.1f} MB of weights"),
         ("cache per token", f"{card['cache_bytes_per_token'] / 1e3:,.1f} kB"),
         ("operations per token", f"{card['operations_per_token'] / 1e6:,.0f} M"),
-        ("this machine", f"{machine['processor']}, {machine['threads']} threads, {machine['instructions']}"),
+        ("this machine", f"{machine['processor']}, {machine['threads']} threads, {machine['instructions']}{build}"),
         ("it reads", f"{machine['read_gb_s']:.1f} GB/s{cached}"),
         ("it computes", f"{', '.join(rates)} GFLOP/s"),
         ("floor, tokens per second", ", ".join(floors[:MAX_FLOORS]) + more),

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.kernels.native_library import usable_build
 from tokenmill.measure.files import check_appendable
 from tokenmill.measure.machine import instruction_sets, processor
 from tokenmill.version import __version__
@@ -40,13 +41,13 @@ COLUMNS = (
     "machine_read_gb_s machine_gflop_s probe_gb_s noisy "
     "load_s compile_s warmup_s weights_mb cache_mb cache_used_mb peak_mb hash text_check over_below over_first "
     "decode_ratio decode_ratio_min decode_ratio_max prefill_ratio prefill_ratio_min prefill_ratio_max same_tokens "
-    "variant note text commit tokenmill torch python processor instructions cores when itl_ms"
+    "variant note text commit tokenmill torch python processor instructions cores when itl_ms build"
 ).split()
 
 LISTS = ("itl_ms", "accepted_histogram")  # not in CSV
 
 # Read back as text: "12e4" may be a hash.
-_TEXTS = "hash commit tokenmill torch python test label model reason variant note text".split()
+_TEXTS = "build hash commit tokenmill torch python test label model reason variant note text".split()
 
 
 def check_output(path: Path) -> None:
@@ -65,7 +66,8 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
     if path.suffix != ".csv":
         text.write(json.dumps(dict(row)) + "\n")
     else:
-        writer = csv.DictWriter(text, [name for name in COLUMNS if name not in LISTS], extrasaction="ignore")
+        names = _header(path) if size else [name for name in COLUMNS if name not in LISTS]
+        writer = csv.DictWriter(text, names, extrasaction="ignore")
         if not size:
             writer.writeheader()
         writer.writerow(row)
@@ -76,6 +78,12 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
         if path.is_file():
             os.truncate(path, size)  # without the beginning of a line, which nobody could read
         raise
+
+
+def _header(path: Path) -> list[str]:
+    """The columns of a CSV file, which an earlier version may have begun."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return next(csv.reader(file))
 
 
 def read_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
@@ -105,6 +113,7 @@ def provenance() -> dict[str, Any]:
         "python": platform.python_version(),
         "processor": processor(),
         "instructions": instruction_sets(),
+        "build": usable_build(),
         "cores": os.cpu_count(),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -305,7 +305,8 @@ def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if runs is None:
         yield "runs here", f"in no program: {facts['why_not']}"
         return
-    yield "runs here", f"program {runs['program']} in {runs['dtype']}, scheme {runs['scheme']}"
+    build = "" if runs["build"] is None else f", build {runs['build']},"
+    yield "runs here", f"program {runs['program']}{build} in {runs['dtype']}, scheme {runs['scheme']}"
     for name, reason in runs["refusals"].items():
         yield f"  not {name}", reason
 

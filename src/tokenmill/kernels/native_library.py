@@ -10,22 +10,29 @@ from hashlib import blake2b
 from itertools import zip_longest
 from pathlib import Path
 
+from tokenmill.errors import ConfigError
 from tokenmill.kernels.native_structs import layout
 
-ABI = 16
+ABI = 17
 LANES = 16  # of its vectors
-BUILDS = (
-    ("dotprod", "portable") if platform.machine() in ("aarch64", "arm64") else ("amx", "avx512", "avx2", "portable")
-)
+X86 = ("amx", "avx512", "avx512_vnni", "avx512_core", "avx2_vnni", "avx2", "portable")
+BUILDS = ("dotprod", "portable") if platform.machine() in ("aarch64", "arm64") else X86
+"""Its kernels by instruction set, the best first. A library may lack some."""
 FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")
-"""The variable names another build of it, such as the one that `make test-sanitized` makes."""
+"""The variable names another library, such as the one that `make test-sanitized` makes."""
+WANTED_BUILD = os.environ.get("TOKENMILL_NATIVE_BUILD", "")
+"""One of BUILDS that models take instead of the best."""
+WHY_BYTES = 500
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The loaded library. OSError when there is none or it does not load."""
+    """The loaded library. OSError when there is none or it does not load, ConfigError if WANTED_BUILD does not run."""
     loaded = ctypes.CDLL(os.fspath(FILE))
-    loaded.tm_best_build.restype = c_char_p
+    loaded.tm_best_build.restype = loaded.tm_features.restype = c_char_p
+    loaded.tm_builds.restype = None
+    loaded.tm_builds.argtypes = [c_char_p, c_char_p, c_int]
+    loaded.tm_choose_build.argtypes = [c_char_p, c_char_p, c_int]
     loaded.tm_layout.restype = c_char_p
     loaded.tm_make.restype = c_void_p
     loaded.tm_make.argtypes = [c_void_p, c_char_p, c_int]
@@ -43,6 +50,8 @@ def library() -> ctypes.CDLL:
     loaded.tm_round_group.argtypes = [c_char_p, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 6]
     loaded.tm_tile_bytes.restype = c_int64
     loaded.tm_tile_bytes.argtypes = [c_int, c_int]
+    if WANTED_BUILD:
+        _choose(loaded, WANTED_BUILD)
     return loaded
 
 
@@ -69,6 +78,13 @@ def _first_difference(built: str, needed: str) -> str | None:
     return None
 
 
+def _choose(loaded: ctypes.CDLL, build: str) -> None:
+    """Have models of this process take a build. ConfigError names those that run here."""
+    why = ctypes.create_string_buffer(WHY_BYTES)
+    if loaded.tm_choose_build(build.encode(), why, WHY_BYTES):
+        raise ConfigError("TOKENMILL_NATIVE_BUILD", build, why.value.decode(), "the environment")
+
+
 @cache
 def is_usable() -> bool:
     return why_not() is None
@@ -87,5 +103,20 @@ def built_from() -> str:
 
 
 def best_build() -> str:
-    """The build for the best instruction set that this processor has."""
+    """The build that models take: for the best instruction set that this processor has, or the one that is wanted."""
     return bytes(library().tm_best_build()).decode()
+
+
+def usable_build() -> str | None:
+    """The build that models take; None where the library cannot be used."""
+    return best_build() if is_usable() else None
+
+
+def builds(features: str | None = None) -> tuple[str, ...]:
+    """The builds in the library that this processor runs, or one with other features, the best first.
+
+    features: names as Linux has them in /proc/cpuinfo, with spaces between.
+    """
+    names = ctypes.create_string_buffer(WHY_BYTES)
+    library().tm_builds(None if features is None else features.encode(), names, WHY_BYTES)
+    return tuple(names.value.decode().split())

@@ -1,8 +1,9 @@
-"""Whether a model runs on this machine: the program, dtype and scheme that a load without settings would take."""
+"""Whether a model runs on this machine: the program, its build, dtype and scheme that a load without settings takes."""
 
 from typing import Any
 
 from tokenmill.errors import TokenmillError
+from tokenmill.kernels.native_library import best_build
 from tokenmill.loader.resolve import resolve
 from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig
@@ -11,7 +12,10 @@ from tokenmill.weights.packed.reader import is_packed_model, read_header
 
 
 def runs_here(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The program, dtype and scheme under "runs", with what is said against faster programs; or None and "why_not"."""
+    """The program, dtype and scheme under "runs", with what is said against faster programs; or None and "why_not".
+
+    build: that of the native program's library, None with another program.
+    """
     settings = {}
     if is_packed_model(checkpoint.path):
         settings = {name: read_header(checkpoint.path)[0][name] for name in ("program", "dtype", "scheme")}
@@ -19,5 +23,11 @@ def runs_here(checkpoint: Checkpoint) -> dict[str, Any]:
         resolved = resolve(EngineConfig(**settings), read_config(checkpoint.config))
     except TokenmillError as error:
         return {"runs": None, "why_not": str(error)}
-    runs = {"program": resolved.program_name, "dtype": resolved.config.dtype, "scheme": resolved.config.scheme}
-    return {"runs": {**runs, "refusals": dict(resolved.program_refusals)}, "why_not": None}
+    runs = {
+        "program": resolved.program_name,
+        "build": best_build() if resolved.program_name == "native" else None,
+        "dtype": resolved.config.dtype,
+        "scheme": resolved.config.scheme,
+        "refusals": dict(resolved.program_refusals),
+    }
+    return {"runs": runs, "why_not": None}

@@ -40,7 +40,7 @@ class Native(Program):
     """See NativeSpec."""
 
     build = ""
-    """Of the library: one of kernels.native_library.BUILDS, "" for the best that this processor has."""
+    """Of the library: one of kernels.native_library.BUILDS, "" for the one that models take there."""
 
     def __init__(self, parts: ModelParts) -> None:
         source, pool, packed, config = parts.weights, parts.pool, parts.packed, parts.config
