@@ -11,6 +11,7 @@ import pytest
 from tokenmill.bench import rows
 from tokenmill.bench.rows import COLUMNS, VERSION, append_row, check_output, commit, provenance, read_rows
 from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.kernels import native_library
 
 ROW = {
     "version": VERSION,
@@ -87,6 +88,15 @@ def test_every_row_says_where_it_comes_from():
     found = provenance()
     assert set(found) <= set(COLUMNS)
     assert found["cores"] and found["processor"] and found["torch"] and found["when"].endswith("+00:00")
+    assert found["build"] == native_library.usable_build()
+
+
+def test_rows_join_a_csv_file_that_has_other_columns(tmp_path):
+    """As one has that an earlier version began."""
+    path = tmp_path / "rows.csv"
+    path.write_text("version,when,model,test\n1,then,a,b\n")
+    append_row(path, {"version": VERSION, "model": "m", "test": "t", "when": "now", "build": "avx2"})
+    assert read_rows([path])[1] == {"version": 1, "when": "now", "model": "m", "test": "t"}
 
 
 class Full(io.StringIO):

@@ -21,6 +21,7 @@ from tokenmill.cli import generate
 from tokenmill.cli.main import app
 from tokenmill.cli.parser.options import option_name
 from tokenmill.cli.process.display import progress_on_stderr
+from tokenmill.kernels import native_library
 from tokenmill.registry import VERBS
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
@@ -472,8 +473,11 @@ def test_info_says_what_is_in_it(tm, model, wordless):
     assert facts["tokenizer"] == {"num_tokens": VOCABULARY}
     assert facts["chat_template"] is True
     loaded = tokenmill.load(model)
+    build = native_library.usable_build()
+    assert build is None or f"program native, build {build}, in " in tm("info", model)[1]
     assert facts["runs"] == {
         "program": loaded.program_name,
+        "build": build,
         "dtype": loaded.config.dtype,
         "scheme": loaded.config.scheme,
         "refusals": loaded.program_refusals,

@@ -68,7 +68,8 @@ def test_this_processor_runs_what_linux_says_of_it():
     assert set(features) <= set(flags[1].split())
     # The matrix unit must be asked for, and a system may refuse.
     without = " ".join(set(flags[1].split()) - (set(AMX.split()) - set(features)))
-    assert builds() == builds(without) and native_library.best_build() == builds()[0]
+    assert builds() == builds(without)
+    assert native_library.best_build() == (native_library.WANTED_BUILD or builds()[0])
 
 
 def said(code, **environment):

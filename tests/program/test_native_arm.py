@@ -3,34 +3,20 @@
 `make test-arm` runs these. Only functions of the C library may differ, since that may be another one elsewhere.
 """
 
-import subprocess
-from collections import defaultdict
 from pathlib import Path
 from shutil import which
 
 import hatch_build
 import pytest
 
-HERE = Path(__file__).parent
+from tests.program.digests import compiled, digests, said
+
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 
 pytestmark = [
     pytest.mark.arm,
     pytest.mark.skipif(not (which(CROSS) and which(EMULATOR)), reason=f"no {CROSS} or {EMULATOR}"),
 ]
-
-
-def compiled(folder, command, builds):
-    """What links a program with the objects of these builds."""
-    objects = hatch_build.compile_all(command, folder, builds)
-    tested = ",".join(f"&kernels_{name}" for name in builds)
-    link = [*command, *hatch_build.FLAGS, "-w", "-static", f"-DTM_TESTED={tested}", *objects]
-
-    def program(name):
-        subprocess.run([*link, str(HERE / f"{name}.cpp"), "-o", str(folder / name)], check=True)
-        return folder / name
-
-    return program
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +35,6 @@ def on_x86(tmp_path_factory):
         pytest.skip("this machine has no AVX2 to compare with")
     program = compiled(tmp_path_factory.mktemp("x86"), hatch_build.compiler(), builds)
     return lambda name: said([program(name)])
-
-
-def said(command):
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def digests(text):
-    """Build → kernel → digests."""
-    found = defaultdict(lambda: defaultdict(list))
-    for build, kernel, digest in map(str.split, text.splitlines()):
-        found[build][kernel].append(digest)
-    return found
 
 
 @pytest.fixture(scope="module")
