@@ -227,8 +227,9 @@ def test_values_that_a_document_shows_of_a_reader_are_those_that_it_gives():
     """docs/adding-a-family.md has a table of calls; each is made on a config that has none of the keys."""
     calls = re.findall(r"^\| `(reader\.[^`]*)`", DOCUMENTS["adding-a-family.md"], re.MULTILINE)
     config = {"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu"}
-    given = {call: eval(call, {"reader": ConfigReader(config, {}, {})}) for call in calls}
-    assert list(given.values()) == [8, 1e-5, False, "silu", "layer_norm", 4096]
+    defaults = {"num_local_experts": 8, "attention_bias": False, "sliding_window": 4096}
+    given = {call: eval(call, {"reader": ConfigReader(config, {}, defaults), "heads": 6}) for call in calls}
+    assert list(given.values()) == [8, 6, 1e-5, False, "silu", "layer_norm", 4096]
 
 
 def test_every_block_of_settings_can_be_read():

@@ -19,7 +19,7 @@ from tokenmill.text.tokenizer import Tokenizer
 
 LINES = [*CORPUS[:4], "if x:\n    return 0x0A  # <b>bold</b>", "\u65e5\u672c\u8a9e \u6f22\u5b57", "fox  fox"] * 20
 AS_IS = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
-SYMBOLS = {"user_defined_symbols": ["<ud>", "qq", "\u672c\u8a9e", "  ", "\u2581\u2581"]}
+SYMBOLS = {"user_defined_symbols": ["<ud>", "qq", "\u672c\u8a9e", "  ", "\u2581\u2581", "<\u00e9>"]}
 SETTINGS = {
     "as it is": AS_IS,
     "bytes": {**AS_IS, "byte_fallback": True},
@@ -32,7 +32,7 @@ SETTINGS = {
     "symbols without spaces": {"byte_fallback": True, **SYMBOLS},
     "split digits": {"split_digits": True, "allow_whitespace_only_pieces": True, **AS_IS},
 }
-PARTS = """fox quick the x <0x0A> <0x 0A > qq <ud> 12 \ufb01 \u00bd \u2460 \uff21 \u00e9 e\u0301 q\u0307\u0323
+PARTS = """fox quick the x <0x0A> <0x 0A > qq <ud> <\u00e9> 12 \ufb01 \u00bd \u2460 \uff21 \u00e9 e\u0301 q\u0307\u0323
 \u00b4 \u65e5 \u672c\u8a9e \uff76\uff9e \u1100\u1161 \uac00 \u0345 \u0344 \u0130 \u00df A\u030a \ufdfa \u0958 \u200d
 \u2581 \U0001f642 \U0001f469\u200d\U0001f467 \u0928\u093f \u2026""".split()
 SPACES = [" ", " ", "  ", "\t", "\n", "\r\n", "\u3000", "\u00a0", "\u200b"]

@@ -317,3 +317,27 @@ def test_the_real_vocabulary(real_model):
     assert [tokenizer.decode([i]) for i in tokenizer.encode("1234")] == ["1", "2", "3", "4"]
     for text in ["héllo wörld 你好 🙂👩‍👩‍👧", "def f(x):\n\treturn x  # 12.5%", "<|im_start|>user\nhi<|im_end|>"]:
         assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == text
+
+
+def test_a_token_of_the_user_is_its_own_text():
+    """Byte-level decoding takes é for a byte; llama.cpp copies the text of such a token."""
+    values = metadata()
+    names = ["<é>", "naïve", "ÿÿ"]
+    values["tokenizer.ggml.tokens"] = [*values["tokenizer.ggml.tokens"], *names]
+    values["tokenizer.ggml.token_type"] = [*values["tokenizer.ggml.token_type"], *[USER_DEFINED] * 3]
+    tokenizer = tokenizer_from_gguf(values)
+    text = "hello <é> ÿÿ there naïve é"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert {tokenizer.backend.token_to_id(name) for name in names} <= set(ids)
+    assert tokenizer.decode(ids) == text
+
+
+def test_a_token_of_the_user_is_its_own_text_among_pieces(tmp_path):
+    values, _ = sentencepiece_metadata(tmp_path)
+    values["tokenizer.ggml.tokens"] = [*values["tokenizer.ggml.tokens"], "<é>"]
+    values["tokenizer.ggml.token_type"] = [*values["tokenizer.ggml.token_type"], USER_DEFINED]
+    values["tokenizer.ggml.scores"] = [*values["tokenizer.ggml.scores"], 0.0]
+    tokenizer = tokenizer_from_gguf(values)
+    ids = tokenizer.encode("a <é>", add_special_tokens=False)
+    assert len(values["tokenizer.ggml.tokens"]) - 1 in ids
+    assert tokenizer.decode(ids) == "a <é>"

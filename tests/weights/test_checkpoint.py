@@ -88,7 +88,8 @@ def test_the_vocabulary_of_the_config_must_be_that_of_the_weights(model):
         ({"rope_parameters": {"rope_type": "default", "twist": 3}}, "no parameter 'twist'"),
         ({"attention_sinks": 4}, "keys that tokenmill does not know: attention_sinks = 4"),
         ({"rope_interleaved": True}, "llama model: rope_interleaved = True is not implemented: only False"),
-        ({"hidden_size": ...}, "has no 'hidden_size', which is required"),
+        ({"hidden_size": ...}, "does not fit its config, which describes"),  # the default of its class
+        ({"hidden_size": None}, "hidden_size = None is not allowed: a value is needed"),
         ({"hidden_size": "48"}, "hidden_size = '48' is not allowed"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0 is not allowed"),
         ({"num_key_value_heads": 4}, "num_heads 6 is no multiple of num_kv_heads 4"),

@@ -14,8 +14,9 @@ import numpy as np
 from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
+from tokenmill.text.backend import for_continuation, with_names
 from tokenmill.text.token_bytes import bytes_of_each
-from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
+from tokenmill.text.tokenizer import Tokenizer
 
 CONTROL = b"\xff"
 BITS = 32  # of a word of a mask

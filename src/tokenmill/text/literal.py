@@ -21,8 +21,9 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.registry import TEMPLATES, lookup
+from tokenmill.text.backend import for_continuation, with_names
 from tokenmill.text.spelled_number import SpelledNumber
-from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
+from tokenmill.text.tokenizer import Tokenizer
 
 DIGITS = 20
 DEEPEST = 100  # of lists and objects in a message; what lies deeper is refused by the template

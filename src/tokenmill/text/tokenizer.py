@@ -16,14 +16,14 @@ from typing import Any
 import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
+from tokenmill.text.backend import configured, for_continuation, is_byte_level, without_chance
 from tokenmill.text.charsmap import TextRules, any_of
 from tokenmill.text.sentencepiece_file import holds_ranks, read_sentencepiece
 from tokenmill.text.templates import templates_from_directory
+from tokenmill.text.tokenizer_config import read_tokenizer_config
 from tokenmill.value_reader import ValueReader
 
-SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
-FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 LONG = 10_000  # characters of a text that takes milliseconds to encode
 CONVERTIBLE = ("tokenizer.model", "vocab.json")
 
@@ -57,6 +57,7 @@ class Tokenizer:
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
+        without_chance(backend)
         self.backend, self.rules = backend, rules
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
@@ -69,22 +70,36 @@ class Tokenizer:
         self.control_ids = {
             token.content: i for i, token in added if token.special or _CONTROL.fullmatch(token.content)
         }
-        self.is_byte_level = backend.decoder is not None and b"ByteLevel" in backend.decoder.__getstate__()
+        self.is_byte_level = is_byte_level(backend)
         falls_back = backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
         byte_ids = [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)] if falls_back else []
         self.byte_ids = frozenset(number for number in byte_ids if number is not None)
         self._continuation = for_continuation(backend)
+        # The library reads such a spelling as GPT-2's letters for bytes: é as a byte that is no UTF-8 alone.
+        self._spelled = {
+            number: token.content
+            for number, token in added
+            if not token.content.isascii() and self.is_byte_level and backend.decode([number], False) != token.content
+        }
 
     @classmethod
     def from_directory(cls, path: Path) -> "Tokenizer | None":
         """The tokenizer of a model directory; None when it holds no tokenizer at all."""
-        config = read_json(path / "tokenizer_config.json")
-        if (read := _read_backend(path, config)) is None:
+        values = read_json(path / "tokenizer_config.json")
+        if (read := _read_backend(path, values)) is None:
             return None
         backend, rules = read
-        entries = {**read_json(path / "special_tokens_map.json"), **config}
-        named = {key: entry.get("content") if isinstance(entry := entries.get(key), dict) else entry for key in SPECIAL}
-        texts = {key: text for key, text in named.items() if isinstance(text, str) and text}
+        model = read_json(path / "config.json")
+        config = read_tokenizer_config(
+            values,
+            read_json(path / "special_tokens_map.json"),
+            model.get("model_type"),
+            is_byte_level(backend),
+            lambda text: backend.token_to_id(text) is not None,
+        )
+        if (path / "tokenizer.json").is_file():
+            backend = configured(backend, config, _rows_of(model))
+        texts = dict(config.special)
         file = path / "generation_config.json"
         generation = ValueReader(read_json(file), str(file), CheckpointError)
         ends = generation.take("eos_token_id", None)
@@ -93,7 +108,7 @@ class Tokenizer:
             raise generation.refuse("eos_token_id", ends, "a token id, or several")
         eos = [backend.token_to_id(texts["eos_token"])] if "eos_token" in texts else []
         eos += ends
-        templates = templates_from_directory(path, config)
+        templates = templates_from_directory(path, values)
         return cls(
             backend,
             rules=rules,
@@ -102,7 +117,7 @@ class Tokenizer:
             chat_template=templates.pop("default", None),
             named_templates=templates,
             special_texts=texts,
-            config=config,
+            config=values,
             suppressed_ids=generation.token_ids("suppress_tokens"),
         )
 
@@ -181,12 +196,27 @@ class Tokenizer:
 
         `continues`: the ids follow others that are text, so that a space before their first word is kept.
         """
-        backend = self._continuation if continues else self.backend
-        return str(backend.decode(list(ids), skip_special_tokens=skip_special))
+        backend, run, texts = self._continuation if continues else self.backend, list[int](), list[str]()
+        for number in ids:
+            if number not in self._spelled:
+                run.append(number)
+            elif not (skip_special and number in self.special_ids):
+                texts += [backend.decode(run, skip_special_tokens=skip_special), self._spelled[number]]
+                run.clear()
+        return "".join([*texts, str(backend.decode(run, skip_special_tokens=skip_special))])
 
     def decode_each(self, ids: Iterable[int]) -> list[str]:
         """The text of each id alone, as if it followed others that are text. Other threads run meanwhile."""
-        return list(self._continuation.decode_batch([[number] for number in ids], skip_special_tokens=False))
+        ids = list(ids)
+        texts = self._continuation.decode_batch([[number] for number in ids], skip_special_tokens=False)
+        return [self._spelled.get(number, text) for number, text in zip(ids, texts, strict=True)]
+
+
+def _rows_of(model: Mapping[str, Any]) -> int:
+    """How many rows an embedding has, which config.json may say of its text part; 0 where it does not say it."""
+    inner = model.get("text_config")
+    rows = inner.get("vocab_size") if isinstance(inner, dict) else model.get("vocab_size")
+    return rows if type(rows) is int else 0
 
 
 def _encoded(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
@@ -212,33 +242,18 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _read_backend(path: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, TextRules | None] | None:
+def _read_backend(path: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, TextRules | None] | None:
     file = path / "tokenizer.json"
     if file.is_file():
         try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
+            return tokenizers.Tokenizer.from_file(str(file)), None
         except Exception as error:  # tokenizers raises bare Exception
             raise CheckpointError(f"{file} is damaged or no tokenizer file: {str(error).splitlines()[0]}") from error
-        _add_declared_tokens(backend, config)
-        return backend, None
     found = [name for name in CONVERTIBLE if (path / name).is_file()]
     return _convert(path, found[0], config) if found else None
 
 
-def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
-    """tokenizer_config.json may declare special tokens that tokenizer.json does not hold as such."""
-    declared = config.get("added_tokens_decoder") or {}
-    if not isinstance(declared, dict) or not all(re.fullmatch(r"[0-9]{1,9}", number) for number in declared):
-        raise CheckpointError("added_tokens_decoder in tokenizer_config.json must map token ids to tokens")
-    known = backend.get_added_tokens_decoder()
-    missing = []
-    for number, entry in sorted(declared.items(), key=lambda item: int(item[0])):
-        if int(number) not in known and isinstance(entry, dict) and isinstance(entry.get("content"), str):
-            missing.append(tokenizers.AddedToken(entry["content"], **{flag: bool(entry.get(flag)) for flag in FLAGS}))
-    backend.add_tokens(missing)
-
-
-def _convert(path: Path, name: str, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, TextRules | None]:
+def _convert(path: Path, name: str, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, TextRules | None]:
     """A sentencepiece file is read as it is; transformers is asked for the added tokens and for what is put around a
     text. Of other files it makes all.
     """
@@ -263,64 +278,3 @@ def _convert(path: Path, name: str, config: dict[str, Any]) -> tuple[tokenizers.
     if backend.post_processor is not None:
         own[0].post_processor = backend.post_processor
     return own
-
-
-def for_continuation(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer for text that follows other text; itself where that makes no difference.
-
-    sentencepiece puts a space before a text that it encodes and takes one away from a text that it decodes. After
-    other text that is wrong: " Paris" after "The capital is" would be two tokens, and decoded alone it would lose its
-    space. The settings are changed as JSON, the only form in which `tokenizers` shows all of them.
-    """
-    shell = _shell(backend)
-    settings = shell.to_str()
-    edited = json.loads(settings, object_hook=_without_first_space)
-    if edited == json.loads(settings):
-        return backend
-    return _fill(tokenizers.Tokenizer.from_str(json.dumps(edited)), backend, {})
-
-
-def with_names(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """The tokenizer with added tokens known by other names alone: `names` maps the old ones to the new ones.
-
-    A token that is renamed may get another id, since its new name is not in the vocabulary.
-    """
-    return _fill(_shell(backend), backend, names)
-
-
-def _shell(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A tokenizer with the same settings and an empty vocabulary, since vocabularies are shared and never copied."""
-    shell = tokenizers.Tokenizer(tokenizers.models.BPE())
-    for name in ("normalizer", "pre_tokenizer", "decoder"):
-        if (setting := getattr(backend, name)) is not None:
-            setattr(shell, name, setting)
-    return shell
-
-
-def _fill(shell: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """Give a shell the model and the added tokens of a tokenizer, in the order of their ids, so that ids are kept."""
-    shell.model = backend.model
-    added = []
-    if names:  # new ids begin at the number of tokens; where the vocabulary has gaps, some of its ids are larger
-        gaps = 1 + max(shell.get_vocab().values(), default=-1) - shell.get_vocab_size()
-        added = [tokenizers.AddedToken(f"{min(names.values())}{number}") for number in range(gaps)]
-    for _, token in sorted(backend.get_added_tokens_decoder().items()):
-        kept = {flag: getattr(token, flag) for flag in FLAGS}
-        if token.content in names:
-            kept["normalized"] = False
-        added.append(tokenizers.AddedToken(names.get(token.content, token.content), **kept))
-    shell.add_tokens(added)  # all at once, since each call builds the automaton of all added tokens anew
-    return shell
-
-
-def _without_first_space(setting: dict[str, Any]) -> dict[str, Any] | None:
-    """A setting without what adds a space before a text, or takes one from it; None where it does nothing else.
-
-    The settings inside it were treated before, and those that became None are left out here.
-    """
-    if setting.get("type") == "Prepend" or (setting.get("type") == "Strip" and setting.get("start")):
-        return None
-    changes = {"prepend_scheme": "never", "add_prefix_space": False}
-    edited = setting | {key: value for key, value in changes.items() if key in setting}
-    lists = ((key, value) for key, value in edited.items() if isinstance(value, list))
-    return edited | {key: [entry for entry in value if entry is not None] for key, value in lists}

@@ -27,6 +27,7 @@ NORMS_ON_BOTH_SIDES = {
     "layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
 }
 _ROPES = {FULL: Beside("rope_theta", 1e6, scaled=True), SLIDING: Beside("rope_local_base_freq", 1e4, scaled=False)}
+_TANH = {"gelu": "gelu_pytorch_tanh"}  # what the first releases said of the tanh approximation
 _GEMMA2_SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
 
@@ -43,10 +44,12 @@ def _shared(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _gemma(reader: ConfigReader) -> dict[str, Any]:
-    # "gelu" is what the first releases said of the tanh approximation.
-    activations = [reader.text(key, "gelu_pytorch_tanh") for key in ("hidden_act", "hidden_activation")]
-    activation = activations[1] if reader.values.get("hidden_activation") is not None else activations[0]
-    return _shared(reader) | {"activation": "gelu_pytorch_tanh" if activation == "gelu" else activation}
+    """transformers 4 read `hidden_activation` where both keys were there, transformers 5 reads `hidden_act` alone."""
+    activation = _TANH.get(reader.text("hidden_act"), reader.text("hidden_act"))
+    other = reader.text("hidden_activation", activation)
+    if _TANH.get(other, other) != activation:
+        raise reader.refuse("hidden_activation", other, f"hidden_act, which says the same, is {activation!r}")
+    return _shared(reader) | {"activation": activation}
 
 
 def _later(reader: ConfigReader, types: Sequence[str]) -> dict[str, Any]:

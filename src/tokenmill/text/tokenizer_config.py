@@ -1,0 +1,220 @@
+"""tokenizer_config.json, read as strictly as config.json: every key is used, or known to change nothing.
+
+What a key means depends on the class that transformers 5 takes, which the file and the model's kind name together.
+Right values come from transformers 5.24's AutoTokenizer.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import tokenizers
+
+from tokenmill.errors import CheckpointError
+from tokenmill.value_reader import ValueReader, brief
+
+log = logging.getLogger(__name__)
+
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
+_MODEL_TOKEN = re.compile(r"[A-Za-z0-9_]+_token")  # such as image_token, of models that see
+
+# model_type → the class that is registered for it; those that have none take what the file names.
+_GENERIC = "TokenizersBackend"
+_REGISTERED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("cohere", "cohere2"), "CohereTokenizer"),
+        **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
+        **dict.fromkeys(("gpt2", "phi", "starcoder2"), "GPT2Tokenizer"),
+        **dict.fromkeys(("gpt_neox", "olmo", "olmoe"), "GPTNeoXTokenizer"),
+        **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
+        **dict.fromkeys(
+            """ernie4_5 ernie4_5_moe glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoehybrid granitemoeshared
+            minimax_m2 ministral3 mistral mistral3 mixtral nemotron olmo2 olmo3 phi3 stablelm""".split(),
+            _GENERIC,
+        ),
+    }
+)
+_REGISTERED_COUNTS = ("qwen2",)  # whatever class the file names
+# Classes that put a space before a text where `add_prefix_space` says so, and only there.
+_BYTE_LEVEL = frozenset("CodeGenTokenizer CohereTokenizer GPT2Tokenizer GPTNeoXTokenizer Qwen2Tokenizer".split())
+_SENTENCEPIECE = frozenset("CodeLlamaTokenizer LlamaTokenizer".split())  # the same; they do so unless it says no
+
+# The tokens that a class has where a file does not name its own, if they are in the vocabulary.
+_ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_DEFAULT_TOKENS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "CodeGenTokenizer": _ENDOFTEXT,
+        "CohereTokenizer": {
+            "bos_token": "<BOS_TOKEN>",
+            "eos_token": "<|END_OF_TURN_TOKEN|>",
+            "unk_token": "<UNK>",
+            "sep_token": "<SEP>",
+            "pad_token": "<PAD>",
+            "cls_token": "<CLS>",
+            "mask_token": "<MASK_TOKEN>",
+        },
+        "GPT2Tokenizer": _ENDOFTEXT,
+        "GPTNeoXTokenizer": {**_ENDOFTEXT, "pad_token": "<|padding|>"},
+        "GemmaTokenizer": {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad", "mask")},
+        "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
+    }
+)
+
+_SWITCHES = """add_bos_token add_eos_token clean_up_tokenization_spaces do_lower_case fix_mistral_regex is_local
+    keep_accents legacy local_files_only remove_space return_token_type_ids spaces_between_special_tokens
+    split_special_tokens strip_accents tokenize_chinese_chars trim_offsets trust_remote_code
+    use_default_system_prompt use_fast verbose""".split()
+# They say how many tokens, on which side, of which files, for whom, or something of chats that is read elsewhere.
+# `add_bos_token` and `add_eos_token` change nothing beside a tokenizer.json, which says what is put around a text.
+_HARMLESS = frozenset(
+    """_commit_hash added_tokens_file auto_map backend chat_control_tokens chat_template errors files_loaded init_inputs
+    max_len max_length max_seq_length merges_file model_input_names model_max_length name_or_path pad_to_multiple_of
+    pad_token_type_id padding processor_class response_schema response_template seq_length sp_model_kwargs
+    special_tokens_map_file stride tokenizer_class tokenizer_file tokenizer_type tokenizer_version
+    transformers_version truncation truncation_strategy unsloth_version vocab_file vocab_size bos_token_id eos_token_id
+    pad_token_id unk_token_id language task predict_timestamps src_lang tgt_lang additional_chat_templates
+    add_generation_prompt default_chat_template device_map special_tokens model_type torch_dtype revision cache_dir
+    token use_auth_token image_size patch_size num_additional_image_tokens vision_feature_select_strategy""".split()
+)
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """What tokenizer_config.json and special_tokens_map.json say.
+
+    values: the keys as they stand. class_name: the class that transformers takes. prefix_space: whether a space goes
+    before a text, None where the tokenizer's own file says it. special: the named tokens' spellings, by name. declared:
+    tokens with their flags, in the order of their ids. named: tokens that are special, whatever the tokenizer's file
+    says. listed: tokens that are special where it says nothing of them.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    class_name: str = _GENERIC
+    prefix_space: bool | None = None
+    special: Mapping[str, str] = field(default_factory=dict)
+    declared: tuple[tokenizers.AddedToken, ...] = ()
+    named: tuple[tokenizers.AddedToken, ...] = ()
+    listed: tuple[tokenizers.AddedToken, ...] = ()
+
+
+def read_tokenizer_config(
+    values: Mapping[str, Any],
+    special_map: Mapping[str, Any],
+    model_type: object = None,
+    is_byte_level: bool = False,
+    is_token: Callable[[str], bool] = lambda _: False,
+) -> TokenizerConfig:
+    """The config that these two files hold. CheckpointError for a key that is not known and for a value of another
+    type.
+
+    model_type: of config.json. is_byte_level: whether a tokenizer.json has tokens of GPT-2's letters for bytes.
+    is_token: whether a text is in its vocabulary.
+    """
+    reader = ValueReader(values, "tokenizer_config.json", CheckpointError)
+    for key in _SWITCHES:
+        if reader.take(key, None) is not None:
+            reader.flag(key)
+    for key in ("padding_side", "truncation_side"):
+        reader.expect(key, "right", "left")
+    reader.expect("split_special_tokens", False)
+    reader.expect("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
+    declared_class = reader.take("tokenizer_class", None)
+    if declared_class is not None:
+        declared_class = reader.text("tokenizer_class")
+    class_name = _class_of(model_type, declared_class, is_byte_level)
+    others = ValueReader(special_map, "special_tokens_map.json", CheckpointError)
+    usual = {key: text for key, text in _DEFAULT_TOKENS.get(class_name, {}).items() if is_token(text)}
+    default = ValueReader(usual, f"the class {class_name}", CheckpointError)
+    found = dict[str, tokenizers.AddedToken | None]()
+    for each in (default, others, reader):
+        found |= {key: _token(each, key, each.take(key, None)) for key in SPECIAL if key in each.values}
+    for each in (others, reader):
+        found |= {key: _token(each, key, each.take(key)) for key in _model_tokens(each.values)} | _named(each)
+    named = {key: token for key in (*SPECIAL, *found) if (token := found.get(key)) is not None}
+    listed = (*_listed(others), *_listed(reader))
+    prefix = None if reader.take("add_prefix_space", None) is None else reader.flag("add_prefix_space")
+    if class_name in _BYTE_LEVEL and is_byte_level:
+        prefix = bool(prefix)
+    elif class_name not in _SENTENCEPIECE or is_byte_level:
+        prefix = None
+    declared = _declared(reader)
+    for each in (reader, others):
+        each.refuse_unread(key for key, value in each.values.items() if key not in _HARMLESS and value is not None)
+    return TokenizerConfig(
+        values, class_name, prefix, {key: named[key].content for key in SPECIAL if key in named}, declared,
+        tuple(named.values()), listed,
+    )  # fmt: skip
+
+
+def _class_of(model_type: object, declared: str | None, is_byte_level: bool) -> str:
+    """The class that transformers' AutoTokenizer takes for a tokenizer.json."""
+    registered = _REGISTERED.get(model_type) if isinstance(model_type, str) else None
+    declared = None if declared is None else declared.removesuffix("Fast")
+    if declared is None:
+        return registered or _GENERIC
+    if declared == "LlamaTokenizer" and is_byte_level:
+        return _GENERIC
+    if registered in (None, declared):
+        return declared
+    return _GENERIC if registered == _GENERIC else registered if model_type in _REGISTERED_COUNTS else declared
+
+
+def _token(reader: ValueReader, key: str, given: Any) -> tokenizers.AddedToken | None:
+    """A token as a text, or as an object with its flags."""
+    if given is None or given == "":
+        return None
+    if isinstance(given, str):
+        return tokenizers.AddedToken(given, special=True, normalized=False)
+    entry = ValueReader(given, f"{reader.where}: {key}", CheckpointError)
+    content = entry.text("content")
+    flags = {flag: entry.flag(flag, False) for flag in FLAGS}
+    entry.expect("__type", "AddedToken")
+    entry.refuse_unread(name for name in entry.values if name != "id")
+    return tokenizers.AddedToken(content, **(flags | {"special": True})) if content else None
+
+
+def _model_tokens(values: Mapping[str, Any]) -> list[str]:
+    """The keys of tokens that only some models have."""
+    return [key for key, value in values.items() if _MODEL_TOKEN.fullmatch(key) and isinstance(value, str | dict)]
+
+
+def _named(reader: ValueReader) -> dict[str, tokenizers.AddedToken]:
+    """Special tokens with names of their own, such as image_token."""
+    found: dict[str, tokenizers.AddedToken] = {}
+    for key in ("extra_special_tokens", "model_specific_special_tokens"):
+        if isinstance(given := reader.take(key, None), dict):
+            found |= {name: token for name, entry in given.items() if (token := _token(reader, key, entry))}
+    return found
+
+
+def _listed(reader: ValueReader) -> list[tokenizers.AddedToken]:
+    """Special tokens without a name."""
+    found = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        given = reader.take(key, None) or []
+        if isinstance(given, dict):
+            continue
+        if not isinstance(given, list) or not all(isinstance(entry, str | dict) for entry in given):
+            raise reader.refuse(key, given, "a list of tokens, or an object with named ones")
+        found += [token for entry in given if (token := _token(reader, key, entry))]
+    return found
+
+
+def _declared(reader: ValueReader) -> tuple[tokenizers.AddedToken, ...]:
+    """The entries of `added_tokens_decoder`, in the order of their ids."""
+    given = reader.take("added_tokens_decoder", None) or {}
+    if not isinstance(given, dict) or not all(re.fullmatch(r"[0-9]{1,9}", number) for number in given):
+        raise CheckpointError(f"{reader.where}: added_tokens_decoder = {brief(given)} must map token ids to tokens")
+    found = {}
+    for number, entry in given.items():
+        each = ValueReader(entry, f"{reader.where}: added_tokens_decoder: {number}", CheckpointError)
+        content = each.text("content")
+        flags = {flag: each.flag(flag, False) for flag in FLAGS}
+        if content:
+            found[int(number)] = tokenizers.AddedToken(content, **flags)
+    return tuple(token for _, token in sorted(found.items(), key=lambda pair: pair[0]))
