@@ -41,6 +41,7 @@ def read_params(values: Mapping[str, Any], where: str, vocab_size: int, has_head
         "vocab_size": vocab_size,
         "rms_norm_eps": reader.number("norm_eps", maximum=1.0),
         "rope_theta": theta,
+        "eos_token_id": None,  # which the tokenizer says
         "tie_word_embeddings": reader.flag("tied_embeddings", not has_head or (is_scaled and dim <= _SMALL)),
     }
     if experts.values:
