@@ -128,7 +128,10 @@ def test_grammars(vocabulary, grammar):
     [
         ({"json_schema": {"enum": []}}, "at #: Unsatisfiable schema: anyOf is empty"),
         ({"json_schema": {"items": {"type": "banana"}}}, "at #/items: Invalid type: banana"),
-        ({"json_schema": {"properties": {"p": {"pattern": "(", "type": "string"}}}}, "at #/properties/p: the pattern .* unclosed group"),
+        (
+            {"json_schema": {"properties": {"p": {"pattern": "(", "type": "string"}}}},
+            "at #/properties/p: the pattern .* unclosed group",
+        ),
         (
             {"json_schema": {"allOf": [{"type": "string"}, {"type": "null"}]}},
             "at #: Unsatisfiable .*incompatible types",

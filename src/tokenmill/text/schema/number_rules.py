@@ -2,13 +2,14 @@
 
 import json
 import math
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 from tokenmill.text.schema.digits import decimals, exponents, integers
 from tokenmill.text.schema.multiples import Multiples, TooMany
-from tokenmill.text.schema.numbers import SAFE, NumberError, Numbers
+from tokenmill.text.schema.numbers import SAFE, NumberError, Numbers, strictest
 from tokenmill.text.schema.rules import Alternative, Rules
 
 MOST_LISTED = 1_000
@@ -23,9 +24,9 @@ def number_rule(numbers: Numbers, rules: Rules, json_options: dict[str, Any]) ->
         numbers &= Numbers(step=Fraction(1))
     if numbers.step is None:
         return [(f"/{text}/",) for text in _ranges(numbers)]
-    low, high, step = numbers.low, numbers.high, numbers.step
+    low, high, step = numbers.whole_low, numbers.whole_high, numbers.step
     if not numbers.is_integer:
-        low, high = _as_float(low, 1), _as_float(high, -1)
+        low, high = _of_both(max, numbers.low, low), _of_both(min, numbers.high, high)
     low, high = (None if low is None else max(low, -_LARGEST)), (None if high is None else min(high, _LARGEST))
     if low is not None and high is not None and (high - low) / step < MOST_LISTED:
         first, last = math.ceil(low / step), math.floor(high / step)
@@ -35,6 +36,11 @@ def number_rule(numbers: Numbers, rules: Rules, json_options: dict[str, Any]) ->
         return list(Multiples(step, rules, numbers.is_integer).between(low, high))
     except TooMany:
         return [(_by_llguidance(numbers, json_options),)]
+
+
+def _of_both(of: Callable[..., Fraction], bound: Fraction | None, whole: Fraction | None) -> Fraction | None:
+    """A bound for what is written with a decimal point and without."""
+    return bound if whole is None or abs(whole) < SAFE else strictest(of, bound, whole)
 
 
 def value_text(value: Any) -> str:
@@ -47,25 +53,13 @@ def value_text(value: Any) -> str:
 def _ranges(numbers: Numbers) -> list[str]:
     """Expressions for the numbers between two bounds."""
     low, high = numbers.low, numbers.high
-    whole = integers(None if low is None else math.ceil(low), None if high is None else math.floor(high))
+    first, last = numbers.whole_low, numbers.whole_high
+    whole = integers(None if first is None else math.ceil(first), None if last is None else math.floor(last))
     if numbers.is_integer:
         return [whole] if whole else []
     if low is None and high is None:
         return [ANY_NUMBER.strip("/")]
-    low, high = _as_float(low, 1), _as_float(high, -1)
     return [text for text in (whole, decimals(low, high), exponents(low, high)) if text]
-
-
-def _as_float(bound: Fraction | None, towards: int) -> Fraction | None:
-    """A bound that holds for a number which is read as a float, too."""
-    if bound is None or abs(bound) < SAFE:
-        return bound
-    try:
-        near = float(bound)
-    except OverflowError:
-        return bound
-    is_within = Fraction(near) >= bound if towards > 0 else Fraction(near) <= bound
-    return Fraction(near if is_within else math.nextafter(near, math.inf * towards))
 
 
 def _spellings(value: Fraction, is_integer: bool) -> str:
@@ -81,7 +75,7 @@ def _spellings(value: Fraction, is_integer: bool) -> str:
 def _by_llguidance(numbers: Numbers, json_options: dict[str, Any]) -> str:
     """The multiples of a step with more remainders than there are rules for. NumberError where it cannot do it."""
     assert numbers.step is not None
-    keywords = {"minimum": numbers.low, "maximum": numbers.high}
+    keywords = {"minimum": numbers.whole_low, "maximum": numbers.whole_high}
     schema: dict[str, Any] = {"type": "integer" if numbers.is_integer else "number", "multipleOf": int(numbers.step)}
     is_possible = numbers.step.denominator == 1 and numbers.step <= _LARGEST_STEP
     for keyword, given in keywords.items():

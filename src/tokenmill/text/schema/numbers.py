@@ -5,7 +5,7 @@ the bound itself. Values and bounds are what JSON's decimal digits say.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -24,38 +24,39 @@ class NumberError(ValueError):
 
 @dataclass(frozen=True)
 class Numbers:
-    """A set of numbers: from low to high, multiples of step; None: no such demand. values: these alone.
+    """A set of numbers: from low to high, multiples of step; None: no such demand.
 
-    is_integer: written without a decimal point.
+    is_integer: written without a decimal point. whole_low, whole_high: the bounds of what is written so, where a bound
+    is a float: readers compare an integer with that exactly, and others by what float they are.
     """
 
     low: Fraction | None = None
     high: Fraction | None = None
     step: Fraction | None = None
-    values: frozenset[Fraction] | None = None
     is_integer: bool = False
+    whole_low: Fraction | None = None
+    whole_high: Fraction | None = None
 
     def __and__(self, other: "Numbers") -> "Numbers":
-        lows = [each for each in (self.low, other.low) if each is not None]
-        highs = [each for each in (self.high, other.high) if each is not None]
         steps = [each for each in (self.step, other.step) if each is not None]
-        values = [each for each in (self.values, other.values) if each is not None]
         return Numbers(
-            max(lows, default=None),
-            min(highs, default=None),
+            strictest(max, self.low, other.low),
+            strictest(min, self.high, other.high),
             _common(*steps) if len(steps) == 2 else steps[0] if steps else None,
-            frozenset.intersection(*values) if values else None,
             self.is_integer or other.is_integer,
+            strictest(max, self.whole_low, other.whole_low),
+            strictest(min, self.whole_high, other.whole_high),
         )
 
     def holds(self, value: Fraction) -> bool:
         """Whether a number is one of these."""
+        is_whole = value.denominator == 1
+        low, high = (self.whole_low, self.whole_high) if is_whole else (self.low, self.high)
         return (
-            (self.low is None or value >= self.low)
-            and (self.high is None or value <= self.high)
+            (low is None or value >= low)
+            and (high is None or value <= high)
             and (self.step is None or (value / self.step).denominator == 1)
-            and (self.values is None or value in self.values)
-            and (not self.is_integer or value.denominator == 1)
+            and (is_whole or not self.is_integer)
         )
 
 
@@ -77,25 +78,45 @@ def numbers_of(schema: Mapping[str, Any], is_integer: bool) -> Numbers:
         step = abs(exact(given, "multipleOf"))
         if not step:
             raise NumberError("multipleOf is 0, of which nothing but 0 is a multiple")
-    return Numbers(low, high, step, None, is_integer)
+    return Numbers(low[0], high[0], step, is_integer, low[1], high[1])
 
 
-def _bound(schema: Mapping[str, Any], keyword: str, excluding: str, towards: int, whole: bool) -> Fraction | None:
-    """The bound of two keywords. In draft 4 the excluding one is true or false."""
-    found = list[Fraction]()
+def strictest(of: Callable[..., Fraction], *bounds: Fraction | None) -> Fraction | None:
+    """The highest or the lowest of several bounds, as far as they are there."""
+    known = [each for each in bounds if each is not None]
+    return of(known) if known else None
+
+
+def _bound(
+    schema: Mapping[str, Any], keyword: str, excluding: str, towards: int, whole: bool
+) -> tuple[Fraction | None, Fraction | None]:
+    """The bound of two keywords, and the one of integers. In draft 4 the excluding one is true or false."""
+    found = list[tuple[Fraction, Fraction]]()
     value, other = schema.get(keyword), schema.get(excluding)
     if value is not None and other is not True and not _is_open(value, towards):
-        found += _readings(value, keyword)
+        found.append(_readings(value, keyword, towards))
     other = value if other is True else None if other is False else other
     if other is not None and not _is_open(other, towards):
-        found += _behind(other, excluding, towards, whole)
-    return (max if towards > 0 else min)(found, default=None)
+        found.append(_behind(other, excluding, towards, whole))
+    of = max if towards > 0 else min
+    return strictest(of, *(each for each, _ in found)), strictest(of, *(each for _, each in found))
 
 
-def _readings(value: Any, keyword: str) -> list[Fraction]:
-    """A bound by its digits, and by the float that they are read as, which is another number from 2**53 on."""
-    found = [exact(value, keyword)]
-    return [*found, Fraction(value)] if isinstance(value, float) and abs(value) >= SAFE else found
+def _readings(value: Any, keyword: str, towards: int) -> tuple[Fraction, Fraction]:
+    """A bound for numbers that are read as floats, and one for integers. From 2**53 on they differ: a bound that is an
+    integer may lie between two floats, and one that is a float is another number than its digits.
+    """
+    found, of = exact(value, keyword), max if towards > 0 else min
+    if abs(found) < SAFE:
+        return found, found
+    if isinstance(value, float):
+        return found, of(found, Fraction(value))
+    try:
+        near = float(value)
+        is_within = of(Fraction(near), found) == near
+        return Fraction(near if is_within else math.nextafter(near, math.inf * towards)), found
+    except OverflowError:
+        return found, found
 
 
 def _is_open(value: Any, towards: int) -> bool:
@@ -103,15 +124,16 @@ def _is_open(value: Any, towards: int) -> bool:
     return isinstance(value, float) and math.isinf(value) and (value > 0) == (towards < 0)
 
 
-def _behind(value: Any, keyword: str, towards: int, whole: bool) -> list[Fraction]:
-    """The first numbers behind a bound, in each of its readings."""
-    bounds = _readings(value, keyword)
+def _behind(value: Any, keyword: str, towards: int, whole: bool) -> tuple[Fraction, Fraction]:
+    """The first numbers behind a bound, in both readings."""
+    bound, of_integers = _readings(value, keyword, towards)
+    next_one = Fraction(math.floor(of_integers) + 1 if towards > 0 else math.ceil(of_integers) - 1)
     if whole:
-        return [Fraction(math.floor(each) + 1 if towards > 0 else math.ceil(each) - 1) for each in bounds]
+        return next_one, next_one
     try:
-        return _readings(math.nextafter(float(value), math.inf * towards), keyword)
-    except OverflowError:  # of an integer that no float holds
-        return [each + towards for each in bounds]
+        return exact(math.nextafter(float(value), math.inf * towards), keyword), next_one
+    except (OverflowError, NumberError):  # of an integer that no float holds
+        return bound + towards, next_one
 
 
 def _common(one: Fraction, other: Fraction) -> Fraction:
