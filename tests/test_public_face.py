@@ -19,7 +19,9 @@ OUTSIDE = ("batches", "bench", "cli", "prove", "scale", "serve")  # whose errors
 CAUGHT = {
     "FormatError": "constrain/structural_tag.py makes a ConfigError of it",
     "GivenUp": "ends a thread of constrain/room.py whose outcome nobody wants",
+    "MergeError": "constrain/grammar.py makes a ConfigError of it",
     "NotInvertible": "calibrate/rounding.py makes a CheckpointError of it",
+    "NumberError": "constrain/grammar.py makes a ConfigError of it",
     "PatternError": "constrain/tags/contents.py makes a FormatError of it",
     "RefersToItself": "serve/custom_tools.py takes another way",
     "SchemaError": "constrain/compile.py makes a ConfigError of it",

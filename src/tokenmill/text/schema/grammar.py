@@ -47,10 +47,13 @@ def rules_of(schema: Mapping[str, Any], prefix: str, style: Style) -> tuple[str,
 
     schema: as `spelled` has it. prefix: of the names of rules. ValueError, in words, for one that cannot be.
     """
-    if not _is_misread(schema):
-        return None
     rules = Rules(prefix)
-    first = _Writer(schema, rules, style).value((schema,))
+    try:
+        if not _is_misread(schema):
+            return None
+        first = _Writer(schema, rules, style).value((schema,))
+    except (TypeError, AttributeError, KeyError) as error:  # as where `required` is a number
+        raise MergeError(f"a keyword has a value of a type that it cannot have: {error}") from None
     finished = rules.finished()
     if first not in finished:
         raise MergeError("Unsatisfiable schema: no value fits it")

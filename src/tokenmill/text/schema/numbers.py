@@ -151,7 +151,7 @@ def is_plain(schema: Mapping[str, Any]) -> bool:
         if value is None or (keyword.startswith("exclusive") and value is False):
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return keyword.startswith("exclusive") is False  # llguidance says what is wrong
+            return not keyword.startswith("exclusive")  # llguidance says what is wrong
         if keyword.startswith("exclusive") and schema.get("type") != "integer":
             return False
         most = MOST_STEP if keyword == "multipleOf" else SAFE

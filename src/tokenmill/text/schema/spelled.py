@@ -28,7 +28,8 @@ def spelled(schema: Mapping[str, Any]) -> dict[str, Any]:
     if expressions:
         made["pattern"] = expressions[0]
     if len(expressions) > 1:
-        made["allOf"] = [*made.get("allOf", ()), {"pattern": expressions[1]}]
+        others = made.get("allOf", [])
+        made["allOf"] = [*(others if isinstance(others, list) else [others]), {"pattern": expressions[1]}]
     if isinstance(named := made.get("patternProperties"), Mapping):
         made["patternProperties"] = {}
         for text, each in named.items():
