@@ -243,7 +243,9 @@ def main() -> None:
             if outcome.interrupted:
                 break
     print(table(outcomes))
-    if (own := outcomes.get("tokenmill")) is not None and (own.num_differences or own.num_failed or own.compared_nothing):
+    if (own := outcomes.get("tokenmill")) is not None and (
+        own.num_differences or own.num_failed or own.compared_nothing
+    ):
         raise SystemExit(1)
 
 

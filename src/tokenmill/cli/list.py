@@ -79,10 +79,11 @@ def command(
 
 def _show_names(json: bool) -> None:
     """The short names: what each stands for, and how it is known to be that."""
-    from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES
+    from tokenmill.hub.download import Packaged
+    from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES, HubFile
 
-    models = {**SHORT_NAMES, **HUB_NAMES}
-    facts = [
+    models: dict[str, Packaged | HubFile] = {**SHORT_NAMES, **HUB_NAMES}
+    facts: list[dict[str, Any]] = [
         {
             "name": name,
             "title": model.title,
