@@ -30,7 +30,9 @@ _REGISTERED: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
         **dict.fromkeys(("gpt2", "phi", "starcoder2"), "GPT2Tokenizer"),
         **dict.fromkeys(("gpt_neox", "olmo", "olmoe"), "GPTNeoXTokenizer"),
-        **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
+        **dict.fromkeys(
+            "qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl qwen3_vl_moe".split(), "Qwen2Tokenizer"
+        ),
         **dict.fromkeys(
             """ernie4_5 ernie4_5_moe glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoehybrid granitemoeshared
             minimax_m2 ministral3 mistral mistral3 mixtral nemotron olmo2 olmo3 phi3 stablelm""".split(),
