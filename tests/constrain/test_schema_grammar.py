@@ -130,3 +130,37 @@ def test_arguments_of_calls_and_structural_tags_are_exact(bytes_only):
     old = {"structures": [{"begin": "<a>", "schema": UINT64, "end": "</a>"}], "triggers": ["<a>"]}
     constraint = compiled(bytes_only, structural_tag=old)
     assert accepts(constraint, f"x<a>{2**64 - 1}</a>") and not accepts(constraint, f"x<a>{2**64}</a>")
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits"),
+    [
+        ({"anyOf": [{"$ref": "#"}, UINT64]}, "5"),
+        ({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, UINT64]}}, "$ref": "#/$defs/a"}, "5"),
+        ({"$defs": {"a": UINT64}, "allOf": [{"$ref": "#/$defs/a"}, {"anyOf": [{"$ref": "#/$defs/a"}]}]}, "5"),
+    ],
+    ids=compact,
+)
+def test_a_schema_that_may_be_itself(bytes_only, schema, fits):
+    constraint = compiled(bytes_only, json_schema=schema)
+    assert accepts(constraint, fits) and not accepts(constraint, "-5") and not accepts(constraint, '"x"')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "required": 3, "maxProperties": 1, "properties": {"a": UINT64}},
+        {"anyOf": [UINT64, {"type": "banana"}]},
+        {"items": {**UINT64, "minimum": "5"}},
+    ],
+    ids=compact,
+)
+def test_keywords_of_wrong_types_are_refused(bytes_only, schema):
+    with pytest.raises(ConfigError, match=r"json_schema = .* is not allowed: at #"):
+        compiled(bytes_only, json_schema=schema)
+
+
+def test_parts_that_multiply_are_refused_at_once(bytes_only):
+    choice = {"anyOf": [{"minimum": number, "type": "integer"} for number in range(BIG, BIG + 8)]}
+    with pytest.raises(ConfigError, match="make more than 2,000 cases"):
+        compiled(bytes_only, json_schema={"allOf": [choice] * 9})

@@ -164,3 +164,9 @@ def test_an_expression_is_read_as_written_and_its_own_spelling_again():
     assert plain(anywhere("^a$")) == plain(whole("^a$")) == "a"
     with pytest.raises(PatternError, match="more than 150 groups are open"):
         whole("(" * 200 + ")" * 200)
+
+
+def test_long_expressions_take_no_longer_than_their_size():
+    assert of_schema("^" + "ab" * 100_000 + "$").count("b") == 100_000
+    with pytest.raises(PatternError, match=r"it has 20,000 of \^ and \$; 100 are possible"):
+        of_schema("(^|a)" * 20_000)

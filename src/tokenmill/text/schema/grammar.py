@@ -52,6 +52,8 @@ def rules_of(schema: Mapping[str, Any], prefix: str, style: Style) -> tuple[str,
         if not _is_misread(schema):
             return None
         first = _Writer(schema, rules, style).value((schema,))
+    except RecursionError:
+        raise MergeError("it is nested too deeply") from None
     except (TypeError, AttributeError, KeyError) as error:  # as where `required` is a number
         raise MergeError(f"a keyword has a value of a type that it cannot have: {error}") from None
     finished = rules.finished()

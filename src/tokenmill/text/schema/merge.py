@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from tokenmill.text.schema.numbers import exact
@@ -19,14 +19,24 @@ class MergeError(ValueError):
     """Schemas that cannot be put together, with the reason."""
 
 
-def cases(schemas: tuple[Any, ...], root: Mapping[str, Any], lenient: bool) -> list[Case]:
-    """The cases in which schemas hold together. lenient: oneOf is read as anyOf."""
-    base, choices = list[Mapping[str, Any]](), list[tuple[str, list[Any]]]()
-    if not all(_put(each, root, base, choices, set()) for each in schemas):
+class _Choice(NamedTuple):
+    """The options of an anyOf or a oneOf. within: the references in whose schemas it stands."""
+
+    word: str
+    options: list[Any]
+    within: frozenset[str]
+
+
+def cases(
+    schemas: tuple[Any, ...], root: Mapping[str, Any], lenient: bool, within: frozenset[str] = frozenset()
+) -> list[Case]:
+    """The cases in which schemas hold together. lenient: oneOf is read as anyOf. within: see _Choice."""
+    base, choices = list[Mapping[str, Any]](), list[_Choice]()
+    if not all(_put(each, root, base, choices, within) for each in schemas):
         return []
     found: list[Case] = [tuple(base)]
-    for word, options in choices:
-        parts = [cases((each,), root, lenient) for each in options]
+    for word, options, inner in choices:
+        parts = [cases((each,), root, lenient, inner) for each in options]
         if word == "oneOf" and not lenient:
             _check_apart(parts)
         found = [(*case, *other) for case in found for part in parts for other in part]
@@ -39,25 +49,24 @@ def _put(
     schema: Any,
     root: Mapping[str, Any],
     base: list[Mapping[str, Any]],
-    choices: list[tuple[str, list[Any]]],
-    seen: set[str],
+    choices: list[_Choice],
+    within: frozenset[str],
 ) -> bool:
-    """Add what a schema says, in its order; False for one that nothing fits."""
+    """Add what a schema says, in its order; False for one that nothing fits, as one does not that only says itself."""
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, Mapping):
         raise MergeError(f"a schema is an object, or true or false, and not {schema!r:.50}")
     base.append(schema)
     for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and value not in seen:
-            seen.add(value)
-            if not _put(target(value, root), root, base, choices, seen):
+        if key == "$ref" and isinstance(value, str):
+            if value in within or not _put(target(value, root), root, base, choices, within | {value}):
                 return False
         elif key == "allOf" and isinstance(value, list):
-            if not all(_put(each, root, base, choices, seen) for each in value):
+            if not all(_put(each, root, base, choices, within) for each in value):
                 return False
         elif key in ("anyOf", "oneOf") and isinstance(value, list):
-            choices.append((key, value))
+            choices.append(_Choice(key, value, within))
     return True
 
 

@@ -7,7 +7,7 @@ behind it. So an expression becomes up to four, by which edges of the text it de
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import product
+from itertools import groupby, product
 
 from tokenmill.text.schema.charset import Ranges, quoted, without, written
 from tokenmill.text.schema.expression import (
@@ -27,28 +27,26 @@ from tokenmill.text.schema.expression import (
 Variants = dict[tuple[bool, bool], Node]
 """What an expression matches, by whether it demands the beginning of the text, and its end."""
 
-_KEPT = 1024
+_KEPT = 32
+_MOST_EDGES = 100
 _NUL = ((0, 0),)
 
 
-@lru_cache(_KEPT)
 def whole(text: str, for_xgrammar: bool = False) -> Node:
     """The texts that an expression matches from their first letter to their last. PatternError: see read."""
-    return _choice([*_variants(read(text, for_xgrammar)).values()])
+    return _choice([*_variants(_read(text, for_xgrammar)).values()])
 
 
-@lru_cache(_KEPT)
 def anywhere(text: str) -> Node:
     """The texts in which an expression matches something."""
-    return _choice([_around(edges, node) for edges, node in _variants(read(text)).items()])
+    return _choice([_around(edges, node) for edges, node in _variants(_read(text)).items()])
 
 
-@lru_cache(_KEPT)
 def of_schema(text: str) -> str:
     """The `pattern` that says to llguidance what this one says to ECMA-262 and Python. U+0000 is in no set: where a set
     has each control character and not both the quote and the backslash, llguidance lets these through.
     """
-    found = _variants(read(text))
+    found = _variants(_read(text))
     if len(found) == 1:
         ((begin, end), node), *_ = found.items()
         inner = _written(node, _without_nul, _property_without_nul)
@@ -65,6 +63,19 @@ def plain(node: Node) -> str:
 def in_json(node: Node) -> str:
     """An expression of a text as it stands in JSON, without its quotes."""
     return _written(node, quoted, lambda text: rf'[{text}&&[^"\\\x00-\x1f\x7f]]')
+
+
+def _read(text: str, for_xgrammar: bool = False) -> Node:
+    """The tree of an expression, in which only so many edges may be."""
+    node = read(text, for_xgrammar)
+    if (number := _num_edges(node)) > _MOST_EDGES:
+        raise PatternError(f"it has {number:,} of ^ and $; {_MOST_EDGES} are possible")
+    return node
+
+
+def _num_edges(node: Node) -> int:
+    parts = node.parts if isinstance(node, Row | Choice) else (node.part,) if isinstance(node, Times) else ()
+    return int(isinstance(node, Edge)) + sum(map(_num_edges, parts))
 
 
 def _without_nul(ranges: Ranges) -> str:
@@ -117,8 +128,9 @@ def _variants(node: Node) -> Variants:
         return {(node.is_begin, not node.is_begin): NOTHING}
     if isinstance(node, Row):
         found: Variants = {(False, False): NOTHING}
-        for part in node.parts:
-            found = _joined(found, _variants(part))
+        for has_edge, parts in groupby(node.parts, _has_edge):
+            for part in parts if has_edge else (Row(tuple(parts)),):
+                found = _joined(found, _variants(part))
         return found
     if isinstance(node, Choice):
         return _union([_variants(part) for part in node.parts])

@@ -76,7 +76,10 @@ class Lark:
             "lenient": strict is not True,
             "json_allowed_escapes": ESCAPES,
         }
-        read = all_spelled(schema)
+        try:
+            read = all_spelled(schema)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
         made = rules_of(read, f"{name}_json", Style(own, ", ", ": "))
         if made is None:
             return self.rule(name, "%json " + json.dumps({**read, "x-guidance": own}, ensure_ascii=False))
