@@ -64,10 +64,10 @@ ALL = sorted({(name, line) for name, text in DOCUMENTS.items() for line in comma
 @pytest.mark.parametrize(("document", "line"), ALL)
 def test_what_a_document_shows_can_be_typed(document, line, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda *_: None)  # options are read, and nothing is run
-    if "--profile " in line:
+    if "--preset " in line:
         monkeypatch.setenv("TOKENMILL_CONFIG", str(tmp_path))
-        (profiles,) = blocks(DOCUMENTS["models-at-hand.md"], ("toml",))
-        (tmp_path / "profiles.toml").write_text(profiles)
+        (presets,) = blocks(DOCUMENTS["models-at-hand.md"], ("toml",))
+        (tmp_path / "presets.toml").write_text(presets)
     assert main(arguments(line)) == 0, capsys.readouterr().err
 
 
@@ -263,12 +263,12 @@ def test_the_commands_about_speculation_run_as_written(folder):
 @pytest.mark.slow
 @pytest.mark.model
 def test_the_commands_about_models_at_hand_run_as_written(folder, monkeypatch):
-    """With the profiles of the page, and a model that tokenmill would have fetched in the place of a link."""
+    """With the presets of the page, and a model that tokenmill would have fetched in the place of a link."""
     document = DOCUMENTS["models-at-hand.md"]
     monkeypatch.setenv("TOKENMILL_CONFIG", str(folder))
     monkeypatch.setenv("HOME", str(folder))
-    (profiles,) = blocks(document, ("toml",))
-    (folder / "profiles.toml").write_text(profiles)
+    (presets,) = blocks(document, ("toml",))
+    (folder / "presets.toml").write_text(presets)
     model = folder / "cache" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     original = model.resolve()
     model.unlink()

@@ -262,7 +262,7 @@ VERBS: Names = {
     "quantize": "tokenmill.cli.quantize.verb",
     "pack": "tokenmill.cli.pack",
     "compile": "tokenmill.cli.compile",
-    "profiles": "tokenmill.cli.profiles",
+    "presets": "tokenmill.cli.presets",
     "list": "tokenmill.cli.list",
     "rm": "tokenmill.cli.remove",
     "info": "tokenmill.cli.info",

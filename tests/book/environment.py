@@ -12,7 +12,7 @@ READ = {
     "measured of the machine. Default: `tokenmill` in `XDG_CACHE_HOME`, else `~/.cache/tokenmill`. All may be deleted.",
     "TOKENMILL_DATA": "The folder of users' data: sessions, files and batches of a server. Default: `tokenmill` in "
     "`XDG_DATA_HOME`, else `~/.local/share/tokenmill`. tokenmill deletes nothing there by itself.",
-    "TOKENMILL_CONFIG": "The folder of `profiles.toml`. Default: `tokenmill` in `XDG_CONFIG_HOME`, else "
+    "TOKENMILL_CONFIG": "The folder of `presets.toml`. Default: `tokenmill` in `XDG_CONFIG_HOME`, else "
     "`~/.config/tokenmill`.",
     "TOKENMILL_MODELS": "Folders with models of yours, for `tokenmill list`, with `:` between them.",
     "TOKENMILL_API_KEY": "A key that clients of `tokenmill serve` must send, beside those of `--api-key-file`.",

@@ -174,7 +174,7 @@ def test_an_option_of_another_program_is_taken_or_explained(tm, option, program,
         ("remove x", "Did you mean 'rm'?"),
         ("version", "Did you mean '--version'?"),
         ("ps", "ollama ps is Ollama's; here it is `GET /v1/cache`"),
-        ("create x", "here it is tokenmill chat --profile NAME"),
+        ("create x", "here it is tokenmill chat --preset NAME"),
         ("llama-cli -m x", "here it is tokenmill chat FILE"),
     ],
 )

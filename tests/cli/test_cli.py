@@ -80,13 +80,13 @@ RUNG = set(
 )
 CHAT_HAS_NOT = {"--n", "--logprobs", "--max-sequences", "--max-waiting", "--skip-special-tokens"}
 OPTIONS = {
-    "generate": f"""--chat --chat-template --generation-config --json --prompt -p --prompt-file --profile --quiet -q
-        --receipt --stream --system --tokens --show-draft --trace --verbose -v --verify
+    "generate": f"""--chat --chat-template --generation-config --json --prompt -p --preset --prompt-file --quiet -q
+        --receipt --stream --system --tokens --show-draft --trace --verbose -v --check-float32
         {ENGINE} {SAMPLING}""",
     "serve": f"""--api-key --api-key-file --batch-dir --chat-template --config --generation-config --host
         --log-format --max-file-size --max-queued-requests --max-stall --max-stored --metrics-prefix --offline --port
         --quiet -q --record --replicas --seed --served-model-name --session-dir --shutdown-timeout --ssl-certfile
-        --profile --ssl-keyfile --strict --timeout-keep-alive --tool-format
+        --preset --ssl-keyfile --strict --timeout-keep-alive --tool-format
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",
@@ -127,14 +127,14 @@ OPTIONS = {
     "info": "--check --json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --output -o --quiet -q --revision",
-    "chat": f"""--chat-template --generation-config --open --plain --profile --quiet -q --system
+    "chat": f"""--chat-template --generation-config --open --plain --preset --quiet -q --system
         {" ".join({*ENGINE.split(), *SAMPLING.split()} - CHAT_HAS_NOT)}""",
     "prefill": f"--chat --force --json --output -o --prompt -p --prompt-file --quiet -q --system --tokens {ENGINE}",
     "decode": f"""--convert --force --generation-config --json --model --output -o --prompt -p --quiet -q --stream
         --tokens {ENGINE} {" ".join({*SAMPLING.split()} - {"--n"})}""",
     "list": "--cache --dir --json --names",
     "rm": "--dir --dry-run --json --kept-only --quiet -q --yes -y",
-    "profiles": "--json",
+    "presets": "--json",
     "cache list": "--json",
     "cache clear": "--json --quiet -q",
     "quantize": """--algorithm --evaluate --export --group --head --json --num-texts --output -o --quiet -q --scheme

@@ -467,9 +467,9 @@ def test_the_home_folder_of_no_user_that_is_typed(disk, tm, arguments):
     assert code == 2 and "~nosuch" in err and "Traceback" not in err
 
 
-def test_the_home_folder_of_no_user_for_profiles(tm, monkeypatch):
+def test_the_home_folder_of_no_user_for_presets(tm, monkeypatch):
     monkeypatch.setenv("TOKENMILL_CONFIG", "~nosuch")
-    code, _, err = tm("profiles")
+    code, _, err = tm("presets")
     assert code == 2 and "TOKENMILL_CONFIG" in err
 
 

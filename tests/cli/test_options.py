@@ -320,3 +320,14 @@ def test_a_narrow_terminal_does_without_columns_and_cuts_no_data(monkeypatch):
     assert "(no room for memory" in text and len(text.splitlines()[2]) <= 40
     monkeypatch.setenv("COLUMNS", "80")
     assert all(word in table_text("title", [row], header, expendable=("memory", "speed")) for word in row)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [(["--profile", "x"], "--preset"), (["--verify"], "--check-float32")],
+)
+def test_a_word_means_one_thing(tm, typed, meant):
+    """`profile` is the verb that measures and `verify` the verb that checks receipts; options have other words."""
+    code, _, err = tm("generate", *typed)
+    assert code == 2 and meant in err
+    assert not {"--profile", "--verify"} & set(tm("generate", "--help")[1].split())

@@ -54,7 +54,7 @@ def test_info_plan_and_list_answer_without_torch(how, models, capsys, monkeypatc
     commands = [[verb, model, "--json"] for model in models for verb in ("info", "plan")]
     commands += [["info", models[0], "--tensors", "--json"], ["plan", models[0], "--json", "--dtype", "bfloat16"]]
     monkeypatch.setenv("TOKENMILL_MODELS", str(Path(models[0]).parent))
-    commands += [["list", "--json"], ["rm", "nothing"], ["profiles", "--json"]]
+    commands += [["list", "--json"], ["rm", "nothing"], ["presets", "--json"]]
     capsys.readouterr()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, how, json.dumps(commands)], capture_output=True, text=True, check=False

@@ -22,7 +22,7 @@ from tokenmill.cli.parser.options import (
     with_defaults,
     with_settings,
 )
-from tokenmill.cli.parser.profiles import Profile
+from tokenmill.cli.parser.presets import Preset
 from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, check_waiting, gather, shown_ids
 from tokenmill.cli.report import document, summary
@@ -52,8 +52,8 @@ Trace = Annotated[
         help="Show on stderr what each step fed, and would have without a cache; a step for each token.",
     ),
 ]
-Verify = Annotated[
-    bool, option(OUTPUT, "--verify", help="Compute each step in float32 too; stop at the first difference.")
+CheckFloat32 = Annotated[
+    bool, option(OUTPUT, "--check-float32", help="Compute each step in float32 too; stop at the first difference.")
 ]
 ShowDraft = Annotated[
     bool, option(OUTPUT, "--show-draft", help="Show in colour which tokens were drafted and accepted.")
@@ -77,10 +77,10 @@ def command(
     chat: Chat = False,
     system: System = None,
     chat_template: ChatTemplate = None,
-    profile: Profile = None,
+    preset: Preset = None,
     stream: Stream = True,
     trace: Trace = False,
-    verify: Verify = False,
+    check_float32: CheckFloat32 = False,
     show_draft: ShowDraft = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -92,7 +92,7 @@ def command(
     Text goes to stdout as it is made, and one line of figures to stderr. At temperature 0, the default, the same
     prompt gives the same text on every run, alone or in a batch.
     """
-    if (trace or verify) and engine.speculate == "auto":
+    if (trace or check_float32) and engine.speculate == "auto":
         engine = replace(engine, speculate="off")  # a step for each token, to look at
     if chat_template is not None and not chat:
         raise ConfigError("chat_template", str(chat_template), "only together with --chat")
@@ -108,7 +108,7 @@ def command(
             sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
         if chat:
             prompts = [loaded.chat_prompt(conversation) for conversation in prompts]
-        reference = load_reference(loaded, progress) if verify else None
+        reference = load_reference(loaded, progress) if check_float32 else None
     if verbose and not quiet:
         _say_choices(loaded)
     if show_draft:

@@ -14,7 +14,7 @@ from tokenmill.cli.models import check_model, load_engine, read_model_config, re
 from tokenmill.cli.parser.command import is_given
 from tokenmill.cli.parser.config_file import read_config_file
 from tokenmill.cli.parser.options import ChatTemplate, Model, Quiet, examples, with_settings
-from tokenmill.cli.parser.profiles import Profile
+from tokenmill.cli.parser.presets import Preset
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.serve_folders import batch_folder, session_folder, with_prefixes
@@ -164,7 +164,7 @@ def command(
     record: Record = None,
     offline: Offline = False,
     config: ConfigFile = None,
-    profile: Profile = None,
+    preset: Preset = None,
     quiet: Quiet = False,
 ) -> None:
     """Serve a model over HTTP: /v1/completions, /v1/chat/completions and /v1/responses, as OpenAI's API has them,

@@ -1,4 +1,4 @@
-"""The tables of `--trace` and `--verify`, and the progress of long prompts, shown while steps run."""
+"""The tables of `--trace` and `--check-float32`, and the progress of long prompts, shown while steps run."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
-    from tokenmill.measure.verify import TraceRow
+    from tokenmill.measure.float32_check import TraceRow
 
 HEADER = ("step", "sequence", "position", "fed", "without a cache", "chosen", "ms")
 
@@ -29,7 +29,9 @@ def load_reference(engine: "Engine", progress: Progress) -> "Engine":
 
     config = engine.config
     if is_packed_model(Path(config.model)):
-        raise ConfigError("--verify", True, "only with the model itself: a packed model cannot be read as float32")
+        raise ConfigError(
+            "--check-float32", True, "only with the model itself: a packed model cannot be read as float32"
+        )
     plain = EngineConfig(
         model=config.model,
         program="eager",
@@ -64,18 +66,18 @@ def watched(engine: "Engine", trace: bool, reference: "Engine | None", json: boo
     if not trace and reference is None:
         yield
         return
-    from tokenmill.measure.verify import traced, verified
+    from tokenmill.measure.float32_check import checked, traced
 
     with ExitStack() as stack:
         rows = stack.enter_context(traced(engine)) if trace else []
         distance = None
         if reference is not None:
-            distance = stack.enter_context(verified(engine, reference))
+            distance = stack.enter_context(checked(engine, reference))
         yield
     if rows:
         remark("\n".join(dumps(asdict(row)) for row in rows) if json else _table(engine, rows))
     if distance is not None:
-        remark(f"verified {distance}")
+        remark(f"checked {distance}")
 
 
 def _table(engine: "Engine", rows: list["TraceRow"]) -> str:

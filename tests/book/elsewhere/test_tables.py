@@ -35,7 +35,7 @@ def rows(*kinds):
 @pytest.mark.parametrize("line", TYPED)
 def test_a_command_can_be_typed(line, monkeypatch, capsys, tmp_path):
     (tmp_path / "FILE").write_text("")
-    (tmp_path / "profiles.toml").write_text("[NAME]\n")
+    (tmp_path / "presets.toml").write_text("[NAME]\n")
     monkeypatch.setenv("TOKENMILL_CONFIG", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda *_: None)

@@ -26,7 +26,7 @@ from tokenmill.cli.parser.options import (
     with_defaults,
     with_settings,
 )
-from tokenmill.cli.parser.profiles import Profile
+from tokenmill.cli.parser.presets import Preset
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.watch import prompt_progress
@@ -43,7 +43,7 @@ EXAMPLES = examples(
     "tokenmill chat",
     'tokenmill chat Qwen/Qwen3-0.6B --system "You are a miller." --temperature 0.7',
     "tokenmill chat --open yesterday.kv",
-    "tokenmill chat --profile miller",
+    "tokenmill chat --preset miller",
 )
 
 BLOCK_SIZE = 32
@@ -82,7 +82,7 @@ def command(
             help="Sample as the model or its maker recommends, unless an option says otherwise; else greedily.",
         ),
     ] = True,
-    profile: Profile = None,
+    preset: Preset = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Show answers as the model writes them, not rendered as Markdown.")
     ] = False,

@@ -15,7 +15,7 @@ COMMANDS = (
     Named("ollama stop MODEL", "-", "Ctrl-C ends the server, after what it is answering"),
     Named(
         "ollama create NAME -f Modelfile",
-        ("tokenmill chat --profile NAME", "tokenmill serve --config FILE"),
+        ("tokenmill chat --preset NAME", "tokenmill serve --config FILE"),
         "options in a TOML file",
     ),
     Named("ollama cp", "-", "a model is a file or a directory"),

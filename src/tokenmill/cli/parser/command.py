@@ -35,13 +35,13 @@ _KINDS = {
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option was typed, or stands in the file of --config or --profile."""
+    """Whether an option was typed, or stands in the file of --config or --preset."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
 def _set_in(context: typer.Context, name: str, option: str) -> str:
-    """The origin of an option's value: the option itself, or the file of --config or --profile."""
+    """The origin of an option's value: the option itself, or the file of --config or --preset."""
     source = context.get_parameter_source(name)
     from_file = source is not None and source.name == "DEFAULT_MAP"
     return str(context.meta.get(ORIGINS, {}).get(name, option)) if from_file else option

@@ -16,7 +16,7 @@ from tokenmill.cli.parser.command import ORIGINS
 from tokenmill.cli.parser.other_names import ALIASES
 from tokenmill.errors import ConfigError
 
-NOT_IN_FILE = ("config", "profile", "help")
+NOT_IN_FILE = ("config", "preset", "help")
 KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number"),

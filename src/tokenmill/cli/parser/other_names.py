@@ -21,8 +21,8 @@ ALIASES = dict(_of_settings()) | {
 """Names that llama.cpp, Ollama, vLLM and mlx-lm have for options of ours. A verb takes those whose option it has and
 whose name it does not use itself; --help does not list them. MODEL is --model where a verb has no such option."""
 
-ELSEWHERE = {"--ctx": "--max-length"}
-"""More such names, which are refused with a question."""
+ELSEWHERE = {"--ctx": "--max-length", "--profile": "--preset", "--verify": "--check-float32"}
+"""More such names, and some that options had before, which are refused with a question."""
 
 VERBS_ELSEWHERE = {
     "run": ["chat", "generate"],
@@ -31,6 +31,7 @@ VERBS_ELSEWHERE = {
     "download": ["pull"],
     "ls": ["list"],
     "models": ["list"],
+    "profiles": ["presets"],
     "remove": ["rm"],
     "delete": ["rm"],
     "show": ["info"],

@@ -1,4 +1,4 @@
-"""`tokenmill profiles`: the profiles of the user, with what they set and what is wrong with them."""
+"""`tokenmill presets`: the presets of the user, with what they set and what is wrong with them."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -8,33 +8,33 @@ import typer
 
 from tokenmill.cli.model_text import for_stdout
 from tokenmill.cli.parser.options import Json, examples
-from tokenmill.cli.parser.profiles import problem_of, profiles_file, read_profiles, shown
+from tokenmill.cli.parser.presets import presets_file, problem_of, read_presets, shown
 from tokenmill.cli.process.display import print_json, print_table
 from tokenmill.settings.engine_config import DEFAULT_MODEL
 
-EXAMPLES = examples("tokenmill profiles", "tokenmill profiles --json", "tokenmill chat --profile miller")
-HEADER = ("profile", "model", "system", "settings")
+EXAMPLES = examples("tokenmill presets", "tokenmill presets --json", "tokenmill chat --preset miller")
+HEADER = ("preset", "model", "system", "settings")
 EXPENDABLE = ("system", "settings")
 
 
 def command(context: typer.Context, json: Json = False) -> None:
-    """Show the profiles: tables of options by name, which chat, generate and serve take with --profile.
+    """Show the presets: tables of options by name, which chat, generate and serve take with --preset.
 
-    They stand in profiles.toml, in TOKENMILL_CONFIG, else in tokenmill below XDG_CONFIG_HOME or ~/.config.
+    They stand in presets.toml, in TOKENMILL_CONFIG, else in tokenmill below XDG_CONFIG_HOME or ~/.config.
     """
-    path, profiles = profiles_file(), read_profiles()
-    problems = {name: problem_of(context, name, table) for name, table in profiles.items()}
+    path, presets = presets_file(), read_presets()
+    problems = {name: problem_of(context, name, table) for name, table in presets.items()}
     if json:
         found = [
             {"name": name, "problem": problems[name] or None, "options": _as_json(table)}
-            for name, table in profiles.items()
+            for name, table in presets.items()
         ]
-        print_json({"path": str(path), "profiles": found})
+        print_json({"path": str(path), "presets": found})
         return
-    if not profiles:
-        typer.echo(f"{path} {'has no profiles' if path.is_file() else 'is not there, so there are no profiles'}")
+    if not presets:
+        typer.echo(f"{path} {'has no presets' if path.is_file() else 'is not there, so there are no presets'}")
         return
-    print_table(str(path), [_row(name, table) for name, table in profiles.items()], HEADER, EXPENDABLE)
+    print_table(str(path), [_row(name, table) for name, table in presets.items()], HEADER, EXPENDABLE)
     for name, problem in problems.items():
         if problem:
             typer.echo(for_stdout(f"{name}: {problem}"))

@@ -1,4 +1,4 @@
-"""`--profile NAME` of chat, generate and serve, and `tokenmill profiles`."""
+"""`--preset NAME` of chat, generate and serve, and `tokenmill presets`."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli import serve
-from tokenmill.cli.parser.profiles import profiles_file
+from tokenmill.cli.parser.presets import presets_file
 
 TABLES = """
 [miller]
@@ -24,12 +24,12 @@ max_new_tokens = 2
 
 
 @pytest.fixture
-def profiles(tmp_path, monkeypatch, model):
-    """Writes the file of profiles, by default with TABLES; its path."""
+def presets(tmp_path, monkeypatch, model):
+    """Writes the file of presets, by default with TABLES; its path."""
     monkeypatch.setenv("TOKENMILL_CONFIG", str(tmp_path))
 
     def write(text=TABLES):
-        path = tmp_path / "profiles.toml"
+        path = tmp_path / "presets.toml"
         path.write_text(text.format(model=model) if "{model}" in text else text)
         return path
 
@@ -51,9 +51,9 @@ def taken(monkeypatch, tm):
     return run
 
 
-def test_chat_takes_model_system_sampling_and_engine_settings(profiles, tm, model, piped):
+def test_chat_takes_model_system_sampling_and_engine_settings(presets, tm, model, piped):
     piped(b"w5\n")
-    code, out, err = tm("chat", "--profile", "miller")
+    code, out, err = tm("chat", "--preset", "miller")
     assert code == 0 and len(out.split()) <= 3
     assert "of 64 tokens used" in err and err.count("w1 w2") == 0
     piped(b"w5\n")
@@ -61,32 +61,32 @@ def test_chat_takes_model_system_sampling_and_engine_settings(profiles, tm, mode
     assert typed[:2] == (code, out)
 
 
-def test_what_is_typed_goes_over_the_profile(profiles, tm, model, piped):
+def test_what_is_typed_goes_over_the_profile(presets, tm, model, piped):
     piped(b"w5\n")
-    assert "of 32 tokens used" in tm("chat", "--profile", "miller", "--max-length", 32)[2]
-    _, out, _ = tm("generate", "--profile", "plain", "-m", model, "-p", "w1", "-n", 5, "--json")
+    assert "of 32 tokens used" in tm("chat", "--preset", "miller", "--max-length", 32)[2]
+    _, out, _ = tm("generate", "--preset", "plain", "-m", model, "-p", "w1", "-n", 5, "--json")
     assert len(json.loads(out)["tokens"]) == 5
-    _, out, _ = tm("generate", "--profile", "plain", "-m", model, "-p", "w1", "--json")
+    _, out, _ = tm("generate", "--preset", "plain", "-m", model, "-p", "w1", "--json")
     assert len(json.loads(out)["tokens"]) == 2
 
 
-def test_generate_says_that_a_system_message_wants_a_conversation(profiles, tm):
-    code, _, err = tm("generate", "--profile", "miller", "-p", "w1")
+def test_generate_says_that_a_system_message_wants_a_conversation(presets, tm):
+    code, _, err = tm("generate", "--preset", "miller", "-p", "w1")
     assert code == 2 and "only together with --chat" in err
-    assert f"(set in {profiles_file()}, [miller])" in err
-    assert tm("generate", "--profile", "miller", "-p", "w1", "--chat")[0] == 0
+    assert f"(set in {presets_file()}, [miller])" in err
+    assert tm("generate", "--preset", "miller", "-p", "w1", "--chat")[0] == 0
 
 
-def test_serve_leaves_out_what_requests_say_for_themselves(profiles, taken):
-    config, err = taken("--profile", "miller")
+def test_serve_leaves_out_what_requests_say_for_themselves(presets, taken):
+    config, err = taken("--preset", "miller")
     assert config.max_length == 64
     assert "serve has no system, temperature, max_new_tokens, stop, so that is left out" in err
 
 
-def test_a_config_file_goes_over_a_profile_and_what_is_typed_over_both(profiles, taken, tmp_path):
+def test_a_config_file_goes_over_a_profile_and_what_is_typed_over_both(presets, taken, tmp_path):
     file = tmp_path / "serve.toml"
     file.write_text("max_length = 48\n")
-    both = ("--profile", "miller", "--config", file)
+    both = ("--preset", "miller", "--config", file)
     assert taken(*both)[0].max_length == 48
     assert taken(*both[2:], *both[:2])[0].max_length == 48
     assert taken(*both, "-c", 40)[0].max_length == 40
@@ -99,67 +99,67 @@ WRONG = {
     "[x]\nprogram = 'fast'": "program = 'fast' (set in {path}, [x]) is not allowed: use one of auto, native",
     "[x]\nmax_length = 3.5": "max_length = 3.5 (set in {path}, [x]) is not allowed: a whole number",
     "[x]\nseed = 1\nrandom = 2": "random = 2 (set in {path}, [x]) is not allowed: no such option",
-    "[x]\nprofile = 'y'": "profile = 'y' (set in {path}, [x]) is not allowed: no such option",
+    "[x]\npreset = 'y'": "preset = 'y' (set in {path}, [x]) is not allowed: no such option",
     "[x]\nmax_new_tokens = 1\nnum-predict = 2": "given once, and another name of it is there too",
-    "x = 1": "x = 1 (set in {path}) is not allowed: only within a profile",
+    "x = 1": "x = 1 (set in {path}) is not allowed: only within a preset",
     "[x": "is not allowed: a TOML file (",
-    "[y]": "profile = 'x' (set in --profile) is not allowed: the name of a profile; {path} has y",
+    "[y]": "preset = 'x' (set in --preset) is not allowed: the name of a preset; {path} has y",
     "[xx]": "did you mean 'xx'?",
     "": "{path} has none",
 }
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_wrong_is_named_with_file_table_key_and_what_is_allowed(profiles, tm, piped, text):
-    path = profiles(text)
+def test_what_is_wrong_is_named_with_file_table_key_and_what_is_allowed(presets, tm, piped, text):
+    path = presets(text)
     piped(b"")
-    code, out, err = tm("chat", "--profile", "x")
+    code, out, err = tm("chat", "--preset", "x")
     assert (code, out) == (2, "") and "Traceback" not in err
     assert WRONG[text].format(path=path) in err.splitlines()[-1]
 
 
 def test_without_a_file(tmp_path, monkeypatch, tm):
     monkeypatch.setenv("TOKENMILL_CONFIG", str(tmp_path))
-    assert f"{tmp_path / 'profiles.toml'} is not there" in tm("chat", "--profile", "x")[2]
-    assert "is not there, so there are no profiles" in tm("profiles")[1]
-    (tmp_path / "profiles.toml").mkdir()
-    assert tm("chat", "--profile", "x")[0] == 2
+    assert f"{tmp_path / 'presets.toml'} is not there" in tm("chat", "--preset", "x")[2]
+    assert "is not there, so there are no presets" in tm("presets")[1]
+    (tmp_path / "presets.toml").mkdir()
+    assert tm("chat", "--preset", "x")[0] == 2
 
 
-def test_the_list_says_where_they_come_from_and_what_is_unknown(profiles, tm, model):
-    path = profiles(TABLES + "[odd]\ntemprature = 3\n[typed]\nseed = 1.5\n")
-    code, out, _ = tm("profiles")
+def test_the_list_says_where_they_come_from_and_what_is_unknown(presets, tm, model):
+    path = presets(TABLES + "[odd]\ntemprature = 3\n[typed]\nseed = 1.5\n")
+    code, out, _ = tm("presets")
     assert code == 0 and out.splitlines()[0] == str(path)
     assert model in out and "temperature 0.5, seed 7" in out
     odd, typed = out.splitlines()[-2:]
     assert odd.startswith(f"odd: temprature = 3 (set in {path}, [odd]) is not allowed: no such option; did you mean")
     assert typed == f"typed: seed = 1.5 (set in {path}, [typed]) is not allowed: a whole number"
-    document = json.loads(tm("profiles", "--json")[1])
+    document = json.loads(tm("presets", "--json")[1])
     assert document["path"] == str(path)
-    assert [each["name"] for each in document["profiles"]] == ["miller", "plain", "odd", "typed"]
-    assert [each["problem"] is None for each in document["profiles"]] == [True, True, False, False]
+    assert [each["name"] for each in document["presets"]] == ["miller", "plain", "odd", "typed"]
+    assert [each["problem"] is None for each in document["presets"]] == [True, True, False, False]
 
 
-def test_the_list_says_which_values_are_out_of_range(profiles, tm):
-    path = profiles(
+def test_the_list_says_which_values_are_out_of_range(presets, tm):
+    path = presets(
         "[hot]\ntemperature = 500\n[fast]\nprogram = 'fast'\n[bias]\nlogit_bias = ['x']\n[good]\nlogit_bias = ['5=1']"
     )
-    problems = {each["name"]: each["problem"] for each in json.loads(tm("profiles", "--json")[1])["profiles"]}
+    problems = {each["name"]: each["problem"] for each in json.loads(tm("presets", "--json")[1])["presets"]}
     assert problems["hot"].startswith(f"temperature = 500 (set in {path}, [hot]) is not allowed")
     assert "program = 'fast'" in problems["fast"] and problems["bias"] and problems["good"] is None
 
 
-def test_what_json_has_no_form_for(profiles, tm):
-    profiles("[x]\nseed = 2020-01-01\ntemperature = nan\nstop = ['a', 07:30:00]\n")
-    text = tm("profiles", "--json")[1]
-    (found,) = json.loads(text, parse_constant=pytest.fail)["profiles"]
+def test_what_json_has_no_form_for(presets, tm):
+    presets("[x]\nseed = 2020-01-01\ntemperature = nan\nstop = ['a', 07:30:00]\n")
+    text = tm("presets", "--json")[1]
+    (found,) = json.loads(text, parse_constant=pytest.fail)["presets"]
     assert found["options"] == {"seed": "2020-01-01", "temperature": "nan", "stop": ["a", "07:30:00"]}
     assert "seed = " in found["problem"]
 
 
-def test_a_table_that_is_nested_too_deeply(profiles, tm):
-    profiles("a=" + "[" * 5000 + "]" * 5000)
-    code, _, err = tm("profiles")
+def test_a_table_that_is_nested_too_deeply(presets, tm):
+    presets("a=" + "[" * 5000 + "]" * 5000)
+    code, _, err = tm("presets")
     assert code == 2 and "is not allowed: a TOML file (" in err and "Traceback" not in err
 
 
@@ -167,8 +167,8 @@ def test_where_the_file_is(monkeypatch, tmp_path):
     for name in ("TOKENMILL_CONFIG", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert profiles_file() == tmp_path / ".config" / "tokenmill" / "profiles.toml"
+    assert presets_file() == tmp_path / ".config" / "tokenmill" / "presets.toml"
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    assert profiles_file() == tmp_path / "xdg" / "tokenmill" / "profiles.toml"
+    assert presets_file() == tmp_path / "xdg" / "tokenmill" / "presets.toml"
     monkeypatch.setenv("TOKENMILL_CONFIG", "~/mine")
-    assert profiles_file() == Path(tmp_path / "mine" / "profiles.toml")
+    assert presets_file() == Path(tmp_path / "mine" / "presets.toml")

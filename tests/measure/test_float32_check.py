@@ -1,4 +1,4 @@
-"""`--trace` and `--verify`: what each step fed, and whether float32 says the same."""
+"""`--trace` and `--check-float32`: what each step fed, and whether float32 says the same."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 from tests.tiny_models import prompt
 from tokenmill.engine.load import load
 from tokenmill.errors import WrongText
-from tokenmill.measure.verify import CODES, MIN_CORRELATION, Distance, traced, verified
+from tokenmill.measure.float32_check import CODES, MIN_CORRELATION, Distance, checked, traced
 
 START = prompt(9, seed=1)
 
@@ -31,7 +31,7 @@ def test_what_was_fed(llama, cache):
 @pytest.mark.parametrize("how", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "float32", "scheme": "q8"}])
 def test_all_rows_are_compared(llama, how):
     engine = load(llama, **how)
-    with verified(engine, eager(llama)) as distance:
+    with checked(engine, eager(llama)) as distance:
         engine.generate([START, START[:3]], max_new_tokens=4, ignore_eos=True)
     assert distance.num_rows == 8
     assert 0.97 < distance.min_correlation <= 1 + 1e-9
@@ -40,7 +40,7 @@ def test_all_rows_are_compared(llama, how):
 
 def test_drafts_are_compared_too(llama):
     engine = load(llama, dtype="float32", speculate="suffix")
-    with verified(engine, eager(llama)) as distance:
+    with checked(engine, eager(llama)) as distance:
         engine.generate([1, 2, 3] * 5, max_new_tokens=12, ignore_eos=True)
     assert distance.min_correlation > 0.9999
 
@@ -60,17 +60,17 @@ def test_wrong_numbers_are_found(llama, monkeypatch):
     reference = load(llama, program="eager", dtype="float32", scheme="packed", block_size=4)
     if type(reference.core.loaded.program) is type(engine.core.loaded.program):
         pytest.skip("both run the same program here")
-    with pytest.raises(WrongText, match="position 10 is wrong"), verified(engine, reference):
+    with pytest.raises(WrongText, match="position 10 is wrong"), checked(engine, reference):
         engine.generate(START, max_new_tokens=8, ignore_eos=True)
 
 
 def test_the_options(llama, tm):
-    arguments = ["generate", llama, "--tokens", "1,2,3", "-n", "3", "--ignore-eos", "--trace", "--verify"]
+    arguments = ["generate", llama, "--tokens", "1,2,3", "-n", "3", "--ignore-eos", "--trace", "--check-float32"]
     code, _, shown = tm(*arguments, "-q")
     assert code == 0
     assert "without a cache" in shown
     assert "12" in shown
-    assert "verified 3 rows against float32: correlation at least" in shown
+    assert "checked 3 rows against float32: correlation at least" in shown
     code, out, shown = tm(*arguments, "-q", "--json")
     assert code == 0
     rows = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
@@ -109,16 +109,16 @@ def test_the_bound_depends_on_what_is_computed(llama, monkeypatch, dtype, scheme
     monkeypatch.setattr(Distance, "add", lambda self, *_: setattr(self, "min_correlation", correlation))
     if is_refused:
         said = r"^position 2 is wrong: 0 rows against float32: .*; at least 0.\d+ was expected$"
-        with pytest.raises(WrongText, match=said), verified(engine, eager(llama)):
+        with pytest.raises(WrongText, match=said), checked(engine, eager(llama)):
             engine.generate([1, 2, 3], max_new_tokens=1)
     else:
-        with verified(engine, eager(llama)):
+        with checked(engine, eager(llama)):
             engine.generate([1, 2, 3], max_new_tokens=1)
 
 
 def test_rows_of_several_sequences_are_each_compared_with_their_own(llama):
     engine = load(llama, program="eager", dtype="float32", max_sequences=3, block_size=4, speculate="off")
-    with verified(engine, eager(llama)) as distance:
+    with checked(engine, eager(llama)) as distance:
         engine.generate([START, START[:3], START[3:]], max_new_tokens=3, ignore_eos=True)
     assert distance.num_rows == 9 and distance.num_other_choices == 0
     assert distance.max_difference < 1e-3 and distance.min_correlation > 0.99999

@@ -97,7 +97,7 @@ class Distance:
 
 
 @contextmanager
-def verified(engine: Engine, reference: Engine) -> Iterator[Distance]:
+def checked(engine: Engine, reference: Engine) -> Iterator[Distance]:
     """Computes the wanted rows of every step inside by `reference` too. WrongText for a row past the bound."""
     scheme, dtype = find_scheme(engine.config.scheme), engine.config.dtype
     bound = CODES if scheme.is_integer else MIN_CORRELATION[dtype]
