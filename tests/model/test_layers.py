@@ -12,8 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from tokenmill.errors import CheckpointError
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model import layers
+from tokenmill.model.activations import ACTIVATIONS
 from tokenmill.model.description import AttentionBlock, ExpertsBlock, MlpBlock, Norm, Projection
-from tokenmill.model.layers import ACTIVATIONS, MLP, Attention, Embedding, MoE, make_linear, make_norm
+from tokenmill.model.layers import MLP, Attention, Embedding, MoE, make_linear, make_norm
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.schemes import Scheme
 

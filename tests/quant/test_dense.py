@@ -1,4 +1,4 @@
-"""The plain product: torch's own, but for one row on a CPU that a compiler traces."""
+"""The plain product: oneDNN's on a CPU, torch's own elsewhere and for a compiler, which gets one row as a sum."""
 
 import pytest
 import torch
@@ -36,10 +36,15 @@ def test_both_compilers_trace(by_dynamo, by_export, monkeypatch):
     assert dense.is_traced() is (by_dynamo or by_export)
 
 
-def test_what_is_not_traced_is_torchs_product(linear_calls):
+def test_what_is_not_traced_is_the_product_of_ways():
     assert dense.product(X, WEIGHT).tolist() == [[-5.0, -13.5]]
     assert dense.product(X, WEIGHT, BIAS).tolist() == [[5.0, 6.5]]
-    assert linear_calls == [1, 1]
+    assert dense.product(X[:0], WEIGHT).shape == (0, 2)
+
+
+def test_another_device_has_torchs_product(linear_calls):
+    assert dense.product(X.to("meta"), WEIGHT.to("meta")).shape == (1, 2)
+    assert linear_calls == [1]
 
 
 def test_one_traced_row_is_a_sum(linear_calls, traced):

@@ -1,4 +1,4 @@
-"""The modules of a layer: embeddings, norms, activations, matrices, attention, MLP, mixture of experts; neighbouring
+"""The modules of a layer: embeddings, norms, matrices, attention, MLP, mixture of experts; neighbouring
 operations are fused.
 
 Every module is handed the names of what is fused in it, so that what each gains can be measured:
@@ -9,35 +9,22 @@ Every module is handed the names of what is fused in it, so that what each gains
     rotary   the halves of a head rotated one after the other, or a swapped copy put together first; the same bits
 """
 
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.step import AnyStep
 from tokenmill.errors import CheckpointError
 from tokenmill.kernels.attend.kernel import Attend
+from tokenmill.model.activations import ACTIVATIONS, XIELU, clamped_swiglu, sigmoid
 from tokenmill.model.description import AttentionBlock, ExpertsBlock, MlpBlock, Norm, Projection
 from tokenmill.model.rope import Angles, apply_rotary, apply_rotary_in_halves
 from tokenmill.quant.dense import is_traced, product
 from tokenmill.quant.matrix import Matrix, make_matrix
 from tokenmill.quant.schemes import Scheme
-
-_gelu_tanh = partial(F.gelu, approximate="tanh")
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_fast": _gelu_tanh,
-    "gelu_new": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
-    "silu": F.silu,
-    "swish": F.silu,
-}
 
 
 class Embedding(nn.Embedding):
@@ -174,25 +161,6 @@ class Attention(nn.Module):
         return normed
 
 
-class XIELU(nn.Module):
-    """xIELU (Huang & Schlag 2024, arXiv 2411.13010), with beta 0.5 and eps -1e-6 as transformers has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alpha_p, self.alpha_n = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        alpha_p, alpha_n = F.softplus(self.alpha_p), 0.5 + F.softplus(self.alpha_n)
-        negative = (torch.expm1(x.clamp(max=-1e-6)) - x) * alpha_n + 0.5 * x
-        return torch.where(x > 0, alpha_p * x * x + 0.5 * x, negative)
-
-
-def clamped_swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
-    """(up + 1) · gate · sigmoid(alpha · gate), with gate <= limit and |up| <= limit, as gpt-oss has it."""
-    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
-
-
 class MLP(nn.Module):
     """down(act(gate(x)) · up(x)), or down(act(up(x))) where the family has no gate."""
 
@@ -245,13 +213,13 @@ class MoE(nn.Module):
             return out_TD
         shared_TD: Tensor = self.shared(x_TD)
         if self.shared_gate is not None:
-            shared_TD = self.shared_gate(x_TD).sigmoid() * shared_TD
+            shared_TD = sigmoid(self.shared_gate(x_TD)) * shared_TD
         return out_TD + shared_TD
 
     def _route(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
         """The weights and the numbers of each token's experts, [T, C] each."""
         block = self.block
-        scores_TE = logits_TE.sigmoid() if block.scores == "sigmoid" else torch.softmax(logits_TE, dim=-1)
+        scores_TE = sigmoid(logits_TE) if block.scores == "sigmoid" else torch.softmax(logits_TE, dim=-1)
         wanted_TE = scores_TE if self.correction is None else scores_TE + self.correction.float()
         if block.groups is not None:
             wanted_TE = within_groups(wanted_TE, *block.groups)

@@ -46,7 +46,7 @@ def _product(x_TD: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
     values_RD = part.values().to(x_TD.dtype)
     bias_R = None if bias_R is None else bias_R.to(x_TD.dtype)
     # Rows of codes are filled up to whole groups. Not cut off: inductor (2.13) makes NaN of a product with a slice.
-    return F.linear(F.pad(x_TD, (0, values_RD.shape[1] - x_TD.shape[1])), values_RD, bias_R)
+    return product(F.pad(x_TD, (0, values_RD.shape[1] - x_TD.shape[1])), values_RD, bias_R)
 
 
 def _sums(x_1D: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
