@@ -235,3 +235,37 @@ def test_an_added_token_is_its_own_text(content, special, tmp_path):
     assert ours.decode(ids, skip_special=False) == text
     assert ours.decode(ids) == (text.replace(content, "") if special else text)
     assert ours.decode_each([ours.backend.token_to_id(content)]) == [content]
+
+
+# Keys beside the tokens and the template of files of these makers, and of programs that write such files.
+WRITTEN = {
+    "Qwen": {"add_bos_token": False, "errors": "replace", "split_special_tokens": False, "model_max_length": 131072},
+    "Llama": {"legacy": True, "sp_model_kwargs": {}, "spaces_between_special_tokens": False, "add_prefix_space": None},
+    "Gemma": {"boi_token": END, "image_token": END, "processor_class": "Gemma3Processor", "extra_special_tokens": {}},
+    "GLM": {"do_lower_case": False, "remove_space": False, "auto_map": {"AutoTokenizer": ["x.Y", None]}},
+    "SmolLM3": {"fast": False, "model_input_names": ["input_ids", "attention_mask"], "max_length": None},
+    "phi": {"pad_to_multiple_of": None, "pad_token_type_id": 0, "stride": 0, "truncation_strategy": "longest_first"},
+    "transformers 5": {"backend": "tokenizers", "is_local": True, "local_files_only": False, "response_schema": {}},
+    "other programs": {
+        "tool_parser_type": "json_tools",
+        "image_token_id": 7,
+        "unsloth_version": "2026.1",
+        "eos_token_id": 0,
+    },
+}
+
+
+@pytest.mark.parametrize("maker", WRITTEN)
+def test_keys_that_others_write_are_known(maker, tmp_path):
+    ours = Tokenizer.from_directory(write(tmp_path, BACKENDS["gpt2"], **WRITTEN[maker]))
+    assert [ours.encode(text) for text in TEXTS] == [BACKENDS["gpt2"].encode(text).ids for text in TEXTS]
+
+
+def test_a_unigram_model_draws_no_cuts(caplog):
+    model = models.Unigram([("<unk>", 0.0), ("a", -1.0), ("b", -1.1), ("ab", -1.2), ("ba", -1.3), ("aba", -1.2)], 0)
+    plain = tokenizers.Tokenizer(model).encode("abababa").ids
+    model.alpha, model.nbest_size = 0.5, 10
+    with caplog.at_level(logging.WARNING):
+        ours = Tokenizer(tokenizers.Tokenizer(model))
+    assert {tuple(ours.encode("abababa")) for _ in range(20)} == {tuple(plain)}
+    assert "alpha = 0.5" in caplog.text and "nbest_size = 10" in caplog.text

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 _MODEL_TOKEN = re.compile(r"[A-Za-z0-9_]+_token")  # such as image_token, of models that see
+_TOKEN_IDS = re.compile(r"[A-Za-z0-9_]+_token_ids?")  # which repeat what the vocabulary says
 
 # model_type → the class that is registered for it; those that have none take what the file names.
 _GENERIC = "TokenizersBackend"
@@ -74,14 +75,15 @@ _SWITCHES = """add_bos_token add_eos_token clean_up_tokenization_spaces do_lower
 # They say how many tokens, on which side, of which files, for whom, or something of chats that is read elsewhere.
 # `add_bos_token` and `add_eos_token` change nothing beside a tokenizer.json, which says what is put around a text.
 _HARMLESS = frozenset(
-    """_commit_hash added_tokens_file auto_map backend chat_control_tokens chat_template errors files_loaded init_inputs
-    max_len max_length max_seq_length merges_file model_input_names model_max_length name_or_path pad_to_multiple_of
-    pad_token_type_id padding processor_class response_schema response_template seq_length sp_model_kwargs
-    special_tokens_map_file stride tokenizer_class tokenizer_file tokenizer_type tokenizer_version
-    transformers_version truncation truncation_strategy unsloth_version vocab_file vocab_size bos_token_id eos_token_id
-    pad_token_id unk_token_id language task predict_timestamps src_lang tgt_lang additional_chat_templates
-    add_generation_prompt default_chat_template device_map special_tokens model_type torch_dtype revision cache_dir
-    token use_auth_token image_size patch_size num_additional_image_tokens vision_feature_select_strategy""".split()
+    """add_generation_prompt added_tokens_file additional_chat_templates auto_map backend cache_dir chat_control_tokens
+    chat_template _commit_hash default_chat_template device_map errors fast files_loaded _from_auto image_size
+    init_inputs language max_len max_length max_seq_length merges_file model_input_names model_max_length
+    model_type name_or_path num_additional_image_tokens pad_to_multiple_of pad_token_type_id padding patch_size
+    predict_timestamps processor_class response_schema response_template revision seq_length sp_model_kwargs
+    special_tokens special_tokens_map_file src_lang stride task tgt_lang token tokenizer_class tokenizer_file
+    tokenizer_type tokenizer_version tool_parser_type torch_dtype transformers_version truncation
+    truncation_strategy unsloth_fixed unsloth_version use_auth_token vision_feature_select_strategy vocab_file
+    vocab_size""".split()
 )
 
 
@@ -146,11 +148,15 @@ def read_tokenizer_config(
         prefix = None
     declared = _declared(reader)
     for each in (reader, others):
-        each.refuse_unread(key for key, value in each.values.items() if key not in _HARMLESS and value is not None)
+        each.refuse_unread(key for key, value in each.values.items() if value is not None and not _is_harmless(key))
     return TokenizerConfig(
         values, class_name, prefix, {key: named[key].content for key in SPECIAL if key in named}, declared,
         tuple(named.values()), listed,
     )  # fmt: skip
+
+
+def _is_harmless(key: str) -> bool:
+    return key in _HARMLESS or _TOKEN_IDS.fullmatch(key) is not None
 
 
 def _class_of(model_type: object, declared: str | None, is_byte_level: bool) -> str:
