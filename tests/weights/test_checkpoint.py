@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_models import prompt
+from tests.tiny_models import prompt, save
 from tokenmill import CheckpointError, load
+from tokenmill.model.families import read_config
+from tokenmill.weights.checkpoint import open_checkpoint
 
 
 @pytest.fixture
@@ -159,3 +161,14 @@ def test_directories_that_are_no_models(tmp_path, model):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text('{"model_type": "llama"}')
     refused(tmp_path / "bare", "holds no weights")
+
+
+def test_the_end_of_a_text_is_the_class_s_where_no_file_says_it(tmp_path):
+    path = shutil.copytree(save("llama", tmp_path), tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    del config["eos_token_id"]
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "generation_config.json").unlink()
+    assert read_config(open_checkpoint(path).config).eos_token_ids == (2,)  # as of transformers' LlamaConfig
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert read_config(open_checkpoint(path).config).eos_token_ids == (7, 9)

@@ -134,4 +134,9 @@ def _read_config_file(path: Path) -> dict[str, Any]:
     files_of(path)  # refuses links to nothing
     if not file.is_file():
         raise CheckpointError(not_a_model(path))
-    return name_method(read_json(file), path)
+    config = name_method(read_json(file), path)
+    if "eos_token_id" in config:
+        return config
+    # As in transformers, the default of a class says how a text ends only where neither file does.
+    ends = read_json(path / "generation_config.json").get("eos_token_id")
+    return config if ends is None else {"eos_token_id": ends, **config}
