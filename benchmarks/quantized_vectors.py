@@ -103,6 +103,8 @@ def compressed():
     add_compressed("fp8 in blocks", "float-quantized", {**floats, **blocks})
     exponents = {"num_bits": 4, "type": "float", "scale_dtype": "torch.uint8"}
     add_compressed("MXFP4", "mxfp4-pack-quantized", {**exponents, **group})
+    for bits, form in ((6, "mxfp6-pack-quantized"), (8, "mxfp8-quantized")):
+        add_compressed(f"MXFP{bits}", form, {**exponents, "num_bits": bits, **group})
 
 
 # ---- bitsandbytes
@@ -132,17 +134,19 @@ def mlx():
     import mlx.core as mx
     import numpy as np
 
-    kinds = [(bits, 64, "affine") for bits in (2, 3, 4, 5, 6, 8)] + [(4, 32, "affine"), (4, 32, "mxfp4")]
-    for bits, group, mode in kinds:
+    kinds = [(bits, 64, "affine") for bits in (1, 2, 3, 4, 5, 6, 8)] + [(4, 32, "affine"), (4, 32, "mxfp4")]
+    for bits, group, mode, *largest in [*kinds, (8, 32, "mxfp8"), (4, 16, "nvfp4"), (4, 16, "nvfp4", True)]:
+        weight = mx.array(numbers(8, 64).numpy())
         how = {"group_size": group, "bits": bits, "mode": mode}
-        parts = mx.quantize(mx.array(numbers(8, 64).numpy()).astype(mx.float16), **how)
+        with_largest = {"global_scale": mx.abs(weight).max()} if largest else {}
+        parts = mx.quantize(weight.astype(mx.float16), **how, **with_largest)
         wide = [part.astype(mx.float32) if part.dtype == mx.float16 else part for part in parts]
-        values = mx.dequantize(*wide, **how, dtype=mx.float32)
-        named = dict(
-            zip(("weight", "scales", "biases"), (torch.from_numpy(np.array(part)) for part in parts), strict=False)
-        )
+        values = mx.dequantize(*wide, **how, **with_largest, dtype=mx.float32)
+        named = dict(zip(("weight", "scales", "biases"), parts, strict=False)) | with_largest
+        named = {name: torch.from_numpy(np.array(part)) for name, part in named.items()}
         settings = {"group_size": group, "bits": bits} | ({} if mode == "affine" else {"mode": mode})
-        add(f"MLX {mode} {bits} by {group}", settings, named, torch.from_numpy(np.array(values)), "quantization")
+        kind = f"MLX {mode} {bits} by {group}{' of the largest' * bool(largest)}"
+        add(kind, settings, named, torch.from_numpy(np.array(values)), "quantization")
 
 
 # ---- GPTQ's layouts, as AutoRound packs them

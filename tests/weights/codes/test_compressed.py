@@ -45,6 +45,60 @@ def test_each_matrix_is_of_the_group_that_names_it_most_closely():
         only.of_module("lm_head")
 
 
+def layout_of(*groups: tuple[list[str], int], **more) -> Compressed:
+    """The layout of groups of targets, each with codes of so many bits."""
+    one = settings(FOUR)["config_groups"]["group_0"]
+    made = {
+        str(number): one | {"targets": targets, "weights": one["weights"] | {"num_bits": bits}}
+        for number, (targets, bits) in enumerate(groups)
+    }
+    return Compressed.read(dict.fromkeys(("sparsity_config", "transform_config", "kv_cache_scheme")) | {
+        "config_groups": made, "format": "pack-quantized"
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("groups", "bits"),
+    [
+        ([(["re:.*mlp.*"], 4), (["re:.*down_proj"], 8)], 8),
+        ([(["re:.*down_proj"], 8), (["re:.*mlp.*"], 4)], 8),
+        ([(["re:.*down_proj"], 4), (["re:.*[.]mlp.*"], 8)], 8),  # "[" is before "d"
+        ([(["Linear", "re:.*down_proj"], 4), (["model.layers.0.mlp.down_proj"], 8)], 8),
+        ([(["re:.*"], 4), (["Linear"], 8)], 4),
+        ([(["Linear"], 4), (["Linear"], 8)], 8),  # of the same target the last counts
+        ([(["down_proj", "mlp.down_proj"], 4), (["Linear"], 8)], 8),  # a part of a name is none
+        ([(["Embedding"], 4), (["Module"], 8)], 8),
+    ],
+    ids=str,
+)
+def test_of_several_targets_the_first_in_the_alphabet_counts(groups, bits):
+    """The bits are those that compressed-tensors 0.20's match_targets chooses."""
+    assert layout_of(*groups).of_module("model.layers.0.mlp.down_proj").bits == bits
+
+
+def test_an_embedding_is_of_its_own_class():
+    layout = layout_of((["Linear"], 4), (["Embedding"], 8))
+    assert [layout.of_module(name).bits for name in ("model.embed_tokens", "lm_head")] == [8, 4]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "model.language_model.layers.0.mlp.up_proj",
+        "language_model.model.layers.0.mlp.up_proj",
+        "language_model.layers.0.mlp.up_proj",
+        "re:.*language_model.*up_proj",
+        "re:^model[.]layers.*up_proj",
+    ],
+)
+def test_targets_of_the_text_part_of_a_vision_model(target):
+    """They name its modules as transformers, its older versions or the files do."""
+    layout = layout_of((["Linear"], 4), ([target], 8))
+    assert [layout.of_module(f"model.layers.0.mlp.{name}").bits for name in ("up_proj", "down_proj")] == [8, 4]
+    head = layout_of((["Linear"], 4), (["language_model.lm_head"], 8))
+    assert head.of_module("lm_head").bits == 8
+
+
 def test_what_stands_beside_the_codes_is_no_weight(tmp_path):
     path = directory(tmp_path, EIGHT)
     tensors = load_file(path / "model.safetensors")
@@ -95,6 +149,19 @@ def test_inputs_out_of_order_are_read_as_values(tmp_path):
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(CheckpointError, match="weight_g_idx names groups that there are not: it has 2"):
         opened(path).read(f"{NAME}.weight")
+
+
+@pytest.mark.parametrize("unset", [slice(None), slice(5, 6)], ids=["all", "one"])
+def test_a_g_idx_of_minus_one_says_that_inputs_are_in_order(unset, tmp_path):
+    """compressed-tensors 0.9 to 0.11: dequantize takes groups in order where -1 is in g_idx."""
+    path = directory(tmp_path, FOUR, quantization_config=group(actorder="group"))
+    tensors, wanted = load_file(path / "model.safetensors"), opened(path).read(f"{NAME}.weight")
+    groups = torch.arange(64, dtype=torch.int32).flip(0) // 32
+    groups[unset] = -1
+    save_file(tensors | {f"{NAME}.weight_g_idx": groups}, path / "model.safetensors")
+    found = opened(path)
+    assert torch.equal(found.read(f"{NAME}.weight"), wanted) and found.dequantized == ""
+    assert torch.equal(found.read_codes(f"{NAME}.weight").values(), wanted)
 
 
 @pytest.mark.parametrize("shape", [[8, 65], [9, 64], [8, 0], [8, 1 << 30], [8]])

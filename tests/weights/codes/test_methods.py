@@ -73,6 +73,10 @@ def test_inputs_of_gptq_that_are_out_of_order_are_said(tmp_path):
     save_file(tensors, path / "model.safetensors")
     found = opened(path)
     assert "1 of its 1 matrices have inputs that are out of order (desc_act)" in found.dequantized
+    save_file(tensors | {f"{NAME}.g_idx": torch.zeros(64, dtype=torch.int32)}, path / "model.safetensors")
+    unset = opened(path)  # as ExLlama's kernels take zeros alone
+    assert unset.dequantized == "" and torch.equal(unset.read_codes(f"{NAME}.weight").values(), wanted)
+    save_file(tensors, path / "model.safetensors")
     assert found.read_codes(f"{NAME}.weight") is None and "stored_as_codes" not in found.config
     assert found.read(f"{NAME}.weight").shape == (32, 64) and found.config["dtype"] == "float16"
 

@@ -11,10 +11,17 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import TINY, prompt
+from tests.weights.codes.test_of_others import KINDS
+from tests.weights.codes.test_of_others import tensor as tensor_of
 from tokenmill import load
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import read_config
 from tokenmill.weights.checkpoint import foreseen_config, open_checkpoint
+from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint
+from tokenmill.weights.codes.layout import Parts
+from tokenmill.weights.codes.methods import name_method, name_tensors
+from tokenmill.weights.codes.mlx import MLX
+from tokenmill.weights.plain import PlainCheckpoint
 
 HIDDEN, WIDTH, VOCABULARY = 64, 96, 211
 DOWN = "model.layers.1.mlp.down_proj"
@@ -109,6 +116,47 @@ def test_settings_that_are_refused(written, tmp_path, own, message):
     with pytest.raises(CheckpointError) as raised:
         open_checkpoint(tmp_path)
     assert message in str(raised.value)
+
+
+def test_modules_have_the_defaults_of_mlx_and_not_of_the_directory(tmp_path):
+    """What a module's own settings leave out: mlx's to_quantized has mode "affine", 4 bits, groups of 64."""
+    given = {
+        "bits": 4,
+        "group_size": 16,
+        "mode": "nvfp4",
+        "modules": {"a": {"bits": 8}, "b": {"mode": "mxfp8"}, "c": {}},
+    }
+    own = dict(MLX.read(given).others)
+    assert [(own[name].mode, own[name].code_size, own[name].group) for name in "abc"] == [
+        *(("affine", 8, 64), ("mxfp8", 8, 32), ("affine", 4, 64))
+    ]
+
+
+def test_a_mode_that_no_setting_names_is_told_by_the_tensors():
+    """As mlx-lm 0.32's infer_quant_config tells it, where the scales have 8 bits."""
+    layout = MLX.read({"bits": 4, "group_size": 64, "mode": "affine", "modules": {}})
+    for mode, words, groups in (("nvfp4", 8, 4), ("mxfp4", 8, 2), ("mxfp8", 16, 2)):
+        shapes = {"weight": (8, words), "scales": (8, groups)}
+        found = layout.of(Parts("model.x.weight", shapes, {"weight": "uint32", "scales": "uint8"}, bytes))
+        assert found.mode == mode and found.shape_of(shapes) == (8, 64)
+
+
+def test_a_stack_of_experts_in_nvfp4_may_have_a_largest_number_for_each(tmp_path):
+    kind = KINDS["MLX nvfp4 4 by 16 of the largest"]
+    parts = {name.rpartition(".")[2]: tensor_of(*each) for name, each in kind["tensors"].items()}
+    stack = {f"model.layers.0.mlp.switch_mlp.up_proj.{name}": torch.stack([each, each]) for name, each in parts.items()}
+    stack["model.layers.0.mlp.switch_mlp.up_proj.global_scale"][1] *= 2
+    save_file(stack, tmp_path / "model.safetensors")
+    config = {"model_type": "qwen3_moe", "vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_experts": 2}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 4, "moe_intermediate_size": 8, "num_experts_per_tok": 1}
+    plain = PlainCheckpoint(tmp_path, name_method(config | {"quantization": kind["quantization"]}, tmp_path), [
+        tmp_path / "model.safetensors"
+    ])  # fmt: skip
+    name_tensors(plain)
+    found = QuantizedCheckpoint(plain)
+    first, second = (found.read(f"model.layers.0.mlp.experts.{number}.up_proj.weight") for number in (0, 1))
+    row = tensor_of("float32", [64], kind["row"])
+    assert torch.equal(first[0], row) and torch.equal(second, 2 * first)
 
 
 @pytest.mark.parametrize("program", ["eager", "native"])

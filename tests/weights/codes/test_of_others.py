@@ -25,7 +25,7 @@ from tokenmill.weights.plain import PlainCheckpoint
 KINDS = json.loads(Path(__file__).with_name("of_others.json").read_text())
 NAME = "model.layers.0.mlp.up_proj"
 AS_VALUES = ("fp8", "nf4", "fp4", "LLM.int8", "int8 with zeros", "int8 in float32", "groups of 16", "4 by 16")
-AS_VALUES += ("affine 5", "affine 6", "affine 8")
+AS_VALUES += ("affine 5", "affine 6", "affine 8", "MXFP6", "MXFP8", "mxfp8", "nvfp4")
 SOME = ("compressed 4 bits with zeros", "compressed int8 with zeros", "compressed fp8 in blocks", "compressed MXFP4")
 SOME += ("nf4 nested", "LLM.int8", "MLX affine 4 by 64", "MLX mxfp4 4 by 32", "auto_round:auto_gptq 4 by 32")
 SOME += ("AWQ gemm by 32", "AWQ gemv_fast by 64")

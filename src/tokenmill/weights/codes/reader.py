@@ -51,7 +51,8 @@ class CodesReader:
         layout = opened.layout_of(name)
         read = rows if layout.has_rows else None
         names = {part: layout.name_of(name, part) for part in opened.parts[name]}
-        parts = {part: opened.plain.read(each, rows=read) for part, each in names.items()}
+        shapes = opened.parts[name]
+        parts = {part: opened.plain.read(each, rows=read if shapes[part] else None) for part, each in names.items()}
         for part, tensor in parts.items():
             if str(tensor.dtype).removeprefix("torch.") not in layout.types_of(part):
                 raise CheckpointError(f"{names[part]} holds {tensor.dtype}, which is not what {layout.method} stores")
