@@ -104,6 +104,7 @@ def test_builds_agree_where_numbers_are_subnormal(dtype, models, tmp_path, monke
         logits[build] = native(path, dtype, packed_cache=False).logits(LONG)
     exact = [logits[build] for build in native_library.builds() if build not in ("amx", "portable")]
     assert all(torch.equal(each, exact[0]) for each in exact) and exact[0].isfinite().all()
+    assert (torch.tensor([1e-39]) / 2).item() > 0  # the thread that called computes with them as before
 
 
 @pytest.mark.parametrize(
