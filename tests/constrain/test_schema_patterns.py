@@ -158,7 +158,7 @@ def test_walks_match_a_pattern_that_excludes_the_quote(vocabulary):
 
 
 def test_an_expression_is_read_as_written_and_its_own_spelling_again():
-    for pattern in ("^a[^b]c{2,}$", "x|(y|z)?", r"[\d.]+"):
+    for pattern in ("^a[^b]c{2,}$", "x|(y|z)?", r"[\d.]+", r'\p{L}+[^\p{Lu}"][\P{P}a]', "^a|b$", r"^\s*\S$"):
         assert plain(whole(plain(whole(pattern)))) == plain(whole(pattern))
         assert of_schema(of_schema(pattern)) == of_schema(pattern)
     assert plain(anywhere("^a$")) == plain(whole("^a$")) == "a"
@@ -167,6 +167,6 @@ def test_an_expression_is_read_as_written_and_its_own_spelling_again():
 
 
 def test_long_expressions_take_no_longer_than_their_size():
-    assert of_schema("^" + "ab" * 100_000 + "$").count("b") == 100_000
+    assert of_schema("^" + "ab" * 20_000 + "$").count("b") == 20_000
     with pytest.raises(PatternError, match=r"it has 20,000 of \^ and \$; 100 are possible"):
         of_schema("(^|a)" * 20_000)

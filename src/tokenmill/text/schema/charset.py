@@ -13,6 +13,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 _SURROGATES = (0xD800, 0xDFFF)
 _ALL = ((0, 0xD7FF), (0xE000, sys.maxunicode))
+_KEPT = 512  # sets, most of which are one character
 _MOST_FOLDED = 0x3000  # code points of a set whose other cases are looked up one by one
 _SHORT = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
 
@@ -53,6 +54,7 @@ def without(one: Ranges, other: Ranges) -> Ranges:
     return common(one, inverted(other))
 
 
+@lru_cache(_KEPT)
 def letters(text: str) -> Ranges:
     """The set of these characters."""
     return ranges_of((ord(each), ord(each)) for each in text)
@@ -98,14 +100,15 @@ def kind(letter: str, is_wide: bool = False) -> Ranges:
     if letter == "s":
         return ranges_of((*_SPACES, (0x1C, 0x1F), (0x85, 0x85), (0xFEFF, 0xFEFF)))
     if letter == "d":
-        return letters("".join(each for code in range(0x20000) if (each := chr(code)).isdecimal()))
-    found = letters("".join(each for code in range(0xD800) if (each := chr(code)).isalnum() or each == "_"))
+        return ranges_of((code, code) for code in range(0x20000) if chr(code).isdecimal())
+    found = ranges_of((code, code) for code in range(0xD800) if chr(code).isalnum() or code == ord("_"))
     # A few hundred short gaps between letters of many scripts would make expressions long.
     gaps = (pair for pair in inverted(found) if pair[1] - pair[0] >= _SHORTEST_GAP or pair[1] < 0x100)
     emoji = (0x1F300, 0x1F64F)
     return inverted(ranges_of((*(pair for pair in gaps if pair[1] < 0xE000), emoji)))
 
 
+@lru_cache(_KEPT)
 def written(ranges: Ranges) -> str:
     """A set in the syntax of Rust's expressions."""
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
@@ -114,26 +117,33 @@ def written(ranges: Ranges) -> str:
         return r"[^\s\S]"
     other = inverted(ranges)
     mark, shorter = ("^", other) if other and len(other) < len(ranges) else ("", ranges)
-    return f"[{mark}{''.join(map(_range, shorter))}]"
+    return f"[{mark}{members(shorter)}]"
 
 
+def members(ranges: Ranges) -> str:
+    """The characters of a set, as they stand between its brackets."""
+    return "".join(map(_range, ranges))
+
+
+@lru_cache(_KEPT)
 def quoted(ranges: Ranges) -> str:
     """A set, each of whose characters is written as it stands in a text of JSON. The one spelling is that of Python's
     json, with which U+007F is escaped as well.
     """
-    plain = without(ranges, _ESCAPED)
+    plain = without(ranges, ESCAPED)
     parts = [written(plain)] if plain else []
     short = [text for code, text in _SHORT.items() if _has(ranges, code)]
     if short:
         parts.append(rf"\\[{''.join(escaped(ord(text[1])) for text in short)}]")
-    coded = without(common(ranges, _ESCAPED), letters("".join(map(chr, _SHORT))))
+    coded = without(common(ranges, ESCAPED), letters("".join(map(chr, _SHORT))))
     for first in range(0, 0x80, 0x10):
         if last := "".join(f"{code & 15:x}" for code in range(first, first + 16) if _has(coded, code)):
             parts.append(rf"\\u00{first >> 4:x}[{last}]")
     return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})" if parts else r"[^\s\S]"
 
 
-_ESCAPED = ranges_of(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F)))
+ESCAPED = ranges_of(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F)))
+"""The characters that JSON does not write as they are."""
 
 
 def escaped(code: int) -> str:

@@ -20,7 +20,6 @@ from tokenmill.text.schema.charset import (
     letters,
     ranges_of,
     without,
-    written,
     xgrammar_kind,
 )
 
@@ -38,9 +37,11 @@ class Set:
 
 @dataclass(frozen=True)
 class Property:
-    r"""One character that has, or has not, a property of Unicode: the text of \p{…} or \P{…}."""
+    r"""One character of these or with one of these properties of Unicode, \p{…} or \P{…}; negated: one without."""
 
-    text: str
+    ranges: Ranges
+    names: tuple[str, ...]
+    negated: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class _Reader:
         ranges = ranges_of(pairs)
         ranges = folded(ranges) if flags.folds else ranges
         if properties:
-            return Property(f"[{'^' if negated else ''}{written(ranges) if ranges else ''}{''.join(properties)}]")
+            return Property(ranges, tuple(properties), negated)
         return Set(inverted(ranges) if negated else ranges)
 
     def _last(self, first: int, negated: bool) -> int:
@@ -241,7 +242,7 @@ class _Reader:
         if found["plain"] == ".":
             return Set(ANY if flags.dot_all else without(ANY, LINES))
         if found["property"]:
-            return Property(found[0])
+            return Property((), (found[0],))
         if escape := found["escape"]:
             if escape.lower() in "dws":
                 return Set(self._kind(escape, False))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import groupby, product
 
-from tokenmill.text.schema.charset import Ranges, quoted, without, written
+from tokenmill.text.schema.charset import ESCAPED, Ranges, members, quoted, ranges_of, without, written
 from tokenmill.text.schema.expression import (
     ANYTHING,
     NOTHING,
@@ -57,12 +57,12 @@ def of_schema(text: str) -> str:
 
 def plain(node: Node) -> str:
     """An expression of a text as it stands."""
-    return _written(node, written, lambda text: text)
+    return _written(node, written, lambda it: _property(it, ()))
 
 
 def in_json(node: Node) -> str:
     """An expression of a text as it stands in JSON, without its quotes."""
-    return _written(node, quoted, lambda text: rf'[{text}&&[^"\\\x00-\x1f\x7f]]')
+    return _written(node, quoted, lambda it: _property(it, ESCAPED))
 
 
 def _read(text: str, for_xgrammar: bool = False) -> Node:
@@ -78,19 +78,31 @@ def _num_edges(node: Node) -> int:
     return int(isinstance(node, Edge)) + sum(map(_num_edges, parts))
 
 
+@lru_cache(512)
 def _without_nul(ranges: Ranges) -> str:
     return written(without(ranges, _NUL))
 
 
-def _property_without_nul(text: str) -> str:
-    return rf"[{text}&&[^\x00]]"
+def _property_without_nul(it: Property) -> str:
+    return _property(it, _NUL)
 
 
-def _written(node: Node, of_set: Callable[[Ranges], str], of_property: Callable[[str], str]) -> str:
+def _property(it: Property, left_out: Ranges) -> str:
+    """A set with properties, without some characters. It is written so that read() reads it again."""
+    if it.negated:
+        return f"[^{members(ranges_of((*it.ranges, *left_out)))}{''.join(it.names)}]"
+    parts = [written(without(it.ranges, left_out))] if it.ranges else []
+    for name in it.names:
+        opposite = f"\\{name[1].swapcase()}{name[2:]}"
+        parts.append(f"[^{members(left_out)}{opposite}]")
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
+
+
+def _written(node: Node, of_set: Callable[[Ranges], str], of_property: Callable[[Property], str]) -> str:
     if isinstance(node, Set):
         return of_set(node.ranges)
     if isinstance(node, Property):
-        return of_property(node.text)
+        return of_property(node)
     if isinstance(node, Row):
         return "".join(_grouped(part, of_set, of_property) for part in node.parts)
     if isinstance(node, Choice):
@@ -105,7 +117,7 @@ def _written(node: Node, of_set: Callable[[Ranges], str], of_property: Callable[
     return f"{inner if isinstance(node.part, Set) and inner.startswith('[') else f'(?:{inner})'}{mark}"
 
 
-def _grouped(node: Node, of_set: Callable[[Ranges], str], of_property: Callable[[str], str]) -> str:
+def _grouped(node: Node, of_set: Callable[[Ranges], str], of_property: Callable[[Property], str]) -> str:
     inner = _written(node, of_set, of_property)
     return f"(?:{inner})" if isinstance(node, Choice) else inner
 
@@ -192,5 +204,5 @@ def _python(ranges: Ranges) -> str:
     return f"[{''.join(pairs)}]"
 
 
-def _refuse_property(text: str) -> str:
-    raise PatternError(f"{text} is not possible for names of properties here")
+def _refuse_property(it: Property) -> str:
+    raise PatternError(f"{it.names[0]} is not possible for names of properties here")
