@@ -8,7 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_models import prompt, reference, save
+from tests.tiny_models import TINY, build, prompt, reference, save
 from tokenmill import CheckpointError, load
 from tokenmill.model.families import read_config
 
@@ -108,6 +108,25 @@ def test_experts_are_stored_in_three_ways(layout, models, tmp_path):
     if layout == "published":  # as transformers reads it
         model = type(reference("qwen3_vl_moe")).from_pretrained(tmp_path, attn_implementation="eager")
         torch.testing.assert_close(model(torch.tensor([prompt(9)])).logits[0].detach(), right)
+
+
+def test_square_experts_are_told_by_the_others(tmp_path):
+    """Where a layer is twice as wide as an expert, gate_up_proj has the same shape in either layout; transformers
+    5.24 takes it for its own, beside a down_proj that it turns round.
+    """
+    kind, numbers = TINY["qwen3_vl_moe"]
+    text = numbers["text_config"] | {"moe_intermediate_size": numbers["text_config"]["hidden_size"] // 2}
+    model, tokens = build(kind, numbers | {"text_config": text}), prompt(9)
+    model.save_pretrained(tmp_path / "ours")
+    tensors = load_file(tmp_path / "ours" / "model.safetensors")
+    turned = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor for name, tensor in tensors.items()
+    }
+    model.config.save_pretrained(tmp_path / "published")
+    save_file(turned, tmp_path / "published" / "model.safetensors", metadata={"format": "pt"})
+    for layout in ("ours", "published"):
+        with load(tmp_path / layout, dtype="float32", program="eager", scheme="dense") as engine, torch.no_grad():
+            torch.testing.assert_close(engine.logits(tokens), model(torch.tensor([tokens])).logits[0])
 
 
 def test_a_flat_config_loads(models, tmp_path):

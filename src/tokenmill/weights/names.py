@@ -77,15 +77,17 @@ def expected_tensors(family: Family, config: ModelConfig) -> dict[str, tuple[Tar
 def as_stored(family: Family, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Family:
     """The family with the names that files have, given the shapes of their tensors: of `also` those that are there.
 
-    One that is in `names` too has another layout there, which counts where the shape fits, as in transformers.
+    Those that are in `names` too have another layout there, which counts where all their shapes fit: of a square one
+    the shape does not tell.
     """
-    found: dict[str, str] = {}
     stored = {name.removeprefix(family.prefix): shape for name, shape in shapes.items()}
-    for pattern, goal in family.also.items():
-        form = re.compile(_form(pattern))
-        name = next((name for name in stored if form.fullmatch(name)), None)
-        if name is not None and not (pattern in family.names and _fits(family, config, pattern, name, stored[name])):
-            found[pattern] = goal
+    forms = {pattern: re.compile(_form(pattern)) for pattern in family.also}
+    names = {pattern: next(filter(form.fullmatch, stored), None) for pattern, form in forms.items()}
+    there = {pattern: name for pattern, name in names.items() if name is not None}
+    both = {pattern: name for pattern, name in there.items() if pattern in family.names}
+    if all(_fits(family, config, pattern, name, stored[name]) for pattern, name in both.items()):
+        there = {pattern: name for pattern, name in there.items() if pattern not in both}
+    found = {pattern: family.also[pattern] for pattern in there}
     filled = {_parameter(goal) for goal in found.values()}
     others = {name: goal for name, goal in family.names.items() if _parameter(goal) not in filled}
     return replace(family, names={**others, **found}) if found else family
