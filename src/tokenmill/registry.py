@@ -142,7 +142,7 @@ CODES: Names = {
         "tokenmill.weights.codes.gptq_tensors:unpack"),
     "awq": Entry("AWQ in all its layouts", "tokenmill.weights.codes.awq:AWQ",
         "tokenmill.weights.codes.awq_tensors:unpack"),
-    "auto-round": Entry("AutoRound, packed as GPTQ or AWQ", "tokenmill.weights.codes.auto_round:AutoRound"),
+    "auto-round": Entry("AutoRound, in all its layouts", "tokenmill.weights.codes.auto_round:AutoRound"),
     "intel/auto-round": Entry("AutoRound of older versions", "tokenmill.weights.codes.auto_round:AutoRound"),
     "compressed-tensors": Entry("what llm-compressor writes", "tokenmill.weights.codes.compressed:Compressed",
         "tokenmill.weights.codes.compressed_tensors:unpack"),
