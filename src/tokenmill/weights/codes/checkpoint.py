@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import quant_method
 from tokenmill.model.description import describe
-from tokenmill.model.families import Family, find_family, read_config
+from tokenmill.model.families import Family, read_config
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.registry import CODES, lookup
 from tokenmill.value_reader import ValueReader, brief
@@ -184,7 +184,7 @@ def _find_transposed(plain: Checkpoint) -> set[str]:
     """Find the tensors that the model's family has as [inputs, outputs], as GPT-2's Conv1D: every method quantises and
     stores them as a Linear's [outputs, inputs].
     """
-    family, model = find_family(plain.config), read_config(plain.config)
+    family, model = plain.family, read_config(plain.config)
     if not any(" | transpose" in target for target in family.names.values()):
         return set()
     targets = expand(family, model, parameter_shapes(describe(model)))
