@@ -196,14 +196,17 @@ class Tokenizer:
 
         `continues`: the ids follow others that are text, so that a space before their first word is kept.
         """
-        backend, run, texts = self._continuation if continues else self.backend, list[int](), list[str]()
+        backend = self._continuation if continues else self.backend
+        if not self._spelled:
+            return str(backend.decode(list(ids), skip_special_tokens=skip_special))
+        run, texts = list[int](), list[str]()
         for number in ids:
             if number not in self._spelled:
                 run.append(number)
             elif not (skip_special and number in self.special_ids):
                 texts += [backend.decode(run, skip_special_tokens=skip_special), self._spelled[number]]
                 run.clear()
-        return "".join([*texts, str(backend.decode(run, skip_special_tokens=skip_special))])
+        return "".join([*texts, backend.decode(run, skip_special_tokens=skip_special)])
 
     def decode_each(self, ids: Iterable[int]) -> list[str]:
         """The text of each id alone, as if it followed others that are text. Other threads run meanwhile."""
