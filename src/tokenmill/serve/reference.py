@@ -59,8 +59,9 @@ def reference_of(document: Json) -> str:
 def _route(method: str, path: str, operation: Json, schemas: Json) -> Iterator[str]:
     yield f"<section><h2><code>{method} {escape(path)}</code></h2><p>{escape(operation['description'])}"
     yield "</p>" if not operation["security"] else " It wants a key: <code>Authorization: Bearer KEY</code>.</p>"
-    content = operation.get("requestBody", {}).get("content", {})
-    kind, schema = next(((kind, each["schema"]) for kind, each in content.items()), ("", {}))
+    content: Json = operation.get("requestBody", {}).get("content", {})
+    kind = next(iter(content), "")
+    schema: Json = content[kind]["schema"] if content else {}
     schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     required = schema.get("required", ())
     if rows := [_row(name, each, name in required) for name, each in schema.get("properties", {}).items()]:

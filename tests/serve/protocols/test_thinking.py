@@ -16,9 +16,9 @@ from tests.serve.protocols.conftest import THINKS, WEATHER
 from tokenmill import ConfigError, load
 from tokenmill.cli.models import load_engine
 from tokenmill.hub.progress import Silent
+from tokenmill.serve.address import Address, listen
 from tokenmill.serve.answers import system_fingerprint
 from tokenmill.serve.options import Options
-from tokenmill.serve.address import Address, listen
 from tokenmill.serve.run import Server
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.text.turns import turns_of
