@@ -51,7 +51,7 @@ def test_every_walk_that_ends_fits_the_schema(vocabulary, schema):
 @pytest.mark.parametrize(
     ("schema", "valid", "invalid"),
     [
-        (SCHEMAS[1], [{"b": "x"}, {"a": 3, "b": ""}, {"b": "", "c": []}], [{}, {"a": "3", "b": ""}, {"b": 1}, []]),
+        (SCHEMAS[1], [{"b": "x"}, {"a": 3, "b": ""}], [{}, {"a": "3", "b": ""}, {"b": 1}, [], {"b": "", "c": []}]),
         (SCHEMAS[3], [[True], [False, True, True]], [[], [1], [True] * 4]),
         (SCHEMAS[7], [-1, 0, 10.25, -0.5], [-1.5, 10.5, 11, "1"]),
         (SCHEMAS[13], [[], [[[]], []]], [[1], {}]),
@@ -155,11 +155,14 @@ def test_grammars(vocabulary, grammar):
             "at #/properties/a/properties/b: Unsatisfiable schema: anyOf is empty",
         ),
         ({"json_schema": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "at #: oneOf constraints are not support"),
-        ({"json_schema": {"properties": {"a": {"not": {}}}}}, "at #/properties/a: the keyword 'not' is not impl"),
+        (
+            {"json_schema": {"properties": {"a": {"not": {"const": 1}}}}},
+            "at #/properties/a: the keyword 'not' is not i",
+        ),
         ({"json_schema": json.loads('{"items":' * 200 + "{}" + "}" * 200)}, "recursion limit exceeded"),
         (
             {"json_schema": {"properties": {f"p{number}": {} for number in range(2100)}, "type": "object"}},
-            "Current row has 8407 items; max is 8000",
+            "Current row has 8399 items; max is 8000",
         ),
         ({"regex": "("}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),

@@ -1,8 +1,12 @@
 """Keywords and parts of JSON schemas that are refused or left out, with their places."""
 
+import json
+
+import jsonschema
 import pytest
 
-from tokenmill.constrain.schema import read_schema
+from tests.constrain.walks import accepts, compact, compiled
+from tokenmill.constrain.schema import read_schema, reading
 from tokenmill.constrain.schema_parts import SchemaError, pointer
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
@@ -11,10 +15,13 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"propertis": {}}, "at #: 'propertis' is no keyword of JSON Schema; is 'properties' meant?"),
-        ({"properties": {"a/b~": {"items": {"fooo": 1}}}}, "at #/properties/a~1b~0/items: 'fooo' is no keyword"),
-        ({"x-guidance": {"lenient": True}}, "at #: 'x-guidance' is no keyword"),
-        ({"anyOf": [{"type": "string"}, {"not": {}}]}, "at #/anyOf/1: the keyword 'not' is not implemented"),
+        ({"anyOf": [{"type": "string"}, {"not": {"const": 1}}]}, "at #/anyOf/1: the keyword 'not' is not implemented"),
+        ({"properties": {"a": {"disallow": "string"}}}, "at #/properties/a: the keyword 'disallow' is not implemented"),
+        ({"propertyNames": {"not": {"const": "a"}}}, "at #: the keyword 'propertyNames' is implemented with an enum"),
+        (
+            {"propertyNames": {"pattern": "^a"}, "patternProperties": {"^ab": {}}},
+            "at #: the keyword 'propertyNames' is not implemented beside 'patternProperties'",
+        ),
         ({"type": "array", "uniqueItems": True}, "at #: the keyword 'uniqueItems' is not implemented"),
         ({"properties": {"a": 3}}, "at #/properties/a: a schema is an object, or true or false, and not 3"),
         ({"$ref": "http://a.example/b.json"}, "at #: $ref names another document, 'http://a.example/b.json'"),
@@ -72,21 +79,113 @@ def test_optional_parts_without_an_end_are_left_out():
         {"anyOf": [{"type": "null"}, {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}]},
         {"type": ["object", "string"], "required": ["a"], "properties": {"a": {"$ref": "#"}}},
         {"type": "object", "required": ["a"], "properties": {"b": {"$ref": "#"}}},
-        {"title": "T", "x-order": 1, "$comment": "", "type": "object", "properties": {"title": {"description": "d"}}},
+        {"type": "object", "properties": {"title": {}, "x-order": {}, "fooo": {}}},
         {"$defs": {"unused": {"not": {}}}, "type": "integer"},
         {"properties": {"a%b": {"type": "integer"}}, "items": {"$ref": "#/properties/a%25b"}},
-        {"const": {"fooo": 1}, "default": {"fooo": 1}},
+        {"const": {"fooo": 1}, "enum": [{"fooo": 1}]},
     ],
 )
 def test_what_stays_as_it_is(schema):
-    assert read_schema(schema) == schema
+    assert read_schema(schema, is_open=True) == schema
 
 
 def test_keywords_that_ask_for_nothing_are_left_out():
-    assert read_schema({"items": {"uniqueItems": False, "type": "array"}}) == {"items": {"type": "array"}}
-    assert read_schema({"propertyNames": {"type": "string"}, "unevaluatedProperties": True}) == {}
-    assert read_schema({"properties": {"uniqueItems": {}}}) == {"properties": {"uniqueItems": {}}}
+    items = {"items": {"uniqueItems": False, "type": "array"}, "type": "array"}
+    assert read_schema(items) == {"items": {"type": "array"}, "type": "array"}
+    assert read_schema({"propertyNames": {"type": "string"}, "unevaluatedProperties": True, "not": False}) == {}
+    named = {"properties": {"uniqueItems": {}, "min_items": {}}}
+    assert read_schema(named, is_open=True) == named
+    described = {"title": "T", "x-order": 1, "$comment": "", "properties": {"title": {"description": "d"}}}
+    assert reading(described, is_open=True) == ({"properties": {"title": {}}}, [], [])
     assert read_schema(True) == {} and pointer(("a", 0)) == "#/a/0"
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"propertis": {}}, "at #: 'propertis' is no keyword of JSON Schema, so it is not enforced; is 'properties' m"),
+        ({"properties": {"a/b~": {"items": {"fooo": 1}}}}, "at #/properties/a~1b~0/items: 'fooo' is no keyword"),
+        ({"x-guidance": {"lenient": True}}, "at #: 'x-guidance' is no keyword"),
+        (
+            {"type": "array", "min_items": 1},
+            "at #: 'min_items' is no keyword of JSON Schema, so it is not enforced; is",
+        ),
+        ({"type": "number", "units": "kg"}, "at #: 'units' is no keyword of JSON Schema, so it is not enforced"),
+        ({"type": "string", "format": "starts_with"}, "at #: the format 'starts_with' is not known, so it is not enf"),
+        ({"format": "unknown"}, "at #: the format 'unknown' is not known"),
+        ({"items": [{"format": "path"}, {"format": "path"}]}, "at #/items/0 and 1 more place: the format 'path' is"),
+        ({"propertyNames": {"format": "uuid"}}, "at #: the format 'uuid' of names is not enforced"),
+    ],
+    ids=str,
+)
+def test_what_the_standard_calls_an_annotation_is_left_out_and_told(schema, told):
+    """JSON Schema 2020-12: core 4.3.1 on keywords, validation 7.2.3 on formats, that are not known."""
+    read = reading(schema)
+    assert len(read.warnings) == 1 and read.warnings[0].startswith(told)
+    text = json.dumps(read.schema)
+    assert not any(f'"{word}":' in text for word in ("propertis", "fooo", "x-guidance", "min_items", "units", "format"))
+
+
+def test_no_more_than_twenty_annotations_are_told_one_by_one():
+    warnings = reading({"properties": {f"p{number}": {f"word{number}": 1} for number in range(30)}}).warnings
+    assert len(warnings) == 21 and warnings[-1] == "so it is with 10 further keywords and formats"
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, [{}, {"b": "x"}], [{"c": 1}]),
+        ({"type": "object", "propertyNames": {"const": "a"}, "required": ["a"]}, [{"a": 1}], [{}, {"a": 1, "b": 1}]),
+        (
+            {"propertyNames": {"$ref": "#/$defs/E"}, "additionalProperties": {"type": "integer"}, "type": "object"}
+            | {"$defs": {"E": {"enum": ["x", "y"], "title": "E", "type": "string"}}},
+            [{"x": 1, "y": 2}],
+            [{"x": "1"}, {"z": 1}],
+        ),
+        (
+            {"type": "object", "propertyNames": {"enum": ["a", 1]}, "properties": {"a": {"type": "null"}, "c": {}}},
+            [{"a": None}],
+            [{"a": 1}, {"c": 1}],
+        ),
+        ({"type": "object", "propertyNames": {"pattern": "^x_"}}, [{"x_a": 1}, {}], [{"a": 1}]),
+        (
+            {"type": "object", "propertyNames": {"minLength": 2, "maxLength": 3}, "additionalProperties": {"const": 1}},
+            [{"ab": 1, "abc": 1}],
+            [{"a": 1}, {"abcd": 1}, {"ab": 2}],
+        ),
+        ({"type": "object", "propertyNames": {"enum": ["a"]}, "additionalProperties": False}, [{}], [{"a": 1}]),
+        ({"type": "object", "properties": {"a": {"not": {}}, "b": {}}}, [{"b": 1}], [{"a": 1}]),
+        (
+            {"anyOf": [{"type": "object", "properties": {"a": {"not": True}}, "required": ["a"]}, {"const": 1}]},
+            [1],
+            [{}],
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_open", [True, False])
+def test_names_and_nevers_are_said_by_other_keywords(schema, valid, invalid, is_open, bytes_only):
+    constraint = compiled(bytes_only, json_schema=schema, additional_properties=is_open)
+    is_valid = jsonschema.Draft202012Validator(schema).is_valid
+    assert [each for each in valid if not (is_valid(each) and accepts(constraint, compact(each)))] == []
+    assert [each for each in invalid if is_valid(each) or accepts(constraint, compact(each))] == []
+
+
+def test_a_schema_that_says_never_is_refused():
+    for schema in ({"not": {}}, {"properties": {"a": {"not": {}}}, "required": ["a"], "type": "object"}):
+        with pytest.raises(SchemaError, match="no text with an end fits this part"):
+            read_schema(schema)
+
+
+def test_what_is_not_implemented_can_be_left_out():
+    schema = {
+        "type": "array",
+        "uniqueItems": True,
+        "items": {"type": "object", "propertyNames": {"not": {"const": "a"}}},
+    }
+    read = reading(schema, is_lenient=True)
+    assert read.schema == {"type": "array", "items": {"type": "object"}} and read.warnings == []
+    assert [each.split(": ", 1)[0] for each in read.left_out] == ["at #", "at #/items"]
 
 
 def test_references_in_any_order_are_followed_in_a_time_that_grows_with_their_number():

@@ -195,7 +195,7 @@ REFUSED = [
     ({"guided_json": {"$ref": "http://a.example/b"}}, "guided_json", "at #: $ref names another document"),
     ({"guided_json": {**ENDLESS, "$ref": "#/$defs/n"}}, "guided_json", "no text with an end fits this part"),
     ({"guided_json": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "guided_json", "Unsatisfiable schema"),
-    ({"guided_json": {"properties": {"a": {"tpye": "string"}}}}, "guided_json", "at #/properties/a: 'tpye' is no keyw"),
+    ({"guided_json": {"properties": {"a": {"not": {"const": 1}}}}}, "guided_json", "at #/properties/a: the keyword 'n"),
     ({"guided_json": "{"}, "guided_json", "JSON ("),
     ({"guided_json": 5}, "guided_json", "a JSON schema, as an object or as text"),
     ({"guided_json": '{"const":"\\ud800"}'}, "guided_json", "UTF-8"),

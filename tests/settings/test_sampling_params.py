@@ -45,6 +45,7 @@ def test_nothing_is_changed_by_default():
     assert given == {
         **dict.fromkeys(("max_new_tokens", "allowed_token_ids", "seed", "logprobs", "thinking_budget", *CONSTRAINTS)),
         "min_new_tokens": 0,
+        "additional_properties": False,
         "temperature": 0.0,
         "top_k": 0,
         "top_p": 1.0,
@@ -153,9 +154,8 @@ def test_where_each_setting_is_shown():
         "max_new_tokens": Shown("Most new tokens", 2, "what fits"),
         "seed": Shown("Seed", 2, "random"),
     }
-    not_in_chat = (
-        """logit_bias allowed_token_ids stop_token_ids skip_special_tokens shown_token_ids logprobs n""".split()
-    )
+    not_in_chat = """logit_bias allowed_token_ids stop_token_ids skip_special_tokens shown_token_ids logprobs n
+        additional_properties""".split()
     assert {name for name, told in TOLD.items() if not told.in_chat} == {*not_in_chat, *CONSTRAINTS}
 
 

@@ -5,6 +5,7 @@ limits for what a grammar may cost, and a budget of time: one that is over it go
 """
 
 import json
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -15,16 +16,18 @@ from typing import Any, TypeVar
 from llguidance import LLMatcher, LLParserLimits
 
 from tokenmill.constrain.constraint import Constraint, check_forced
-from tokenmill.constrain.grammar import Spec, grammar_text, is_forcing, needs_watch, without_forcing
+from tokenmill.constrain.grammar import Spec, grammar_text, is_forcing, needs_watch, warnings_of, without_forcing
 from tokenmill.constrain.lark import with_options
 from tokenmill.constrain.room import Budget, check_wanted
-from tokenmill.constrain.schema import parts_of
+from tokenmill.constrain.schema import parts_of, read_schema
 from tokenmill.constrain.schema_parts import Path, SchemaError, pointer
 from tokenmill.constrain.tags.places import schemas_of
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.constrain.watch import TooMuchForced
 from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import shortened
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _EMPTY = "panic: assertion failed: !state.has_lowest_match()"  # that which llguidance says of a rule that may be empty
@@ -72,7 +75,10 @@ class Compiler:
         return self.within(spec, found.apart) if found.is_spent else found
 
     def _compile(self, spec: Spec) -> Constraint:
-        return self.within(spec, lambda: compile(spec, self.vocabulary, self._limits))
+        made = self.within(spec, lambda: compile(spec, self.vocabulary, self._limits))
+        for each in made.warnings:
+            log.warning("%s: %s", spec.kind, each)
+        return made
 
     def within(self, spec: Spec, make: Callable[[], T]) -> T:
         """What a function returns or raises, if it does so in time."""
@@ -100,6 +106,7 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
     if first.is_error():
         raise refusal(spec, _placed(spec, told(first.get_error())))
     made = Constraint(grammar, first, vocabulary, of_parser, is_forcing=forces, took_s=took_s)
+    made.warnings = tuple(warnings_of(spec))
     if forces and needs_watch(spec):
         check_wanted()
         unforced = without_forcing(grammar)
@@ -152,10 +159,11 @@ def refusal(spec: Spec, why: str) -> ConfigError:
 def _placed(spec: Spec, message: str) -> str:
     """A message about a schema after the place in it that is wrong by itself."""
     if spec.kind == "json_schema":
-        return _placed_in(json.loads(str(spec.value)), message)
+        return _placed_in(read_schema(json.loads(str(spec.value)), is_open=True), message)
     if spec.kind == "structural_tag" and (found := _IN_LARK.match(message)):
         message = found["message"].strip()
-        for place, schema in schemas_of(json.loads(str(spec.value))):
+        for place, given in schemas_of(json.loads(str(spec.value))):
+            schema = read_schema(given, is_open=True)
             if _error(schema) == message:
                 return f"{place} {_placed_in(schema, message)}"
     return message

@@ -31,7 +31,7 @@ class Constraint:
     about the grammar's words, and the limit of how much that may be; one that reaches a limit is made anew without it,
     or, where that takes long, `is_spent`, so that later texts get a constraint of their own. unforced: the text
     of the grammar without forcing and a matcher of it, if matchers need a Watch. is_forcing: llguidance forces bytes.
-    took_s: seconds of a processor for which it was compiled.
+    took_s: seconds of a processor for which it was compiled. warnings: what it says without effect.
     """
 
     grammar: str
@@ -42,6 +42,7 @@ class Constraint:
     unforced: tuple[str, LLMatcher] | None = field(default=None, compare=False, repr=False)
     is_forcing: bool = True
     took_s: float = field(default=0.0, compare=False, repr=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False, repr=False)
     _patience: Patience = field(default_factory=Patience, compare=False, repr=False)
 
     def matcher(self, stop_ids: Container[int] | None = None) -> "Matcher":

@@ -1,17 +1,21 @@
 """The schemas of a request's functions, as far as llguidance can enforce them: agents send keywords that it cannot.
 
-For a strict function such a keyword is refused by name. Otherwise the keyword is dropped with a warning, and a schema
-that cannot be read at all is dropped whole, so that the arguments may be any object.
+They are read as any schema is (schema.py). For a strict function a keyword that is not implemented is refused by name.
+Otherwise the keyword is dropped with a warning, and a schema that cannot be read at all is dropped whole, so that the
+arguments may be any object. Annotations are told for either.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
 from tokenmill.constrain.room import Budget, check_wanted
+from tokenmill.constrain.schema import reading
+from tokenmill.constrain.schema_parts import SchemaError
 from tokenmill.errors import RequestError
 from tokenmill.registry import TOOL_FORMATS, lookup
 from tokenmill.text.tools.functions import Choice, Function
@@ -22,37 +26,55 @@ MAX_TOLD = 300  # characters of llguidance's reason
 BUDGET = Budget(seconds=5.0, most=2)
 """For all functions of a request together, as for compiling a constraint."""
 
-Asked = tuple[str, bool | None, str]
-"""The schema of a function as JSON text, `strict`, and its name."""
+Asked = tuple[str, bool | None, str, bool]
+"""The schema of a function as JSON text, `strict`, its name, and whether its objects are open."""
 
 
-def enforced(functions: Sequence[Function], tool_format: str) -> tuple[tuple[Function, ...], list[str]]:
-    """The functions with schemas that a grammar can be made of, and a warning for each that is not enforced whole.
+class Checked(NamedTuple):
+    """reason: why the schema of a function is not enforced, "" where it is. schema: what grammars are made of; None
+    where nothing of it can be enforced. warnings: of what is in it without effect.
+    """
 
-    tool_format: the name of the format of calls. RequestError for a strict function with a schema that cannot be, and
-    where reading the schemas takes too long.
+    reason: str
+    schema: dict[str, Any] | None
+    warnings: tuple[str, ...] = ()
+
+
+def enforced(
+    functions: Sequence[Function], tool_format: str, *, is_open: bool = False
+) -> tuple[tuple[Function, ...], list[str]]:
+    """The functions with schemas that a grammar can be made of, and a warning for each that is not enforced whole, or
+    has annotations that are not known.
+
+    tool_format: the name of the format of calls. is_open: objects that name their properties may have others, but for
+    strict functions. RequestError for a strict function with a schema that cannot be, and where reading the schemas
+    takes too long.
     """
     found, warnings = [], []
-    asked = tuple((json.dumps(each.parameters), each.strict, each.name) for each in functions)
-    for function, (reason, is_readable) in zip(functions, _all_checked(asked, tool_format), strict=True):
+    asked = tuple(
+        (json.dumps(each.parameters), each.strict, each.name, is_open and not each.strict) for each in functions
+    )
+    for function, checked in zip(functions, _all_checked(asked, tool_format), strict=True):
+        reason, schema = checked.reason, checked.schema
         if function.strict and reason:
             raise RequestError(
                 f"{function.name}: strict is not possible: {reason}: "
                 "leave that out of its parameters, or leave out strict"
             )
         if reason:
-            part = "parts of its parameters are" if is_readable else "its parameters are"
+            part = "its parameters are" if schema is None else "parts of its parameters are"
             warnings.append(f"{function.name}: {part} not enforced: {reason}")
-        found.append(function if is_readable else replace(function, strict=False))
+        warnings += [f"{function.name}: {each}" for each in checked.warnings]
+        found.append(replace(function, strict=False) if schema is None else replace(function, read=schema))
     return tuple(found), warnings
 
 
 @lru_cache(KEPT_LISTS)
-def _all_checked(asked: tuple[Asked, ...], tool_format: str) -> list[tuple[str, bool]]:
+def _all_checked(asked: tuple[Asked, ...], tool_format: str) -> list[Checked]:
     """What _checked says of each function, within the time that there is."""
-    found: list[tuple[str, bool]] = []
+    found: list[Checked] = []
 
-    def check() -> list[tuple[str, bool]]:
+    def check() -> list[Checked]:
         for each in asked:
             check_wanted()
             found.append(_checked(*each, tool_format))
@@ -61,7 +83,7 @@ def _all_checked(asked: tuple[Asked, ...], tool_format: str) -> list[tuple[str, 
     try:
         return BUDGET.within(check, "the parameters of tools") if asked else found
     except TimeoutError:
-        *_, name = asked[min(len(found), len(asked) - 1)]
+        _, _, name, _ = asked[min(len(found), len(asked) - 1)]
         raise RequestError(
             f"{name}: the schemas of {len(asked)} functions were not read in {BUDGET.seconds:g} s, and this one's not "
             "to its end: make it simpler, or give fewer functions"
@@ -69,20 +91,25 @@ def _all_checked(asked: tuple[Asked, ...], tool_format: str) -> list[tuple[str, 
 
 
 @lru_cache(KEPT)
-def _checked(parameters: str, strict: bool | None, name: str, tool_format: str) -> tuple[str, bool]:
-    """Why the schema of a function is not enforced whole, "" where it is, and whether any of it can be."""
-    function = Function(name, "", json.loads(parameters), strict)
-    form = lookup(TOOL_FORMATS, tool_format, "tool_format")
+def _checked(parameters: str, strict: bool | None, name: str, is_open: bool, tool_format: str) -> Checked:
+    """What there is to be said of the schema of a function."""
+    if strict is False:  # nothing of it counts
+        return Checked("", {})
     try:
+        read = reading(json.loads(parameters), is_open=is_open, is_lenient=not strict)
+        function = Function(name, "", json.loads(parameters), strict, read=read.schema)
+        form = lookup(TOOL_FORMATS, tool_format, "tool_format")
         grammar = calls_grammar(form, [function], Choice("required"), control={})
-    except ValueError as error:  # of a pattern
-        return str(error)[:MAX_TOLD], False
+    except (SchemaError, ValueError) as error:  # the latter of a pattern
+        return Checked(str(error)[:MAX_TOLD], None)
+    except RecursionError:
+        return Checked("it is nested too deeply", None)
     is_wrong, told = LLMatcher.validate_grammar_with_warnings(grammar)
-    others = [] if is_wrong or strict is False else form.body.unenforced(function)
-    return "; ".join(filter(None, [_reason(told), ", ".join(others)])), not is_wrong
+    others = [] if is_wrong else form.body.unenforced(function)
+    reasons = dict.fromkeys(filter(None, [*read.left_out, *map(_reason, told), ", ".join(others)]))
+    return Checked("; ".join(reasons)[:MAX_TOLD], None if is_wrong else read.schema, tuple(read.warnings))
 
 
-def _reason(told: Sequence[str]) -> str:
-    """The reasons in llguidance's words, without the grammar that it quotes."""
-    reasons = [text.splitlines()[0].rpartition("failed to compile JSON schema: ")[2].strip() for text in told if text]
-    return "; ".join(dict.fromkeys(reasons))[:MAX_TOLD]
+def _reason(told: str) -> str:
+    """A reason in llguidance's words, without the grammar that it quotes."""
+    return told.splitlines()[0].rpartition("failed to compile JSON schema: ")[2].strip() if told else ""

@@ -17,9 +17,10 @@ from tokenmill.constrain.gbnf import is_gbnf, lark_of_gbnf
 from tokenmill.constrain.lark import json_grammar
 from tokenmill.constrain.own_lark import OwnLark
 from tokenmill.constrain.room import check_wanted
-from tokenmill.constrain.schema import parts_of, read_schema
+from tokenmill.constrain.schema import annotations, parts_of, read_schema
 from tokenmill.constrain.schema_parts import SchemaError
 from tokenmill.constrain.structural_tag import lark_of_tags
+from tokenmill.constrain.tags.places import schemas_of
 from tokenmill.constrain.tags.written import NO_FORCING
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import ConfigError
@@ -37,24 +38,36 @@ class Spec:
     """A constraint that is not compiled. kind: the name of the setting; value: the setting's value.
 
     after: the constraint begins after this text, which a model writes at the end of its thinking; empty: at once.
-    begin: the text before it may begin with this mark, or be absent; empty: it has begun.
+    begin: the text before it may begin with this mark, or be absent; empty: it has begun. is_open: objects of a JSON
+    schema that name their properties may have others.
     """
 
     kind: str
     value: str | tuple[str, ...]
     after: str = ""
     begin: str = ""
+    is_open: bool = False
 
 
 def spec_of(params: SamplingParams, after: str = "", begin: str = "") -> Spec | None:
     """The constraint of a sequence's settings; None without one."""
     given = [(name, value) for name in CONSTRAINTS if (value := getattr(params, name)) is not None]
-    return Spec(*given[0], after, begin) if given else None
+    return Spec(*given[0], after, begin, params.additional_properties) if given else None
+
+
+def warnings_of(spec: Spec) -> list[str]:
+    """What the schemas of a constraint say without effect. It is one that grammar_text takes."""
+    if spec.kind == "json_schema":
+        return annotations(json.loads(str(spec.value)))
+    if spec.kind != "structural_tag":
+        return []
+    places = schemas_of(json.loads(str(spec.value)))
+    return [f"{place} {each}" for place, schema in places for each in annotations(schema)]
 
 
 def grammar_text(spec: Spec, vocabulary: Vocabulary) -> str:
     """The grammar of a constraint. ConfigError where its kind has its own syntax and the value is wrong by it."""
-    grammars = _MAKERS[spec.kind](spec.value, vocabulary)
+    grammars = _MAKERS[spec.kind](spec, vocabulary)
     if spec.after:
         grammars = behind(lambda name: _after(spec, vocabulary, name), grammars)
     return text_of(grammars)
@@ -109,8 +122,8 @@ def _after(spec: Spec, vocabulary: Vocabulary, reference: str) -> str:
     return f"{lark}start: {start}\n"
 
 
-def _of_schema(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    schema = read_schema(json.loads(value))
+def _of_schema(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    schema = read_schema(json.loads(str(spec.value)), is_open=spec.is_open)
     try:
         return [json_grammar(schema, "schema")]
     except ValueError as error:
@@ -129,7 +142,8 @@ def _placed(schema: dict[str, Any], error: ValueError) -> SchemaError:
     return SchemaError((), str(error))
 
 
-def _of_regex(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
+def _of_regex(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    value = str(spec.value)
     try:
         expression = plain(whole(value))
     except PatternError as error:
@@ -137,11 +151,12 @@ def _of_regex(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
     return list(json.loads(LLMatcher.grammar_from_regex(expression))["grammars"])
 
 
-def _of_choice(value: tuple[str, ...], vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    return [{"name": "choice", "lark_grammar": f"start: /{'|'.join(map(escaped, value))}/"}]
+def _of_choice(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    return [{"name": "choice", "lark_grammar": f"start: /{'|'.join(map(escaped, spec.value))}/"}]
 
 
-def _of_grammar(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
+def _of_grammar(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    value = str(spec.value)
     if value.lstrip().startswith("{"):
         return [_read_part(value, each, vocabulary) for each in _parts(value)]
     lark = lark_of_gbnf(value) if is_gbnf(value) else value
@@ -180,13 +195,13 @@ def _check_keys(value: str, given: Mapping[str, Any], known: List[str]) -> None:
         )
 
 
-def _of_tags(value: str, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    return lark_of_tags(json.loads(value), vocabulary)
+def _of_tags(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    return lark_of_tags(json.loads(str(spec.value)), vocabulary, is_open=spec.is_open)
 
 
 _REFERRED = re.compile(r"(?!\d+$)[A-Za-z0-9_\-]+")  # as Lark refers to it, where not by its number
 
-_MAKERS: dict[str, Any] = {
+_MAKERS: dict[str, Callable[[Spec, Vocabulary], list[dict[str, Any]]]] = {
     "json_schema": _of_schema,
     "regex": _of_regex,
     "choice": _of_choice,

@@ -1,67 +1,93 @@
-"""A JSON schema before llguidance reads it: every keyword is known, and some text that fits it has an end.
+"""A JSON schema before llguidance reads it: what it does not implement is refused, and some text that fits has an end.
 
-llguidance passes over keywords that it does not know; they are refused here, and so are those of the standard that it
-does not implement, by their place. Parts that nothing refers to are not read, as there.
+Keywords of the standard that llguidance does not implement are refused by their place, or said by others; those that
+are not known are annotations, and are left out. Parts that nothing refers to are not read, as there.
 """
 
-from collections.abc import Collection, Mapping
-from difflib import get_close_matches
-from typing import Any
+from collections.abc import Collection
+from copy import deepcopy
+from typing import Any, NamedTuple
 
-from tokenmill.constrain.schema_parts import LISTS, MAPS, SINGLE, Path, SchemaError, finite, reach
+from tokenmill.constrain import property_names
+from tokenmill.constrain.closing import close
+from tokenmill.constrain.schema_parts import Path, Reached, SchemaError, finite, reach
+from tokenmill.constrain.schema_words import NOTHING, asks_nothing, is_annotation, refused, told
 from tokenmill.text.schema.expression import PatternError
 from tokenmill.text.schema.spelled import spelled
 
-_READ = {
-    *MAPS,
-    *LISTS,
-    *SINGLE,
-    *("type", "const", "enum", "required", "$ref", "$defs", "definitions", "$schema", "$id", "id", "pattern", "format"),
-    *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "multipleOf"),
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-}
-"""Keywords that llguidance implements."""
 
-_HARMLESS = frozenset(
-    """title description default examples example deprecated readOnly writeOnly $comment $anchor $vocabulary
-    contentEncoding contentMediaType contentSchema nullable discriminator xml externalDocs propertyOrdering
-    markdownDescription enumDescriptions enumNames""".split()
-)
-"""Keywords that allow no text less: they describe, or say (`nullable`) that more is allowed. Names that begin with x-
-are like them."""
+class Reading(NamedTuple):
+    """A schema as llguidance is to read it. warnings: of the annotations in it. left_out: why a part is not enforced,
+    where parts may be left out.
+    """
 
-_NOTHING: Mapping[str, tuple[Any, ...]] = {
-    "uniqueItems": (False,),
-    "unevaluatedProperties": (True, {}),
-    "unevaluatedItems": (True, {}),
-    "propertyNames": (True, {}, {"type": "string"}),
-    "contains": (),
-    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), ({},)),
-    **dict.fromkeys(("not", "if", "then", "else", "minContains", "maxContains"), ()),
-    **dict.fromkeys(("$dynamicRef", "$recursiveRef", "$dynamicAnchor", "$recursiveAnchor"), ()),
-}
-"""Keywords that are not implemented → their values that ask for nothing, with which they are left out."""
+    schema: dict[str, Any]
+    warnings: list[str]
+    left_out: list[str]
 
 
-def read_schema(schema: dict[str, Any] | bool) -> dict[str, Any]:
+def read_schema(schema: dict[str, Any] | bool, *, is_open: bool = False) -> dict[str, Any]:
     """The schema as llguidance is to read it, without parts that no text with an end fits; true is that of any value.
 
-    SchemaError for one that is refused.
+    is_open: objects that name their properties may have others. SchemaError for a schema that is refused.
     """
+    return reading(schema, is_open=is_open).schema
+
+
+def annotations(schema: dict[str, Any] | bool) -> list[str]:
+    """What a schema says without effect, as sentences that begin with the place."""
+    return [] if isinstance(schema, bool) else told(reach(schema).nodes)
+
+
+def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient: bool = False) -> Reading:
+    """Read a schema. is_lenient: keywords that are not implemented are left out."""
     if schema is True:
-        return {}
+        return Reading({}, [], [])
+    if schema is False:
+        raise SchemaError((), "no value fits false")
     found = reach(schema)
-    for path, node in found.nodes.items():
-        _check_keywords(path, node)
+    wrong = [each for path, node in found.nodes.items() for each in refused(path, node)]
+    if wrong and not is_lenient:
+        raise wrong[0][1]
+    _check_ends(found)
+    made = deepcopy(schema)
+    left_out = [str(error) for _, error in wrong]
+    _reword(made, is_lenient, left_out)
+    if not is_open:
+        close(made)
+    warnings, found = told(found.nodes), reach(made)
+    endless = _check_ends(found)
+    dropped = {
+        (*path, key)
+        for path, node in found.nodes.items()
+        for key, value in (node.items() if isinstance(node, dict) else ())
+        if key in NOTHING or is_annotation(key, value)
+    }
+    return Reading(_rebuilt(made, (), endless, dropped, found.nodes), warnings, left_out)
+
+
+def _check_ends(found: Reached) -> set[Path]:
+    """The places of the parts that no text with an end fits. SchemaError if the whole is one of them."""
     endless = found.nodes.keys() - finite(found)
     if () in endless:
         why = ", because it needs itself" if endless & found.targets.keys() else ""
         raise SchemaError(max(endless, key=len), f"no text with an end fits this part{why}")
-    dropped = {
-        (*path, key) for path, node in found.nodes.items() if isinstance(node, dict) for key in _NOTHING if key in node
-    }
-    made: dict[str, Any] = _rebuilt(schema, (), endless, dropped, found.nodes)
-    return made
+    return endless
+
+
+def _reword(schema: Any, is_lenient: bool, left_out: list[str]) -> None:
+    """Say by other keywords what llguidance does not implement."""
+    for path, node in reach(schema).nodes.items():
+        if not isinstance(node, dict) or "propertyNames" not in node:
+            continue
+        if asks_nothing("propertyNames", node["propertyNames"]):
+            continue
+        try:
+            property_names.rewrite(schema, path, node)
+        except SchemaError as error:
+            if not is_lenient:
+                raise
+            left_out.append(str(error))
 
 
 def _rebuilt(
@@ -97,16 +123,3 @@ def parts_of(schema: dict[str, Any]) -> dict[Path, dict[str, Any]]:
 
 
 _MOST_TRIED = 300  # each of which is compiled to find what is wrong
-
-
-def _check_keywords(path: Path, node: Any) -> None:
-    for key, value in node.items() if isinstance(node, dict) else ():
-        if key in _READ or key in _HARMLESS or (key.startswith("x-") and key != "x-guidance"):
-            continue
-        if key in _NOTHING:
-            if not any(value == each and type(value) is type(each) for each in _NOTHING[key]):
-                raise SchemaError(path, f"the keyword {key!r} is not implemented")
-            continue
-        near = get_close_matches(key, [*_READ, *_HARMLESS, *_NOTHING], n=1)
-        hint = f"; is {near[0]!r} meant?" if near else ""
-        raise SchemaError(path, f"{key[:100]!r} is no keyword of JSON Schema{hint}")

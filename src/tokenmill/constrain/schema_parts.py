@@ -17,8 +17,18 @@ SINGLE = ("items", "additionalItems", "additionalProperties")
 class SchemaError(Exception):
     """A schema is refused. The message begins with the place in it, as a JSON pointer."""
 
-    def __init__(self, path: Path, message: str) -> None:
-        super().__init__(f"at {pointer(path)}: {message}")
+    def __init__(self, path: Path, message: str, where: str = "") -> None:
+        super().__init__(f"{where}at {pointer(path)}: {message}")
+        self._said = path, message
+
+    def inside(self, where: str) -> "SchemaError":
+        """The same error, of a schema that stands at a place of something else."""
+        return SchemaError(*self._said, f"{where} ")
+
+
+def is_never(node: Any) -> bool:
+    """Whether a schema says `"not": {}`, which no value fits."""
+    return isinstance(node, dict) and "not" in node and (node["not"] is True or node["not"] == {})
 
 
 def pointer(path: Path) -> str:
@@ -52,7 +62,7 @@ def reach(schema: Any) -> Reached:
         if "$ref" in node:
             if not targets and _has_inner_ids(schema):
                 raise SchemaError(path, "$ref is not possible where parts have an $id of their own: leave those out")
-            target, found = _target(schema, path, node["$ref"])
+            target, found = target_of(schema, path, node["$ref"])
             targets[path] = target
             waiting.append((target, found))
     return Reached(nodes, targets)
@@ -90,6 +100,8 @@ def _ends(path: Path, reached: Reached, found: set[Path]) -> bool:
     node = reached.nodes[path]
     if isinstance(node, bool):
         return node
+    if is_never(node):
+        return False
     if path in reached.targets and reached.targets[path] not in found:
         return False
     for key, enough in (("allOf", all), ("anyOf", any), ("oneOf", any)):
@@ -154,7 +166,7 @@ def _has_inner_ids(schema: Any) -> bool:
     return False
 
 
-def _target(schema: Any, path: Path, reference: Any) -> tuple[Path, Any]:
+def target_of(schema: Any, path: Path, reference: Any) -> tuple[Path, Any]:
     """The place that a reference names, and the schema there."""
     if not isinstance(reference, str):
         raise SchemaError(path, "$ref is no text")

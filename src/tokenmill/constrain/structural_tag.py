@@ -10,6 +10,7 @@ from tokenmill.constrain.schema import read_schema
 from tokenmill.constrain.schema_parts import SchemaError
 from tokenmill.constrain.tags.check import FormatError
 from tokenmill.constrain.tags.formats import read_format
+from tokenmill.constrain.tags.places import with_schemas
 from tokenmill.constrain.tags.written import grammars_of
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import ConfigError
@@ -18,8 +19,12 @@ from tokenmill.text.tools.lark import ANYTHING, Lark, quoted
 KIND = "structural_tag"
 
 
-def lark_of_tags(given: Any, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    """The grammar of a structural tag, and those that it names."""
+def lark_of_tags(given: Any, vocabulary: Vocabulary, *, is_open: bool = False) -> list[dict[str, Any]]:
+    """The grammar of a structural tag, and those that it names. is_open: see Spec."""
+    try:
+        given = with_schemas(given, lambda schema: read_schema(schema, is_open=is_open))
+    except SchemaError as error:
+        raise _wrong(str(error)) from None
     if not isinstance(given, dict) or "format" not in given:
         return _of_structures(given, vocabulary.control)
     if unknown := sorted(given.keys() - {"type", "format"}):
@@ -81,16 +86,7 @@ def _checked(given: Any) -> tuple[list[dict[str, Any]], list[str]]:
         raise _wrong("at least one structure and one trigger")
     for number, structure in enumerate(structures):
         _check_structure(f"structures[{number}]", structure)
-    return [
-        {"end": "", **each, "schema": _read(number, each["schema"])} for number, each in enumerate(structures)
-    ], triggers
-
-
-def _read(number: int, schema: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return read_schema(schema)
-    except SchemaError as error:
-        raise _wrong(f"structures[{number}].schema {error}") from None
+    return [{"end": "", **each} for each in structures], triggers
 
 
 def _check_structure(where: str, structure: Any) -> None:

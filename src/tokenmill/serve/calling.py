@@ -15,7 +15,7 @@ from tokenmill.constrain.grammar import behind, grammar_text, spec_of, text_of
 from tokenmill.engine.inputs import InputProcessor, plain_message
 from tokenmill.errors import RequestError
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.serve.constraint_fields import about_constraint, constraint_of
+from tokenmill.serve.constraint_fields import about_constraint, constraint_of, told_of
 from tokenmill.serve.custom_tools import CustomTool, read_tools
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.protocols.conversation import in_turns
@@ -23,7 +23,7 @@ from tokenmill.serve.reading import Readers
 from tokenmill.serve.schema import ChatBody, TokenizeBody
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.text.tools.functions import Choice, Function, read_choice
+from tokenmill.text.tools.functions import Choice, Function, forced, read_choice
 from tokenmill.text.tools.model_tools import ModelTools, tools_of
 from tokenmill.text.turns import turns_of
 
@@ -37,12 +37,13 @@ _known: WeakKeyDictionary[Tokenizer, tuple[str, tuple[str, ...], ModelTools]] = 
 @dataclass(frozen=True)
 class Answer:
     """How an answer is constrained and read. constraint: see constraint_of; None if that of the body counts.
-    shown_ids: special tokens that its reader needs.
+    shown_ids: special tokens that its reader needs. warnings: what the constraint says without effect.
     """
 
     constraint: Constraint | None = None
     shown_ids: tuple[int, ...] = ()
     readers: Readers = field(default_factory=Readers)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,30 +84,34 @@ class Calling:
         custom = frozenset(each.name for each in allowed if isinstance(each, CustomTool))
         form = tools.form
         readers = Readers(make, form.id_prefix, form.id_length, bool(form.numbered), custom)
-        grammar = self._grammar(tools, inputs, body, is_open) if allowed else None
+        grammar, warnings = self._grammar(tools, inputs, body, is_open) if allowed else (None, ())
         if grammar is not None or tools.form.reader is not None:
             constraint = None if grammar is None else ("tools", {"grammar": grammar})
-            return Answer(constraint, tuple(sorted(tools.shown_ids)), readers)
+            return Answer(constraint, tuple(sorted(tools.shown_ids)), readers, warnings)
         marks = tools.thinking.marks() if tools.thinking is not None else ()
         return Answer(None, tuple(tools.control[mark] for mark in marks if mark in tools.control), readers)
 
-    def _grammar(self, tools: ModelTools, inputs: InputProcessor, body: ChatBody, is_open: bool) -> str | None:
-        """The grammar of an answer that may have calls. A constraint of the body is about an answer without any."""
+    def _grammar(
+        self, tools: ModelTools, inputs: InputProcessor, body: ChatBody, is_open: bool
+    ) -> tuple[str | None, tuple[str, ...]]:
+        """The grammar of an answer that may have calls, and what the body's constraint says without effect. That is
+        about an answer without any call.
+        """
         field, setting = constraint_of(body)
         if not setting or self.choice.mode == "required":
-            return tools.grammar(self.functions, self.choice, is_open=is_open)
+            return tools.grammar(self.functions, self.choice, is_open=is_open), ()
         with about_constraint(field):
-            spec = spec_of(SamplingParams(**setting))
+            spec = spec_of(SamplingParams(**{"additional_properties": body.additional_properties, **setting}))
             if spec is None:
                 raise ApiError(400, f"{field}: there is nothing in it", field)
             compiler = inputs.constraints.compiler
-            compiler.compile(spec)  # so that a refusal is about what the body says
+            made = compiler.compile(spec)  # so that a refusal is about what the body says
             grammars = json.loads(grammar_text(spec, compiler.vocabulary))["grammars"]
 
         def answer(text: str) -> str:
             return tools.grammar(self.functions, self.choice, is_open=is_open, text=text) or ""
 
-        return text_of(behind(answer, grammars))
+        return text_of(behind(answer, grammars)), told_of(field, made)
 
 
 def calling_of(loaded: LoadedModel, body: ChatBody | TokenizeBody) -> Calling:
@@ -115,16 +120,21 @@ def calling_of(loaded: LoadedModel, body: ChatBody | TokenizeBody) -> Calling:
         return Calling()
     tools = model_tools(tokenizer)
     try:
-        functions, warnings = enforced(read_tools(body.tools or ()), tools.form.name)
+        given = read_tools(body.tools or ())
     except RequestError as error:
         raise ApiError(400, str(error), "tools") from None
-    if isinstance(body, TokenizeBody):
-        return Calling(tools, tokenizer, functions)
+    choice, is_open = Choice("none"), False
+    if isinstance(body, ChatBody):
+        try:
+            choice = read_choice(body.tool_choice, given, body.parallel_tool_calls)
+        except RequestError as error:
+            raise ApiError(400, str(error), "tool_choice") from None
+        is_open = body.additional_properties
     try:
-        choice = read_choice(body.tool_choice, functions, body.parallel_tool_calls)
+        functions, warnings = enforced(forced(given, choice), tools.form.name, is_open=is_open)
     except RequestError as error:
-        raise ApiError(400, str(error), "tool_choice") from None
-    return Calling(tools, tokenizer, functions, choice, tuple(warnings))
+        raise ApiError(400, str(error), "tools") from None
+    return Calling(tools, tokenizer, functions, choice, tuple(warnings) if isinstance(body, ChatBody) else ())
 
 
 def set_tools(tokenizer: Tokenizer, name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from tokenmill.constrain.constraint import Constraint
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.serve.errors import ApiError
 from tokenmill.settings.constraint import CONSTRAINTS
@@ -61,6 +62,11 @@ def constraint_warnings(body: Any) -> list[str]:
     return [f"{name} ends the text also where it does not fit {field} yet" for name in ends]
 
 
+def told_of(field: str, constraint: Constraint | None) -> tuple[str, ...]:
+    """A warning for each thing that a constraint says without effect. field: that it came from."""
+    return () if constraint is None else tuple(f"{field}: {each}" for each in constraint.warnings)
+
+
 @contextmanager
 def about_constraint(field: str) -> Iterator[None]:
     """Refusals of the constraint name the field that it came from."""
@@ -97,7 +103,7 @@ def _response_format(field: str, value: Mapping[str, Any]) -> dict[str, Any]:
     if not given:
         raise ApiError(400, f"{field}: {' or '.join(keys)} is missing beside its type {kind!r}", field)
     if kind == "json_schema" and "json_schema" in given:
-        return {"json_schema": _inner_schema(f"{field}.json_schema", field, given["json_schema"])}
+        return _inner_schema(f"{field}.json_schema", field, given["json_schema"])
     return {_SETTINGS.get(kind, kind): next(iter(given.values()))}
 
 
@@ -114,15 +120,17 @@ _KINDS = {
 _SETTINGS = {"json": "json_schema"}
 
 
-def _inner_schema(where: str, field: str, value: Any) -> Any:
-    """The schema in OpenAI's object around it, whose name and description say nothing of the text.
+def _inner_schema(where: str, field: str, value: Any) -> dict[str, Any]:
+    """The setting of the schema in OpenAI's object around it, whose name and description say nothing of the text.
 
-    strict is as good as true: a text is never left unconstrained.
+    A text is never left unconstrained, so that strict is as good as true; and where it is true, no object has other
+    properties than it names, as in OpenAI's API.
     """
     if not isinstance(value, Mapping) or value.get("schema") is None:
         raise ApiError(400, f"{where}.schema is missing", field)
     _check_keys(where, value, ("name", "description", "schema", "strict"), field)
-    return value["schema"]
+    closes = {"additional_properties": False} if value.get("strict") is True else {}
+    return {"json_schema": value["schema"], **closes}
 
 
 def _structured_outputs(field: str, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,11 +156,12 @@ _STRUCTURED = {
     "json_object": "json_schema",
     "structural_tag": "structural_tag",
 }
-# There is one library, so that nothing falls back; white space is left out whatever is said of it.
+# There is one library, so that nothing falls back; white space is left out whatever is said of it, and so are other
+# properties than those that an object names, unless additional_properties is set.
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "disable_fallback": (True, False),
     "disable_any_whitespace": (True, False),
-    "disable_additional_properties": (False,),
+    "disable_additional_properties": (True, False),
     "whitespace_pattern": (),
 }
 

@@ -16,7 +16,7 @@ from tokenmill.errors import ReceiptError, RequestError
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.calling import Calling, calling_of
-from tokenmill.serve.constraint_fields import about_constraint, constraint_of, constraint_warnings
+from tokenmill.serve.constraint_fields import about_constraint, constraint_of, constraint_warnings, told_of
 from tokenmill.serve.effort import settle_effort
 from tokenmill.serve.errors import ApiError, TooLong, about
 from tokenmill.serve.reading import Readers
@@ -70,7 +70,7 @@ def prepare_completion(
         raise ApiError(400, "receipt needs a text: with echo, max_tokens = 0 gives none", "receipt")
     more = {"logprobs": body.logprobs} | ranked
     prepared = _prepared(core, body, tenant, tokens, "prompt", max_tokens, more, protocol=protocol)
-    return replace(prepared, only_prompts=only_prompts, warnings=warnings_of(body))
+    return replace(prepared, only_prompts=only_prompts, warnings=[*warnings_of(body), *prepared.warnings])
 
 
 def prepare_chat(
@@ -93,7 +93,8 @@ def prepare_chat(
     answer = calling.answer(core.inputs, tokens, body)
     more = {"logprobs": logprobs, "shown_token_ids": answer.shown_ids}
     prepared = _prepared(core, body, tenant, [tokens], "messages", max_tokens, more, answer.constraint, protocol)
-    warnings = [*warnings_of(body), *warnings, *template_warnings(core, body)]
+    told = (*answer.warnings, *prepared.warnings)
+    warnings = [*warnings_of(body), *told, *warnings, *template_warnings(core, body)]
     return replace(prepared, warnings=warnings, readers=answer.readers)
 
 
@@ -177,7 +178,9 @@ def _prepared(
         _read_model(core)
     deadline_s = core.loop.clock() + (inf if body.timeout is None else body.timeout)
     is_clamped = max_tokens is not None and max_tokens > num_new
-    prepared = Prepared(Request(sequences, deadline_s), prompts, params.n, body.n or 1, is_clamped=is_clamped)
+    warnings = [*told_of(constrained, sequences[0].choosing.constraint)]
+    request = Request(sequences, deadline_s)
+    prepared = Prepared(request, prompts, params.n, body.n or 1, warnings=warnings, is_clamped=is_clamped)
     if body.prompt_logprobs is not None and body.stream:
         raise ApiError(400, "prompt_logprobs are not part of a stream: leave out one of the two", "prompt_logprobs")
     if body.num_prompt_logprobs is None:

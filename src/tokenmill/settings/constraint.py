@@ -48,12 +48,12 @@ def schema_text(name: str, value: Any) -> str:
     """A JSON schema as JSON text, without spaces and in its own order.
 
     It may be a text, a mapping, true, a pydantic model or its TypeAdapter, a dataclass, a TypedDict or another type
-    that pydantic knows. Objects of a class have the class's fields alone unless the class says otherwise.
+    that pydantic knows.
     """
     if isinstance(value, str):
         value = parsed_json(name, value)
     elif not isinstance(value, Mapping | bool):
-        value = _closed(_of_type(name, value))
+        value = _of_type(name, value)
     if value is False:
         raise ConfigError(name, False, "a schema that some text fits; no value fits false")
     if not isinstance(value, Mapping) and value is not True:
@@ -106,17 +106,3 @@ def _of_type(name: str, value: Any) -> Any:
         raise ConfigError(name, value, "a JSON schema; one of a class needs pydantic: pip install pydantic") from None
     except (RuntimeError, TypeError, NameError, ValueError) as error:  # pydantic's errors are of these kinds
         raise ConfigError(name, shortened(repr(value)), f"a type of which pydantic makes a schema ({error})") from None
-
-
-def _closed(schema: Any) -> Any:
-    """A schema whose objects have no properties but those that are named, where it does not say which others."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {
-        key: value if key in ("const", "enum", "default", "examples") else _closed(value)
-        for key, value in schema.items()
-    }
-    is_object = schema.get("type") == "object" and isinstance(schema.get("properties", {}), dict)
-    return {**made, "additionalProperties": False} if is_object and "additionalProperties" not in schema else made

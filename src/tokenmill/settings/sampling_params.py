@@ -28,7 +28,9 @@ class SamplingParams:
 
     At most one of json_schema, regex, grammar, choice and structural_tag constrains the text. A json_schema may be a
     mapping, JSON text, a pydantic model or a dataclass, and is kept as JSON text; see docs/structured-output.md.
-    thinking_budget: at so many tokens of thinking the mark comes that ends it; a constraint begins after that mark.
+    additional_properties: objects of a schema have those properties alone that it names, as in llama.cpp and xgrammar,
+    unless the schema says which others, or this is set. thinking_budget: at so many tokens of thinking the mark comes
+    that ends it; a constraint begins after that mark.
     """
 
     # fmt: off
@@ -84,6 +86,9 @@ class SamplingParams:
         in_chat=False)
     structural_tag: str | None = setting(None, "Parts of the text fit schemas or other formats, as JSON.",
         metavar="FILE|TEXT", http=None, reads_file=("{",), in_chat=False)
+    additional_properties: bool = setting(False,
+        "Objects of a schema that name their properties may have others, where the schema does not say so.",
+        in_chat=False)
     thinking_budget: int | None = setting(None, "The most tokens that the model thinks for before it answers.",
         minimum=0, http_aliases=("thinking_token_budget",))
     n: int = setting(1, "Continuations of each prompt.", maximum=1000, in_chat=False,
@@ -119,7 +124,8 @@ class SamplingParams:
 
     def is_constrained_as(self, other: "SamplingParams") -> bool:
         """Whether the same constraint, or none, holds for a text with these settings and for one with others."""
-        return all(getattr(self, name) == getattr(other, name) for name in (*CONSTRAINTS, "thinking_budget"))
+        names = (*CONSTRAINTS, "additional_properties", "thinking_budget")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     @cached_property
     def changes_logits(self) -> bool:
@@ -161,5 +167,6 @@ class SamplingKeywords(TypedDict, total=False):
     grammar: str | None
     choice: str | Sequence[str] | None
     structural_tag: Any
+    additional_properties: bool
     thinking_budget: int | None
     n: int

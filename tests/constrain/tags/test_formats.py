@@ -67,7 +67,7 @@ REFUSED = [
     ({**INTEGER, "style": "cohere_xml"}, r"format.style = 'cohere_xml' is not supported: json, qwen_xml"),
     ({**INTEGER, "any_order": True}, r"format.any_order is not supported"),
     ({**INTEGER, "excludes": ["a"]}, r"format.excludes is not supported here"),
-    ({**INTEGER, "json_schema": {"tpye": 1}}, r"format.json_schema at #: 'tpye' is no keyword"),
+    ({**INTEGER, "json_schema": {"if": 1}}, r"format.json_schema at #: the keyword 'if' is not im"),
     ({**INTEGER, "json_schema": 3}, r"format.json_schema must be a JSON schema"),
     ({**INTEGER, "json_schema": False}, r"format.json_schema at #: no text with an end fits"),
     ({"type": "regex", "pattern": ""}, r"format.pattern must be a text that is not empty"),

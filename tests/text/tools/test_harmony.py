@@ -58,6 +58,44 @@ def test_the_grammar_refuses_what_is_no_call():
 
 
 @pytest.mark.parametrize(
+    "header",
+    [
+        "{channel}commentary to={name} {constrain}json{message}",
+        "{channel}commentary to={name}{constrain}json{message}",
+        "{channel}commentary to={name} {constrain} json{message}",
+        "{channel}commentary to={name} code{message}",
+        "{channel}commentary to={name} {constrain}response{message}",
+        "{channel}commentary to={name} {constrain}JSON{message}",
+        "{channel}commentary to={name}{message}",
+        "{channel}commentary {name} {constrain}json{message}",
+        "{channel}commentary {name}{message}",
+        "{channel}analysis to={name} code{message}",
+        " to={name}{channel}commentary code{message}",
+        " to={name}{channel}commentary{constrain}json{message}",
+        "{start}assistant to={name}{channel}commentary code{message}",
+    ],
+)
+def test_a_call_has_any_content_type(header):
+    """As openai-harmony 0.0.8 reads headers (parse_header_from_string): the last word is the content type, the one
+    before it the receiver, with or without `to=`; the marker of a constraint stands for itself.
+    """
+    header = header.format(
+        channel=CHANNEL, name="functions.get_weather", constrain=CONSTRAIN, message=MESSAGE, start=START
+    )
+    for seed in range(10):
+        assert answer(parsed(f'{header}{{"city": "<|"}}<|call|>', Random(seed))) == ("", "", CALLED)
+
+
+def test_an_answer_has_any_content_type_too():
+    for kind in (f" {CONSTRAIN}json", f"{CONSTRAIN}json", " json"):
+        assert answer(parsed(f"{CHANNEL}final{kind}{MESSAGE}{{}}", Random(1))) == ("{}", "", [])
+    text = (
+        f"{CHANNEL}commentary to=functions.get_weather more {CONSTRAIN}json{MESSAGE}{{}}"  # no header: a word too many
+    )
+    assert "more" in answer(parsed(text, Random(1)))[0]
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "Hello.",

@@ -37,7 +37,7 @@ PIECES = [
     "</parameter>",
 ]
 SAID = ["", "Hello.", "I look.\n", "<think>\nHm\n</think>\n\n", "<think>", "a < b", "\n\n"]
-HEADER = re.compile(r"[a-z0-9_.=<|>\s-]")  # letters of headers and of names in them, wherever they stand
+HEADER = re.compile(r"[A-Za-z0-9_.:+/=<|>\s-]")  # letters of headers and of names in them, wherever they stand
 
 
 def parts_of(name, text, cut, is_trusted, thinking=THINKING):

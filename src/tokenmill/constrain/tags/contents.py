@@ -54,7 +54,7 @@ def read(place: str, schema: Any) -> dict[str, Any]:
     if not isinstance(schema, dict | bool):
         raise FormatError(place, "must be a JSON schema: an object, or true")
     try:
-        return read_schema(schema)
+        return read_schema(schema, is_open=True)  # those of the whole tag are closed before this
     except SchemaError as error:
         raise FormatError(place, str(error)) from None
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tokenmill.errors import RequestError
@@ -11,13 +11,15 @@ from tokenmill.value_reader import brief
 NAME = re.compile(r"[\w-][\w.:/-]{0,255}", re.ASCII)
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 MODES = ("auto", "none", "required")
+OTHER_MODES = {None: "auto", "any": "required"}
+"""What a request says, and Mistral's API, in other words."""
 
 
 @dataclass(frozen=True)
 class Function:
     """parameters: the JSON schema of its arguments. strict: True refuses a schema of which a part cannot be enforced,
     False enforces nothing of it but that the arguments are an object, None enforces what can be. lark: the grammar of
-    the one parameter `input`, a text.
+    the one parameter `input`, a text. read: the parameters as grammars are made of them, once they were read.
     """
 
     name: str
@@ -25,11 +27,14 @@ class Function:
     parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
     strict: bool | None = None
     lark: str | None = None
+    read: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def schema(self) -> Mapping[str, Any]:
         """What is enforced of its arguments."""
-        return {"type": "object"} if self.strict is False else self.parameters
+        if self.strict is False:
+            return {"type": "object"}
+        return self.parameters if self.read is None else self.read
 
     def shown(self) -> dict[str, Any]:
         """The function as chat templates see it."""
@@ -85,6 +90,15 @@ def read_functions(tools: Sequence[Mapping[str, Any]]) -> tuple[Function, ...]:
     return found
 
 
+def forced(functions: Sequence[Function], wanted: Choice) -> tuple[Function, ...]:
+    """The functions, whose arguments fit their schemas where one of them has to be called: `strict: false` leaves
+    arguments free that the model gives on its own.
+    """
+    if wanted.mode != "required":
+        return tuple(functions)
+    return tuple(replace(each, strict=None) if each.strict is False else each for each in functions)
+
+
 def read_choice(given: Any, functions: Sequence[Function], parallel: bool | None = None) -> Choice:
     """A request's `tool_choice`, which is a mode or names a function; RequestError for any other."""
     parallel = True if parallel is None else parallel
@@ -93,11 +107,11 @@ def read_choice(given: Any, functions: Sequence[Function], parallel: bool | None
         if given.get("type") == "allowed_tools":
             return _allowed(given.get("allowed_tools", given), names, parallel)
         return Choice("required", _name(given, names), parallel=False)
-    mode: Any = given if given is not None else "auto"
+    mode: Any = OTHER_MODES.get(given, given) if given is None or isinstance(given, str) else given
     if mode not in MODES:
         raise RequestError(f"tool_choice = {brief(given)} is not allowed: one of {', '.join(MODES)}, or a function")
     if mode == "required" and not functions:
-        raise RequestError("tool_choice = 'required' needs tools, and there are none: give them, or leave it out")
+        raise RequestError(f"tool_choice = {brief(given)} needs tools, and there are none: give them, or leave it out")
     return Choice(mode if functions else "none", None, parallel)
 
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenmill.text.tools.functions import Choice, Function
 from tokenmill.text.tools.json_scanner import read_json
@@ -24,9 +24,19 @@ ENDS = (END, RETURN, CALL)
 RECEIVER = "functions."
 MAX_HEADER = 400  # letters before a message: a channel, and the name of a function
 _HEADER = re.compile(
-    r"\s*(?:<\|start\|>\s*assistant)?\s*(?:to=([^\s<]+))?\s*<\|channel\|>\s*(analysis|commentary|final)\s*"
-    r"(?:to=([^\s<]+))?\s*(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>"
+    r"\s*(?:<\|start\|>\s*assistant)?(?P<before>(?:\s*to=[^\s<]+)?)\s*<\|channel\|>\s*"
+    r"(?P<channel>analysis|commentary|final)"
+    r"(?P<behind>(?:\s*to=[^\s<]+)?[\w.:/+\s-]*(?:<\|constrain\|>[\w.:/+\s-]*)?)<\|message\|>",
+    re.ASCII,
 )
+
+
+class Header(NamedTuple):
+    """The header of a message. receiver: "" for none."""
+
+    text: str
+    channel: str
+    receiver: str
 
 
 @dataclass(frozen=True)
@@ -97,19 +107,19 @@ def read_answer(reader: Reader) -> Generator[None, None, None]:
             source.at, source.kept = source.kept, None
             yield from _read_text(reader)
             continue
-        receiver, channel = header[1] or header[3] or "", header[2]
-        name = receiver.removeprefix(RECEIVER)
-        if receiver and (not receiver.startswith(RECEIVER) or name not in reader.names):
-            reader.show_text(header[0])
-            receiver = ""
-        elif receiver:
+        name = header.receiver.removeprefix(RECEIVER)
+        if header.receiver and (not header.receiver.startswith(RECEIVER) or name not in reader.names):
+            reader.show_text(header.text)
+        elif header.receiver:
             if not (yield from reader.read_call(HarmonyCall(), name)) and source.kept is not None:
-                source.at, source.kept = source.kept + len(header[0]), None
-                reader.show_text(header[0])
+                source.at, source.kept = source.kept + len(header.text), None
+                reader.show_text(header.text)
                 yield from reader.read_up_to(ENDS, "", reader.show_text)
             continue
         source.kept = None
-        yield from reader.read_up_to(ENDS, "", reader.show_thinking if channel == "analysis" else reader.show_text)
+        yield from reader.read_up_to(
+            ENDS, "", reader.show_thinking if header.channel == "analysis" else reader.show_text
+        )
         for end in ENDS:
             if (yield from source.literal(end)):
                 break
@@ -123,16 +133,31 @@ def _read_text(reader: Reader) -> Generator[None, None, None]:
     yield from reader.read_up_to((START, CHANNEL), "", reader.show_text)
 
 
-def _read_header(source: Source) -> Generator[None, None, re.Match[str] | None]:
+def _read_header(source: Source) -> Generator[None, None, Header | None]:
     """Read up to a message, if one begins here."""
     while True:
         text = source.text[source.at : source.at + MAX_HEADER]
         if found := _HEADER.match(text):
-            source.at += found.end()
-            return found
+            if (header := _header(found)) is not None:
+                source.at += found.end()
+            return header
         if source.ended or len(text) == MAX_HEADER or MESSAGE in text or not _may_begin(text):
             return None
         yield
+
+
+def _header(found: re.Match[str]) -> Header | None:
+    """A header as openai-harmony 0.0.8 reads it: a content type may stand behind the receiver, and the receiver without
+    its mark. None for one with more words than these.
+    """
+    behind = re.sub(rf"{re.escape(CONSTRAIN)}\s*", f" {CONSTRAIN}", found["behind"])
+    words = f"{found['before']} {behind}"
+    *before, last = words.split() or [""]
+    if before and not last.startswith("to="):
+        *before, last = before
+    elif not last.startswith(("to=", RECEIVER)):  # a content type alone
+        last = ""
+    return None if before else Header(found[0], found["channel"], last.removeprefix("to="))
 
 
 def _may_begin(text: str) -> bool:

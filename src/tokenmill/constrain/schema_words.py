@@ -1,0 +1,108 @@
+"""The keywords of JSON Schema: those that are enforced, those that are refused, and those that are annotations.
+
+By the standard a keyword that is not known, and a format that is not known, allow no text less. They are taken, and
+what is told of them becomes a warning.
+"""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from tokenmill.constrain.schema_parts import LISTS, MAPS, SINGLE, Path, SchemaError, is_never, pointer
+
+READ = frozenset(
+    {
+        *MAPS,
+        *LISTS,
+        *SINGLE,
+        *("type", "const", "enum", "required", "$ref", "$defs", "definitions", "$schema", "$id", "id", "pattern"),
+        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "multipleOf", "format"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    }
+)
+"""Keywords that llguidance implements."""
+
+HARMLESS = frozenset(
+    """title description default examples example deprecated readOnly writeOnly $comment $anchor $vocabulary
+    contentEncoding contentMediaType contentSchema nullable discriminator xml externalDocs propertyOrdering
+    markdownDescription enumDescriptions enumNames""".split()
+)
+"""Keywords that allow no text less: they describe, or say (`nullable`) that more is allowed. Names that begin with x-
+are like them."""
+
+NOTHING: Mapping[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "contains": (),
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), ({},)),
+    "not": (False,),
+    **dict.fromkeys(("if", "then", "else", "minContains", "maxContains"), ()),
+    **dict.fromkeys(("disallow", "divisibleBy", "extends"), ()),
+    **dict.fromkeys(("$dynamicRef", "$recursiveRef", "$dynamicAnchor", "$recursiveAnchor"), ()),
+}
+"""Keywords of some draft that are not implemented → their values that ask for nothing, with which they are left out.
+
+`not` and `propertyNames` have values that are said by other keywords: see schema.py.
+"""
+
+FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid".split())
+"""Formats that llguidance implements."""
+
+MOST_TOLD = 20  # annotations of one schema
+_SHOWN = 60  # characters of a word
+_NAMING = {"enum", "const", "pattern"}  # keywords that tell names exactly
+
+
+def asks_nothing(key: str, value: Any) -> bool:
+    """Whether a keyword that is not implemented has a value with which every text fits."""
+    return any(value == each and type(value) is type(each) for each in NOTHING[key])
+
+
+def is_annotation(key: str, value: Any) -> bool:
+    """Whether a keyword allows no text less, as far as the standard tells."""
+    if key == "format":
+        return isinstance(value, str) and value not in FORMATS
+    return key not in READ and key not in NOTHING
+
+
+def told(nodes: Mapping[Path, Any]) -> list[str]:
+    """A sentence for each keyword and each format that is not known, with the first place at which it stands."""
+    found: dict[str, list[Path]] = {}
+    for path, node in nodes.items():
+        for key, value in node.items() if isinstance(node, dict) else ():
+            for sentence in _sentences(key, value):
+                found.setdefault(sentence, []).append(path)
+    said = [f"at {pointer(min(paths, key=_order))}{_more(len(paths) - 1)}: {text}" for text, paths in found.items()]
+    left = len(said) - MOST_TOLD
+    return said if left <= 0 else [*said[:MOST_TOLD], f"so it is with {left} further keywords and formats"]
+
+
+def _order(path: Path) -> tuple[int, str]:
+    return len(path), pointer(path)
+
+
+def _sentences(key: str, value: Any) -> Iterator[str]:
+    if key == "propertyNames" and isinstance(value, dict) and "format" in value and not value.keys() & _NAMING:
+        yield f"the format {str(value['format'])[:_SHOWN]!r} of names is not enforced"
+    if not is_annotation(key, value) or key in HARMLESS or (key.startswith("x-") and key != "x-guidance"):
+        return
+    if key == "format":
+        yield f"the format {value[:_SHOWN]!r} is not known, so it is not enforced"
+        return
+    near = get_close_matches(key, [*READ, *HARMLESS, *NOTHING], n=1)
+    hint = f"; is {near[0]!r} meant?" if near else ""
+    yield f"{key[:_SHOWN]!r} is no keyword of JSON Schema, so it is not enforced{hint}"
+
+
+def _more(number: int) -> str:
+    return f" and {number} more place{'s' * (number > 1)}" if number else ""
+
+
+def refused(path: Path, node: Any) -> Iterator[tuple[str, SchemaError]]:
+    """The keywords of a schema that are not implemented, each with the error for it."""
+    for key, value in node.items() if isinstance(node, dict) else ():
+        is_said = key == "propertyNames" or (key == "not" and is_never(node))  # by other keywords
+        if key in NOTHING and not asks_nothing(key, value) and not is_said:
+            yield key, SchemaError(path, f"the keyword {key!r} is not implemented")
