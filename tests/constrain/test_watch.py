@@ -100,9 +100,7 @@ def test_what_is_endless_from_the_beginning_is_refused(grammar, vocabulary, monk
     ("settings", "before"),
     [
         ({"structural_tag": TAG}, b"<n>1."),
-        ({"structural_tag": FORMAT}, b"<1x"),
         ({"grammar": PARTS}, b"[1.0"),
-        ({"grammar": 'start: /[0-9]/ a\na: "x" a b | "x" b a\nb: "x" | "x" b'}, b"1x"),
     ],
 )
 def test_other_kinds_of_what_is_endless_are_found_before_the_search(settings, before, bytes_only):
@@ -111,6 +109,37 @@ def test_other_kinds_of_what_is_endless_are_found_before_the_search(settings, be
         for count in range(len(before) + 1):
             assert matcher.follow(before[:count]) == count
             mask(matcher)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"structural_tag": FORMAT},
+        {"grammar": 'start: /[0-9]/ a\na: "x" a b | "x" b a\nb: "x" | "x" b'},
+        {"grammar": 'start[lazy]: a+ // b: "x"\na: "(" a ")" -> b\n  | %json {"a": 1} a ["b"]'},
+        {"grammar": "%import common.WORD\nstart: WORD start{1,3} | start ~ 2"},
+    ],
+    ids=str,
+)
+def test_a_grammar_in_which_no_rule_ends_says_so(settings, bytes_only):
+    with pytest.raises(ConfigError, match="no text with an end fits it"):
+        compiled(bytes_only, **settings)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: ("a" start){0,3} "b"',
+        'start: "a" ["b" start] -> start',
+        'start: ("a" start) ~ 0..3',
+        'start: "a" // start: x\n | "b" start',
+        'start: "a" start | x\nx: %json {"type": "object", "properties": {"x": {}}} | "a" x',
+        "%import common.WORD\nstart: WORD start | WORD",
+        'start: "(" start* ")"',
+    ],
+)
+def test_a_grammar_in_which_one_way_ends_is_taken(grammar, bytes_only):
+    assert compiled(bytes_only, grammar=grammar).matcher()
 
 
 def test_what_takes_too_long_to_follow_is_an_error(bytes_only, monkeypatch):

@@ -1,19 +1,22 @@
-r"""Grammars in GBNF, as llama.cpp has them, in Lark. llguidance's translator reads them; this spells them for it first.
+r"""Grammars in GBNF, as llama.cpp has them, in Lark. llguidance's translator reads them; this spells them for it first,
+and writes the rules (gbnf_words.py).
 
-It drops leading zeros of \u0041, so that digits behind it become part of the character; and a set of characters is a
-regular expression's there, in which &&, -- and ~~ are operators.
+It drops leading zeros of \u0041, so that digits behind it become part of the character; a set of characters is a
+regular expression's there, in which &&, -- and ~~ are operators; and a dot is no line break there.
 """
 
 import re
 
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance.gbnf_to_lark import GrammarParser
 
+from tokenmill.constrain.gbnf_words import lark_of
 from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import shortened
 
 _RULE = re.compile(r"^[^\S\n]*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
 # Each alternative matches at its first letter without going back, so that long grammars take no longer for their size.
-_PARTS = re.compile(r'#[^\r\n]*|"(?:\\.?|[^"\\])*"?|\[(?:\\.?|[^\]\\])*\]?', re.DOTALL)
+_PARTS = re.compile(r'#[^\r\n]*|"(?:\\.?|[^"\\])*"?|\[(?:\\.?|[^\]\\])*\]?|\.', re.DOTALL)
+_ANY = "[\\x00-\U0010ffff]"
 _LETTER = re.compile(
     r"\\u(?P<short>[0-9A-Fa-f]{4})|\\U(?P<long>[0-9A-Fa-f]{8})|\\x[0-9A-Fa-f]{2}|\\.|(?P<plain>.)", re.DOTALL
 )
@@ -27,7 +30,8 @@ def is_gbnf(text: str) -> bool:
 def lark_of_gbnf(text: str) -> str:
     """The grammar in Lark. ConfigError for one that is wrong."""
     try:
-        return gbnf_to_lark(_PARTS.sub(_spelled, text))
+        rules = GrammarParser().parse(_PARTS.sub(_spelled, text))
+        return lark_of({name: rule.alternatives for name, rule in rules.items()})
     except Exception as error:  # noqa: BLE001  (some of the translator's are of no class of its own)
         raise ConfigError("grammar", shortened(text), f"as GBNF it is wrong: {error}") from None
 
@@ -37,6 +41,8 @@ def _spelled(part: re.Match[str]) -> str:
     found = part[0]
     if found[0] == "#":
         return found
+    if found == ".":
+        return _ANY
     if found[0] == '"':
         return found[0] + _LETTER.sub(_letter, found[1:])
     begin = 2 if found[1:2] == "^" else 1

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import shortened
+from tokenmill.text.tools.lark_rules import Token, ending
 
 OPTIONS = ("allow_initial_skip", "ignore_once")
 """Those of %llguidance that may be set. By `no_forcing` a Watch works, and a text has no bytes that are not UTF-8."""
@@ -63,6 +64,37 @@ class OwnLark:
                 break
         if self._sets("temperature"):
             raise ConfigError("grammar", shortened(self._setting), "rules without a temperature: it is the request's")
+        rules = self._rules()
+        if "start" in rules and "start" not in ending(rules):
+            why = "no text with an end fits it: the rule 'start' needs itself, or one that does, without end"
+            raise ConfigError("grammar", shortened(self._setting), why)
+
+    def _rules(self) -> dict[str, list[Token]]:
+        """The words of each rule, as far as they tell whether its texts have an end; none where that is not known."""
+        words = [word for word in self.words if word.kind != "space" and (word.text != "\n" or word.kind != "sign")]
+        found, heads = dict[str, list[Token]](), list(self._heads(words))
+        for (name, _, begin), (_, end, _) in pairwise([*heads, ("", len(words), 0)]):
+            if name in found or "::" in "".join(word.text for word in words[begin : begin + 3]):
+                return {}
+            found[name] = list(_tokens(words[begin:end]))
+        return found
+
+    @staticmethod
+    def _heads(words: List[Word]) -> Iterable[tuple[str, int, int]]:
+        """The name of each rule and directive, its place, and that of what it means."""
+        for at, word in enumerate(words):
+            if word.kind == "name" and word.text.startswith("%") and word.text not in ("%json", "%regex", "%lark"):
+                yield f"{word.text} {at}", at, at + 1
+            elif word.kind == "name" and (at == 0 or words[at - 1].text != "@"):
+                after = at + 1
+                if words[after : after + 1] and words[after].text == "[":
+                    while after < len(words) and words[after].text != "]":
+                        after += 1
+                    after += 1
+                elif words[after : after + 1] and words[after].text == ".":
+                    after += 2
+                if after < len(words) and words[after].text == ":":
+                    yield word.text, at, after + 1
 
     def _has_options(self, at: int) -> bool:
         """Whether options stand there. ConfigError for one that may not be set."""
@@ -108,6 +140,31 @@ class OwnLark:
             for word in self.words
         )
         return _Complements(list(words)).all()
+
+
+def _tokens(words: List[Word]) -> Iterable[Token]:
+    """The tokens of a rule: names of others, signs, and how often something comes; the rest has an end."""
+    at = 0
+    while at < len(words):
+        word, before = words[at], words[at - 1].text if at else ""
+        at += 1
+        if word.text in ("{", "~") or (word.kind == "name" and word.text.startswith("%")):
+            begin, depth = at, word.text == "{"
+            while depth and at < len(words):
+                depth += (words[at].text == "{") - (words[at].text == "}")
+                at += 1
+            if before in ("%json", "%regex", "%lark"):
+                continue
+            if word.text in ("{", "~"):
+                is_zero = words[begin : begin + 1] and words[begin].text in ("0", ",")
+                yield "times", "{0,}" if is_zero else "{1,}"
+                at += word.text == "~"
+        elif word.kind == "name":
+            yield ("string", word.text) if before in ("@", ">") else ("name", word.text)
+        elif word.kind == "sign":
+            yield "sign", word.text
+        else:
+            yield "string", word.text
 
 
 Runs = list[tuple[int, int]]

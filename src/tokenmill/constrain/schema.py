@@ -44,7 +44,7 @@ def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient:
     if schema is True:
         return Reading({}, [], [])
     if schema is False:
-        raise SchemaError((), "no value fits false")
+        raise SchemaError((), "no text with an end fits this part")
     found = reach(schema)
     wrong = [each for path, node in found.nodes.items() for each in refused(path, node)]
     if wrong and not is_lenient:

@@ -76,7 +76,7 @@ REFUSED = [
     ({"type": "regex", "pattern": r"[^\s\S]"}, r"format.pattern is a part that no text fits"),
     ({"type": "grammar", "grammar": "start: /a/"}, r"format.grammar must be a grammar in EBNF \(GBNF\)"),
     ({"type": "grammar", "grammar": "root ::= ("}, r"format.grammar as GBNF it is wrong"),
-    ({"type": "grammar", "grammar": "root ::= a"}, r"format.grammar as GBNF it is wrong: Rule 'a' not found"),
+    ({"type": "grammar", "grammar": "root ::= a"}, r"format.grammar as GBNF it is wrong: there is no rule 'a'"),
     ({**TRIGGERED, "triggers": []}, r"format.triggers must be a list that is not empty"),
     ({**TRIGGERED, "tags": []}, r"format.tags must be a list that is not empty"),
     ({**TRIGGERED, "tags": [3]}, r"format.tags\[0\] must be an object, \{\"type\": \"tag\", …\}"),

@@ -137,7 +137,7 @@ class _Check:
 
     def _check_end(self, leaf: Leaf) -> None:
         if isinstance(leaf, Value) and leaf.last and (after := self._next_bytes(leaf)):
-            asked = f"({leaf.last}) & ({leaf.last} {_set_of(after)} /{ANYTHING}/)"
+            asked = f"({leaf.last}) & ({leaf.last} {set_of(after)} /{ANYTHING}/)"
             # Another word of a grammar may come as well.
             is_open = not leaf.is_json and after & terminals.facts(leaf.last)[0]
             if is_open or not terminals.is_nothing(asked):
@@ -172,7 +172,7 @@ class _Check:
             left = other.head[len(one.head) :].encode()
             return bool(left) and left[0] in after
         some = f"({one.expr})" if not may_be_empty(one) else rf"(({one.expr}) & /(.|\n)+/)"
-        asked = f"({other.expr}) & ({some} {_set_of(after)} /{ANYTHING}/)"
+        asked = f"({other.expr}) & ({some} {set_of(after)} /{ANYTHING}/)"
         return not terminals.is_nothing(asked, one.named, other.named)
 
 
@@ -247,7 +247,7 @@ def _may_be_equal(one: Leaf, other: Leaf) -> bool:
     return isinstance(one, Value) and isinstance(other, Value)
 
 
-def _set_of(numbers: frozenset[int]) -> str:
+def set_of(numbers: frozenset[int]) -> str:
     """An expression for the characters that begin with these bytes; all that are not ASCII, if one of them is."""
     ascii_ = "".join(rf"\x{number:02x}" for number in sorted(numbers) if number < _ASCII)
     others = r"\u{80}-\u{10ffff}" if any(number >= _ASCII for number in numbers) else ""

@@ -47,7 +47,7 @@ def text_in_json(lark: Lark, grammar: str, name: str) -> str:
     cyclic = _cyclic({each: {text for kind, text in tokens if kind == "name"} for each, tokens in rules.items()})
     if len(cyclic) > MAX_RULES:
         raise ValueError(f"{len(cyclic)} of its rules refer to themselves; {MAX_RULES} are possible")
-    if "start" not in _ending({each: rules[each] for each in cyclic}):
+    if "start" not in ending({each: rules[each] for each in cyclic}):
         raise ValueError("it has no text with an end: a rule needs itself")
     return _Rules(lark, given, cyclic, name).of_rule("start")
 
@@ -68,12 +68,18 @@ def _cyclic(uses: dict[str, set[str]]) -> list[str]:
     return [name for name, used in left.items() if used]
 
 
-def _ending(rules: dict[str, list[Token]]) -> set[str]:
+def ending(rules: dict[str, list[Token]]) -> set[str]:
     """Those of these rules that some text with an end fits."""
-    found: set[str] = set()
-    while new := [name for name in rules.keys() - found if _Ending(rules[name], rules.keys() - found).choice()]:
-        found.update(new)
-    return found
+    users: dict[str, list[str]] = {}
+    for name, tokens in rules.items():
+        for each in {text for kind, text in tokens if kind == "name"}:
+            users.setdefault(each, []).append(name)
+    endless, waiting = set(rules), list(reversed(rules))
+    while waiting:
+        if (name := waiting.pop()) in endless and _Ending(rules[name], endless).choice():
+            endless.discard(name)
+            waiting += users.get(name, ())
+    return rules.keys() - endless
 
 
 class _Ending:
