@@ -149,7 +149,7 @@ def _tokens(words: List[Word]) -> Iterable[Token]:
         word, before = words[at], words[at - 1].text if at else ""
         at += 1
         if word.text in ("{", "~") or (word.kind == "name" and word.text.startswith("%")):
-            begin, depth = at, word.text == "{"
+            begin, depth = at, int(word.text == "{")
             while depth and at < len(words):
                 depth += (words[at].text == "{") - (words[at].text == "}")
                 at += 1

@@ -74,7 +74,8 @@ def told(nodes: Mapping[Path, Any]) -> list[str]:
         for key, value in node.items() if isinstance(node, dict) else ():
             for sentence in _sentences(key, value):
                 found.setdefault(sentence, []).append(path)
-    said = [f"at {pointer(min(paths, key=_order))}{_more(len(paths) - 1)}: {text}" for text, paths in found.items()]
+    first = sorted((_order(min(paths, key=_order)), len(paths), text) for text, paths in found.items())
+    said = [f"at {place}{_more(number - 1)}: {text}" for (_, place), number, text in first]
     left = len(said) - MOST_TOLD
     return said if left <= 0 else [*said[:MOST_TOLD], f"so it is with {left} further keywords and formats"]
 
