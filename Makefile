@@ -4,6 +4,7 @@
 # make test-slow   those that take seconds and are no law
 # make test-compiler   those that wait for a C++ compiler
 # make test-sanitized   native/ under the address, thread and undefined behaviour sanitizers
+# make test-processors   laws and products under the instruction sets of other processors, told by the environment
 # make test-browser   the server's page in headless Chromium, which root installs on Debian and Ubuntu
 # make test-wheel   the files of a release, built and installed where there is no compiler
 # make test-arm    native/ for aarch64, emulated: its dot products give the bits of x86-64's
@@ -36,7 +37,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # Else each of some hundred processes compiles what it imports, and pytest rewrites the assertions of all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-agents test-ray test-wheel test-arm test-late test-long wheels prove check bench map pages docs clean check-types check-structure \
+.PHONY: demo serve test test-slow test-compiler test-sanitized test-processors test-browser test-clients test-agents test-ray test-wheel test-arm test-late test-long wheels prove check bench map pages docs clean check-types check-structure \
 	first-packages native-library
 .DELETE_ON_ERROR:
 
@@ -62,6 +63,9 @@ test-compiler: .venv/.ready-dev
 
 test-sanitized: .venv/.ready-dev
 	PYTHONPATH=. $(BIN)/python tests/program/sanitized.py $(ARGS)
+
+test-processors: .venv/.ready-dev
+	$(BIN)/python -m tests.processors $(ARGS)
 
 test-browser: .venv/.ready-dev
 	@command -v chromium chromedriver >/dev/null || { test "$$(id -u)" = 0 && apt-get update -q && \
