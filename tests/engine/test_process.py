@@ -59,6 +59,15 @@ def test_rows_are_labelled_with_the_threads_that_compute_them(llama, tmp_path):
     assert len({path.parent for path in tmp_path.glob("*/*.kv")} - folders) == 1
 
 
+def test_rows_are_labelled_with_the_instruction_sets_that_compute_them(llama, monkeypatch):
+    """Another processor, or this one with fewer, may add in another order."""
+    builds = []
+    for allowed in ("", "AVX2"):
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)  # oneDNN itself has read it before
+        builds.append(load(llama, program="eager", dtype="float32").core.loaded.compatibility["build"])
+    assert torch.backends.cpu.get_cpu_capability() in builds[0] and builds[0] != builds[1]
+
+
 @pytest.mark.parametrize(
     "how",
     [

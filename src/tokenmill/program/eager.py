@@ -1,11 +1,24 @@
 """Program eager: the PyTorch modules as they stand, the reference on every device."""
 
+import os
+
 import torch
 
 from tokenmill.cache.step import Step
 from tokenmill.program.divided import load_share
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.weights.load import load_decoder
+
+
+SETS = ("avx512_bf16", "vnni", "amx_tile")
+"""Instruction sets beside those in torch's own word, with which oneDNN adds up a product in another order."""
+
+
+def _instructions() -> str:
+    """The instruction sets that decide the bits of torch's products: rows of other ones are not shared."""
+    known = [name for name in SETS if getattr(torch.cpu, f"_is_{name}_supported", bool)()]
+    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *known, *([f"up to {allowed}"] if allowed else [])])
 
 
 class Eager(Program):
@@ -24,7 +37,7 @@ class Eager(Program):
 
     @property
     def build_id(self) -> str:
-        return f"torch {torch.__version__} on {self._num_threads} threads"
+        return f"torch {torch.__version__} with {_instructions()} on {self._num_threads} threads"
 
     @torch.inference_mode()
     def run(self, step: Step) -> Output:
