@@ -29,7 +29,8 @@ READ = {
     "NO_COLOR": "If it is set, `--show-draft` marks drafts without colours.",
     "TERM": "`dumb` turns off rendered Markdown, bars and colours.",
     "PYTHONPATH": "Ranks are started with the module path of the process that starts them.",
-    "ONEDNN_MAX_CPU_ISA": "oneDNN's own: the instruction sets that it may use. Rows of program eager are shared only under the same ones.",
+    "ONEDNN_MAX_CPU_ISA": "oneDNN's own: the instruction sets that it may use. Rows of program eager are shared only "
+    "under the same ones.",
     "VISUAL": "The editor of `/edit` in `chat`.",
     "EDITOR": "The same, where `VISUAL` is not set.",
     "RANK": "As torchrun sets it: with the next four, this process is one of several ranks.",

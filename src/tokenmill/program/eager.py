@@ -9,7 +9,6 @@ from tokenmill.program.divided import load_share
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.weights.load import load_decoder
 
-
 SETS = ("avx512_bf16", "vnni", "amx_tile")
 """Instruction sets beside those in torch's own word, with which oneDNN adds up a product in another order."""
 
