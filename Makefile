@@ -11,6 +11,7 @@
 # make wheels   the files of a release, in dist/ (docs/releasing.md)
 # make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer, two
 #                  hours of a server under load, the benchmarks that the documents show, and the laws of every family
+# make test-newest   the tests with the newest version of all that pyproject.toml allows, without constraints.txt
 # make test-late    the tests in random order, while threads and servers are late: those that count on a moment fail
 # make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, proxies; and
 #                     what llama.cpp and vLLM test of their servers
@@ -37,7 +38,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # Else each of some hundred processes compiles what it imports, and pytest rewrites the assertions of all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-slow test-compiler test-sanitized test-processors test-browser test-clients test-agents test-ray test-wheel test-arm test-late test-long wheels prove check bench map pages docs clean check-types check-structure \
+.PHONY: demo serve test test-newest test-slow test-compiler test-sanitized test-processors test-browser test-clients test-agents test-ray test-wheel test-arm test-late test-long wheels prove check bench map pages docs clean check-types check-structure \
 	first-packages native-library
 .DELETE_ON_ERROR:
 
@@ -72,6 +73,14 @@ test-browser: .venv/.ready-dev
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium chromium-driver; } || \
 		{ echo "error: no chromium and chromedriver: on Debian, apt install chromium chromium-driver"; exit 1; }
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser $(ARGS)
+
+# In an environment of its own, made anew each time: what is newest changes. From PyPI torch comes with CUDA's libraries.
+test-newest: | .venv/.made
+	$(BIN)/python -m venv --clear .venv/newest
+	.venv/newest/bin/python -m pip install --disable-pip-version-check $(PIP_OPTIONS) --upgrade pip hatchling editables
+	.venv/newest/bin/python -m pip install --disable-pip-version-check $(PIP_OPTIONS) --no-build-isolation -e ".[dev]"
+	.venv/newest/bin/python -m pip list --format=freeze
+	.venv/newest/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-late: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 6 --dist worksteal -p tests.late $(ARGS)
