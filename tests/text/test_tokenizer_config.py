@@ -68,7 +68,7 @@ CLASSES = {
 GENERIC = ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast"]
 
 
-def write(path: Path, backend: tokenizers.Tokenizer, model_type: str = "llama", **settings) -> Path:
+def write(path: Path, backend: tokenizers.Tokenizer, model_type: str = "llama", /, **settings) -> Path:
     backend.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     (path / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": 400}))

@@ -263,13 +263,13 @@ def _serve_replicas(
     quiet: bool,
 ) -> bool:
     """Start that many engines and serve them until a signal comes; true."""
-    taken = _listen(address, engine.model, quiet)
-    address = address.at(taken)
     from tokenmill.loader.fit import SEQUENCES_PER_CORE, fit_for_many
     from tokenmill.memory.available import available_processors
     from tokenmill.scale.ray_version import check_ray
 
     check_ray()
+    taken = _listen(address, engine.model, quiet)
+    address = address.at(taken)
     options = replace(options, batch_dir=None)  # each of them would run every batch
     threads = engine.threads or max(1, available_processors() // number // engine.tensor_parallel)
     engine = replace(with_prefixes(engine), threads=threads)

@@ -20,7 +20,7 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 def no_such_model(model: str) -> str:
     """One line for a name that can be nothing."""
-    if len(model.split()) > 1:
+    if len(model.split()) > 1 and "/" not in model:
         return (
             f"no model {model!r}: there is no such file, and a name has no spaces; if it is a prompt, "
             f"`tokenmill generate -p {quote(model)}` goes on with it, and --chat has it answered"

@@ -35,8 +35,10 @@ def remark(text: str) -> None:
 def _wrapped(text: str) -> str:
     """The text with each line that is wider than the terminal broken between words; a longer word stays whole."""
     width = shutil.get_terminal_size().columns
-    lines = (wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
-    return "\n".join("\n".join(parts) for parts in lines)
+    return "\n".join(
+        "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False)) if len(line) > width else line
+        for line in text.split("\n")
+    )
 
 
 _wordings: list[Callable[[str], str]] = []  # of the verb that runs

@@ -22,15 +22,15 @@ def unpack(layout: MXFP4, parts: Mapping[str, Tensor], name: str) -> Stored:
 
 def stored_mxfp4(codes_RK: Tensor, exponents_RG: Tensor) -> Stored:
     """R rows of E2M1 codes of 4 bits, and the exponents of the scales of 32 each, from 0 to 255, as codes of 8 bits."""
-    halves_RG = powers_of(exponents_RG) / 2
+    halves_RG = powers_of(exponents_RG, 128)  # of the largest exponent the whole is no float32
     return Stored.of_groups(8, (twice_of(codes_RK.flatten(1)) + 128).to(torch.uint8), GROUP, halves_RG)
 
 
-def powers_of(exponents: Tensor) -> Tensor:
-    """The scales of exponents from 0 to 255, float32: powers of 2, with 127 added. They may be of the type of such
-    scales, float8_e8m0fnu.
+def powers_of(exponents: Tensor, added: int = 127) -> Tensor:
+    """The scales of exponents from 0 to 255, float32: powers of 2, with `added` to each exponent. They may be of the
+    type of such scales, float8_e8m0fnu.
     """
-    return torch.ldexp(torch.ones(exponents.shape), exponents.view(torch.uint8).int() - 127)
+    return torch.ldexp(torch.ones(exponents.shape), exponents.view(torch.uint8).int() - added)
 
 
 def twice_of(codes: Tensor) -> Tensor:
