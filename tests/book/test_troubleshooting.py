@@ -127,7 +127,7 @@ PROVOKED = {
     "SmolLM2-135M-Instruct cannot be downloaded": no_index,
     "error: SmolLM2-135M-Instruct is not in": offline,
     "error: …: config.json": unknown_key,
-    "… has no chat template": lambda run, _: run("chat", "MODEL"),
+    "… is a base model": lambda run, _: run("chat", "MODEL"),
     "disk space to fetch": full_disk,
     "error: the cache folder": no_folder,
     "error: memory for a cache": lambda run, _: run("generate", "MODEL", "-p", "w1", "--cache-tokens", 10**12),
