@@ -12,6 +12,7 @@ from tokenmill.constrain import property_names
 from tokenmill.constrain.closing import close
 from tokenmill.constrain.schema_parts import Path, Reached, SchemaError, finite, reach
 from tokenmill.constrain.schema_words import NOTHING, asks_nothing, is_annotation, refused, told
+from tokenmill.text.schema.apart import is_apart
 from tokenmill.text.schema.expression import PatternError
 from tokenmill.text.schema.spelled import spelled
 
@@ -55,6 +56,7 @@ def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient:
     _reword(made, is_lenient, left_out)
     if not is_open:
         close(made)
+    _say_any(made)
     warnings, found = told(found.nodes), reach(made)
     endless = _check_ends(found)
     dropped = {
@@ -88,6 +90,20 @@ def _reword(schema: Any, is_lenient: bool, left_out: list[str]) -> None:
             if not is_lenient:
                 raise
             left_out.append(str(error))
+
+
+def _say_any(schema: dict[str, Any]) -> None:
+    """Say by `anyOf` each `oneOf` of which no value fits two schemas."""
+    for node in reach(schema).nodes.values():
+        options = node.get("oneOf") if isinstance(node, dict) else None
+        is_other = not isinstance(options, list) or not isinstance(node.get("allOf", []), list)
+        if is_other or not is_apart(options, schema):
+            continue
+        node.pop("oneOf")
+        if "anyOf" not in node:
+            node["anyOf"] = options
+        else:
+            node["allOf"] = [*node.get("allOf", ()), {"anyOf": options}]
 
 
 def _rebuilt(

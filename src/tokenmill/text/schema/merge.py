@@ -3,7 +3,7 @@
 `$ref` and `allOf` add schemas, `anyOf` and `oneOf` divide into cases. What is left has only keywords about one type.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -30,15 +30,20 @@ class _Choice(NamedTuple):
 def cases(
     schemas: tuple[Any, ...], root: Mapping[str, Any], lenient: bool, within: frozenset[str] = frozenset()
 ) -> list[Case]:
-    """The cases in which schemas hold together. lenient: oneOf is read as anyOf. within: see _Choice."""
+    """The cases in which schemas hold together. within: see _Choice. lenient: oneOf is read as anyOf, as all are before this
+    that no value fits twice (apart.py).
+    """
     base, choices = list[Mapping[str, Any]](), list[_Choice]()
     if not all(_put(each, root, base, choices, within) for each in schemas):
         return []
     found: list[Case] = [tuple(base)]
     for word, options, inner in choices:
         parts = [cases((each,), root, lenient, inner) for each in options]
-        if word == "oneOf" and not lenient:
-            _check_apart(parts)
+        if word == "oneOf" and not lenient and len(options) > 1:
+            raise MergeError(
+                "oneOf constraints are not supported where a value may fit two of its schemas: "
+                "anyOf says what is meant, or a property whose const differs"
+            )
         found = [(*case, *other) for case in found for part in parts for other in part]
         if len(found) > MOST_CASES:
             raise MergeError(f"anyOf and oneOf beside each other make more than {MOST_CASES:,} cases")
@@ -126,40 +131,3 @@ def same(one: Any, other: Any) -> bool:
     if kind_of(one) == "number":
         return exact(one, "const") == exact(other, "const")
     return bool(one == other)
-
-
-def _check_apart(parts: list[list[Case]]) -> None:
-    """MergeError where a value may fit two options of a oneOf."""
-    for number, part in enumerate(parts):
-        for other in parts[number + 1 :]:
-            if not all(_are_apart(one, two) for one in part for two in other):
-                raise MergeError(
-                    "oneOf constraints are not supported where a value may fit two of its schemas: "
-                    "anyOf says what is meant, or a property whose const differs"
-                )
-
-
-def _are_apart(one: Case, other: Case) -> bool:
-    """Whether types, or named values, of the whole or of a property that it must have, tell two cases apart."""
-    types, others = kinds(one)[0], kinds(other)[0]
-    if not set(types) & set(others):
-        return True
-    values, more = listed(one), listed(other)
-    if values is not None and more is not None:
-        return not any(same(left, right) for left in values for right in more)
-    if types != ["object"] or others != ["object"]:
-        return False
-    return any(
-        _are_apart(_property(one, name), _property(other, name)) for name in {*_required(one), *_required(other)}
-    )
-
-
-def _required(case: Case) -> Iterator[str]:
-    for each in case:
-        yield from each.get("required") or ()
-
-
-def _property(case: Case, name: str) -> Case:
-    """What a case says by itself about a property."""
-    found = (each["properties"].get(name) for each in case if isinstance(each.get("properties"), Mapping))
-    return tuple(each for each in found if isinstance(each, Mapping))
