@@ -22,6 +22,7 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.prefix_folders import blocks_folder, is_block, note_model
 from tokenmill.cache.snapshot import read_snapshot, serialise_bytes, write_buffers
 from tokenmill.errors import CapacityError, SnapshotError
+from tokenmill.memory.disk_limit import Limit
 from tokenmill.schedule.sequence import RowSource
 from tokenmill.units import size as as_size
 from tokenmill.value_reader import brief
@@ -30,6 +31,7 @@ LAYOUT, NAME = 3, "rows"  # one tensor of bytes: with one for each layer, readin
 
 log = logging.getLogger(__name__)
 
+PREFIX_LIMIT = Limit(4096, 1 / 20)  # prompts of some hundred pages of a 7B model; the rest of the disk is the user's
 KEPT = (
     "blocks of prompts are kept in %s for the next start, at most %s of all models; prefix_cache=False keeps none, and "
     "the folder may be deleted"

@@ -190,6 +190,7 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator["StoredTensor"]:
 def _describe(
     checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable["StoredTensor"]
 ) -> dict[str, Any]:
+    from tokenmill.loader.at_hand.kept import Kept, all_kept
     from tokenmill.loader.runs_here import runs_here
     from tokenmill.model.description import count_parameters, describe
     from tokenmill.model.families import read_config
@@ -228,6 +229,7 @@ def _describe(
         "types": _count_types(stored),
         "dequantized": checkpoint.dequantized or None,
         "num_bytes": checkpoint.num_bytes,
+        "kept_bytes": all_kept().get(str(checkpoint.path.resolve()), Kept()).num_bytes,
         "kv_bytes_per_token": describe(config).kv_bytes_per_token(config.dtype),
         **runs_here(checkpoint),
     }
@@ -300,7 +302,8 @@ def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "tensors", ", ".join(types) or "none that can be read"
     if facts.get("dequantized") is not None:
         yield "codes", facts["dequantized"]
-    yield "on disk", size(facts["num_bytes"])
+    kept = f", and {size(facts['kept_bytes'])} kept for quicker starts" if facts.get("kept_bytes") else ""
+    yield "on disk", size(facts["num_bytes"]) + kept
     runs = facts["runs"]
     if runs is None:
         yield "runs here", f"in no program: {facts['why_not']}"

@@ -75,6 +75,9 @@ def command(
         typer.echo(for_stdout(line))
     if cache:
         show_cache()
+    elif kept := cache_rows():
+        total = size(sum(row["num_bytes"] for row in kept))
+        typer.echo(f"the cache folder takes {total} in all: `tokenmill cache list`, or --cache here")
 
 
 def _show_names(json: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from tokenmill.cache.header import shared_fields
-from tokenmill.cache.prefix_store import PrefixStore
+from tokenmill.cache.prefix_store import PREFIX_LIMIT, PrefixStore
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
@@ -18,6 +18,7 @@ from tokenmill.loader.draft_model import load_draft_model
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.packed_copy import Adjust, load_with_copy, open_model
+from tokenmill.memory.disk_limit import free_disk, limit_of
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
@@ -76,9 +77,9 @@ def load_checkpoint(checkpoint: Checkpoint, config: EngineConfig, progress: Told
 def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | None) -> Engine:
     config, scheduler = loaded.config, _scheduler(loaded)
     if config.prefix_dir is not None:
-        limit_bytes = config.prefix_limit * 1_000_000
-        header, model = shared_fields(loaded.compatibility), str(checkpoint.path.resolve())
-        store = PrefixStore(path_of(config.prefix_dir), loaded.pool, header, limit_bytes, model)
+        folder, header = path_of(config.prefix_dir), shared_fields(loaded.compatibility)
+        limit_bytes = limit_of(config.prefix_limit, PREFIX_LIMIT, free_disk(folder))
+        store = PrefixStore(folder, loaded.pool, header, limit_bytes, str(checkpoint.path.resolve()))
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
     draft, thread = None, EngineThread()
     if config.draft_model is not None:

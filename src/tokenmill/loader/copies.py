@@ -10,7 +10,6 @@ is not touched. Nothing here imports torch.
 import glob
 import logging
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -24,6 +23,7 @@ from tokenmill.hub.download import cache_folder
 from tokenmill.hub.names import locate
 from tokenmill.memory.atomic_file import TEMPORARY
 from tokenmill.memory.bounded_folder import BoundedFolder
+from tokenmill.memory.disk_limit import Limit, free_disk, limit_of
 from tokenmill.memory.file_lock import locked, locked_file
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
@@ -34,6 +34,7 @@ from tokenmill.weights.packed.verified import forget, last_used
 log = logging.getLogger(__name__)
 
 SMALLEST = 16 << 20  # bytes of weights; smaller models load as quickly from their own files
+COPIES_LIMIT = Limit(20_000, 1 / 5)  # a 7B model in 4 bits has a copy where 20 GB are free
 SUFFIX = ".packed"
 NAMES = re.compile(rf".+-[0-9a-f]{{16}}\{SUFFIX}")
 WAIT_S = 1.0  # for another process that makes room; then no copy is kept this time
@@ -134,6 +135,14 @@ class CopiesFolder(BoundedFolder):
         delete_copy(path)
 
 
+def copies_limit(limit_mb: int | None) -> int:
+    """The bytes that all copies may take, by the setting packed_limit or else by the disk."""
+    if limit_mb is not None:
+        return limit_of(limit_mb, COPIES_LIMIT, 0)
+    taken = sum(file.num_bytes for file in CopiesFolder().files())
+    return limit_of(None, COPIES_LIMIT, free_disk(copies_folder()) + taken)
+
+
 @contextmanager
 def room_for_copy(num_bytes: int, limit_bytes: int) -> Iterator[bool]:
     """Inside, a copy of so many bytes may be begun at that size, and no other process begins one; False if one does.
@@ -159,7 +168,7 @@ def make_room(num_bytes: int, limit_bytes: int) -> None:
 
 
 def _free() -> int:
-    return shutil.disk_usage(copies_folder()).free
+    return free_disk(copies_folder())
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from tokenmill.errors import CapacityError, CheckpointError, PackedModelError
 from tokenmill.loader.copies import (
     SMALLEST,
     copies_folder,
+    copies_limit,
     copy_name,
     delete_copy,
     room_for_copy,
@@ -170,7 +171,7 @@ class _Keeper:
             return
         path = copies_folder() / self._name
         if self._until_kept.enter_context(writing_copy(path)):
-            with room_for_copy(num_bytes, self._config.packed_limit * 1_000_000) as has_room:
+            with room_for_copy(num_bytes, copies_limit(self._config.packed_limit)) as has_room:
                 if has_room:
                     writer = PackedWriter(path, sync=False, num_bytes=num_bytes)
                     self._writer = self._until_kept.enter_context(closing(writer))

@@ -65,7 +65,9 @@ class EngineConfig:
         options=("--enable-prefix-caching", "--no-enable-prefix-caching", "--no-prefix-caching"))
     prefix_dir: str | None = setting(None, "Also keep shared blocks in this directory, for use after a restart.",
         metavar="DIR")
-    prefix_limit: int = setting(4096, "Size limit of that directory in MB; least recently used blocks are deleted.")
+    prefix_limit: int | None = setting(None,
+        "Size limit of that directory in MB; least recently used blocks are deleted. Default: a twentieth of the free "
+        "disk, at most 4096.")
     cache: bool = setting(True,
         "Keep K and V of past tokens. Without it every step computes all of them again (a slow baseline).")
     kernel: str = setting("auto", "How attention reads the cache: {names}. Program native reads it by itself.",
@@ -92,7 +94,9 @@ class EngineConfig:
         choices=("sampled", "full"))
     packed_cache: bool = setting(True,
         "Keep a packed copy of the model in the cache folder: the next start takes a fraction.")
-    packed_limit: int = setting(20_000, "Size limit of all such copies in MB; least recently used ones are deleted.")
+    packed_limit: int | None = setting(None,
+        "Size limit of all such copies in MB; least recently used ones are deleted. Default: a fifth of the free disk "
+        "and of what they take, at most 20000.")
     compile: str = setting("auto",
         "Program compiled: auto, no, static (few shapes), dynamic (any length), fullgraph (as static).",
         choices=("auto", "no", "static", "dynamic", "fullgraph"))
@@ -195,7 +199,7 @@ class EngineKeywords(TypedDict, total=False):
     max_step_tokens: int
     prefix_cache: bool
     prefix_dir: str | PathLike[str] | None
-    prefix_limit: int
+    prefix_limit: int | None
     cache: bool
     kernel: str
     cache_format: str
@@ -209,7 +213,7 @@ class EngineKeywords(TypedDict, total=False):
     tensor_parallel: int
     fingerprint: str
     packed_cache: bool
-    packed_limit: int
+    packed_limit: int | None
     compile: str
     compile_phases: str
     compile_backend: str

@@ -23,6 +23,7 @@ from tokenmill.loader.copies import (
     without_remedy,
     writing_copy,
 )
+from tokenmill.memory import disk_limit
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.packed.reader import BEGIN, MAGIC
 
@@ -135,7 +136,7 @@ def test_copies_go_by_their_last_use_until_there_is_room(three, monkeypatch):
     assert (raised.value.needed, raised.value.available) == (size + 1, size)
     assert there(three) == NAMES[2:], "where that cannot make room nothing goes"
     free = SimpleNamespace(free=99)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: free if path == three else None)
+    monkeypatch.setattr(disk_limit.shutil, "disk_usage", lambda path: free if path == three else None)
     make_room(99, 10 * size)
     assert there(three) == NAMES[2:]
     with pytest.raises(

@@ -21,6 +21,7 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.loader import copies, packed_copy
 from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.loader.pack import save_packed_model
+from tokenmill.memory import disk_limit
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.packed import reader, writer
@@ -231,7 +232,7 @@ def test_checksums_are_computed_once_until_the_file_changes(llama, folder, monke
 
 
 def test_a_copy_without_room_is_not_kept(llama, folder, caplog, monkeypatch):
-    monkeypatch.setattr(copies.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+    monkeypatch.setattr(disk_limit.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
     load(llama)
     assert there(folder) == []
     assert "no packed copy of llama is kept" in caplog.text and "TOKENMILL_CACHE" in caplog.text
