@@ -23,17 +23,19 @@ from tokenmill.quant.schemes import Packed
 from tokenmill.quant.stored import Stored
 
 # Wide and narrow ones, among these a head of attention, a router and the gate of a shared expert; odd sizes.
-SHAPES = [(24, 17), (576, 576), (576, 1536), (48, 4096), (16, 2049), (1, 512)]
+SHAPES = [(24, 17), (16, 16), (576, 576), (576, 1536), (64, 2048), (48, 4096), (16, 2049), (1, 512)]
 ROWS = (1, 2, 3, 16, 32, 33, 70, 300)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def numbers(shape, dtype, rows=300):
-    """Rows that cancel out, each another one, and a matrix of the shape."""
+    """Rows that cancel out, each another one, and a matrix of the shape; the columns in an order drawn at random."""
     outputs, inputs = shape
     generator, half = torch.Generator().manual_seed(outputs + inputs), inputs // 2
     u, v = (torch.randn(count, half, generator=generator).to(dtype) for count in (rows, outputs))
-    return tuple(F.pad(torch.cat(both, 1), (0, inputs % 2)) for both in ((u, -u), (v, v)))
+    order = torch.randperm(inputs, generator=generator)
+    padded = (F.pad(torch.cat(both, 1), (0, inputs % 2)) for both in ((u, -u), (v, v)))
+    return tuple(matrix[:, order].contiguous() for matrix in padded)
 
 
 def packed(weight):
@@ -110,9 +112,35 @@ def test_some_outputs_have_the_bits_that_they_have_among_all(shape, make, dtype)
 def test_the_rows_of_the_trial_cancel_out():
     for inputs in (16, 17):
         x, weight = ways.cancelling(70, inputs, torch.float32)
-        assert x.shape == (2, inputs) and weight.shape == (70, inputs)
+        assert x.shape == (8, inputs) and weight.shape == (70, inputs)
         assert (x.double() @ weight.double().T).abs().max() < 1e-13  # where float32 sums leave 1e-7
         assert len(torch.unique(weight, dim=0)) == 61
+
+
+def test_sums_of_stretches_are_seen_of_each_width():
+    """Two kernels that sum 1,024 inputs at a time, one by rows of 32 and one by columns: of 2,048 inputs whose second
+    half is the first one's negative both would have 0."""
+
+    def by_rows_or_columns(x, weight, bias=None):
+        terms = (x[:, None] * weight).unflatten(-1, (-1, 32, 32))
+        return (terms.mT if len(x) == 1 else terms).sum(-1).sum(-1).sum(-1)
+
+    for inputs in (1024, 2048, 4096):
+        x, weight = ways.cancelling(8, inputs, torch.float32)
+        assert not ways.keeps_bits(by_rows_or_columns, x, weight, 1), inputs
+
+
+def test_a_narrow_matrix_is_tried_with_more_rows_each_alone():
+    """A fault that few sums show: here one of 128 rows."""
+    x, weight = ways.cancelling(4, 64, torch.float32)
+    assert len(x) == 128 and len(torch.unique(x, dim=0)) == 128
+
+    def one_differs(given, weight, bias=None):
+        out = torch.zeros(len(given), len(weight))
+        return out + 1 if len(given) == 1 and torch.equal(given[0], x[100]) else out
+
+    assert not ways.keeps_bits(one_differs, x, weight, 1)
+    assert ways.keeps_bits(lambda given, weight, bias: torch.zeros(len(given), len(weight)), x, weight, 2)
 
 
 # ---- the choice, on a processor of our making: oneDNN's product is replaced by one with a fault
