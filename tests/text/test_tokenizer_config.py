@@ -68,7 +68,7 @@ CLASSES = {
 GENERIC = ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizerFast"]
 
 
-def write(path: Path, backend: tokenizers.Tokenizer, model_type: str = "llama", /, **settings) -> Path:
+def write(path: Path, backend: tokenizers.Tokenizer, /, model_type: str = "llama", **settings) -> Path:
     backend.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     (path / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": 400}))
@@ -253,6 +253,35 @@ WRITTEN = {
         "eos_token_id": 0,
     },
 }
+
+
+# One key each of the same kinds, whose values change nothing in transformers.
+HARMLESS = {
+    "from_slow": True, "suffix_first": False, "do_basic_tokenize": True, "never_split": ["x"], "extra_ids": 0,
+    "mode": "finetuning", "num_img_tokens": 144, "decode_with_prefix_space": False, "_attn_implementation": "sdpa",
+    "attn_implementation": "eager", "low_cpu_mem_usage": True, "load_in_8bit": True, "load_in_4bit": True,
+    "max_new_tokens": 512, "return_tensors": "pt", "use_flash_attention_2": True, "_name_or_path": "a/b",
+    "is_fast": True, "num_labels": 2, "rope_scaling": {"type": "linear", "factor": 2.0}, "use_cache": False,
+    "resume_download": True, "force_download": False, "max_position_embeddings": 4096, "is_split_into_words": True,
+    "device_map": "auto", "quantization_config": {"bits": 4}, "skip_special_tokens": True, "dtype": "bfloat16",
+    "variant": "fp16", "wordpieces_prefix": "##", "fill_token": END, "return_attention_mask": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", HARMLESS)
+def test_a_key_of_another_call_or_class_changes_nothing(key, tmp_path):
+    compare(write(tmp_path, BACKENDS["gpt2"], tokenizer_class="GPT2Tokenizer", **{key: HARMLESS[key]}))
+
+
+@pytest.mark.parametrize("declared", [{}, {"0": {**added(END), "special": True}}, None])
+def test_special_tokens_map_counts_where_the_config_declares_no_tokens(declared, tmp_path):
+    settings = {} if declared is None else {"added_tokens_decoder": declared}
+    path = write(tmp_path, more(AddedToken("<x>")), tokenizer_class="PreTrainedTokenizerFast", **settings)
+    (path / "special_tokens_map.json").write_text(json.dumps({"eos_token": END, "pad_token": "<x>"}))
+    compare(path)
+    ours, theirs = Tokenizer.from_directory(path), transformers.AutoTokenizer.from_pretrained(path)
+    assert ours.special_texts == theirs.special_tokens_map
+    assert ours.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
 
 
 @pytest.mark.parametrize("maker", WRITTEN)

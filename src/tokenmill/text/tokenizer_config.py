@@ -68,10 +68,10 @@ _DEFAULT_TOKENS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 
-_SWITCHES = """add_bos_token add_eos_token clean_up_tokenization_spaces do_lower_case fix_mistral_regex is_local
-    keep_accents legacy local_files_only remove_space return_token_type_ids spaces_between_special_tokens
-    split_special_tokens strip_accents tokenize_chinese_chars trim_offsets trust_remote_code
-    use_default_system_prompt use_fast verbose""".split()
+_SWITCHES = """add_bos_token add_eos_token clean_up_tokenization_spaces do_basic_tokenize do_lower_case
+    fix_mistral_regex from_slow is_local keep_accents legacy local_files_only remove_space return_token_type_ids
+    spaces_between_special_tokens split_special_tokens strip_accents suffix_first tokenize_chinese_chars trim_offsets
+    trust_remote_code use_default_system_prompt use_fast verbose""".split()
 # They say how many tokens, on which side, of which files, for whom, or something of chats that is read elsewhere.
 # `add_bos_token` and `add_eos_token` change nothing beside a tokenizer.json, which says what is put around a text.
 _HARMLESS = frozenset(
@@ -84,6 +84,18 @@ _HARMLESS = frozenset(
     tokenizer_type tokenizer_version tool_parser_type torch_dtype transformers_version truncation
     truncation_strategy unsloth_fixed unsloth_version use_auth_token vision_feature_select_strategy vocab_file
     vocab_size""".split()
+)
+# Settings of classes that do not read a tokenizer.json of a decoder, and arguments of other calls, of reading a model
+# and of encoding, which transformers 4 wrote down beside those of the tokenizer.
+_OF_OTHERS = frozenset(
+    """extra_ids mode never_split num_image_tokens num_img_tokens wordpieces_prefix
+    _attn_implementation _from_pipeline _name_or_path architectures attn_implementation code_revision dtype
+    force_download from_flax from_tf gguf_file ignore_mismatched_sizes is_fast is_split_into_words load_in_4bit
+    load_in_8bit low_cpu_mem_usage max_memory max_new_tokens max_position_embeddings mirror num_labels offload_folder
+    output_attentions output_hidden_states proxies quantization_config resume_download return_attention_mask
+    return_dict return_length return_offsets_mapping return_overflowing_tokens return_special_tokens_mask
+    return_tensors rope_scaling rope_theta skip_special_tokens subfolder use_cache use_flash_attention_2
+    use_safetensors variant""".split()
 )
 
 
@@ -126,11 +138,14 @@ def read_tokenizer_config(
     for key in ("padding_side", "truncation_side"):
         reader.expect(key, "right", "left")
     reader.expect("split_special_tokens", False)
+    reader.expect("decode_with_prefix_space", False)
     reader.expect("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
     declared_class = reader.take("tokenizer_class", None)
     if declared_class is not None:
         declared_class = reader.text("tokenizer_class")
     class_name = _class_of(model_type, declared_class, is_byte_level)
+    if values.get("added_tokens_decoder") is not None:
+        special_map = {}  # of older releases, and not read beside the newer key
     others = ValueReader(special_map, "special_tokens_map.json", CheckpointError)
     usual = {key: text for key, text in _DEFAULT_TOKENS.get(class_name, {}).items() if is_token(text)}
     default = ValueReader(usual, f"the class {class_name}", CheckpointError)
@@ -156,7 +171,7 @@ def read_tokenizer_config(
 
 
 def _is_harmless(key: str) -> bool:
-    return key in _HARMLESS or _TOKEN_IDS.fullmatch(key) is not None
+    return key in _HARMLESS or key in _OF_OTHERS or _TOKEN_IDS.fullmatch(key) is not None
 
 
 def _class_of(model_type: object, declared: str | None, is_byte_level: bool) -> str:
