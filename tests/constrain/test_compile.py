@@ -165,7 +165,7 @@ def test_grammars(vocabulary, grammar):
             "Current row has 8399 items; max is 8000",
         ),
         ({"regex": "("}, "unclosed group"),
-        ({"regex": "(?=a)b"}, "look-around"),
+        ({"regex": "(?<=a)b"}, "look-behind"),
         ({"regex": "[^\\s\\S]"}, "no text of this model's tokens fits it"),
         ({"grammar": "start: nothing"}, 'unknown name: "nothing"'),
         ({"grammar": "word"}, "Expected token ':'"),

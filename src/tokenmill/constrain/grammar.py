@@ -26,7 +26,8 @@ from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import CONSTRAINTS, shortened
 from tokenmill.settings.sampling_params import SamplingParams
-from tokenmill.text.schema.expression import PatternError
+from tokenmill.text.schema.ahead import whole_terminal
+from tokenmill.text.schema.expression import PatternError, has_look, read
 from tokenmill.text.schema.pattern import plain, whole
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.grammar import think_first
@@ -145,6 +146,8 @@ def _placed(schema: dict[str, Any], error: ValueError) -> SchemaError:
 def _of_regex(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
     value = str(spec.value)
     try:
+        if has_look(read(value)):
+            return [{"name": "regex", "lark_grammar": f"start: TEXT\nTEXT: {whole_terminal(value)}\n"}]
         expression = plain(whole(value))
     except PatternError as error:
         raise ConfigError("regex", shortened(value), str(error)) from None

@@ -96,8 +96,9 @@ def _say_any(schema: dict[str, Any]) -> None:
     """Say by `anyOf` each `oneOf` of which no value fits two schemas."""
     for node in reach(schema).nodes.values():
         options = node.get("oneOf") if isinstance(node, dict) else None
-        is_other = not isinstance(options, list) or not isinstance(node.get("allOf", []), list)
-        if is_other or not is_apart(options, schema):
+        if not isinstance(options, list) or not isinstance(node.get("allOf", []), list):
+            continue
+        if not is_apart(options, schema):
             continue
         node.pop("oneOf")
         if "anyOf" not in node:

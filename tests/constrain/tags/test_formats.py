@@ -72,7 +72,7 @@ REFUSED = [
     ({**INTEGER, "json_schema": False}, r"format.json_schema at #: no text with an end fits"),
     ({"type": "regex", "pattern": ""}, r"format.pattern must be a text that is not empty"),
     ({"type": "regex", "pattern": "("}, r"format.pattern = '\(': .*unclosed group"),
-    ({"type": "regex", "pattern": "(?=a)b"}, r"format.pattern = .*an expression looks neither ahead nor back"),
+    ({"type": "regex", "pattern": "(?=a)b"}, r"format.pattern = .*look-ahead, .* not of names or in tags"),
     ({"type": "regex", "pattern": r"[^\s\S]"}, r"format.pattern is a part that no text fits"),
     ({"type": "grammar", "grammar": "start: /a/"}, r"format.grammar must be a grammar in EBNF \(GBNF\)"),
     ({"type": "grammar", "grammar": "root ::= ("}, r"format.grammar as GBNF it is wrong"),

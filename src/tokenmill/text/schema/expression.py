@@ -74,9 +74,24 @@ class Edge:
     is_begin: bool
 
 
-Node = Set | Property | Row | Choice | Times | Edge
+@dataclass(frozen=True)
+class Look:
+    """What follows begins with a part, or does not: it is looked at and not read."""
+
+    part: "Node"
+    is_negative: bool
+
+
+Node = Set | Property | Row | Choice | Times | Edge | Look
 NOTHING = Row(())
 ANYTHING = Times(Set(ANY), 0, None)
+
+
+def has_look(node: Node) -> bool:
+    """Whether an expression looks ahead."""
+    parts = node.parts if isinstance(node, Row | Choice) else (node.part,) if isinstance(node, Times) else ()
+    return isinstance(node, Look) or any(map(has_look, parts))
+
 
 _TOKEN = re.compile(
     r"""\\(?:c(?P<control>[A-Za-z])|x(?P<hex>[0-9A-Fa-f]{2})|u(?P<code>[0-9A-Fa-f]{4})|U(?P<python>[0-9A-Fa-f]{8})
@@ -93,10 +108,13 @@ _MOST_OPEN = 150  # groups, one in the other
 
 
 class _Flags(NamedTuple):
-    """What changes the meaning of parts."""
+    """What changes the meaning of parts. is_wide: sets have what belongs to them in either dialect, as what must not
+    follow.
+    """
 
     folds: bool = False
     dot_all: bool = False
+    is_wide: bool = False
 
 
 def read(text: str, for_xgrammar: bool = False) -> Node:
@@ -161,28 +179,29 @@ class _Reader:
             return None, flags
         named = re.fullmatch(r"\?(?:P?<\w+>)", mark)
         set_here = re.fullmatch(r"\?([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)])", mark)
-        if mark and not named and not set_here:
+        looks = mark in ("?=", "?!")
+        if mark and not named and not set_here and not looks:
             self._refuse_mark(mark)
-        inner = flags
+        inner = flags._replace(is_wide=flags.is_wide != (mark == "?!"))
         if set_here:
             if unknown := set(set_here[1] + (set_here[2] or "")) - set("isuaL"):
                 raise PatternError(f"the flag {min(unknown)} of ({mark} is not possible")
             on, off = set(set_here[1]), set(set_here[2] or "")
-            folds, dot_all = ((flag in on or had) and flag not in off for flag, had in zip("is", flags, strict=True))
-            inner = _Flags(folds, dot_all)
+            folds, dot_all = (
+                (flag in on or had) and flag not in off for flag, had in zip("is", flags[:2], strict=True)
+            )
+            inner = _Flags(folds, dot_all, flags.is_wide)
             if set_here[3] == ")":
                 return None, inner
         made = self.choice(inner, depth + 1)
         if not self.text.startswith(")", self.at):
             raise PatternError(f"an unclosed group: a ( of {self.text[:40]!r} has no )")
         self.at += 1
-        return made, flags
+        return (Look(made, mark == "?!") if looks else made), flags
 
     def _refuse_mark(self, mark: str) -> None:
-        if mark in ("?=", "?!", "?<=", "?<!"):
-            raise PatternError(
-                f"look-around, as ({mark} is, is not possible: an expression looks neither ahead nor back"
-            )
+        if mark in ("?<=", "?<!"):
+            raise PatternError(f"look-behind, as ({mark} is, is not possible: an expression does not look back")
         raise PatternError(f"({mark} is not possible")
 
     def _set(self, flags: _Flags) -> Node:
@@ -193,11 +212,11 @@ class _Reader:
         while not self.text.startswith("]", self.at):
             if self.at >= len(self.text):
                 raise PatternError(f"a [ of {self.text[begin - 1 : begin + 30]!r} is not closed")
-            member = self._member(negated)
+            member = self._member(negated != flags.is_wide)
             if isinstance(member, str):
                 properties.append(member)
             elif isinstance(member, int):
-                pairs.append((member, self._last(member, negated)))
+                pairs.append((member, self._last(member)))
             else:
                 pairs += member
         self.at += 1
@@ -207,13 +226,13 @@ class _Reader:
             return Property(ranges, tuple(properties), negated)
         return Set(inverted(ranges) if negated else ranges)
 
-    def _last(self, first: int, negated: bool) -> int:
+    def _last(self, first: int) -> int:
         """The last character of a range that may begin with this one; the same character where none begins."""
         begin = self.at
         if not self.text.startswith("-", begin) or self.text[begin + 1 : begin + 2] in ("", "]"):
             return first
         self.at += 1
-        last = self._member(negated)
+        last = self._member(False)
         if not isinstance(last, int):
             self.at = begin
             return first
@@ -221,8 +240,8 @@ class _Reader:
             raise PatternError(f"the range {chr(first)}-{chr(last)} ends before it begins")
         return last
 
-    def _member(self, negated: bool) -> "int | Ranges | str":
-        """A member of a set: the number of a character, a set, or the text of a property."""
+    def _member(self, is_wide: bool) -> "int | Ranges | str":
+        """A member of a set: the number of a character, a set, or the text of a property. is_wide: see _Flags."""
         if self.text[self.at] != "\\":
             self.at += 1
             return ord(self.text[self.at - 1])
@@ -232,7 +251,7 @@ class _Reader:
         if found["property"]:
             return found[0]
         if (escape := found["escape"]) and escape.lower() in "dws":
-            return self._kind(escape, negated)
+            return self._kind(escape, is_wide)
         return 8 if escape == "b" else _code(found)
 
     def _atom(self, found: re.Match[str], flags: _Flags) -> Node:
@@ -240,12 +259,13 @@ class _Reader:
         if found["plain"] in ("^", "$"):
             return Edge(found["plain"] == "^")
         if found["plain"] == ".":
-            return Set(ANY if flags.dot_all else without(ANY, LINES))
+            lines = letters("\n") if flags.is_wide else LINES
+            return Set(ANY if flags.dot_all else without(ANY, lines))
         if found["property"]:
             return Property((), (found[0],))
         if escape := found["escape"]:
             if escape.lower() in "dws":
-                return Set(self._kind(escape, False))
+                return Set(self._kind(escape, flags.is_wide))
             if escape in "AzZ":
                 return Edge(escape == "A")
         code = ord(found["plain"]) if found["plain"] else _code(found)
@@ -255,8 +275,8 @@ class _Reader:
 
 def _times(part: Node, found: re.Match[str]) -> Node:
     """A part that is repeated. Few or many makes no difference to the texts that fit."""
-    if isinstance(part, Edge):
-        raise PatternError(f"{found[0]} behind ^ or $ is not possible")
+    if isinstance(part, Edge | Look):
+        raise PatternError(f"{found[0]} behind ^, $ or look-ahead is not possible")
     if found["lazy"] == "+":
         raise PatternError(f"{found[0]} is not possible: a repetition that gives nothing back")
     text = found["times"]
@@ -290,7 +310,7 @@ def _code(found: re.Match[str]) -> int:
     if escape in _LETTERS:
         return _LETTERS[escape]
     if escape in "bB":
-        raise PatternError(rf"\{escape} is not possible: an expression looks neither ahead nor back")
+        raise PatternError(rf"\{escape} is not possible: an expression does not look back")
     if escape.isdigit() or escape == "k":
         raise PatternError(rf"\{escape} is not possible: an expression does not refer to what a group has matched")
     if escape.isascii() and escape.isalpha():

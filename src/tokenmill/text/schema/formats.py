@@ -26,5 +26,15 @@ FORMATS = {
     "duration": f"^P(?:{_OF_DAYS}(?:{_OF_HOURS})?|{_OF_HOURS}|[0-9]{{1,7}}W)$",
     "email": rf"^{_NAME}@(?:{_LABEL}\.)+[A-Za-z]{{2,20}}$",
 }
+_OF_HOST = "[A-Za-z0-9](?:[A-Za-z0-9\\-]{0,61}[A-Za-z0-9])?"
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+
+OTHERS = {
+    "hostname": rf"^{_OF_HOST}(?:\.{_OF_HOST})*$",
+    "ipv4": rf"^{_BYTE}(?:\.{_BYTE}){{3}}$",
+    "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
+}
+"""Formats that llguidance reads well, for texts of which it does not read the rest."""
+
 LONGEST = {"email": 254, "hostname": 253}
 """Characters of a text of a format."""

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llguidance import LLMatcher
-
+from tokenmill.text.schema import texts
 from tokenmill.text.schema.merge import Case, MergeError, cases, kind_of, kinds, listed
 from tokenmill.text.schema.number_rules import ANY_NUMBER, number_rule, value_text
 from tokenmill.text.schema.numbers import KEYWORDS, Numbers, exact, is_plain, numbers_of
 from tokenmill.text.schema.objects import ObjectRules, object_of
+from tokenmill.text.schema.pattern import matches
 from tokenmill.text.schema.rules import Alternative, Rules, json_text, literal
 from tokenmill.text.schema.spelled import LISTS, MAPS, SINGLE
 
-_OF_TEXT = ("pattern", "format", "minLength", "maxLength")
+_OF_TEXT = texts.KEYWORDS
 _ABOUT: Mapping[str, tuple[str, ...]] = {
     "object": ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
     "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
@@ -83,7 +83,7 @@ def _is_misread(schema: Any) -> bool:
             continue
         num_steps += "multipleOf" in each
         num_parts += "allOf" in each or "$ref" in each
-        if not is_plain(each) or _counts_names(each) or (num_steps > 1 and num_parts):
+        if not is_plain(each) or texts.is_misread(each) or _counts_names(each) or (num_steps > 1 and num_parts):
             return True
         waiting += _parts(each)
     return False
@@ -166,17 +166,29 @@ class _Writer:
         return self._rules.rule([(f"%json {text}",)])
 
     def _text(self, about: Case, **more: Any) -> Iterator[Alternative]:
-        """Texts: by llguidance, where any is possible."""
+        """Texts: by llguidance, where it can read what is said of them."""
         parts = [{key: each[key] for key in _OF_TEXT if key in each} for each in about]
+        if "const" in more:
+            ahead = [each.pop("pattern") for each in parts if texts.is_ahead(each)]
+            if not all(matches(pattern, more["const"]) for pattern in ahead):
+                return
+        if any(map(texts.is_ahead, parts)):
+            yield from self._terminal(parts)
+            return
         schema: dict[str, Any] = {"type": "string", **more}
         schema |= parts[0] if len(parts) == 1 else {"allOf": parts} if parts else {}
-        if parts:
-            asked = json.dumps({**schema, "x-guidance": self._style.options})
-            if error := LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(asked)):
-                if "Unsatisfiable schema" in error:
-                    return
-                raise MergeError(error.splitlines()[0].rpartition("failed to compile JSON schema: ")[2])
+        if parts and (error := texts.error_of(schema)):
+            if "Unsatisfiable schema" in error:
+                return
+            if more or not error.startswith(texts.UNDECIDED):
+                raise MergeError(error)
+            yield from self._terminal(parts)
+            return
         yield (self._json(schema),)
+
+    def _terminal(self, parts: list[dict[str, Any]]) -> Iterator[Alternative]:
+        if (made := texts.terminal_of(parts)) is not None:
+            yield (self._rules.terminal(made),)
 
     def _number(self, about: Case, is_integer: bool) -> Iterator[Alternative]:
         numbers = Numbers(is_integer=is_integer)

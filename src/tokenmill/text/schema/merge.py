@@ -30,8 +30,9 @@ class _Choice(NamedTuple):
 def cases(
     schemas: tuple[Any, ...], root: Mapping[str, Any], lenient: bool, within: frozenset[str] = frozenset()
 ) -> list[Case]:
-    """The cases in which schemas hold together. within: see _Choice. lenient: oneOf is read as anyOf, as all are before
-    this that no value fits twice (apart.py).
+    """The cases in which schemas hold together. within: see _Choice. lenient: oneOf is read as anyOf.
+
+    Each oneOf that no value fits twice was made an anyOf before (apart.py).
     """
     base, choices = list[Mapping[str, Any]](), list[_Choice]()
     if not all(_put(each, root, base, choices, within) for each in schemas):

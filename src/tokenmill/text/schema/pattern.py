@@ -15,12 +15,14 @@ from tokenmill.text.schema.expression import (
     NOTHING,
     Choice,
     Edge,
+    Look,
     Node,
     PatternError,
     Property,
     Row,
     Set,
     Times,
+    has_look,
     read,
 )
 
@@ -34,19 +36,33 @@ _NUL = ((0, 0),)
 
 def whole(text: str, for_xgrammar: bool = False) -> Node:
     """The texts that an expression matches from their first letter to their last. PatternError: see read."""
-    return _choice([*_variants(_read(text, for_xgrammar)).values()])
+    return _choice([*_variants(_without_look(text, for_xgrammar)).values()])
 
 
 def anywhere(text: str) -> Node:
     """The texts in which an expression matches something."""
-    return _choice([_around(edges, node) for edges, node in _variants(_read(text)).items()])
+    return _anywhere(_without_look(text))
+
+
+def _anywhere(tree: Node) -> Node:
+    return _choice([_around(edges, node) for edges, node in _variants(tree).items()])
+
+
+def variants(text: str | Node) -> Variants:
+    """See Variants; look-ahead is a part that is empty. text: an expression, or what was read of one."""
+    return _variants(_read(text) if isinstance(text, str) else text)
+
+
+def tree_text(text: str) -> str:
+    """An expression in the syntax of llguidance as far as that has it, with edges and look-ahead as they are."""
+    return plain(_read(text))
 
 
 def of_schema(text: str) -> str:
     """The `pattern` that says to llguidance what this one says to ECMA-262 and Python. U+0000 is in no set: where a set
     has each control character and not both the quote and the backslash, llguidance lets these through.
     """
-    found = _variants(_read(text))
+    found = _variants(_without_look(text))
     if len(found) == 1:
         ((begin, end), node), *_ = found.items()
         inner = _written(node, _without_nul, _property_without_nul)
@@ -73,8 +89,17 @@ def _read(text: str, for_xgrammar: bool = False) -> Node:
     return node
 
 
+def _without_look(text: str, for_xgrammar: bool = False) -> Node:
+    """The tree of an expression that does not look ahead."""
+    if has_look(tree := _read(text, for_xgrammar)):
+        raise PatternError(
+            "look-ahead, (?= or (?!, is possible in the pattern of a text or in regex, and not of names or in tags"
+        )
+    return tree
+
+
 def _num_edges(node: Node) -> int:
-    parts = node.parts if isinstance(node, Row | Choice) else (node.part,) if isinstance(node, Times) else ()
+    parts = node.parts if isinstance(node, Row | Choice) else (node.part,) if isinstance(node, Times | Look) else ()
     return int(isinstance(node, Edge)) + sum(map(_num_edges, parts))
 
 
@@ -98,28 +123,34 @@ def _property(it: Property, left_out: Ranges) -> str:
     return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
 
 
-def _written(node: Node, of_set: Callable[[Ranges], str], of_property: Callable[[Property], str]) -> str:
-    if isinstance(node, Set):
-        return of_set(node.ranges)
-    if isinstance(node, Property):
-        return of_property(node)
+def _written(
+    node: Node,
+    of_set: Callable[[Ranges], str],
+    of_property: Callable[[Property], str],
+    edges: tuple[str, str] = ("^", "$"),
+) -> str:
+    if isinstance(node, Set | Property):
+        return of_set(node.ranges) if isinstance(node, Set) else of_property(node)
+    if isinstance(node, Edge):
+        return edges[not node.is_begin]
     if isinstance(node, Row):
-        return "".join(_grouped(part, of_set, of_property) for part in node.parts)
+        parts = ((part, _written(part, of_set, of_property, edges)) for part in node.parts)
+        return "".join(f"(?:{inner})" if isinstance(part, Choice) else inner for part, inner in parts)
     if isinstance(node, Choice):
-        return "|".join(_written(part, of_set, of_property) for part in node.parts)
-    assert isinstance(node, Times)
-    inner = _written(node.part, of_set, of_property)
+        return "|".join(_written(part, of_set, of_property, edges) for part in node.parts)
+    inner = _written(node.part, of_set, of_property, edges)
+    if isinstance(node, Look):
+        return f"(?{'!' if node.is_negative else '='}{inner})"
+    return _repeated(node, inner)
+
+
+def _repeated(node: Times, inner: str) -> str:
     if not inner:
         return ""
     marks = {(0, None): "*", (1, None): "+", (0, 1): "?"}
     least, most = node.least, node.most
     mark = marks.get((least, most)) or f"{{{least}{'' if most == least else f',{most}' if most is not None else ','}}}"
     return f"{inner if isinstance(node.part, Set) and inner.startswith('[') else f'(?:{inner})'}{mark}"
-
-
-def _grouped(node: Node, of_set: Callable[[Ranges], str], of_property: Callable[[Property], str]) -> str:
-    inner = _written(node, of_set, of_property)
-    return f"(?:{inner})" if isinstance(node, Choice) else inner
 
 
 def _around(edges: tuple[bool, bool], node: Node) -> Node:
@@ -158,7 +189,7 @@ def _joined(first: Variants, second: Variants) -> Variants:
     for ((begin, early_end), one), ((late_begin, end), other) in product(first.items(), second.items()):
         if (late_begin and not _may_be_empty(one)) or (early_end and not _may_be_empty(other)):
             continue
-        parts = (NOTHING if late_begin else one, NOTHING if early_end else other)
+        parts = (_emptied(one) if late_begin else one, _emptied(other) if early_end else other)
         kept = [each for part in parts for each in (part.parts if isinstance(part, Row) else (part,))]
         found.append({(begin or late_begin, early_end or end): kept[0] if len(kept) == 1 else Row(tuple(kept))})
     return _union(found)
@@ -177,7 +208,19 @@ def _may_be_empty(node: Node) -> bool:
         return all(map(_may_be_empty, node.parts))
     if isinstance(node, Choice):
         return any(map(_may_be_empty, node.parts))
-    return isinstance(node, Edge) or (isinstance(node, Times) and (node.least == 0 or _may_be_empty(node.part)))
+    return isinstance(node, Edge | Look) or (isinstance(node, Times) and (node.least == 0 or _may_be_empty(node.part)))
+
+
+def _emptied(node: Node) -> Node:
+    """What a node demands where it is empty, as it may be: that of its look-ahead."""
+    if not has_look(node) or isinstance(node, Look):
+        return node if isinstance(node, Look) else NOTHING
+    if isinstance(node, Row):
+        return Row(tuple(map(_emptied, node.parts)))
+    if isinstance(node, Choice):
+        return _choice([_emptied(part) for part in node.parts if _may_be_empty(part)])
+    assert isinstance(node, Times)
+    return NOTHING if node.least == 0 else _emptied(node.part)
 
 
 def _has_edge(node: Node) -> bool:
@@ -193,7 +236,7 @@ def matches(pattern: str, text: str) -> bool:
 
 @lru_cache(_KEPT)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(_written(anywhere(pattern), _python, _refuse_property))
+    return re.compile(_written(_anywhere(_read(pattern)), _python, _refuse_property, (r"\A", r"\Z")))
 
 
 def _python(ranges: Ranges) -> str:

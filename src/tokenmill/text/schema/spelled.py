@@ -3,9 +3,10 @@
 Expressions are written in its dialect, and formats that it reads too wide are expressions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from tokenmill.text.schema import ahead
 from tokenmill.text.schema.expression import PatternError
 from tokenmill.text.schema.formats import FORMATS, LONGEST
 from tokenmill.text.schema.pattern import of_schema
@@ -24,7 +25,7 @@ def spelled(schema: Mapping[str, Any]) -> dict[str, Any]:
             made["maxLength"] = min(most, LONGEST[given])
         if given in FORMATS:
             texts.append(FORMATS[made.pop("format")])
-    expressions = [_expression(text) for text in texts]
+    expressions = [_expression(text, ahead.spelled) for text in texts]
     if expressions:
         made["pattern"] = expressions[0]
     if len(expressions) > 1:
@@ -33,7 +34,7 @@ def spelled(schema: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(named := made.get("patternProperties"), Mapping):
         made["patternProperties"] = {}
         for text, each in named.items():
-            key = _expression(text)
+            key = _expression(text, of_schema)
             former = made["patternProperties"].get(key)
             made["patternProperties"][key] = each if former is None else {"allOf": [former, each]}
     return made
@@ -56,8 +57,8 @@ def all_spelled(schema: Any) -> Any:
     return spelled(made)
 
 
-def _expression(text: str) -> str:
+def _expression(text: str, write: Callable[[str], str]) -> str:
     try:
-        return of_schema(text)
+        return write(text)
     except PatternError as error:
         raise PatternError(f"the pattern {text[:60]!r} is refused: {error}") from None

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.text.schema.pattern import anywhere, plain
+from tokenmill.text.schema.ahead import terminal
 from tokenmill.text.tools.functions import Function, refuse_grammar, refuse_if_strict
 from tokenmill.text.tools.json_scanner import JsonScanner
 from tokenmill.text.tools.kinds import kinds_of, resolved, texts_of, unenforced, with_definitions
@@ -147,10 +147,10 @@ class XmlCall:
 
         ValueError for a pattern that is none.
         """
-        inner = plain(anywhere(pattern))
+        inner = terminal(pattern, is_json=False)
         end, pad = escaped(self.value_end), escaped(self.pad)
         before = f" & ~/({ANYTHING}[^{pad}])?{end}/" if pad else ""
-        return f"/({inner}){pad}{end}/ & ~/{ANYTHING}{end}(.|\\n)+/{before}"
+        return f"({inner} /{pad}{end}/) & ~/{ANYTHING}{end}(.|\\n)+/{before}"
 
     def _key(self, source: Source) -> Generator[None, None, str | None]:
         """Read a key and what ends it; None where there is no such thing."""
