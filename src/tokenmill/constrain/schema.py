@@ -15,6 +15,7 @@ from tokenmill.constrain.schema_words import NOTHING, asks_nothing, is_annotatio
 from tokenmill.text.schema.apart import is_apart
 from tokenmill.text.schema.expression import PatternError
 from tokenmill.text.schema.spelled import spelled
+from tokenmill.text.schema.unique import values_of
 
 
 class Reading(NamedTuple):
@@ -63,7 +64,9 @@ def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient:
         (*path, key)
         for path, node in found.nodes.items()
         for key, value in (node.items() if isinstance(node, dict) else ())
-        if key in NOTHING or is_annotation(key, value)
+        if key in NOTHING
+        or is_annotation(key, value)
+        or (key == "uniqueItems" and (value is not True or values_of(node, made) is None))
     }
     return Reading(_rebuilt(made, (), endless, dropped, found.nodes), warnings, left_out)
 

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tokenmill.constrain.schema_parts import LISTS, MAPS, SINGLE, Path, SchemaError, is_never, pointer
+from tokenmill.text.schema.unique import values_of
 
 READ = frozenset(
     {
@@ -16,7 +17,17 @@ READ = frozenset(
         *LISTS,
         *SINGLE,
         *("type", "const", "enum", "required", "$ref", "$defs", "definitions", "$schema", "$id", "id", "pattern"),
-        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "multipleOf", "format"),
+        *(
+            "minLength",
+            "maxLength",
+            "minItems",
+            "maxItems",
+            "uniqueItems",
+            "minProperties",
+            "maxProperties",
+            "multipleOf",
+            "format",
+        ),
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     }
 )
@@ -31,7 +42,6 @@ HARMLESS = frozenset(
 are like them."""
 
 NOTHING: Mapping[str, tuple[Any, ...]] = {
-    "uniqueItems": (False,),
     "unevaluatedProperties": (True, {}),
     "unevaluatedItems": (True, {}),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -50,6 +60,7 @@ NOTHING: Mapping[str, tuple[Any, ...]] = {
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid".split())
 """Formats that llguidance implements."""
 
+_NOT_UNIQUE = "that the items differ, 'uniqueItems', is not enforced: it is where their values are few, as of an enum"
 MOST_TOLD = 20  # annotations of one schema
 _SHOWN = 60  # characters of a word
 _NAMING = {"enum", "const", "pattern"}  # keywords that tell names exactly
@@ -74,10 +85,20 @@ def told(nodes: Mapping[Path, Any]) -> list[str]:
         for key, value in node.items() if isinstance(node, dict) else ():
             for sentence in _sentences(key, value):
                 found.setdefault(sentence, []).append(path)
+        if is_passed_over(node, nodes[()]):
+            found.setdefault(_NOT_UNIQUE, []).append(path)
     first = sorted((_order(min(paths, key=_order)), len(paths), text) for text, paths in found.items())
     said = [f"at {place}{_more(number - 1)}: {text}" for (_, place), number, text in first]
     left = len(said) - MOST_TOLD
     return said if left <= 0 else [*said[:MOST_TOLD], f"so it is with {left} further keywords and formats"]
+
+
+def is_passed_over(node: Any, root: Any) -> bool:
+    """Whether a list should have items that differ, and nothing sees to it. root: where references lead."""
+    if not isinstance(node, dict) or node.get("uniqueItems") is not True:
+        return False
+    most = node.get("maxItems")
+    return values_of(node, root) is None and not (isinstance(most, int) and most < 2)
 
 
 def _order(path: Path) -> tuple[int, str]:
@@ -105,5 +126,7 @@ def refused(path: Path, node: Any) -> Iterator[tuple[str, SchemaError]]:
     """The keywords of a schema that are not implemented, each with the error for it."""
     for key, value in node.items() if isinstance(node, dict) else ():
         is_said = key == "propertyNames" or (key == "not" and is_never(node))  # by other keywords
+        if key == "uniqueItems" and not isinstance(value, bool):
+            yield key, SchemaError(path, f"the keyword 'uniqueItems' is true or false, and not {value!r:.50}")
         if key in NOTHING and not asks_nothing(key, value) and not is_said:
             yield key, SchemaError(path, f"the keyword {key!r} is not implemented")

@@ -17,11 +17,12 @@ from tokenmill.text.schema.objects import ObjectRules, object_of
 from tokenmill.text.schema.pattern import matches
 from tokenmill.text.schema.rules import Alternative, Rules, json_text, literal
 from tokenmill.text.schema.spelled import LISTS, MAPS, SINGLE
+from tokenmill.text.schema.unique import UniqueRules, differing, values_of
 
 _OF_TEXT = texts.KEYWORDS
 _ABOUT: Mapping[str, tuple[str, ...]] = {
     "object": ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
-    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
+    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
     "string": _OF_TEXT,
     "number": KEYWORDS,
 }
@@ -83,6 +84,8 @@ def _is_misread(schema: Any) -> bool:
             continue
         num_steps += "multipleOf" in each
         num_parts += "allOf" in each or "$ref" in each
+        if each.get("uniqueItems") is True and values_of(each, schema) is not None:
+            return True
         if not is_plain(each) or texts.is_misread(each) or _counts_names(each) or (num_steps > 1 and num_parts):
             return True
         waiting += _parts(each)
@@ -244,6 +247,12 @@ class _Writer:
             firsts.append(first)
             rests.append(rest)
         if most is not None and most < least:
+            return
+        values = differing(about, self._root, is_lenient=self._style.is_lenient)
+        if values is not None:
+            items = [self.value(({"enum": [value]}, *rests)) for value in values]
+            comma = literal(self._style.item_separator)
+            yield UniqueRules(self._rules, items, comma, least, most).whole()
             return
         number = max(map(len, firsts))
         count = max(number, least, most or 0)
