@@ -6,8 +6,9 @@ import jsonschema
 import pytest
 
 from tests.constrain.walks import accepts, compact, compiled
-from tokenmill.constrain.schema import read_schema, reading
+from tokenmill.constrain.schema import annotations, read_schema, reading
 from tokenmill.constrain.schema_parts import SchemaError, pointer
+from tokenmill.errors import ConfigError
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
 
@@ -194,3 +195,82 @@ def test_references_in_any_order_are_followed_in_a_time_that_grows_with_their_nu
     parts = {"d0": {"type": "null"}} | {f"d{n + 1}": {"$ref": f"#/$defs/d{n}"} for n in range(last)}
     schema = {"anyOf": [{"$ref": f"#/$defs/d{last - n}"} for n in range(last + 1)], "$defs": parts}
     assert read_schema(schema) == schema
+
+
+IN_COMPONENTS = {
+    "type": "object",
+    "properties": {"tag": {"$ref": "#/components/schemas/Tag"}, "one": {"$ref": "#/x-shared/0"}},
+    "required": ["tag", "one"],
+    "components": {
+        "schemas": {
+            "Tag": {"type": "object", "properties": {"id": {"$ref": "#/components/schemas/Id"}}, "required": ["id"]},
+            "Id": {"type": ["integer", "null"], "maximum": 9, "minimum": 0, "example": {"$ref": "#/nowhere"}},
+        }
+    },
+    "x-shared": [{"const": 1}],
+}
+IN_WHAT_NEVER_ENDS = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}, "b": {"const": 1}}, "required": ["a"]},
+        "c": {"$ref": "#/properties/a/properties/b"},
+    },
+    "required": ["c"],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        (IN_COMPONENTS, {"tag": {"id": 7}, "one": 1}, {"tag": {"id": 10}, "one": 1}),
+        (IN_COMPONENTS, {"tag": {"id": None}, "one": 1}, {"tag": {}, "one": 1}),
+        (IN_WHAT_NEVER_ENDS, {"c": 1}, {"c": 2}),
+    ],
+)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_references_lead_into_what_is_left_out(schema, valid, invalid, is_open, bytes_only):
+    assert jsonschema.Draft202012Validator(schema).is_valid(valid)
+    assert not jsonschema.Draft202012Validator(schema).is_valid(invalid)
+    constraint = compiled(bytes_only, json_schema=schema, additional_properties=is_open)
+    assert accepts(constraint, compact(valid))
+    assert not accepts(constraint, compact(invalid))
+    assert annotations(schema) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "told"),
+    [
+        (
+            {"type": "object", "properties": {}, "required": None},
+            "{}",
+            "at #: 'required' is null, so it is not enforced",
+        ),
+        (
+            {"type": "array", "items": None, "minItems": 1.0, "maxItems": 1.0},
+            "[2]",
+            "at #: 'items' is null, so it is not enforced",
+        ),
+    ],
+    ids=str,
+)
+def test_keywords_that_are_null_are_annotations_and_counts_may_have_a_point(schema, text, told, bytes_only):
+    """Go writes null for a list without items, and Java's Gson writes 1.0 for 1."""
+    assert annotations(schema) == [told]
+    assert accepts(compiled(bytes_only, json_schema=schema), text)
+    assert not accepts(compiled(bytes_only, json_schema=schema), '{"a":1}')
+    assert not accepts(compiled(bytes_only, json_schema=schema), "[1,2]")
+
+
+@pytest.mark.parametrize(
+    "schema", [{"const": 10**400}, {"type": "integer", "enum": [3, 10**400]}], ids=["const", "enum"]
+)
+def test_integers_that_no_float_holds(schema, bytes_only):
+    constraint = compiled(bytes_only, json_schema=schema)
+    assert accepts(constraint, "1" + 400 * "0")
+    assert not accepts(constraint, "1" + 399 * "0" + "1")
+
+
+def test_bounds_that_no_float_holds_are_refused_or_kept(bytes_only):
+    with pytest.raises(ConfigError, match="no value fits it"):
+        compiled(bytes_only, json_schema={"type": "integer", "minimum": 10**400})
+    assert accepts(compiled(bytes_only, json_schema={"type": "integer", "maximum": 10**400}), "3")

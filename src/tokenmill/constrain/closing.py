@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from tokenmill.constrain.schema_parts import Path, SchemaError, target_of
+from tokenmill.constrain.schema_parts import Path, define, target_of
 
 Json = dict[str, Any]
 CHOICES = ("anyOf", "oneOf")
@@ -124,12 +124,9 @@ class _Closing:
             return
         key = place, repr(around)
         if key not in self._copies:
-            made = self._root.setdefault("$defs", {})
-            if not isinstance(made, dict):
-                raise SchemaError((), "$defs must be an object")
-            self._copies[key] = name = _new_name(made)
-            made[name] = deepcopy(found)
-            self._waiting.append((made[name], around))
+            copy = deepcopy(found)
+            self._copies[key] = define(self._root, copy)
+            self._waiting.append((copy, around))
         node["$ref"] = f"#/$defs/{self._copies[key]}"
 
     @staticmethod
@@ -238,10 +235,3 @@ def _close_list(node: Json) -> None:
             if rest not in node and isinstance(least, int) and least <= len(items):
                 node[rest] = False
             return
-
-
-def _new_name(known: Json) -> str:
-    number = len(known)
-    while (name := f"part-{number}") in known:
-        number += 1
-    return name

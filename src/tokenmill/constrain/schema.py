@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from tokenmill.constrain import property_names
 from tokenmill.constrain.closing import close
-from tokenmill.constrain.schema_parts import Path, Reached, SchemaError, finite, reach
-from tokenmill.constrain.schema_words import NOTHING, asks_nothing, is_annotation, refused, told
+from tokenmill.constrain.schema_parts import Path, Reached, SchemaError, finite, keep_targets, reach
+from tokenmill.constrain.schema_words import COUNTS, NOTHING, asks_nothing, is_annotation, refused, told
 from tokenmill.text.schema.apart import is_apart
 from tokenmill.text.schema.expression import PatternError
 from tokenmill.text.schema.spelled import spelled
@@ -38,7 +38,7 @@ def read_schema(schema: dict[str, Any] | bool, *, is_open: bool = False) -> dict
 
 def annotations(schema: dict[str, Any] | bool) -> list[str]:
     """What a schema says without effect, as sentences that begin with the place."""
-    return [] if isinstance(schema, bool) else told(reach(schema).nodes)
+    return [] if isinstance(schema, bool) else told(reach(schema))
 
 
 def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient: bool = False) -> Reading:
@@ -53,22 +53,53 @@ def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient:
         raise wrong[0][1]
     _check_ends(found)
     made = deepcopy(schema)
+    _tidy(made)
     left_out = [str(error) for _, error in wrong]
     _reword(made, is_lenient, left_out)
     if not is_open:
         close(made)
     _say_any(made)
-    warnings, found = told(found.nodes), reach(made)
-    endless = _check_ends(found)
-    dropped = {
+    reached = reach(made)
+    endless = _check_ends(reached)
+    if keep_targets(made, reached, endless):
+        reached = reach(made)
+        endless = _check_ends(reached)
+    dropped = _left_out(reached, made)
+    return Reading(_rebuilt(made, (), endless, dropped, reached.nodes), told(found), left_out)
+
+
+def _tidy(schema: dict[str, Any]) -> None:
+    """Leave annotations out, and write counts as integers: by the standard 2.0 is one."""
+    found = reach(schema)
+    keep_targets(schema, found, _annotations(found))
+    for node in found.nodes.values():
+        for key, value in list(node.items()) if isinstance(node, dict) else ():
+            if is_annotation(key, value):
+                del node[key]
+            elif key in COUNTS and isinstance(value, float) and value.is_integer():
+                node[key] = int(value)
+
+
+def _annotations(found: Reached) -> set[Path]:
+    """The places of the annotations."""
+    return {
+        (*path, key)
+        for path, node in found.nodes.items()
+        for key, value in (node.items() if isinstance(node, dict) else ())
+        if is_annotation(key, value)
+    }
+
+
+def _left_out(found: Reached, schema: Any) -> set[Path]:
+    """The places of the keywords that are left out."""
+    return {
         (*path, key)
         for path, node in found.nodes.items()
         for key, value in (node.items() if isinstance(node, dict) else ())
         if key in NOTHING
         or is_annotation(key, value)
-        or (key == "uniqueItems" and (value is not True or values_of(node, made) is None))
+        or (key == "uniqueItems" and (value is not True or values_of(node, schema) is None))
     }
-    return Reading(_rebuilt(made, (), endless, dropped, found.nodes), warnings, left_out)
 
 
 def _check_ends(found: Reached) -> set[Path]:

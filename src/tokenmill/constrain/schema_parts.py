@@ -2,7 +2,8 @@
 fits.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -41,6 +42,10 @@ class Reached(NamedTuple):
 
     nodes: dict[Path, Any]
     targets: dict[Path, Path]
+
+    def outer_places(self) -> set[Path]:
+        """The places that references name, and those around them."""
+        return {target[:length] for target in self.targets.values() for length in range(1, len(target) + 1)}
 
 
 def reach(schema: Any) -> Reached:
@@ -148,7 +153,7 @@ def _children(path: Path, node: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]
         if isinstance(inner := node.get(key), list):
             yield from (((*path, key, number), each) for number, each in enumerate(inner))
     for key in SINGLE:
-        if key in node and not isinstance(node[key], list):
+        if node.get(key) is not None and not isinstance(node[key], list):
             yield (*path, key), node[key]
 
 
@@ -164,6 +169,40 @@ def _has_inner_ids(schema: Any) -> bool:
         elif isinstance(each, list):
             waiting += each
     return False
+
+
+def keep_targets(schema: dict[str, Any], found: Reached, lost: Collection[Path]) -> bool:
+    """Copy what references name inside of the places in `lost` into $defs, and have them name the copies. Whether
+    there are such.
+
+    found: what the schema reaches.
+    """
+    within = {
+        target
+        for target in found.targets.values()
+        if any(target[:length] in lost for length in range(1, len(target) + 1))
+    }
+    names = dict.fromkeys(sorted(within, key=pointer), "")
+    for target in names:
+        names[target] = define(schema, True, str(target[-1]))
+    for path, target in found.targets.items():
+        if target in names:
+            found.nodes[path]["$ref"] = pointer(("$defs", names[target]))
+    for target, name in names.items():
+        schema["$defs"][name] = deepcopy(found.nodes[target])
+    return bool(names)
+
+
+def define(schema: dict[str, Any], part: Any, name: str = "") -> str:
+    """The name under which a part is put into $defs: the given one, if it is free there."""
+    known = schema.setdefault("$defs", {})
+    if not isinstance(known, dict):
+        raise SchemaError((), "$defs must be an object")
+    number = len(known)
+    while not name or name in known:
+        name, number = f"part-{number}", number + 1
+    known[name] = part
+    return name
 
 
 def target_of(schema: Any, path: Path, reference: Any) -> tuple[Path, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from tokenmill.constrain.schema_parts import LISTS, MAPS, SINGLE, Path, SchemaError, is_never, pointer
+from tokenmill.constrain.schema_parts import LISTS, MAPS, SINGLE, Path, Reached, SchemaError, is_never, pointer
 from tokenmill.text.schema.unique import values_of
 
 READ = frozenset(
@@ -32,6 +32,9 @@ READ = frozenset(
     }
 )
 """Keywords that llguidance implements."""
+
+COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties"))
+"""Keywords whose value counts something."""
 
 HARMLESS = frozenset(
     """title description default examples example deprecated readOnly writeOnly $comment $anchor $vocabulary
@@ -72,20 +75,25 @@ def asks_nothing(key: str, value: Any) -> bool:
 
 
 def is_annotation(key: str, value: Any) -> bool:
-    """Whether a keyword allows no text less, as far as the standard tells."""
+    """Whether a keyword allows no text less, as far as the standard tells. Go writes null for an empty list."""
+    if value is None and key in READ and key not in ("const", "$ref"):
+        return True
     if key == "format":
         return isinstance(value, str) and value not in FORMATS
     return key not in READ and key not in NOTHING
 
 
-def told(nodes: Mapping[Path, Any]) -> list[str]:
-    """A sentence for each keyword and each format that is not known, with the first place at which it stands."""
+def told(reached: Reached) -> list[str]:
+    """A sentence for each keyword and each format that is not known, with the first place at which it stands. Nothing
+    is told of a keyword inside of which a reference leads: it holds definitions.
+    """
     found: dict[str, list[Path]] = {}
-    for path, node in nodes.items():
+    holding = reached.outer_places()
+    for path, node in reached.nodes.items():
         for key, value in node.items() if isinstance(node, dict) else ():
-            for sentence in _sentences(key, value):
+            for sentence in _sentences(key, value) if (*path, key) not in holding else ():
                 found.setdefault(sentence, []).append(path)
-        if is_passed_over(node, nodes[()]):
+        if is_passed_over(node, reached.nodes[()]):
             found.setdefault(_NOT_UNIQUE, []).append(path)
     first = sorted((_order(min(paths, key=_order)), len(paths), text) for text, paths in found.items())
     said = [f"at {place}{_more(number - 1)}: {text}" for (_, place), number, text in first]
@@ -109,6 +117,9 @@ def _sentences(key: str, value: Any) -> Iterator[str]:
     if key == "propertyNames" and isinstance(value, dict) and "format" in value and not value.keys() & _NAMING:
         yield f"the format {str(value['format'])[:_SHOWN]!r} of names is not enforced"
     if not is_annotation(key, value) or key in HARMLESS or (key.startswith("x-") and key != "x-guidance"):
+        return
+    if value is None and key in READ:
+        yield f"{key!r} is null, so it is not enforced"
         return
     if key == "format":
         yield f"the format {value[:_SHOWN]!r} is not known, so it is not enforced"

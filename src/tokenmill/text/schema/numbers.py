@@ -62,7 +62,7 @@ class Numbers:
 
 def exact(value: Any, keyword: str) -> Fraction:
     """The number that a keyword has; NumberError for what is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise NumberError(f"{keyword} is no number: {value!r:.50}")
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
 
@@ -144,6 +144,11 @@ def _common(one: Fraction, other: Fraction) -> Fraction:
     )
 
 
+def _is_finite(value: float) -> bool:
+    """Whether a number is finite. No float holds integers beyond 10^308, which are."""
+    return isinstance(value, int) or math.isfinite(value)
+
+
 def is_plain(schema: Mapping[str, Any]) -> bool:
     """Whether llguidance reads the numbers of one schema as they are: whole bounds that are included, short steps."""
     for keyword in KEYWORDS:
@@ -156,7 +161,7 @@ def is_plain(schema: Mapping[str, Any]) -> bool:
             return False
         most = MOST_STEP if keyword == "multipleOf" else SAFE
         if (
-            not math.isfinite(value)
+            not _is_finite(value)
             or value != int(value)
             or abs(value) > most
             or (keyword == "multipleOf" and not value)
