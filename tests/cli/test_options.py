@@ -89,6 +89,20 @@ def test_a_text_without_a_verb_says_what_to_type(tm):
     assert "To continue that text, type tokenmill generate -p …" in tm("Once upon a time")[2]
 
 
+@pytest.mark.parametrize("typed", ["-m x.gguf -p w1 -ngl 99", "-p w1", "-ngl 5", "--bogus"])
+def test_an_option_without_a_verb_is_named_whole(refused, typed):
+    said = f"error: No such option: {typed.split()[0]}. A verb comes first, as in `tokenmill generate -p …`"
+    assert refused(*typed.split()).startswith(said)
+
+
+def test_an_option_that_is_nearly_one_is_suggested_without_a_verb(refused):
+    assert "did you mean --version?" in refused("--versio")
+
+
+def test_a_message_behind_the_model_of_chat_says_what_to_type(refused, model):
+    assert "`tokenmill generate --chat -p TEXT` answers one message" in refused("chat", model, "w1 w2")
+
+
 def test_a_prefix_dir_that_is_a_file_is_refused_before_the_weights_are_read(refused, model, tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("important")
     monkeypatch.setattr("tokenmill.loader.load_model.WeightSource", None)

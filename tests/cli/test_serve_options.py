@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tokenmill.cli import serve
+from tokenmill.errors import ConfigError
 from tokenmill.serve.address import Address, listen
 
 
@@ -52,6 +53,19 @@ def written(tmp_path):
 def test_names_of_other_servers(asked, typed, setting, value):
     engine, *_ = asked(*typed.split())
     assert getattr(engine, setting) == value
+
+
+def test_a_template_that_is_no_file_is_refused_before_the_model_is_looked_for(asked, tmp_path):
+    said = asked("no-such-model", "--chat-template", tmp_path / "absent.jinja")
+    assert "absent.jinja' (set in --chat-template) is not allowed: a file with a template in Jinja" in said
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-host.invalid"])
+def test_an_address_that_is_not_this_machines_is_told_of_the_host(host):
+    with pytest.raises(
+        ConfigError, match=f"host = '{host}' .set in --host. is not allowed: an address of this machine"
+    ):
+        listen(Address(host, 0))
 
 
 def folder(asked, *arguments):

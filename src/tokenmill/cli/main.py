@@ -82,8 +82,9 @@ def main(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
-        # Not through command.main, which has ways of its own with Ctrl-C and broken pipes.
-        with command.make_context("tokenmill", arguments or ["--help"]) as context:
+        # Not through command.main, which has ways of its own with Ctrl-C and broken pipes. Of a copy, since words that
+        # are read are taken out of the list.
+        with command.make_context("tokenmill", list(arguments) or ["--help"]) as context:
             command.invoke(context)
     except typer.Exit as done:
         return done.exit_code
@@ -104,15 +105,20 @@ def _usage(error: Exception, arguments: list[str]) -> str:
     context: Any = getattr(error, "ctx", None)
     where = context.command_path if context else "tokenmill"
     known = {option for param in context.command.params for option in param.opts} if context else set()
-    if theirs := _hint_of_others(arguments, known):
+    if context and context.parent and (theirs := _hint_of_others(arguments, known)):
         return f"No such option: {theirs}; see `{where} --help`"
     near = list(getattr(error, "possibilities", None) or ())  # of an unknown option, the nearest first
     meant = ELSEWHERE.get(getattr(error, "option_name", ""))
     near = [meant] if meant in known else near
+    if context and context.parent is None and arguments[0].startswith("-") and not near:
+        first = arguments[0].partition("=")[0]
+        return f"No such option: {first}. A verb comes first, as in `{where} generate -p …`; see `{where} --help`"
     message = _number_wanted(error) or (error.message if near else error.format_message())  # type: ignore[attr-defined]
     hint = f" (did you mean {near[0]}?)" if near else ""
     if "unexpected extra argument" in message and "-p" in known:
         hint = ": a prompt is given with -p"
+    elif "unexpected extra argument" in message and context and context.info_name == "chat":
+        hint = ": `tokenmill generate --chat -p TEXT` answers one message"
     if "Missing argument" in message and context:
         usage = " ".join(context.command.collect_usage_pieces(context))
         hint = f": {where} {usage.replace('{', '').replace('}', '')}"

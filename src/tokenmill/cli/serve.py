@@ -182,6 +182,8 @@ def command(
     options = Options(keys=read_keys(api_key or os.environ.get(KEY), api_key_file), **_chosen(context.params))
     if replicas > 1 and batch_dir is not None:
         raise ConfigError("--batch-dir", str(batch_dir), "without --replicas: several engines take no batches")
+    if chat_template is not None:
+        read_template(chat_template)  # refused here, before torch is imported
     engine = replace(engine, model=model, generation_config=generation_config)
     address = Address(host, port, "http" if ssl_certfile is None else "https")
     num_sequences = engine.max_sequences if is_given(context, "max_sequences") else None

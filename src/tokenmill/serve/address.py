@@ -2,6 +2,7 @@
 refused at once.
 """
 
+import errno
 import socket
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -39,6 +40,10 @@ def listen(address: Address) -> socket.socket:
     except OSError as error:
         taken.close()
         why = error.strerror or str(error)
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError("host", address.host, f"an address of this machine ({why})", "--host") from None
+        if error.errno == errno.EACCES:
+            raise ConfigError("port", address.port, f"one that this user may open ({why})", "--port") from None
         raise ConfigError("port", address.port, f"one that is free at {address.host} ({why})", "--port") from None
     return taken
 
