@@ -160,12 +160,7 @@ def is_plain(schema: Mapping[str, Any]) -> bool:
         if keyword.startswith("exclusive") and schema.get("type") != "integer":
             return False
         most = MOST_STEP if keyword == "multipleOf" else SAFE
-        if (
-            not _is_finite(value)
-            or value != int(value)
-            or abs(value) > most
-            or (keyword == "multipleOf" and not value)
-        ):
+        if not _is_finite(value) or value != int(value) or abs(value) > most or (keyword == "multipleOf" and not value):
             return False
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return all(map(is_plain_value, values if isinstance(values, list) else ()))
