@@ -26,10 +26,10 @@ def allowed(matcher, vocabulary):
     return np.flatnonzero(bits).tolist()
 
 
-def walk(constraint, seed, most=200):
+def walk(constraint, seed, most=200, closers=CLOSING):
     """The bytes of a walk, and whether it came to an end. Half of the steps take a token that closes something."""
     chance, matcher, vocabulary = random.Random(seed), constraint.first.deep_copy(), constraint.vocabulary
-    tokens, closing = [], {number for byte in CLOSING for number in vocabulary.tokens.greedy_tokenize(chr(byte))}
+    tokens, closing = [], {number for byte in closers for number in vocabulary.tokens.greedy_tokenize(chr(byte))}
     while len(tokens) < most:
         found = allowed(matcher, vocabulary)
         assert found, f"nothing may follow {vocabulary.tokens.decode_bytes(tokens)!r}"

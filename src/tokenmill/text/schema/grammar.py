@@ -251,8 +251,7 @@ class _Writer:
         values = differing(about, self._root, is_lenient=self._style.is_lenient)
         if values is not None:
             items = [self.value(({"enum": [value]}, *rests)) for value in values]
-            comma = literal(self._style.item_separator)
-            yield UniqueRules(self._rules, items, comma, least, most).whole()
+            yield UniqueRules(self._rules, items, literal(self._style.item_separator), least, most).whole()
             return
         number = max(map(len, firsts))
         count = max(number, least, most or 0)
