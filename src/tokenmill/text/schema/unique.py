@@ -4,7 +4,7 @@ Up to 8 values come in any order. More of them come in the order in which the sc
 last item is not possible any more.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -69,37 +69,43 @@ class UniqueRules:
     def __init__(self, rules: Rules, items: Sequence[str], comma: str, least: int, most: int | None) -> None:
         self._rules, self._items, self._comma = rules, items, comma
         self._least, self._most = least, len(items) if most is None else min(most, len(items))
-        self._made: dict[tuple[int, ...], str] = {}
+        self._made: dict[int, str] = {}
 
     def whole(self) -> Alternative:
         """The alternative of a rule for the list."""
-        if len(self._items) <= MOST_IN_ANY_ORDER:
-            return ('"["', self._behind((0, 0), self._any_order))
-        for at in range(len(self._items), -1, -1):  # from behind, so that nothing is nested deeply
-            for count in range(min(at, self._most) + 1):
-                self._behind((at, count), self._in_order)
-        return ('"["', self._made[0, 0])
+        return ('"["', self._any_order(0) if len(self._items) <= MOST_IN_ANY_ORDER else self._in_order())
 
-    def _behind(
-        self, state: tuple[int, int], following: Callable[[int, int], list[tuple[int, tuple[int, int]]]]
-    ) -> str:
-        """The rule for what comes after some items. state: what following() is told, and the number of items."""
-        if state not in self._made:
-            _, count = state
+    def _any_order(self, used: int) -> str:
+        """The rule for what comes after some items. used: which, as bits."""
+        if used not in self._made:
+            count = used.bit_count()
             made: list[Alternative] = [('"]"',)] if count >= self._least else []
             if count < self._most:
                 comma = (self._comma,) if count else ()
-                made += [(*comma, self._items[at], self._behind(new, following)) for at, new in following(*state)]
-            self._made[state] = self._rules.rule(made)
-        return self._made[state]
+                left = (at for at in range(len(self._items)) if not used >> at & 1)
+                made += [(*comma, self._items[at], self._any_order(used | 1 << at)) for at in left]
+            self._made[used] = self._rules.rule(made)
+        return self._made[used]
 
-    def _any_order(self, used: int, count: int) -> list[tuple[int, tuple[int, int]]]:
-        """used: the items that are written, as bits."""
-        return [(at, (used | 1 << at, count + 1)) for at in range(len(self._items)) if not used >> at & 1]
+    def _in_order(self) -> str:
+        """The rule of the list, from its end: each item is there or passed over, and counted as far as that matters."""
+        number = len(self._items)
+        counted = max(1, self._least, self._most + 1 if self._most < number else 0)
+        behind = [self._rules.rule([('"]"',)] if self._fits(count) else []) for count in range(counted + 1)]
+        for at in range(number - 1, -1, -1):
+            behind = [
+                self._rules.rule(
+                    [
+                        (*((self._comma,) if count else ()), self._items[at], behind[min(count + 1, counted)]),
+                        (behind[count],),
+                    ]
+                )
+                for count in range(min(at, counted) + 1)
+            ] + behind[min(at, counted) + 1 :]
+        return behind[0]
 
-    def _in_order(self, first: int, count: int) -> list[tuple[int, tuple[int, int]]]:
-        """first: the item from which on they may come."""
-        return [(at, (at + 1, count + 1)) for at in range(first, len(self._items))]
+    def _fits(self, count: int) -> bool:
+        return self._least <= count and (count <= self._most or self._most == len(self._items))
 
 
 def differing(about: Case, root: Mapping[str, Any], *, is_lenient: bool) -> list[Any] | None:
