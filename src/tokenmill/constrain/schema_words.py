@@ -4,6 +4,7 @@ By the standard a keyword that is not known, and a format that is not known, all
 what is told of them becomes a warning.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -64,6 +65,11 @@ FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri u
 """Formats that llguidance implements."""
 
 _NOT_UNIQUE = "that the items differ, 'uniqueItems', is not enforced: it is where their values are few, as of an enum"
+IDS = ("$id", "id")
+_URI = re.compile(r"[!#$%&'()*+,/:;=?@\[\]A-Za-z0-9._~-]*")
+"""What an id is made of. One with a space in it, such as griptape's "Output Format", names nothing that a reference
+could lead to."""
+
 MOST_TOLD = 20  # annotations of one schema
 _SHOWN = 60  # characters of a word
 _NAMING = {"enum", "const", "pattern"}  # keywords that tell names exactly
@@ -80,6 +86,8 @@ def is_annotation(key: str, value: Any) -> bool:
         return True
     if key == "format":
         return isinstance(value, str) and value not in FORMATS
+    if key in IDS:
+        return isinstance(value, str) and not _URI.fullmatch(value)
     return key not in READ and key not in NOTHING
 
 
@@ -116,7 +124,7 @@ def _order(path: Path) -> tuple[int, str]:
 def _sentences(key: str, value: Any) -> Iterator[str]:
     if key == "propertyNames" and isinstance(value, dict) and "format" in value and not value.keys() & _NAMING:
         yield f"the format {str(value['format'])[:_SHOWN]!r} of names is not enforced"
-    if not is_annotation(key, value) or key in HARMLESS or (key.startswith("x-") and key != "x-guidance"):
+    if not is_annotation(key, value) or key in HARMLESS or key in IDS or (key.startswith("x-") and key != "x-guidance"):
         return
     if value is None and key in READ:
         yield f"{key!r} is null, so it is not enforced"
