@@ -135,7 +135,7 @@ def commit() -> str | None:
 
 def _from_lines(path: Path, text: str) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(text.rstrip("\n").split("\n"), start=1):
+    for number, line in enumerate(text.rstrip("\n").split("\n") if text.strip() else (), start=1):
         try:
             row = json.loads(line)
         except ValueError:
