@@ -25,9 +25,11 @@ from tokenmill.measure.recorder import record
 from tokenmill.model.config import ModelConfig
 from tokenmill.program.forward import Output
 from tokenmill.program.runner import Runner
-from tokenmill.program.spec import EagerSpec
+from tokenmill.program.torch_specs import EagerSpec
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.memory import Memory
+from tokenmill.schedule.row_blocks import RowBlocks
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.speculate.proposer import Facts, NoProposer
@@ -75,7 +77,9 @@ def mock_engine(tokenizer: Tokenizer | None, num_sequences: int, block_size: int
     runner = Runner(program, pool, device)  # type: ignore[arg-type]
     resolved = ResolvedModel(config, config, model, spec, "mock", "", EagerSpec, {}, find_scheme("dense"))
     loaded = LoadedModel(resolved, tokenizer, program, pool, runner, "mock", {}, {})  # type: ignore[arg-type]
-    scheduler = Scheduler(BlockAllocator(spec.num_blocks, block_size), num_sequences, config.max_step_tokens)
+    scheduler = Scheduler(
+        Memory([RowBlocks(BlockAllocator(spec.num_blocks, block_size))]), num_sequences, config.max_step_tokens
+    )
     facts = Facts(finds_drafts=False)
     speculation = Speculation(NoProposer(facts), config.num_draft_tokens, config.max_step_tokens, VOCABULARY, facts)
     return Engine(Core(loaded, scheduler, speculation))

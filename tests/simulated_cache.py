@@ -10,12 +10,17 @@ from functools import partial
 
 from tokenmill.errors import SnapshotError
 from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.keeps import Keeps, Kept, RowSource
+from tokenmill.schedule.memory import Memory
+from tokenmill.schedule.row_blocks import RowBlocks
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.schedule.sequence import Plan, Rows, RowSource, Sequence, Work, unread_mark
+from tokenmill.schedule.sequence import Copy, Plan, Sequence, Store, Work, unread_mark
+from tokenmill.schedule.state_slots import StateSlots
 from tokenmill.schedule.window import Window
 from tokenmill.speculate.verify import verify
 
 VOCABULARY = 5
+ROWS, STATES = 0, 1
 
 
 def next_token(tokens: list[int]) -> int:
@@ -40,7 +45,7 @@ class SimulatedStore:
         self.blocks: dict[bytes, list[int]] = {}
         self.damaged: set[bytes] = set()
 
-    def find(self, digest: bytes) -> RowSource | None:
+    def find(self, digest: bytes, kind: int) -> RowSource | None:
         return partial(self.read, digest) if digest in self.blocks else None
 
     def read(self, digest: bytes, first: int, last: int) -> dict[str, list[int]]:
@@ -55,7 +60,8 @@ class SimulatedStore:
 class SimulatedCache:
     """Slots and the loop around a scheduler.
 
-    store: a simulated disk for full blocks, if there is one. window: what a query sees, in every layer.
+    store: a simulated disk for full blocks, if there is one. window: what a query sees, in every layer. num_states: the
+    slots of layers that keep a state, if there are any.
     """
 
     def __init__(
@@ -67,16 +73,20 @@ class SimulatedCache:
         prefix_cache: bool,
         store: SimulatedStore | None = None,
         window: int | None = None,
+        num_states: int = 0,
     ) -> None:
         self.block_size = block_size
         self.window = Window(window, block_size)
-        allocator, budget = BlockAllocator(num_blocks, block_size), max(budget, max_sequences)
-        self.scheduler = Scheduler(allocator, max_sequences, budget, prefix_cache, window=self.window)
+        kinds: list[Keeps] = [RowBlocks(BlockAllocator(num_blocks, block_size), self.window)]
+        if num_states:
+            kinds.append(StateSlots(BlockAllocator(num_states, block_size), prefix_cache))
+        self.scheduler = Scheduler(Memory(kinds, prefix_cache), max_sequences, max(budget, max_sequences))
         self.max_used = 0  # blocks that were in use at once
         self.store = store
         if store is not None:
-            self.scheduler.prefixes.find_stored = store.find
+            self.scheduler.memory.store = store
         self.slots: dict[int, int] = {}
+        self.states: dict[int, int] = {}
         self.num_fed = 0
 
     def step(self, drafts: Mapping[int, list[int]] | None = None) -> Plan:
@@ -114,8 +124,7 @@ class SimulatedCache:
         """Copy, load, write, check what would be read, sample. The plan without sequences that could not be loaded."""
         assert sum(work.count for work in plan.work) <= self.scheduler.max_step_tokens
         self.max_used = max(self.max_used, self.scheduler.allocator.num_blocks - self.scheduler.allocator.num_free)
-        self._copy(plan)
-        if failed := self._load(plan):
+        if failed := self._move(plan):
             plan = self.scheduler.withdraw(plan, failed)
         self.num_fed += sum(work.count for work in plan.work)
         for work in plan.work:
@@ -134,6 +143,10 @@ class SimulatedCache:
         """Verify, commit, store."""
         self._store(self.scheduler.commit(plan, verify(plan, chosen), is_advanced))
         self.scheduler.check_integrity()
+        for sequence in (*self.scheduler.running, *self.scheduler.parked):
+            kept = sequence.kept
+            assert kept.first_row + len(kept.blocks) * self.block_size >= kept.num_computed
+            assert kept.num_computed == 0 or self.scheduler.memory.kinds[1:] == () or kept.state is not None
 
     def _known(self, work: Work) -> list[int]:
         """The tokens of a sequence, also one that it has not read yet, and its drafts."""
@@ -144,7 +157,7 @@ class SimulatedCache:
 
     def fork(self, parent: Sequence, new_id: int, keep: bool = False) -> Sequence:
         """A second sequence with the same past, queued or, with `keep`, parked as that of a session is."""
-        child = replace(parent, id=new_id, tokens=[], rows=Rows(salt=parent.rows.salt), finish_reason=None, keep=keep)
+        child = replace(parent, id=new_id, tokens=[], kept=Kept(salt=parent.kept.salt), finish_reason=None, keep=keep)
         (self.scheduler.park if keep else self.scheduler.add)(child)
         self.scheduler.share(parent, child)
         return child
@@ -158,40 +171,50 @@ class SimulatedCache:
         raise AssertionError("the scheduler makes no progress")
 
     def _slot(self, sequence: Sequence, position: int) -> int:
-        block = sequence.rows.table(self.block_size)[position // self.block_size]
+        block = sequence.kept.row_blocks(self.block_size)[position // self.block_size]
         return block * self.block_size + position % self.block_size
 
-    def _copy(self, plan: Plan) -> None:
-        for source, target in plan.copies:
-            for offset in range(self.block_size):
-                value = self.slots.get(source * self.block_size + offset)
-                if value is not None:
-                    self.slots[target * self.block_size + offset] = value
-
-    def _load(self, plan: Plan) -> list[Sequence]:
-        """Fill the blocks that are loaded; the sequences whose rows were refused."""
+    def _move(self, plan: Plan) -> list[Sequence]:
+        """Copy and load blocks; the sequences whose blocks were refused."""
         failed = []
-        for load in plan.loads:
-            try:
-                rows = load.source(load.first, load.last)["rows"]
-            except SnapshotError:
-                failed.append(load.sequence)
+        for move in plan.moves:
+            if isinstance(move, Copy):
+                self._copy(*move)
                 continue
-            for index, row in enumerate(rows):
-                block = load.blocks[index // self.block_size]
-                self.slots[block * self.block_size + index % self.block_size] = row
+            try:
+                entries = move.source(move.first, move.last)["rows"]
+            except SnapshotError:
+                failed.append(move.sequence)
+                continue
+            for index, entry in enumerate(entries):
+                if move.kind == STATES:
+                    self.states[move.blocks[0]] = entry
+                else:
+                    block = move.blocks[index // self.block_size]
+                    self.slots[block * self.block_size + index % self.block_size] = entry
         return failed
 
-    def _store(self, stores: Iterable[tuple[bytes, int]]) -> None:
-        for digest, block in stores:
-            first = block * self.block_size
-            if self.store is not None:
-                self.store.blocks[digest] = [self.slots[slot] for slot in range(first, first + self.block_size)]
+    def _copy(self, kind: int, source: int, target: int) -> None:
+        entries, size = (self.states, 1) if kind == STATES else (self.slots, self.block_size)
+        for offset in range(size):
+            if (value := entries.get(source * size + offset)) is not None:
+                entries[target * size + offset] = value
+
+    def _store(self, stores: Iterable[Store]) -> None:
+        for kind, name, block in stores if self.store is not None else ():
+            slots = range(block * self.block_size, (block + 1) * self.block_size)
+            entries = [self.states[block]] if kind == STATES else [self.slots[slot] for slot in slots]
+            self.store.blocks[name] = entries
 
     def _write(self, work: Work) -> None:
         known = self._known(work)
         for position in range(work.start, work.start + work.count):
             self.slots[self._slot(work.sequence, position)] = hash(tuple(known[: position + 1]))
+        if (slot := work.sequence.kept.state) is not None:
+            assert not work.start or self.states[slot] == hash(tuple(known[: work.start])), (
+                f"sequence {work.sequence.id} would go on with somebody else's state at position {work.start}"
+            )
+            self.states[slot] = hash(tuple(known[: work.start + work.count]))
 
     def _check_reads(self, work: Work) -> None:
         sequence, known = work.sequence, self._known(work)

@@ -31,11 +31,11 @@ Names = dict[str, Entry | str]
 PROGRAMS: Names = {
     "native": Entry("C++ for this processor, the same bits for any batch and chunk",
         "tokenmill.program.native.spec:NativeSpec", "tokenmill.program.native.program:Native"),
-    "aot": Entry("compiled ahead of time, from a package on disk", "tokenmill.program.spec:AotSpec",
+    "aot": Entry("compiled ahead of time, from a package on disk", "tokenmill.program.torch_specs:AotSpec",
         "tokenmill.program.aot.program:Aot"),
-    "compiled": Entry("torch.compile of the PyTorch modules", "tokenmill.program.spec:CompiledSpec",
+    "compiled": Entry("torch.compile of the PyTorch modules", "tokenmill.program.torch_specs:CompiledSpec",
         "tokenmill.program.compiled.program:Compiled", ("inductor",)),
-    "eager": Entry("PyTorch modules as they stand", "tokenmill.program.spec:EagerSpec",
+    "eager": Entry("PyTorch modules as they stand", "tokenmill.program.torch_specs:EagerSpec",
         "tokenmill.program.eager:Eager"),
 }
 
@@ -59,6 +59,11 @@ FORMATS: Names = {
         "tokenmill.cache.formats.dense_layer:DenseLayer"),
     "int8": Entry("8 bits, a scale for each token and head", "tokenmill.cache.formats.int8:Int8",
         "tokenmill.cache.formats.int8_layer:Int8Layer"),
+}
+
+MIXERS: Names = {
+    "attention": Entry("rows of K and V, which later tokens read",
+        "tokenmill.model.mixers.attention:AttentionBlock", "tokenmill.model.mixers.attention_module:Attention"),
 }
 
 # Attention kernels in the order of preference.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmill.cache.pool import Pool
+from tokenmill.cache.pool import ROWS, Pool
 from tokenmill.cache.spec import CacheSpec, RowsSpec
 from tokenmill.errors import SnapshotError
 
@@ -127,12 +127,12 @@ def test_rows_are_converted_to_the_dtype_of_the_pool():
 
 def test_copies_of_blocks():
     made, before = pool(), pool()
-    made.copy_blocks([(1, 4), (4, 0)])  # one after the other
+    made.copy_block(ROWS, 1, 4)
+    made.copy_block(ROWS, 4, 0)
     for name in made.read(torch.arange(30)):
         rows, were = made.read(torch.arange(30))[name], before.read(torch.arange(30))[name]
         assert torch.equal(rows[20:25], were[5:10]) and torch.equal(rows[0:5], were[5:10])
         assert torch.equal(rows[5:20], were[5:20]) and torch.equal(rows[25:], were[25:])
-    assert made.copy_blocks([]) is None
 
 
 def test_rows_that_fit():

@@ -17,12 +17,14 @@ from tests.steps import num_fed, plans_of
 from tests.tiny_models import prompt, save
 from tokenmill.cache import prefix_store
 from tokenmill.cache.header import shared_fields
+from tokenmill.cache.pool import ROWS
 from tokenmill.cache.prefix_folders import OWN_FRONT
 from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.cache.snapshot import write_snapshot
 from tokenmill.engine.load import load
 from tokenmill.errors import CapacityError, ConfigError, SnapshotError
 from tokenmill.memory import file_lock
+from tokenmill.schedule.sequence import Store
 
 START = prompt(40, seed=2)
 
@@ -499,12 +501,12 @@ def test_a_block_is_a_file_under_its_hash(tmp_path):
     made = pool()
     store = PrefixStore(tmp_path, made, HEADER, LIMIT)
     assert store.find(HASH) is None
-    store.save(HASH, 2)
+    store.save(Store(ROWS, HASH, 2))
     (file,) = blocks(tmp_path)
     folder = hashlib.blake2b(SAID.encode(), digest_size=8).hexdigest()
     assert file == tmp_path / folder / f"{HASH.hex()}.kv"
     assert same(store.find(HASH)(0, 5), rows_of(made, 2))
-    assert same(store.read(HASH, 1, 4), rows_of(made, 2, 1, 4))
+    assert same(store.read(HASH, ROWS, 1, 4), rows_of(made, 2, 1, 4))
     again = PrefixStore(tmp_path, pool(), dict(reversed(HEADER.items())), LIMIT)
     assert again.find(HASH) is not None and again.find(OTHER) is None
     assert PrefixStore(tmp_path, pool(), {**HEADER, "dtype": "float16"}, LIMIT).find(HASH) is None
@@ -512,80 +514,80 @@ def test_a_block_is_a_file_under_its_hash(tmp_path):
 
 def test_a_block_that_is_there_is_not_written_again(tmp_path):
     store = PrefixStore(tmp_path, pool(), HEADER, LIMIT)
-    store.save(HASH, 2)
+    store.save(Store(ROWS, HASH, 2))
     (file,) = blocks(tmp_path)
     os.utime(file, (1000, 1000))
-    store.save(HASH, 3)
+    store.save(Store(ROWS, HASH, 3))
     assert file.stat().st_mtime == 1000
-    store.read(HASH, 0, 1)
+    store.read(HASH, ROWS, 0, 1)
     assert file.stat().st_mtime > time.time() - 100, "the last read decides what is deleted"
 
 
 def test_a_file_says_which_block_it_is_and_of_which_store(tmp_path):
     store = PrefixStore(tmp_path, pool(), HEADER, LIMIT)
-    store.save(HASH, 2)
+    store.save(Store(ROWS, HASH, 2))
     (file,) = blocks(tmp_path)
     file.rename(file.with_name(f"{OTHER.hex()}.kv"))
     with pytest.raises(SnapshotError, match=rf"{OTHER.hex()}.kv is another block: its block is '{HASH.hex()}'$"):
-        store.read(OTHER, 0, 5)
+        store.read(OTHER, ROWS, 0, 5)
     assert store.find(OTHER) is None, "it counts as never written"
     elsewhere = PrefixStore(tmp_path, pool(), {**HEADER, "dtype": "float16"}, LIMIT)
-    elsewhere.save(HASH, 2)
+    elsewhere.save(Store(ROWS, HASH, 2))
     (theirs,) = set(blocks(tmp_path)) - {file.with_name(f"{OTHER.hex()}.kv")}
     theirs.rename(file)
     said = hashlib.blake2b(SAID.replace("float32", "float16").encode(), digest_size=16).hexdigest()
     with pytest.raises(SnapshotError, match=rf"{HASH.hex()}.kv is another block: its store is '{said}'$"):
-        store.read(HASH, 0, 5)
+        store.read(HASH, ROWS, 0, 5)
 
 
 def test_a_file_holds_one_tensor_of_bytes(tmp_path):
     store = PrefixStore(tmp_path, pool(), HEADER, LIMIT)
-    store.save(HASH, 2)
+    store.save(Store(ROWS, HASH, 2))
     (file,) = blocks(tmp_path)
     facts = {"block": HASH.hex(), "store": hashlib.blake2b(SAID.encode(), digest_size=16).hexdigest()}
     write_snapshot(file, facts, {"other": torch.zeros(960, dtype=torch.uint8)})
     with pytest.raises(SnapshotError, match=r"is damaged: it should hold 'rows', and holds \['other'\]$"):
-        store.read(HASH, 0, 5)
+        store.read(HASH, ROWS, 0, 5)
     write_snapshot(file, facts, {"rows": torch.zeros(959, dtype=torch.uint8)})
     with pytest.raises(SnapshotError, match=r"it holds torch.uint8 \[959\], which should be 960 bytes$"):
-        store.read(HASH, 0, 5)
+        store.read(HASH, ROWS, 0, 5)
     write_snapshot(file, facts, {"rows": torch.zeros(960, dtype=torch.uint8)})
-    assert not any(tensor.any() for tensor in store.read(HASH, 0, 5).values())
+    assert not any(tensor.any() for tensor in store.read(HASH, ROWS, 0, 5).values())
 
 
 def test_a_damaged_block_is_written_anew(tmp_path):
     made = pool()
     store = PrefixStore(tmp_path, made, HEADER, LIMIT)
-    store.save(HASH, 2)
+    store.save(Store(ROWS, HASH, 2))
     (file,) = blocks(tmp_path)
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(SnapshotError, match="damaged"):
-        store.read(HASH, 0, 5)
+        store.read(HASH, ROWS, 0, 5)
     assert store.find(HASH) is None
-    store.save(HASH, 2)
+    store.save(Store(ROWS, HASH, 2))
     assert same(store.find(HASH)(0, 5), rows_of(made, 2))
 
 
 def test_what_no_store_has_written_stays_in_the_place_of_a_block(tmp_path):
     store = PrefixStore(tmp_path, pool(), HEADER, LIMIT)
-    store.save(HASH, 2)
+    store.save(Store(ROWS, HASH, 2))
     (file,) = blocks(tmp_path)
     file.unlink()
     file.symlink_to("nowhere")
-    store.save(HASH, 2)
+    store.save(Store(ROWS, HASH, 2))
     assert file.is_symlink() and store.find(HASH) is None
     file.unlink()
     file.mkdir()
-    store.save(HASH, 2)
+    store.save(Store(ROWS, HASH, 2))
     assert file.is_dir() and store.find(HASH) is None
-    store.save(OTHER, 2)
+    store.save(Store(ROWS, OTHER, 2))
     assert store.find(OTHER) is not None
 
 
 def test_a_folder_that_only_is_read_gets_no_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(prefix_store.os, "access", lambda path, how: not how & os.W_OK)
     store = PrefixStore(tmp_path, pool(), HEADER, LIMIT)
-    store.save(HASH, 2)
+    store.save(Store(ROWS, HASH, 2))
     assert blocks(tmp_path) == [] and not (tmp_path / ".tokenmill-blocks").exists()
 
 
@@ -593,7 +595,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(SnapshotError, match=r"file/[0-9a-f]{16} cannot be made: Not a directory$"):
         PrefixStore(tmp_path / "file", pool(), HEADER, LIMIT)
-    PrefixStore(tmp_path / "a" / "b", pool(), HEADER, LIMIT).save(HASH, 1)
+    PrefixStore(tmp_path / "a" / "b", pool(), HEADER, LIMIT).save(Store(ROWS, HASH, 1))
     assert len(blocks(tmp_path / "a" / "b")) == 1
 
 
@@ -602,29 +604,29 @@ def test_the_limit_must_hold_a_block(tmp_path):
     with pytest.raises(CapacityError, match=said):
         PrefixStore(tmp_path, pool(), HEADER, 959)
     store = PrefixStore(tmp_path, pool(), HEADER, 960)
-    store.save(HASH, 1)
+    store.save(Store(ROWS, HASH, 1))
     assert blocks(tmp_path) == [], "with its header it is larger than that"
     assert store.find(HASH) is None
 
 
 def test_the_size_of_a_file_counts(tmp_path):
     one = PrefixStore(tmp_path / "one", pool(), HEADER, LIMIT)
-    one.save(HASH, 1)
+    one.save(Store(ROWS, HASH, 1))
     size = num_bytes(tmp_path / "one")
     store = PrefixStore(tmp_path / "two", pool(), HEADER, 2 * size)
     for number, count in enumerate([1, 2, 1]):  # a tenth is left free where files must go
-        store.save(bytes([number] * 16), 1)
+        store.save(Store(ROWS, bytes([number] * 16), 1))
         assert num_bytes(tmp_path / "two") == count * size
     tight = PrefixStore(tmp_path / "three", pool(), HEADER, 2 * size - 1)
     for number in range(3):
-        tight.save(bytes([number] * 16), 1)
+        tight.save(Store(ROWS, bytes([number] * 16), 1))
         assert num_bytes(tmp_path / "three") == size
 
 
 def test_blocks_of_before_are_counted(tmp_path):
     """Whatever the lock's file says: somebody may have put blocks there."""
-    PrefixStore(tmp_path, pool(), HEADER, LIMIT).save(HASH, 1)
+    PrefixStore(tmp_path, pool(), HEADER, LIMIT).save(Store(ROWS, HASH, 1))
     size = num_bytes(tmp_path)
     (tmp_path / ".tokenmill-blocks").write_text("0")
-    PrefixStore(tmp_path, pool(), HEADER, 2 * size - 1).save(OTHER, 1)
+    PrefixStore(tmp_path, pool(), HEADER, 2 * size - 1).save(Store(ROWS, OTHER, 1))
     assert num_bytes(tmp_path) == size

@@ -107,7 +107,7 @@ def test_the_cache_is_made_for_the_windows(path):
     config = engine.core.loaded.config
     assert config.cache_tokens == 15 * SIZE and engine.memory["cache_bytes"] == 15 * SIZE * 2 * 2 * 2 * 8 * 4
     held = poison(engine)
-    engine.core.scheduler.prefixes._is_on = False
+    engine.core.scheduler.memory.prefix_cache = False
     wanted = engine_for(path, program="eager", cache_tokens=3 * LONG, max_sequences=3)
     prompts = [START[shift : shift + 150] for shift in (0, 1, 2)]
     done = engine.generate(prompts, max_new_tokens=60, ignore_eos=True)

@@ -24,6 +24,7 @@ class Operations(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         has_store=st.booleans(),
         window=st.sampled_from([None, None, 1, 2, 5, 9]),
+        spare_states=st.sampled_from([None, None, 0, 1, 5, 20]),
     )
     def build(
         self,
@@ -34,11 +35,15 @@ class Operations(RuleBasedStateMachine):
         prefix_cache: bool,
         has_store: bool,
         window: int | None,
+        spare_states: int | None,
     ) -> None:
         num_blocks = Window(window, block_size).max_blocks(MAX_TOKENS) + spare
         self.store = SimulatedStore()
         store = self.store if has_store else None
-        self.cache = SimulatedCache(num_blocks, block_size, max_sequences, budget, prefix_cache, store, window)
+        num_states = 0 if spare_states is None else 2 + spare_states
+        self.cache = SimulatedCache(
+            num_blocks, block_size, max_sequences, budget, prefix_cache, store, window, num_states
+        )
         self.scheduler = self.cache.scheduler
         self.sequences: dict[int, tuple[Sequence, list[int]]] = {}
         self.next_id = 0
@@ -106,7 +111,7 @@ class Operations(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """Blocks are found on disk alone, as in a new process."""
-        self.scheduler.allocator.forget_names()
+        self.scheduler.memory.forget_names()
 
     @precondition(lambda self: self.store.blocks)
     @rule(data=st.data())
@@ -151,7 +156,8 @@ class Operations(RuleBasedStateMachine):
         for sequence in list(self.scheduler.parked):
             self.scheduler.drop(sequence)
         self.scheduler.check_integrity()
-        assert self.scheduler.allocator.num_free == self.scheduler.allocator.num_blocks, "a block was leaked"
+        for kind in self.scheduler.memory.kinds:
+            assert kind.allocator.num_free == kind.allocator.num_blocks, "a block was leaked"
 
 
 Operations.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

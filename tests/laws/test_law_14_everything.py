@@ -18,6 +18,7 @@ from tests.at_once import run_at_once
 from tests.byte_model import THINK, save_thinking_model
 from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
+from tests.state_model import save_with_states
 from tests.tiny_models import VOCABULARY, prompt, reference, save
 from tests.unequal_model import save_unequal
 from tokenmill import RequestError, SamplingParams, load
@@ -337,6 +338,12 @@ def test_every_text_of_a_model_that_is_constrained(program, tmp_path):
 @pytest.mark.parametrize("program", slow_but(("eager",)))
 def test_every_text_of_a_model_whose_layers_differ(program, tmp_path, monkeypatch):
     everything_at_once(save_unequal(tmp_path / "unequal", monkeypatch), PROGRAMS[program], tmp_path)
+
+
+@pytest.mark.parametrize("program", [pytest.param(name, marks=pytest.mark.slow) if name == "eager" else name
+    for name in PROGRAMS if "eager" in name])  # fmt: skip
+def test_every_text_of_a_model_whose_layers_keep_states(program, tmp_path, monkeypatch):
+    everything_at_once(save_with_states(tmp_path / "summing", monkeypatch), PROGRAMS[program], tmp_path)
 
 
 def test_every_text_of_a_model_with_matrices_of_4_and_of_8_bits(llama, tmp_path):

@@ -10,13 +10,12 @@ from tokenmill.cache.pool import Pool
 from tokenmill.kernels.attend.kernel import choose
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.load_model import resolve_checkpoint
-from tokenmill.memory.arena import unreserved
 from tokenmill.model.description import describe
 from tokenmill.parallel.collectives import Group
-from tokenmill.parallel.ranks import Ranks
 from tokenmill.parallel.rows import cache_of_rank
 from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts
+from tokenmill.program.parts import Opened
 from tokenmill.program.runner import Runner
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 from tokenmill.settings.engine_config import EngineConfig
@@ -56,7 +55,7 @@ class Threads:
         shapes = describe(model).attention_shapes
         _, kernel = choose(config.kernel, resolved.cache, CPU, config.max_length, shapes)
         pool = Pool(spec, CPU)
-        parts = ModelParts(source, pool, kernel, None, None, config, unreserved, Ranks(), self.groups[rank])
+        parts = ModelParts(source, pool, kernel, config, Opened(group=self.groups[rank]))
         return Runner(Eager(parts), pool, CPU)
 
     def logits(self, *prompts, step=9):
@@ -65,7 +64,7 @@ class Threads:
         count = -(-length // size)
         sequences = [Sequence(number, list(prompt), len(prompt), 10**9) for number, prompt in enumerate(prompts)]
         for sequence in sequences:
-            sequence.rows.blocks = list(range(sequence.id * count, (sequence.id + 1) * count))
+            sequence.kept.blocks = list(range(sequence.id * count, (sequence.id + 1) * count))
         with torch_threads(1):
             return at_once(
                 [lambda runner=runner: self._run(runner, sequences, length, step) for runner in self.runners]

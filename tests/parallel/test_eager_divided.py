@@ -9,7 +9,7 @@ from tests.parallel.eager_in_threads import Threads, save_with_three_kv_heads
 from tests.tiny_models import KINDS, TINY, build, prompt, save
 from tokenmill.errors import ConfigError
 from tokenmill.loader.load_model import resolve_checkpoint
-from tokenmill.program.spec import EagerSpec
+from tokenmill.program.torch_specs import EagerSpec
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 

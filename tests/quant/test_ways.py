@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from tokenmill.kernels.threads import torch_threads
-from tokenmill.model.description import Projection
+from tokenmill.model.blocks import Projection
 from tokenmill.model.layers import Unfused
 from tokenmill.quant import ways
 from tokenmill.quant.dense import product

@@ -13,7 +13,8 @@ from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import RequestError
 from tokenmill.sample.matchers import Matchers
 from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import UNKNOWN, Plan, Rows, Sequence, Work
+from tokenmill.schedule.keeps import Kept
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -37,7 +38,7 @@ def sequence(vocabulary):
         stops = {END: "eos"} if ends else {}
         tokens = [*PROMPT, *output]
         choosing = Choosing(params, 0, stops, constraint=constraint, thinking=thinking)
-        return Sequence(1, tokens, len(PROMPT), 50, choosing, Rows(num_computed=len(tokens) - 1))
+        return Sequence(1, tokens, len(PROMPT), 50, choosing, Kept(num_computed=len(tokens) - 1))
 
     return make
 
@@ -84,7 +85,7 @@ def test_drafts_end_at_the_limit_and_unknown_ones_are_none(sequence):
     scored = sequence(b"", "abc")
     scored.score_from = 0
     prefilled = sequence(b"", "abc")
-    prefilled.rows.num_computed = 0
+    prefilled.kept.num_computed = 0
     assert drafts_of(scored, [7], 4) == drafts_of(prefilled, [7], 4) == []
 
 

@@ -48,7 +48,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one():
     cache.scheduler.add(text(1, 8, 10))
     cache.step()
     cache.step()
-    assert cache.scheduler.running[0].rows.num_computed < 60 and running(cache) == [0]  # 1 has ended
+    assert cache.scheduler.running[0].kept.num_computed < 60 and running(cache) == [0]  # 1 has ended
 
 
 def test_a_client_gets_a_place_though_another_has_taken_all():
@@ -115,7 +115,7 @@ def test_prompts_are_limited_only_while_others_decode():
     cache.scheduler.max_prompt_tokens = 10
     cache.scheduler.add(text(0, 40, 80))
     cache.step()
-    assert cache.scheduler.running[0].rows.num_computed == 40
+    assert cache.scheduler.running[0].kept.num_computed == 40
     cache.scheduler.add(text(1, 40, 80))
     plan = cache.step()
     assert [work.count for work in plan.work] == [1, 10]

@@ -5,8 +5,11 @@ import pytest
 from tests.simulated_cache import SimulatedCache, SimulatedStore, solo
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator, chain_digest
+from tokenmill.schedule.keeps import Kept
+from tokenmill.schedule.memory import Memory
+from tokenmill.schedule.row_blocks import RowBlocks
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.schedule.sequence import UNKNOWN, Rows, Sequence, unread_mark
+from tokenmill.schedule.sequence import UNKNOWN, Sequence, unread_mark
 
 
 def counts(plan) -> dict[int, int]:
@@ -77,7 +80,7 @@ def test_when_blocks_run_out_the_youngest_gives_way_and_all_texts_stand():
 
 
 def test_a_sequence_that_could_never_finish_is_refused_with_the_numbers():
-    scheduler = Scheduler(BlockAllocator(4, 16), 1, 16)
+    scheduler = Scheduler(Memory([RowBlocks(BlockAllocator(4, 16))]), 1, 16)
     with pytest.raises(CapacityError, match=r"5 needed, 4 available; change .*cache_tokens"):
         scheduler.add(Sequence(0, [1] * 10, 10, 65))
 
@@ -88,12 +91,12 @@ def test_a_fork_shares_its_blocks_until_one_of_the_two_writes():
     cache.scheduler.add(parent)
     cache.step()
     child = cache.fork(parent, 1)
-    assert child.rows.blocks == parent.rows.blocks
+    assert child.kept.blocks == parent.kept.blocks
     child.tokens[-1] = 99  # the two say different things from here on
     plan = cache.step()
-    assert len(plan.copies) == 1, "only the last, partial block is copied"
-    assert child.rows.blocks[0] == parent.rows.blocks[0]
-    assert child.rows.blocks[1] != parent.rows.blocks[1]
+    assert len(plan.moves) == 1, "only the last, partial block is copied"
+    assert child.kept.blocks[0] == parent.kept.blocks[0]
+    assert child.kept.blocks[1] != parent.kept.blocks[1]
     cache.run()
 
 
@@ -162,7 +165,7 @@ def test_a_sequence_that_is_preempted_for_a_copy_of_its_own_is_not_planned():
     children = [cache.fork(parent, number) for number in (1, 2)]
     plan = cache.step()  # the parent's copy takes the last free block; the first child finds none for its own
     assert counts(plan) == {0: 1}
-    assert [child.rows.blocks for child in children] == [[], []]
+    assert [child.kept.blocks for child in children] == [[], []]
     cache.run()
     for sequence in (parent, *children):
         assert sequence.tokens == solo([1, 2, 3, 4, 5], 12, {})
@@ -180,11 +183,11 @@ def test_a_block_that_is_copied_and_freed_in_a_plan_may_be_loaded_in_the_same_pl
     child.tokens.append(0)
     child.max_tokens = 12
     cache.scheduler.resume(child)
-    cache.scheduler.add(Sequence(2, [3, 3, 3, 3], 4, 5, rows=Rows(saved=store.find(b"saved"), num_saved=3)))
+    cache.scheduler.add(Sequence(2, [3, 3, 3, 3], 4, 5, kept=Kept(saved=[store.find(b"saved", 0)], num_saved=3)))
     plan = cache.step()  # checks what every sequence reads
-    ((source, target),) = plan.copies
-    assert [load.blocks for load in plan.loads] == [(source,)]
-    assert child.rows.blocks[1] == target
+    (_, source, target), load = plan.moves
+    assert load.blocks == (source,)
+    assert child.kept.blocks[1] == target
     cache.run()
 
 
@@ -228,9 +231,9 @@ def test_nobody_waits_for_blocks_that_an_idle_sequence_holds():
     idle = Sequence(0, [1] * 288, 288, 288, keep=True, score_from=287)
     cache.scheduler.add(idle)
     cache.run()
-    assert len(idle.rows.blocks) == 18
+    assert len(idle.kept.blocks) == 18
     cache.scheduler.add(Sequence(1, [2] * 4, 4, 15))
     cache.step()
     cache.scheduler.add(Sequence(2, [3] * 40, 40, 45))
     cache.step()
-    assert [each.id for each in cache.scheduler.running] == [1, 2] and not idle.rows.blocks
+    assert [each.id for each in cache.scheduler.running] == [1, 2] and not idle.kept.blocks

@@ -7,8 +7,11 @@ from hypothesis import strategies as st
 from tests.simulated_cache import SimulatedCache, SimulatedStore, solo
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.keeps import Kept
+from tokenmill.schedule.memory import Memory
+from tokenmill.schedule.row_blocks import RowBlocks
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.schedule.sequence import Rows, Sequence, unread_mark
+from tokenmill.schedule.sequence import Sequence, unread_mark
 from tokenmill.schedule.window import Window
 
 WINDOW, SIZE, LONG = 8, 4, 320  # a text of 40 windows
@@ -71,7 +74,7 @@ def test_a_text_of_forty_windows_in_a_cache_of_three():
     most: dict[bool, int] = {}
     while not cache.scheduler.idle:
         work = cache.step().work[0]
-        most[work.count == 1] = max(most.get(work.count == 1, 0), len(sequence.rows.blocks))
+        most[work.count == 1] = max(most.get(work.count == 1, 0), len(sequence.kept.blocks))
     assert sequence.tokens == solo([1, 2] * 100, LONG, {}) and cache.scheduler.num_preemptions == 0
     assert cache.max_used == 6 and most[True] == 4 and cache.num_fed == LONG - 1
 
@@ -87,11 +90,11 @@ def test_a_cache_that_holds_less_than_a_step_feeds_less():
 
 
 def test_what_a_long_text_needs_is_what_its_window_needs():
-    scheduler = Scheduler(BlockAllocator(4, SIZE), 1, 16, window=Window(WINDOW, SIZE))
+    scheduler = Scheduler(Memory([RowBlocks(BlockAllocator(4, SIZE), Window(WINDOW, SIZE))]), 1, 16)
     scheduler.check_length(10**6)
     with pytest.raises(CapacityError, match="4 needed, 3 available"):
-        Scheduler(BlockAllocator(3, SIZE), 1, 16, window=Window(WINDOW, SIZE)).check_length(10**6)
-    Scheduler(BlockAllocator(3, SIZE), 1, 16, window=Window(WINDOW, SIZE)).check_length(12)
+        Scheduler(Memory([RowBlocks(BlockAllocator(3, SIZE), Window(WINDOW, SIZE))]), 1, 16).check_length(10**6)
+    Scheduler(Memory([RowBlocks(BlockAllocator(3, SIZE), Window(WINDOW, SIZE))]), 1, 16).check_length(12)
 
 
 def test_many_long_texts_share_a_cache_and_give_way():
@@ -127,16 +130,16 @@ def test_going_back_by_a_block_computes_nothing_anew():
     """59 rows: a query at 59 reads row 52 of block 13, and block 12 is kept. One at 56 reads from row 49 on."""
     cache = SimulatedCache(40, SIZE, 1, 64, prefix_cache=False, window=WINDOW)
     sequence = parked(cache)
-    assert (sequence.rows.num_computed, sequence.rows.first_row) == (59, 48)
+    assert (sequence.kept.num_computed, sequence.kept.first_row) == (59, 48)
     cache.scheduler.rewind(sequence, 56, [0])
-    assert sequence.rows.num_computed == 56 and continued(cache, sequence) == 1
+    assert sequence.kept.num_computed == 56 and continued(cache, sequence) == 1
 
 
 def test_going_back_into_what_was_given_back_computes_all_tokens():
     cache = SimulatedCache(40, SIZE, 1, 64, prefix_cache=False, window=WINDOW)
     sequence = parked(cache)
     cache.scheduler.rewind(sequence, 54, [0])
-    assert sequence.rows == Rows() and continued(cache, sequence) == 55
+    assert sequence.kept == Kept() and continued(cache, sequence) == 55
 
 
 def test_what_was_given_back_is_found_again_while_nobody_took_it():
@@ -152,7 +155,7 @@ def test_a_fork_keeps_what_the_first_gives_back():
     cache = SimulatedCache(40, SIZE, 2, 64, prefix_cache=False, window=WINDOW)
     first = parked(cache)
     other = cache.fork(first, 1, keep=True)
-    assert other.rows.blocks == first.rows.blocks
+    assert other.kept.blocks == first.kept.blocks
     continued(cache, first, 40)
     cache.scheduler.check_integrity()
     assert continued(cache, other, 1) == 1
@@ -173,7 +176,7 @@ def test_a_prefix_needs_the_blocks_of_the_window_alone(on_disk):
     sequence = Sequence(1, list(prompt), 50, 55)
     cache.scheduler.add(sequence)
     plan = cache.step()
-    assert sequence.num_cached_tokens == 48 and sequence.rows.first_row == 40
+    assert sequence.num_cached_tokens == 48 and sequence.kept.first_row == 40
     assert [len(load.blocks) for load in plan.loads] == [1, 1] * on_disk
     cache.run()
     assert sequence.tokens == solo(prompt, 55, {})
@@ -211,8 +214,8 @@ def test_a_file_serves_if_it_begins_early_enough(first_saved, num_fed):
     the last token is fed again."""
     cache = SimulatedCache(40, SIZE, 1, 64, True, SimulatedStore(), window=WINDOW)
     tokens = [1, 3] * 26
-    rows = Rows(saved=saved_rows(tokens, first_saved), first_saved=first_saved, num_saved=51)
-    sequence = Sequence(0, list(tokens), 52, 60, rows=rows)
+    rows = Kept(saved=[saved_rows(tokens, first_saved)], first_saved=first_saved, num_saved=51)
+    sequence = Sequence(0, list(tokens), 52, 60, kept=rows)
     cache.scheduler.add(sequence)
     cache.run()
     assert cache.num_fed - 7 == num_fed
@@ -227,8 +230,8 @@ def test_a_block_that_a_file_fills_in_part_is_not_shared():
     it; whoever begins with the same tokens and is shorter would read row 40, which nobody has computed."""
     cache = SimulatedCache(40, SIZE, 1, 64, True, SimulatedStore(), window=WINDOW)
     tokens = [1, 3] * 25
-    rows = Rows(saved=saved_rows(tokens, 41), first_saved=41, num_saved=49)
-    cache.scheduler.add(Sequence(0, list(tokens), 50, 60, rows=rows))
+    rows = Kept(saved=[saved_rows(tokens, 41)], first_saved=41, num_saved=49)
+    cache.scheduler.add(Sequence(0, list(tokens), 50, 60, kept=rows))
     cache.step()
     assert cache.num_fed == 1 and len(cache.store.blocks) == 1  # block 11 alone
     cache.run()
@@ -241,20 +244,20 @@ def test_a_block_that_a_file_fills_in_part_is_not_shared():
 
 def test_a_step_in_flight_keeps_the_blocks_that_it_reads():
     """The next step is planned before the commit of the first: what the first gives back, it gives back then."""
-    scheduler = Scheduler(BlockAllocator(40, SIZE), 1, 16, window=Window(WINDOW, SIZE))
+    scheduler = Scheduler(Memory([RowBlocks(BlockAllocator(40, SIZE), Window(WINDOW, SIZE))]), 1, 16)
     sequence = Sequence(0, [1] * 30, 30, 60)
     scheduler.add(sequence)
     first = scheduler.plan()
     scheduler.advance(first, [[]])
     second = scheduler.plan()
-    assert second.work[0].start == 16 and sequence.rows.first_row == 0
+    assert second.work[0].start == 16 and sequence.kept.first_row == 0
     scheduler.commit(first, [[]], is_advanced=True)
-    assert sequence.rows.first_row == 4  # the second reads the rows from 9 on, and a block more stays
+    assert sequence.kept.first_row == 4  # the second reads the rows from 9 on, and a block more stays
     scheduler.advance(second, [[unread_mark(0)]])
     third = scheduler.plan()
-    assert third.work[0].start == 30 and sequence.rows.first_row == 4
+    assert third.work[0].start == 30 and sequence.kept.first_row == 4
     scheduler.commit(second, [[7]], is_advanced=True)
-    assert sequence.rows.first_row == 16
+    assert sequence.kept.first_row == 16
     scheduler.check_integrity()
 
 
@@ -271,7 +274,7 @@ def test_steps_that_overlap_give_the_same_texts(num_blocks):
 
 
 def test_a_sequence_waits_while_a_step_in_flight_fills_the_cache():
-    scheduler = Scheduler(BlockAllocator(4, SIZE), 1, 64, window=Window(WINDOW, SIZE))
+    scheduler = Scheduler(Memory([RowBlocks(BlockAllocator(4, SIZE), Window(WINDOW, SIZE))]), 1, 64)
     sequence = Sequence(0, [1] * 30, 30, 60)
     scheduler.add(sequence)
     first = scheduler.plan()

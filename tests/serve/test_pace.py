@@ -4,6 +4,8 @@ import pytest
 
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.fairness import shares
+from tokenmill.schedule.memory import Memory
+from tokenmill.schedule.row_blocks import RowBlocks
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 from tokenmill.serve import pace
@@ -26,7 +28,7 @@ def clock(monkeypatch):
 
 
 def made(bound_s=0.2, most=512):
-    scheduler = Scheduler(BlockAllocator(64, 32), 4, most)
+    scheduler = Scheduler(Memory([RowBlocks(BlockAllocator(64, 32))]), 4, most)
     return scheduler, Pace(scheduler, bound_s)
 
 

@@ -6,7 +6,8 @@ from tests.empty import check_empty
 from tests.marks import needs_native
 from tests.tiny_models import prompt
 from tokenmill import load
-from tokenmill.schedule.sequence import UNKNOWN, Plan, Rows, Sequence, Work
+from tokenmill.schedule.keeps import Kept
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
 from tokenmill.speculate.controller import Controller, Judged
 from tokenmill.speculate.estimates import MatchChances, PassCosts
 from tokenmill.speculate.proposer import Facts
@@ -40,13 +41,13 @@ class Scripted:
         self.now += self.seconds(sum(work.count for work in plan.work))
         for sequence, tokens in zip(sequences, accepted, strict=True):
             sequence.tokens += tokens
-            sequence.rows.num_computed = len(sequence.tokens) - 1
+            sequence.kept.num_computed = len(sequence.tokens) - 1
         controller.learn(plan, accepted)
         return max((len(work.drafts) for work in plan.work), default=0)
 
 
 def decoding(tokens, number=1):
-    return Sequence(number, list(tokens), len(tokens), 10**6, rows=Rows(len(tokens) - 1))
+    return Sequence(number, list(tokens), len(tokens), 10**6, kept=Kept(len(tokens) - 1))
 
 
 def repeats(tokens, place):

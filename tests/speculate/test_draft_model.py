@@ -2,7 +2,8 @@
 
 import pytest
 
-from tokenmill.schedule.sequence import Rows, Sequence
+from tokenmill.schedule.keeps import Kept
+from tokenmill.schedule.sequence import Sequence
 from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.proposer import Facts
 
@@ -19,7 +20,7 @@ class Noted:
 
 
 def sequence(number, num_computed=2, score_from=None):
-    return Sequence(number, [1, 2, 3], 3, 30, rows=Rows(num_computed), score_from=score_from)
+    return Sequence(number, [1, 2, 3], 3, 30, kept=Kept(num_computed), score_from=score_from)
 
 
 def test_only_what_decodes_is_drafted():

@@ -1,11 +1,12 @@
 """Which guesses are worth making."""
 
-from tokenmill.schedule.sequence import Rows, Sequence
+from tokenmill.schedule.keeps import Kept
+from tokenmill.schedule.sequence import Sequence
 from tokenmill.speculate.estimates import JUDGED, MatchChances
 
 
 def decoding():
-    return Sequence(1, [1, 2, 3], 3, 100, rows=Rows(2))
+    return Sequence(1, [1, 2, 3], 3, 100, kept=Kept(2))
 
 
 def test_after_a_long_match_all_tokens_are_worth_guessing():

@@ -11,7 +11,8 @@ from tests.tiny_models import KINDS, prompt, save
 from tokenmill import load
 from tokenmill.errors import ConfigError
 from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import UNKNOWN, Rows, Sequence
+from tokenmill.schedule.keeps import Kept
+from tokenmill.schedule.sequence import UNKNOWN, Sequence
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.speculate.multi_step import MultiStep
 
@@ -168,7 +169,7 @@ def test_no_more_together_than_nobody_minds():
     """25 ms, by what the last steps took; nothing while that is not known or somebody else has other needs."""
     now = [0.0]
     proposer = MultiStep(clock=lambda: now[0])
-    decoding = Sequence(1, [5, 6], 1, 30, rows=Rows(1))
+    decoding = Sequence(1, [5, 6], 1, 30, kept=Kept(1))
 
     def ask(passed_s, *sequences):
         now[0] += passed_s
@@ -181,12 +182,12 @@ def test_no_more_together_than_nobody_minds():
     assert ask(0.004, decoding) == {1: 4}
     assert ask(0.500, decoding) == {}
     assert ask(0.001, decoding) == {1: 4}
-    many = [Sequence(number, [5, 6], 1, 30, rows=Rows(1)) for number in range(13)]
+    many = [Sequence(number, [5, 6], 1, 30, kept=Kept(1)) for number in range(13)]
     assert ask(0.001, *many) == dict.fromkeys(range(13), 1)
     other = Sequence(2, prompt(9, seed=1), 9, 30)
     assert ask(0.001, decoding, other) == {}, "it has its prompt before it"
     assert ask(0.001, decoding) == {}
-    sampled = Sequence(3, [1, 2], 1, 30, Choosing(SamplingParams(temperature=0.5)), rows=Rows(1))
+    sampled = Sequence(3, [1, 2], 1, 30, Choosing(SamplingParams(temperature=0.5)), kept=Kept(1))
     assert ask(0.001, sampled) == {}
     assert ask(0.001) == {}
 

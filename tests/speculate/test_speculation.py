@@ -5,7 +5,8 @@ import logging
 import pytest
 
 from tokenmill import load
-from tokenmill.schedule.sequence import UNKNOWN, Plan, Rows, Sequence, Work
+from tokenmill.schedule.keeps import Kept
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
 from tokenmill.speculate.proposer import Facts, Proposer
 from tokenmill.speculate.speculation import DraftStats, Speculation, described
 
@@ -30,7 +31,7 @@ def speculation(proposer, num_draft_tokens=4, max_step_tokens=64):
 
 
 def sequences(count):
-    return [Sequence(number, [1, 2, 3], 2, 30, rows=Rows(2)) for number in range(1, count + 1)]
+    return [Sequence(number, [1, 2, 3], 2, 30, kept=Kept(2)) for number in range(1, count + 1)]
 
 
 def test_no_more_drafts_than_the_limit_and_the_budget():

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from tokenmill.schedule.sequence import Rows, Sequence
+from tokenmill.schedule.keeps import Kept
+from tokenmill.schedule.sequence import Sequence
 from tokenmill.speculate.proposer import Facts
 from tokenmill.speculate.suffix import CERTAIN, LEAD, SHORTEST, Guess, Suffix, SuffixAutomaton
 
@@ -48,23 +49,23 @@ def test_no_guess_is_longer_than_the_limit():
 
 
 def decoding(tokens, number=1):
-    return Sequence(number, list(tokens), len(tokens), 100, rows=Rows(len(tokens) - 1))
+    return Sequence(number, list(tokens), len(tokens), 100, kept=Kept(len(tokens) - 1))
 
 
 def test_a_sequence_that_was_rewound_is_guessed_by_what_it_is_now():
     proposer, sequence = Suffix(), decoding([5, 6, 7, 8, 5, 6])
     assert proposer.propose([sequence], 2, {}) == {1: [7, 8]}
     sequence.tokens[:] = [1, 2, 3, 1, 2]
-    sequence.rows.num_computed = 4
+    sequence.kept.num_computed = 4
     assert proposer.propose([sequence], 1, {}) == {1: [3]}
     sequence.tokens[2:] = [9, 9, 9, 1, 2]
-    sequence.rows.num_computed = 6
+    sequence.kept.num_computed = 6
     assert proposer.propose([sequence], 1, {}) == {1: [9]}
 
 
 def test_sequences_that_compute_a_prompt_are_left_out():
     sequence = decoding([1, 2, 1, 2])
-    sequence.rows.num_computed = 1
+    sequence.kept.num_computed = 1
     assert Suffix().propose([sequence], 4, {}) == {}
 
 
@@ -86,7 +87,7 @@ def test_the_store_is_asked_where_it_knows_a_longer_suffix():
     sequence = decoding([5, 6, 7, 8, 5, 6])
     for matched, guess in ((1, Guess([7, 8], 2)), (2, Guess([7, 8], 2)), (3, Guess([70, 71], 3, True))):
         assert Suffix(Facts(False, store=Store(matched))).guess(sequence, 2) == guess
-    sequence.rows.salt = b"tenant"
+    sequence.kept.salt = b"tenant"
     assert Suffix(Facts(False, store=Store(99))).guess(sequence, 2) == Guess([7, 8], 2)
 
 
@@ -124,7 +125,7 @@ def test_what_is_not_stored():
     store = Store()
     proposer = Suffix(Facts(False, store=store))
     salted, scored = decoding([1, 2]), decoding([1, 2], number=2)
-    salted.rows.salt, scored.score_from = b"tenant", 0
+    salted.kept.salt, scored.score_from = b"tenant", 0
     for sequence in (salted, scored):
         proposer.ended(sequence)
     Suffix().ended(decoding([1, 2]))

@@ -11,16 +11,31 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.formats.layer import LayerKV, Zeros, find_layer
-from tokenmill.cache.spec import CacheSpec
+from tokenmill.cache.spec import CacheSpec, LayerSpec, RowsSpec
+from tokenmill.cache.states import LayerStates
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.arena import Arena
 from tokenmill.memory.shared_memory import SharedMemory
 from tokenmill.memory.transfer import to_device
 from tokenmill.value_reader import brief
 
+ROWS, STATES = 0, 1  # the kinds, as schedule/row_blocks.py and state_slots.py number them
+LayerKept = LayerKV | LayerStates
+
+
+class _Part:
+    """The tensors of one kind: as many entries as blocks have together. A block of states has one."""
+
+    def __init__(self, named: Mapping[str, Tensor], num_blocks: int, block_size: int) -> None:
+        self.named, self.block_size = named, block_size
+        self.bytes = [tensor.view(num_blocks * block_size, -1).view(torch.uint8) for tensor in named.values()]
+        # A slice of an array costs a tenth of one of a tensor, and a block has one in every layer.
+        on_cpu = all(tensor.device.type == "cpu" for tensor in named.values())
+        self.arrays = [rows.numpy() for rows in self.bytes] if on_cpu else []
+
 
 class Pool:
-    """The rows of all layers. A slot has the same index in every layer."""
+    """What all layers keep. A slot has the same index in every layer of a kind: rows or states."""
 
     def __init__(self, spec: CacheSpec, device: torch.device, shared: SharedMemory | None = None) -> None:
         """shared: where rows lie that the ranks of a model share."""
@@ -31,89 +46,113 @@ class Pool:
         make = find_layer(spec.format)
         zeros: Zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
         if device.type == "cpu":
-            zeros = Arena(spec.num_bytes, len(make.kinds) * len(spec.layers), shared=shared).zeros
-        self.layers: list[LayerKV] = [
-            make(spec.num_slots, rows.num_kv_heads, rows.head_dim, spec.dtype, zeros) for rows in spec.layers
-        ]
-        self._named = {
-            f"{number}.{kind}": tensor
-            for number, layer in enumerate(self.layers)
-            for kind, tensor in zip(layer.kinds, layer.tensors, strict=True)
-        }
+            num_tensors = len(make.kinds) * len(spec.rows) + sum(len(state.shapes) for state in spec.states)
+            zeros = Arena(spec.num_bytes, num_tensors, shared=shared).zeros
 
-        self._bytes = [tensor.view(spec.num_slots, -1).view(torch.uint8) for tensor in self._named.values()]
-        # A slice of an array costs a tenth of one of a tensor, and a block has one in every layer.
-        self._arrays = [rows.numpy() for rows in self._bytes] if device.type == "cpu" else []
+        def make_layer(kept: LayerSpec) -> LayerKept:
+            if isinstance(kept, RowsSpec):
+                return make(spec.num_slots, kept.num_kv_heads, kept.head_dim, spec.dtype, zeros)
+            return LayerStates(spec.num_states, kept, zeros)
+
+        self.layers: list[LayerKept] = [make_layer(kept) for kept in spec.layers]
+        named: list[dict[str, Tensor]] = [{}, {}]
+        for number, layer in enumerate(self.layers):
+            kind = STATES if isinstance(layer, LayerStates) else ROWS
+            for name, tensor in zip(layer.kinds, layer.tensors, strict=True):
+                named[kind][f"{number}.{name}"] = tensor
+        sizes = (spec.num_blocks, spec.block_size), (spec.num_states, 1)
+        self._parts = [_Part(tensors, *size) for tensors, size in zip(named, sizes, strict=True)]
+
+    @property
+    def rows(self) -> list[LayerKV]:
+        """The layers that keep rows."""
+        return [layer for layer in self.layers if not isinstance(layer, LayerStates)]
 
     @property
     def num_bytes(self) -> int:
         """The bytes that were allocated; equal to the spec's prediction."""
-        return sum(tensor.nbytes for tensor in self._named.values())
+        return sum(tensor.nbytes for part in self._parts for tensor in part.named.values())
 
-    def slots_of(self, blocks: Sequence[int], count: int) -> Tensor:
-        """Find where the first `count` rows of a block table lie, [count]."""
-        if self._slots and count:
+    def slots_of(self, blocks: Sequence[int], count: int, kind: int = ROWS) -> Tensor:
+        """Find where the first `count` entries of a block table lie, [count]."""
+        if self._slots and count and kind == ROWS:
             size = 8 * self.spec.block_size
             joined = bytearray().join([self._slots[block * size : (block + 1) * size] for block in blocks])
             return torch.frombuffer(joined, dtype=torch.int64, count=count)
         table_M = to_device(blocks, self._offsets.device)
+        if kind != ROWS:
+            return table_M
         slots: Tensor = (table_M[:, None] * self.spec.block_size + self._offsets).flatten()[:count]
         return slots
 
-    def block_bytes(self, block: int) -> list[Any]:
-        """Return all rows of a block, layer by layer, as `split` reads them: buffers, on a CPU those of the cache
+    def block_bytes(self, block: int, kind: int = ROWS) -> list[Any]:
+        """Return all entries of a block, layer by layer, as `split` reads them: buffers, on a CPU those of the cache
         itself.
         """
-        first, end = block * self.spec.block_size, (block + 1) * self.spec.block_size
-        if self._arrays:
-            return [rows[first:end] for rows in self._arrays]
-        return [torch.cat([rows[first:end].view(-1) for rows in self._bytes]).cpu().numpy()]
+        part = self._parts[kind]
+        first, end = block * part.block_size, (block + 1) * part.block_size
+        if part.arrays:
+            return [rows[first:end] for rows in part.arrays]
+        return [torch.cat([rows[first:end].view(-1) for rows in part.bytes]).cpu().numpy()]
 
-    def split(self, path: Path, stored: Tensor) -> dict[str, Tensor]:
-        """Make views of the rows in what `block_bytes` gave, joined. SnapshotError unless it is as long as a
+    def split(self, path: Path, stored: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
+        """Make views of the entries in what `block_bytes` gave, joined. SnapshotError unless it is as long as a
         block is.
         """
-        size = self.spec.block_size
-        lengths = [size * rows.shape[1] for rows in self._bytes]
+        part = self._parts[kind]
+        size = part.block_size
+        lengths = [size * rows.shape[1] for rows in part.bytes]
         if stored.dtype != torch.uint8 or list(stored.shape) != [sum(lengths)]:
             found = f"{stored.dtype} {list(stored.shape)}"
             raise SnapshotError(f"{path} is damaged: it holds {found}, which should be {sum(lengths)} bytes")
-        parts = zip(self._named.items(), torch.split(stored, lengths), strict=True)
-        return {name: part.view(tensor.dtype).view(size, *tensor.shape[1:]) for (name, tensor), part in parts}
+        pieces = zip(part.named.items(), torch.split(stored, lengths), strict=True)
+        return {name: piece.view(tensor.dtype).view(size, *tensor.shape[1:]) for (name, tensor), piece in pieces}
 
-    def read(self, slots: Tensor) -> dict[str, Tensor]:
-        """Copy the rows of these slots: "layer.kind" → [S, …] on the CPU."""
-        return {name: tensor[slots].cpu() for name, tensor in self._named.items()}
+    def read(self, slots: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
+        """Copy the entries of these slots: "layer.name" → [S, …] on the CPU."""
+        return {name: tensor[slots].cpu() for name, tensor in self._parts[kind].named.items()}
 
-    def write(self, slots: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Put rows that `check_rows` or `split` has passed into these slots, in the pool's dtype."""
+    def write(self, slots: Tensor, rows: Mapping[str, Tensor], kind: int = ROWS) -> None:
+        """Put entries that `check_rows` or `split` has passed into these slots, in the pool's dtype."""
         place: Tensor | slice = slots
         if len(slots) and torch.equal(slots, torch.arange(int(slots[0]), int(slots[0]) + len(slots)).to(slots.device)):
             place = slice(int(slots[0]), int(slots[0]) + len(slots))  # 5 times as fast as single rows
-        for name, tensor in self._named.items():
+        for name, tensor in self._parts[kind].named.items():
             tensor[place] = rows[name].to(tensor.device, tensor.dtype)
 
     def converted(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert rows from elsewhere to what this pool stores, on the CPU."""
-        return {name: rows[name].to(tensor.dtype) for name, tensor in self._named.items()}
+        """Convert entries from elsewhere to what this pool stores, on the CPU."""
+        named = {name: tensor for part in self._parts for name, tensor in part.named.items()}
+        return {name: entries.to(named[name].dtype) for name, entries in rows.items()}
 
-    def check_rows(self, path: Path, rows: Mapping[str, Tensor], count: int, convert: bool = False) -> None:
-        """Raise SnapshotError, by name, unless the file's rows are `count` rows of every tensor here, and of its dtype.
+    def names(self, kind: int) -> list[str]:
+        """Name the tensors of a kind."""
+        return list(self._parts[kind].named)
+
+    def check_rows(
+        self, path: Path, rows: Mapping[str, Tensor], count: int, num_states: int = 0, convert: bool = False
+    ) -> None:
+        """Raise SnapshotError, by name, unless the file's tensors are `count` rows of every tensor here and so many
+        slots of states, and of its dtype.
 
         convert: a tensor of floats may hold floats of another dtype.
         """
-        if odd := sorted(set(rows) ^ set(self._named)):
+        wanted = {
+            name: (tensor, [entries, *tensor.shape[1:]])
+            for part, entries in zip(self._parts, (count, num_states), strict=True)
+            for name, tensor in part.named.items()
+        }
+        if odd := sorted(set(rows) ^ set(wanted)):
             raise SnapshotError(f"{path} is damaged: these of its tensors are missing or unknown: {brief(odd)}")
-        for name, tensor in self._named.items():
-            found, shape = rows[name], [count, *tensor.shape[1:]]
+        for name, (tensor, shape) in wanted.items():
+            found = rows[name]
             if list(found.shape) != shape:
                 raise SnapshotError(f"{path} is damaged: {name} is {list(found.shape)}, which should be {shape}")
             may_differ = convert and found.is_floating_point() and tensor.is_floating_point()
             if found.dtype != tensor.dtype and not may_differ:
                 raise SnapshotError(f"{path} is damaged: {name} holds {found.dtype}, which should be {tensor.dtype}")
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        size = self.spec.block_size
-        for tensor in self._named.values():
-            for source, target in copies:
-                tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
+    def copy_block(self, kind: int, source: int, target: int) -> None:
+        size = self._parts[kind].block_size
+        for tensor in self._parts[kind].named.values():
+            tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]

@@ -18,12 +18,13 @@ from typing import Any
 
 from torch import Tensor
 
-from tokenmill.cache.pool import Pool
+from tokenmill.cache.pool import ROWS, Pool
 from tokenmill.cache.prefix_folders import blocks_folder, is_block, note_model
 from tokenmill.cache.snapshot import read_snapshot, serialise_bytes, write_buffers
 from tokenmill.errors import CapacityError, SnapshotError
 from tokenmill.memory.disk_limit import Limit
-from tokenmill.schedule.sequence import RowSource
+from tokenmill.schedule.keeps import RowSource
+from tokenmill.schedule.sequence import Store
 from tokenmill.units import size as as_size
 from tokenmill.value_reader import brief
 
@@ -59,23 +60,23 @@ class PrefixStore:
         self._damaged: set[bytes] = set()
         self._blocks = blocks_folder(self._root, limit_bytes)
         self._blocks.can_write = os.access(self._folder, os.W_OK)
-        if (size := pool.spec.bytes_per_token * pool.spec.block_size) > limit_bytes:
+        if (size := pool.spec.bytes_per_token * pool.spec.block_size + pool.spec.bytes_per_state) > limit_bytes:
             what, setting = "prefix_limit for one block", "prefix_limit or block_size"
             raise CapacityError(what, size, limit_bytes, setting, in_bytes=True)
         if self._blocks.can_write:
             self._blocks.remove_leftovers()
             self._blocks.recount()
 
-    def find(self, block_hash: bytes) -> RowSource | None:
-        """Find what reads the rows of that block, or None if there is no file of it."""
+    def find(self, block_hash: bytes, kind: int = ROWS) -> RowSource | None:
+        """Find what reads that block, of a kind of layers, or None if there is no file of it."""
         return (
-            partial(self.read, block_hash)
+            partial(self.read, block_hash, kind)
             if block_hash not in self._damaged and self._path(block_hash).is_file()
             else None
         )
 
-    def read(self, block_hash: bytes, first: int, last: int) -> Mapping[str, Tensor]:
-        """Read rows [first, last) of a block. SnapshotError where the file is gone, damaged or another."""
+    def read(self, block_hash: bytes, kind: int, first: int, last: int) -> Mapping[str, Tensor]:
+        """Read entries [first, last) of a block. SnapshotError where the file is gone, damaged or another."""
         path = self._path(block_hash)
         try:
             facts, found = read_snapshot(path)
@@ -84,7 +85,7 @@ class PrefixStore:
                     raise SnapshotError(f"{path} is another block: its {name} is {brief(facts.get(name))}")
             if list(found) != [NAME]:
                 raise SnapshotError(f"{path} is damaged: it should hold {NAME!r}, and holds {brief(list(found))}")
-            rows = self._pool.split(path, found[NAME])
+            rows = self._pool.split(path, found[NAME], kind)
         except SnapshotError:
             self._damaged.add(block_hash)
             raise
@@ -92,15 +93,15 @@ class PrefixStore:
             os.utime(path)  # the time of the last read decides what is deleted
         return {name: tensor[first:last] for name, tensor in rows.items()}
 
-    def save(self, block_hash: bytes, block: int) -> None:
+    def save(self, store: Store) -> None:
         """Write a full block, unless it is there. If the disk refuses, warn once and write no more blocks.
 
         Where something lies in the place of the file that no store has written, only that block is not written.
         """
-        path = self._path(block_hash)
+        path, block_hash = self._path(store.name), store.name
         if not self._blocks.can_write or self.find(block_hash) or (os.path.lexists(path) and not is_block(path)):
             return
-        buffers = serialise_bytes(self._facts(block_hash), NAME, self._pool.block_bytes(block))
+        buffers = serialise_bytes(self._facts(block_hash), NAME, self._pool.block_bytes(store.block, store.kind))
         num_bytes = sum(memoryview(buffer).nbytes for buffer in buffers)
         if self._blocks.add(num_bytes, partial(self._write, path, buffers)):
             self._damaged.discard(block_hash)

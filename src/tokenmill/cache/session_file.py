@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.header import check_compatible
-from tokenmill.cache.pool import Pool
+from tokenmill.cache.pool import STATES, Pool
 from tokenmill.cache.session_header import checked_header
 from tokenmill.cache.snapshot import read_snapshot
 from tokenmill.errors import ConfigError, SnapshotError
+from tokenmill.schedule.keeps import RowSource
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.value_reader import brief
 
@@ -24,6 +25,7 @@ from tokenmill.value_reader import brief
 class SavedSession:
     """The content of a saved session's file. answer_from: where the last prompt ends. constrained_from: where the text
     begins that the last constraint is about, if not with the answer. tensors: name → [num_rows - first_row, …].
+    states: name → [1, …], after num_rows tokens.
 
     first_row: rows before it are not in the file: they lie before every window.
     is_own: the rows were computed as this engine computes, so that they may be shared.
@@ -37,7 +39,13 @@ class SavedSession:
     sampling: SamplingParams
     notes: dict[str, Any]
     tensors: Mapping[str, Tensor]
+    states: Mapping[str, Tensor]
     is_own: bool
+
+    @property
+    def sources(self) -> tuple[RowSource, RowSource]:
+        """What reads the rows, and the states."""
+        return self.rows, lambda first, last: self.states
 
     def rows(self, first: int, last: int) -> Mapping[str, Tensor]:
         """Read rows [first, last), with zeros in the place of those that the file does not have."""
@@ -54,7 +62,8 @@ def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Poo
 
     `ours` is the engine's compatibility header; `pool` is where the rows will lie.
     """
-    facts, rows = read_snapshot(path)
+    facts, found = read_snapshot(path)
+    rows = dict(found)
     reader = checked_header(path, facts)
     is_own = check_compatible(path, facts, ours, convert)
     try:
@@ -62,6 +71,7 @@ def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Poo
     except ConfigError as error:
         raise SnapshotError(f"{path} is damaged: its sampling settings: {brief(str(error))}") from error
     tokens, first_row, num_rows = list(reader.token_ids("tokens", vocab_size)), facts["first_row"], facts["num_rows"]
-    pool.check_rows(path, rows, num_rows - first_row, convert)
+    pool.check_rows(path, rows, num_rows - first_row, min(num_rows, 1), convert)
+    states = {name: rows.pop(name) for name in pool.names(STATES)}
     begins = facts["answer_from"], facts.get("constrained_from") or 0
-    return SavedSession(tokens, first_row, num_rows, *begins, params, facts["notes"], rows, is_own)
+    return SavedSession(tokens, first_row, num_rows, *begins, params, facts["notes"], rows, states, is_own)

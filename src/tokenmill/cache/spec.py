@@ -1,15 +1,16 @@
 """What each layer keeps of a text, and the size of the KV cache, known before it is allocated.
 
-One token costs a row of K and one of V in each layer, whatever the block size. The planner prints this number and the
-pool allocates exactly it. Layers that keep state can be described, and `rows_of` is the place that refuses them.
+One token costs a row of K and one of V in each layer that keeps rows, whatever the block size; one text costs a slot of
+states. The planner prints this number and the pool allocates exactly it.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
 from tokenmill.cache.formats import find_format
-from tokenmill.errors import CheckpointError
+from tokenmill.settings.engine_config import DTYPES
 
 
 class RowsSpec(NamedTuple):
@@ -26,8 +27,10 @@ class StateSpec(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return ", ".join(f"{dtype} {list(shape)}" for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of one text."""
+        return sum(prod(shape) * DTYPES[dtype] for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
 
 
 LayerSpec = RowsSpec | StateSpec
@@ -37,20 +40,29 @@ LayerSpec = RowsSpec | StateSpec
 class CacheSpec:
     """The specs of what each layer keeps, and its format. A contiguous cache has blocks of the maximum length.
 
-    layers: they may differ. A slot is a row of each.
+    layers: they may differ. A slot is a row of each that keeps rows; num_states: slots of the states of the others.
     """
 
-    layers: tuple[RowsSpec, ...]
+    layers: tuple[LayerSpec, ...]
     dtype: str
     format: str
     block_size: int
     num_blocks: int
+    num_states: int = 0
+
+    @property
+    def rows(self) -> tuple[RowsSpec, ...]:
+        return tuple(layer for layer in self.layers if isinstance(layer, RowsSpec))
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return tuple(layer for layer in self.layers if isinstance(layer, StateSpec))
 
     @property
     def window(self) -> int | None:
         """The most past tokens that a query of any layer sees; None if some layer sees all."""
-        windows = [rows.window for rows in self.layers if rows.window is not None]
-        return max(windows) if len(windows) == len(self.layers) else None
+        windows = [rows.window for rows in self.rows if rows.window is not None]
+        return max(windows) if windows and len(windows) == len(self.rows) else None
 
     @property
     def num_slots(self) -> int:
@@ -58,27 +70,19 @@ class CacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        return kv_bytes_per_token(self.layers, self.dtype, self.format)
+        return kv_bytes_per_token(self.rows, self.dtype, self.format)
+
+    @property
+    def bytes_per_state(self) -> int:
+        """The bytes of one slot of states."""
+        return sum(state.num_bytes for state in self.states)
 
     @property
     def num_bytes(self) -> int:
-        return self.bytes_per_token * self.num_slots
-
-
-def rows_of(layers: Iterable[LayerSpec]) -> tuple[RowsSpec, ...]:
-    """Take the rows of layers that all keep rows. CheckpointError names the layers that keep state."""
-    rows, states = list[RowsSpec](), list[str]()
-    for number, layer in enumerate(layers):
-        if isinstance(layer, RowsSpec):
-            rows.append(layer)
-        else:
-            states.append(f"layer {number} keeps {layer}")
-    if states:
-        raise CheckpointError(f"layers that keep state are not implemented, only K and V rows: {'; '.join(states)}")
-    return tuple(rows)
+        return self.bytes_per_token * self.num_slots + self.bytes_per_state * self.num_states
 
 
 def kv_bytes_per_token(layers: Iterable[RowsSpec], dtype: str, cache_format: str) -> int:
-    """K and V of one token in all layers."""
+    """K and V of one token in all layers that keep rows."""
     stored = find_format(cache_format)
     return 2 * sum(stored.row_bytes(rows.num_kv_heads, rows.head_dim, dtype) for rows in layers)

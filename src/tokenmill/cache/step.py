@@ -22,7 +22,7 @@ class Span(NamedTuple):
 
     base: the slot of position 0 where the sequence lies in one block; slots_L: the slot of every position up to the
     end of the span, where it does not. Exactly one of the two is set. num_logits: how many of the last rows are wanted.
-    blocks: the sequence's table.
+    blocks: the sequence's table of rows. state: the slot of its states, where layers keep some.
     """
 
     first: int
@@ -32,6 +32,7 @@ class Span(NamedTuple):
     slots_L: Tensor | None
     num_logits: int = 0
     blocks: Sequence[int] = ()
+    state: int | None = None
 
     @property
     def length(self) -> int:

@@ -17,13 +17,12 @@ from tokenmill.engine.inputs import InputProcessor
 from tokenmill.engine.last_step import ended_in_time
 from tokenmill.engine.loop import Loop
 from tokenmill.engine.observers import Observer
-from tokenmill.engine.outputs import Completion, Piece, Tracker
+from tokenmill.engine.outputs import Completion, Ended, Piece, Tracker
 from tokenmill.engine.requests import Prompt, Request
 from tokenmill.engine.thread import EngineThread
 from tokenmill.errors import CapacityError, RequestError
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.receipts.maker import ReceiptMaker
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingParams
@@ -42,17 +41,22 @@ class Core:
 
     loaded: the model with its program and its cache. scheduler: its methods are called in the engine's thread alone,
     between two steps. speculation: the proposer, and the counts of its drafts. trackers: of the requests that have not
-    ended, by the id of their sequence. receipts: what makes those of its texts. thread: its own, or for a draft model
+    ended, by the id of their sequence. receipts: see Ended. thread: its own, or for a draft model
     that of the engine whose steps it is part of. step_begun_s: when the step began that is being made, by
     time.perf_counter; else None.
     """
 
     def __init__(
-        self, loaded: LoadedModel, scheduler: Scheduler, speculation: Speculation, thread: EngineThread | None = None
+        self,
+        loaded: LoadedModel,
+        scheduler: Scheduler,
+        speculation: Speculation,
+        thread: EngineThread | None = None,
+        receipts: Ended | None = None,
     ) -> None:
         self.loaded, self.scheduler, self.speculation = loaded, scheduler, speculation
         self.inputs, self.loop = InputProcessor(loaded), Loop(loaded, scheduler, speculation)
-        self.trackers, self.receipts = self.loop.trackers, ReceiptMaker(loaded)
+        self.trackers, self.receipts = self.loop.trackers, receipts
         self.thread = thread or EngineThread()
         self.step_begun_s: float | None = None
         self._is_closed = False
@@ -262,7 +266,7 @@ class Core:
 
     def clear_prefix_cache(self) -> None:
         """Later requests find no rows of earlier ones in memory."""
-        self.call(self.scheduler.allocator.forget_names)
+        self.call(self.scheduler.memory.forget_names)
 
     @contextmanager
     def observed_by(self, observer: Observer) -> Iterator[None]:

@@ -56,7 +56,7 @@ class DraftCore:
         following = [(text, own) for text in sequences if (own := self._follow(text, limit)) is not None]
         self.has_caught_up = any(own.num_pending_tokens > 2 for _, own in following)
         queued = sorted((own for _, own in following), key=lambda own: own.num_pending_tokens)
-        computed = {own.id: own.rows.num_computed for own in queued}
+        computed = {own.id: own.kept.num_computed for own in queued}
         for own in queued:
             core.enqueue(own)
         behind: list[Sequence] = []
@@ -66,7 +66,7 @@ class DraftCore:
             for own in behind:
                 core.scheduler.park(own)  # which ends it for now
             queued = [own for own in queued if own.finish_reason is None]
-        self.is_behind = any(own.rows.num_computed > computed[own.id] for own in behind)
+        self.is_behind = any(own.kept.num_computed > computed[own.id] for own in behind)
         if any(own.finish_reason == "error" for _, own in following):
             self._warn_of_failure()
         return {text.id: own.tokens[len(text.tokens) :] for text, own in following}
@@ -114,7 +114,7 @@ class DraftCore:
     def _new_follower(self, text: Sequence) -> Follower:
         core, own = self._core, self._core.inputs.kept([])
         core.release_with(text, own)
-        own.rows.salt = text.rows.salt
+        own.kept.salt = text.kept.salt
         core.scheduler.park(own)
         self._followers[text] = follower = Follower(own)
         return follower

@@ -13,15 +13,12 @@ from torch import Tensor
 
 from tokenmill.engine.batch import Score
 from tokenmill.engine.core import Core
-from tokenmill.engine.outputs import Completion
+from tokenmill.engine.outputs import Completion, Ended
 from tokenmill.engine.requests import Prompt, Request, batch_of, for_each, token_ids
 from tokenmill.engine.scoring import last_logits, score, score_pairs
 from tokenmill.engine.session import Session
 from tokenmill.engine.stream import Stream
-from tokenmill.engine.verify import receipt_of, verify_each
 from tokenmill.errors import ConfigError
-from tokenmill.receipts.receipt import Receipt
-from tokenmill.receipts.verification import Verification
 from tokenmill.settings.checks import check_flag
 from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
 from tokenmill.value_reader import path_of
@@ -140,21 +137,24 @@ class Engine:
         """
         return score_pairs(self.core, pairs)
 
-    def verify(self, receipt: Receipt | str | bytes | Mapping[str, Any]) -> Verification:
-        """Check a receipt, or its JSON, by one pass over prompt and tokens: several times as fast as generating.
+    def verify(self, receipt: Any) -> Any:
+        """Check a Receipt, or its JSON, by one pass over prompt and tokens, several times as fast as generating; the
+        Verification.
 
         ReceiptError for what is no receipt, or one of a newer format.
         """
-        ((_, found),) = verify_each(self.core, [receipt_of(receipt)])
-        return found
+        return self._receipts.verify(self.core, receipt)
 
-    def verify_each(
-        self, receipts: Iterable[Receipt | str | bytes | Mapping[str, Any]]
-    ) -> Iterator[tuple[int, Verification]]:
-        """Check many receipts, or their JSON, max_sequences of them together: what came of each, with its place, as it
-        is done. What is no receipt is "unreadable".
+    def verify_each(self, receipts: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Check many receipts, or their JSON, max_sequences of them together: the Verification of each, with its place,
+        as it is done. What is no receipt is "unreadable".
         """
-        return verify_each(self.core, receipts)
+        return self._receipts.verify_each(self.core, receipts)
+
+    @property
+    def _receipts(self) -> Ended:
+        assert self.core.receipts is not None, "a draft model alone has none"
+        return self.core.receipts
 
     def session(self, prompt: Prompt | None = None, *, salt: bytes = b"") -> Session:
         """A text that grows from call to call, its rows kept. See Session. salt: see Core.request."""

@@ -22,7 +22,8 @@ from tokenmill.errors import AS_IDS, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.resolve import ResolvedModel, default_blocks
 from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import Rows, Sequence
+from tokenmill.schedule.keeps import Kept
+from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.constraint import CONSTRAINTS
 from tokenmill.settings.sampling_params import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from tokenmill.text.detokenize import Detokenizer
@@ -127,7 +128,7 @@ class InputProcessor:
         salt: bytes = b"",
         constrained_from: int | None = None,
     ) -> Iterator[Sequence]:
-        """The n continuations of a prompt. priority: see Sequence. salt: see Rows. constrained_from: see Choosing."""
+        """The n continuations of a prompt. priority: see Sequence. salt: see Kept. constrained_from: see Choosing."""
         max_tokens = self._max_tokens(len(tokens), params)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
@@ -142,8 +143,8 @@ class InputProcessor:
         choosing = self.constraints.constrained(choosing, tokens, start)
         for number in range(params.n):
             each = replace(choosing, seed=(seed + number) % 2**63)
-            prompt, rows = (next(self._ids), list(tokens), len(tokens)), Rows(salt=salt)
-            yield Sequence(*prompt, max_tokens, each, rows, priority=priority)
+            prompt, kept = (next(self._ids), list(tokens), len(tokens)), Kept(salt=salt)
+            yield Sequence(*prompt, max_tokens, each, kept, priority=priority)
 
     def resume(self, sequences: List[Sequence], emitted: List[List[int]]) -> None:
         """Append to each sequence the tokens that were generated of it before, see Core.request.
@@ -181,7 +182,7 @@ class InputProcessor:
         """A sequence that is kept after its end, so that it can be rewound and resumed. score_from: see Sequence."""
         self.check_length(len(tokens))
         prompt = next(self._ids), tokens, len(tokens)
-        return Sequence(*prompt, len(tokens), rows=Rows(salt=salt_of(salt)), score_from=score_from, keep=True)
+        return Sequence(*prompt, len(tokens), kept=Kept(salt=salt_of(salt)), score_from=score_from, keep=True)
 
     def _stop_ids(self, params: SamplingParams) -> dict[int, str]:
         """The tokens that end a text, with the reason that each gives."""

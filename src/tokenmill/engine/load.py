@@ -11,6 +11,7 @@ from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.thread import EngineThread
+from tokenmill.engine.verify import Receipts
 from tokenmill.errors import ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress, Silent
@@ -21,7 +22,11 @@ from tokenmill.loader.packed_copy import Adjust, load_with_copy, open_model
 from tokenmill.memory.disk_limit import free_disk, limit_of
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.keeps import Keeps
+from tokenmill.schedule.memory import Memory
+from tokenmill.schedule.row_blocks import RowBlocks
 from tokenmill.schedule.scheduler import Scheduler
+from tokenmill.schedule.state_slots import StateSlots
 from tokenmill.settings.engine_config import EngineConfig, EngineKeywords
 from tokenmill.speculate.multi_step import MultiStep
 from tokenmill.speculate.proposer import Facts, NoProposer, Proposer
@@ -80,13 +85,14 @@ def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | Non
         folder, header = path_of(config.prefix_dir), shared_fields(loaded.compatibility)
         limit_bytes = limit_of(config.prefix_limit, PREFIX_LIMIT, free_disk(folder))
         store = PrefixStore(folder, loaded.pool, header, limit_bytes, str(checkpoint.path.resolve()))
-        scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
+        scheduler.memory.store = loaded.runner.prefix_store = store
     draft, thread = None, EngineThread()
     if config.draft_model is not None:
         draft = _draft(loaded, load_draft_model(checkpoint, loaded, progress), thread)
     facts = Facts(loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded))
     proposer = lookup(PROPOSERS, config.speculate, "speculate")(facts)
-    return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts), thread))
+    receipts = Receipts(loaded)
+    return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts), thread, receipts))
 
 
 def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> DraftCore:
@@ -100,9 +106,11 @@ def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> Dr
 
 def _scheduler(loaded: LoadedModel) -> Scheduler:
     config, spec = loaded.config, loaded.pool.spec
-    allocator = BlockAllocator(spec.num_blocks, spec.block_size)
-    limits = config.max_sequences, config.max_step_tokens
-    return Scheduler(allocator, *limits, config.prefix_cache, config.cache, loaded.resolved.window)
+    is_shared = config.prefix_cache and config.cache
+    kinds: list[Keeps] = [RowBlocks(BlockAllocator(spec.num_blocks, spec.block_size), loaded.resolved.window)]
+    if spec.num_states:
+        kinds.append(StateSlots(BlockAllocator(spec.num_states, spec.block_size), stops_at_blocks=is_shared))
+    return Scheduler(Memory(kinds, is_shared), config.max_sequences, config.max_step_tokens, config.cache)
 
 
 def _speculation(proposer: Proposer, loaded: LoadedModel, facts: Facts) -> Speculation:

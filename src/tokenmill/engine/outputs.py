@@ -6,14 +6,13 @@ notices stop strings, and keeps the clock readings from which every figure is de
 """
 
 import math
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
 from tokenmill.errors import ReceiptError
-from tokenmill.receipts.maker import Origin, ReceiptMaker, origin_of
-from tokenmill.receipts.receipt import Receipt
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import WHOLE, Sequence
 from tokenmill.text.detokenize import Detokenizer
@@ -29,6 +28,30 @@ MAX_SHOWN = 80
 def hash_tokens(tokens: List[int]) -> str:
     """First 8 hex digits of SHA-256 over the ids as comma-separated decimals: comparable with any other engine's."""
     return sha256(",".join(map(str, tokens)).encode()).hexdigest()[:8]
+
+
+class Origin(Protocol):
+    """What a text was computed from and with, noted when it ended."""
+
+    def receipt(self, text: str, tokens: List[int], finish_reason: str, stop_reason: int | str | None) -> Any:
+        """Make its Receipt. ReceiptError where there can be none."""
+
+
+class Ended(Protocol):
+    """The port of what is told of each finished text, and checks later what it has noted: engine/verify.py."""
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """Name the model and the digests of its files, which the first use reads. ReceiptError without files."""
+
+    def note(self, sequence: Sequence) -> Origin:
+        """Note what a sequence was computed from, when it ends."""
+
+    def verify(self, core: Any, receipt: Any) -> Any:
+        """Check a receipt with that Core; see Engine.verify."""
+
+    def verify_each(self, core: Any, receipts: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Check several, with their places; see Engine.verify_each."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +96,8 @@ class Completion:
     others: tuple["Completion", ...] = ()
     origin: Origin | None = field(default=None, compare=False)
 
-    def receipt(self) -> Receipt:
-        """What this text was computed from and with, which `Engine.verify` and `tokenmill verify` check.
+    def receipt(self) -> Any:
+        """Make the Receipt, of what this text was computed from, which `Engine.verify` and `tokenmill verify` check.
 
         The first one of an engine reads the model's files for their digests. ReceiptError where there can be none.
         """
@@ -121,7 +144,7 @@ class Tracker:
     """Follows one sequence: turns its tokens into text that is safe to show, and keeps what a completion reports.
 
     Tokens are decoded when text is taken, at the latest when MAX_UNDECODED are waiting, and one by one if the request
-    has stop strings. started_s: the clock at submission. index: see Piece. deadline_s: see Request. maker: of receipts.
+    has stop strings. started_s: the clock at submission. index: see Piece. deadline_s: see Request. ended: see Ended.
     """
 
     sequence: Sequence
@@ -129,7 +152,7 @@ class Tracker:
     started_s: float
     index: int = 0
     deadline_s: float = math.inf
-    maker: ReceiptMaker | None = None
+    ended: Ended | None = None
     tokens: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs | None] = field(default_factory=dict)  # by position
@@ -246,7 +269,7 @@ class Tracker:
             self.sequence.choosing.seed,
             self._logprobs(0, len(self.tokens)),
             self._stop_reason() if reason == "stop" else None,
-            origin=None if self.maker is None else origin_of(self.maker, self.sequence),
+            origin=None if self.ended is None else self.ended.note(self.sequence),
         )
 
     def _stop_reason(self) -> int | str:

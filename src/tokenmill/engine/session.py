@@ -13,15 +13,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
 
 from torch import Tensor
 
-from tokenmill.cache.session_file import read_session
-from tokenmill.cache.snapshot import write_snapshot
 from tokenmill.engine.core import Core
 from tokenmill.engine.held import Held
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.engine.requests import Prompt, Request, plain, token_ids
+from tokenmill.engine.saved import read_saved, snapshot_of, write_snapshot
 from tokenmill.engine.stream import Stream
 from tokenmill.errors import RequestError
-from tokenmill.kernels.threads import torch_threads
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
 from tokenmill.value_reader import path_of
@@ -85,8 +83,8 @@ class Session:
         """Tokens whose rows are in the cache, or in the file that the session was opened from."""
         sequence, end = self._sequence, self._end
         if end is None:
-            return max(sequence.rows.num_computed, sequence.rows.num_saved)
-        return max(min(sequence.rows.num_computed, max(end - 1, 0)), min(sequence.rows.num_saved, end))
+            return max(sequence.kept.num_computed, sequence.kept.num_saved)
+        return max(min(sequence.kept.num_computed, max(end - 1, 0)), min(sequence.kept.num_saved, end))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -209,14 +207,14 @@ class Session:
 
     def load(self) -> None:
         """Do what `prefill` does, with rows that lie in a file loaded now, and not with the next call."""
-        self._compute(lambda: self._sequence.rows.num_computed)
+        self._compute(lambda: self._sequence.kept.num_computed)
 
     @in_engine
     def begin_load(self, client: bytes = b"") -> Callable[[], bool]:
         """Queue what `load` waits for, so that steps which are made for others do it. What is returned says whether
         that has ended; until then the session can do nothing else. client: see Sequence.
         """
-        return self._queued(lambda: self._sequence.rows.num_computed, client)
+        return self._queued(lambda: self._sequence.kept.num_computed, client)
 
     def _queued(self, num_there: Callable[[], int], client: bytes = b"") -> Callable[[], bool]:
         """Queue it to compute or load all rows, unless so many are there already; whether that has ended."""
@@ -287,38 +285,19 @@ class Session:
         return write_snapshot(file, *snapshot)
 
     def _snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Make the header and the rows of a file."""
-        loaded, sequence, held = self.core.loaded, self._sequence, self._sequence.rows
-        num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by the next call
-        is_loaded = held.saved is None or held.num_computed >= held.num_saved
-        # One row more than the window needs, because the last token may be fed again.
-        first_row = loaded.resolved.window.first_row(max(num_rows - 1, 0))
-        first_row = max(first_row, held.first_row if is_loaded else held.first_saved)
-        header = {
-            **loaded.compatibility,
-            # Rows that were computed under other conditions are saved with a build that equals no engine's own.
-            **({} if held.is_own else {"build": "mixed"}),
-            "tokens": list(sequence.tokens),
-            "first_row": first_row,
-            "num_rows": num_rows,
+        facts = {
             "answer_from": self._penalties_from,
-            "constrained_from": min(self._constrained_from, len(sequence.tokens)),
+            "constrained_from": min(self._constrained_from, len(self._sequence.tokens)),
             "sampling": asdict(self.params),
             "notes": self.notes,
         }
-        with torch_threads(loaded.config.threads):
-            if is_loaded or held.saved is None:
-                table = held.table(loaded.config.block_size)
-                return header, loaded.pool.read(loaded.pool.slots_of(table, num_rows)[first_row:])
-            return header, loaded.pool.converted(held.saved(first_row, num_rows))
+        return snapshot_of(self.core.loaded, self._sequence, self.num_cached, facts)
 
     @classmethod
     def open(cls, core: Core, path: Path, convert: bool, salt: bytes = b"") -> "Session":
         """See Engine.open_session. The rows are loaded when the session first runs; only then does it take blocks."""
         core.check_open()
-        loaded = core.loaded
-        with torch_threads(loaded.config.threads):
-            saved = read_session(path, loaded.compatibility, loaded.model_config.vocab_size, loaded.pool, convert)
+        saved = read_saved(core.loaded, path, convert)
         session = cls(core, saved.sampling, salt)
         try:
             session.notes = saved.notes
@@ -326,9 +305,8 @@ class Session:
             core.scheduler.check_length(len(saved.tokens))
             session._answer_from, session._constrained_from = saved.answer_from, saved.constrained_from
             if core.scheduler.cache:  # rows that are not its own are never shared with another text
-                rows = session._open().rows
-                rows.saved, rows.first_saved, rows.num_saved = saved.rows, saved.first_row, saved.num_rows
-                rows.is_own = saved.is_own
+                kept, span = session._open().kept, (saved.first_row, saved.num_rows)
+                core.scheduler.memory.open_saved(kept, saved.sources, *span, saved.is_own)
         except BaseException:
             session.close()
             raise

@@ -8,6 +8,7 @@ from tokenmill.engine.claim import SHIFT, Claim, Difference, differing, end_of, 
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
 from tokenmill.errors import CapacityError, ConfigError, ReceiptError, RequestError
+from tokenmill.receipts.maker import ReceiptMaker
 from tokenmill.receipts.read import checked_receipt, read_receipt
 from tokenmill.receipts.receipt import Receipt
 from tokenmill.receipts.verification import Finding, Verification, refused
@@ -22,6 +23,21 @@ BUILD = ("build", "machine", "torch", "threads")
 HASH = "the hash is not that of what the receipt says: a field, or the hash itself, is not as it was written"
 
 
+class Receipts(ReceiptMaker):
+    """Makes the receipts of one engine's texts, and checks those of any; see Ended."""
+
+    def verify(self, core: Core, receipt: Receipt | str | bytes | Mapping[str, Any]) -> Verification:
+        """Check a receipt, or its JSON. ReceiptError for what is no receipt, or one of a newer format."""
+        ((_, found),) = verify_each(core, self, [receipt_of(receipt)])
+        return found
+
+    def verify_each(
+        self, core: Core, receipts: Iterable[Receipt | str | bytes | Mapping[str, Any]]
+    ) -> Iterator[tuple[int, Verification]]:
+        """Check several, or their JSON: what came of each, with its place."""
+        return verify_each(core, self, receipts)
+
+
 def receipt_of(given: Any) -> Receipt:
     """A receipt that is given as itself, as JSON, or as what JSON was parsed to. ReceiptError where it is damaged."""
     if isinstance(given, Receipt):
@@ -29,7 +45,7 @@ def receipt_of(given: Any) -> Receipt:
     return read_receipt(given) if isinstance(given, str | bytes) else checked_receipt(given)
 
 
-def verify_each(core: Core, receipts: Iterable[Any]) -> Iterator[tuple[int, Verification]]:
+def verify_each(core: Core, ours: ReceiptMaker, receipts: Iterable[Any]) -> Iterator[tuple[int, Verification]]:
     """What comes of each receipt, with its place, in the order in which they are done; several are computed together.
 
     Each is given as `receipt_of` takes it; a damaged one is "unreadable" and leaves the others.
@@ -45,7 +61,7 @@ def verify_each(core: Core, receipts: Iterable[Any]) -> Iterator[tuple[int, Veri
                 except ReceiptError as error:
                     yield number, Verification("unreadable", (), (str(error),))
                     continue
-                check = _Check(core, receipt)
+                check = _Check(core, ours, receipt)
                 if check.claim is None:
                     yield number, check.outcome()
                     continue
@@ -65,11 +81,11 @@ def verify_each(core: Core, receipts: Iterable[Any]) -> Iterator[tuple[int, Veri
 class _Check:
     """One receipt. claim: its tokens while they are computed; None if they cannot be, or there are none."""
 
-    def __init__(self, core: Core, receipt: Receipt) -> None:
-        self._core, self._receipt = core, receipt
+    def __init__(self, core: Core, ours: ReceiptMaker, receipt: Receipt) -> None:
+        self._core, self._ours, self._receipt = core, ours, receipt
         self._findings: list[Finding] = []
         self._why_unchecked: str | None = None
-        self._settings, self._build = _elsewhere(core.receipts.engine, receipt.engine)
+        self._settings, self._build = _elsewhere(ours.engine, receipt.engine)
         self._sequence: Sequence | None = None
         self.claim: Claim | None = None
         if receipt.is_changed:
@@ -92,7 +108,7 @@ class _Check:
         """How much the logits here may differ from those where the receipt was made; see SHIFT."""
         if self._core.loaded.program_name == "native" and not self._settings and not self._build:
             return 0.0
-        both = (self._core.receipts.engine, self._receipt.engine)
+        both = (self._ours.engine, self._receipt.engine)
         return SHIFT["float32" if all(map(_is_unrounded, both)) else "rounded"]
 
     @property
@@ -100,7 +116,7 @@ class _Check:
         return any(each.what == "model" for each in self._findings)
 
     def _check_model(self) -> None:
-        ours, theirs = self._core.receipts.model, self._receipt.model
+        ours, theirs = self._ours.model, self._receipt.model
         if (found := difference(theirs["files"], ours["files"])) is not None:
             self._find(
                 "model", f"this is not the model of the receipt: {found}{_remedy(theirs['files'], ours['files'])}"

@@ -26,6 +26,7 @@ from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program.aot.package import made_for, open_package
 from tokenmill.program.forward import ModelParts, find_program
+from tokenmill.program.parts import Opened
 from tokenmill.program.runner import Runner
 from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.registry import PROPOSERS, lookup
@@ -98,7 +99,7 @@ def _load(
     told = None if packed else progress  # weights that are packed already are not read
     source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
     pool = _allocate(ranks.pool, resolved.cache, device)  # before the weights: what does not fit is refused at once
-    parts = ModelParts(source, pool, kernel, packed, package, config, allocate, ranks.shared, group)
+    parts = ModelParts(source, pool, kernel, config, Opened(packed, allocate, ranks.shared, package, group))
     program = ranks.ready(find_program(resolved.program_name)(parts), parts)
     kernel_name = resolved.program_name if resolved.program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, config.generation_config)

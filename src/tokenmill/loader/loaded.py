@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.spec import RowsSpec
+from tokenmill.cache.spec import CacheSpec
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.program.forward import Program
@@ -87,7 +87,7 @@ class LoadedModel:
         return {
             "model": str(Path(name).resolve()) if Path(name).exists() else name,
             "fingerprint": dict(self.fingerprint),
-            "shape": _shape(self.resolved.cache.layers),
+            "shape": _shape(self.resolved.cache),
             "rope": _rope(model.rope, config.max_length),
             "cache_format": config.cache_format,
             "dtype": config.dtype,
@@ -106,8 +106,19 @@ def _rope(rope: Rope | None, max_length: int) -> str:
     return "None" if rope is None else rope.text + " for long texts" * rope.is_long(max_length)
 
 
-def _shape(layers: tuple[RowsSpec, ...]) -> dict[str, Any]:
-    """Describe the rows of all layers, for the header; a list where layers differ."""
-    of_each = {"num_kv_heads": [rows.num_kv_heads for rows in layers], "head_dim": [rows.head_dim for rows in layers]}
+def _shape(cache: CacheSpec) -> dict[str, Any]:
+    """Describe what all layers keep, for the header; a list where layers differ."""
+    rows, states = cache.rows, {number: state for number, state in enumerate(cache.layers) if state in cache.states}
+    of_each = {"num_kv_heads": [each.num_kv_heads for each in rows], "head_dim": [each.head_dim for each in rows]}
     same = {name: values[0] if len(set(values)) == 1 else values for name, values in of_each.items()}
-    return {"num_layers": len(layers), **same}
+    told = (
+        {
+            "states": [
+                [number, [list(shape) for shape in state.shapes], list(state.dtypes)]
+                for number, state in states.items()
+            ]
+        }
+        if states
+        else {}
+    )
+    return {"num_layers": len(cache.layers), **same, **told}

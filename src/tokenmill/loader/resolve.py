@@ -171,9 +171,16 @@ def _window(config: ResolvedConfig, cache: CacheSpec) -> Window:
 def _cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
     """Describe the cache of a resolved config: whole blocks, as many as `cache_tokens` needs."""
     return CacheSpec(
-        layers=describe(model).rows,
+        layers=describe(model).keeps,
         dtype=config.dtype,
         format=config.cache_format,
         block_size=config.block_size,
         num_blocks=-(-config.cache_tokens // config.block_size),
+        num_states=_num_states(config) if describe(model).states else 0,
     )
+
+
+def _num_states(config: ResolvedConfig) -> int:
+    """Count the slots of states: two of each text that runs, since a step that may go back keeps the one that it begins
+    with; as many again for texts that are parked or begin alike."""
+    return config.max_sequences * (4 if config.prefix_cache else 2)

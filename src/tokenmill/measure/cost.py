@@ -14,7 +14,8 @@ from tokenmill.cache.spec import kv_bytes_per_token
 from tokenmill.kernels.devices import kind_of
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import LayerDescription, count_parameters, describe
+from tokenmill.model.description import count_parameters, describe
+from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig, ResolvedConfig
 
@@ -145,19 +146,19 @@ def _seen_bytes(model: ModelConfig, storage: Storage, depth: float) -> float:
     """K and V rows of past tokens that a query attends to, in all layers."""
     decoder = describe(model)
     return sum(
-        _seen(layer, depth) * kv_bytes_per_token([rows], storage.dtype, storage.cache_format)
-        for layer, rows in zip(decoder.layers, decoder.rows, strict=True)
+        _seen(block, depth) * kv_bytes_per_token([block.keeps], storage.dtype, storage.cache_format)
+        for block in decoder.attentions
     )
 
 
-def _seen(layer: LayerDescription, depth: float) -> float:
+def _seen(block: AttentionBlock, depth: float) -> float:
     """Past tokens that a query attends to: a window cuts them."""
-    return min(depth, layer.attention.shape.window or depth)
+    return min(depth, block.shape.window or depth)
 
 
 def _attention_operations(model: ModelConfig, depth: float) -> float:
     """Operations of one token in all layers: a product with K and one with V for every head and past token."""
-    return sum(4 * layer.attention.out.inputs * _seen(layer, depth) for layer in describe(model).layers)
+    return sum(4 * block.out.inputs * _seen(block, depth) for block in describe(model).attentions)
 
 
 def _workspace_bytes(config: ResolvedConfig, model: ModelConfig) -> int:
@@ -166,7 +167,7 @@ def _workspace_bytes(config: ResolvedConfig, model: ModelConfig) -> int:
     tokens = min(config.max_step_tokens, config.max_sequences * config.max_length)
     # Residual and normed input; then either q, k, v with their rotated copies and the result, or the two halves of the
     # MLP with their product. Norms and logits are computed in float32 beside their own dtype.
-    attention = max(2 * block.qkv.outputs + block.out.inputs for block in (layer.attention for layer in decoder.layers))
+    attention = max((2 * block.qkv.outputs + block.out.inputs for block in decoder.attentions), default=0)
     mlp = (4 if model.gated_mlp else 2) * max(model.intermediate_size, model.shared_expert_size)
     activations = tokens * ((2 * model.hidden_size + max(attention, mlp)) * itemsize + 2 * model.hidden_size * 4)
     logits = config.max_sequences * model.vocab_size * (itemsize + 2 * 4)

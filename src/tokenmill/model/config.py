@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.cache.spec import StateSpec
 from tokenmill.errors import CheckpointError
 from tokenmill.registry import CODES, REFUSED_CODES
 from tokenmill.settings.engine_config import DTYPES
@@ -62,7 +61,7 @@ class ModelConfig:
     """The shape and the arithmetic of one model.
 
     layer_kv_heads, layer_head_dims: of each layer, where they differ; empty where all have num_kv_heads and head_dim.
-    layer_states: what a layer keeps in the place of rows, None for rows; one for each layer, or empty.
+    mixers: the mixer of each layer, None for attention; or empty.
     windows: how many past tokens a query sees, itself included, None for all; one for each layer, or for all layers.
     positions: "rope" or "learned". ropes: per layer, where they differ; `rope` is then what tells the context.
     norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP.
@@ -119,7 +118,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = (None,)
     layer_kv_heads: tuple[int, ...] = ()
     layer_head_dims: tuple[int, ...] = ()
-    layer_states: tuple[StateSpec | None, ...] = ()
+    mixers: tuple[Any, ...] = ()
     num_experts: int = 0
     num_experts_per_token: int = 0
     expert_layers: tuple[bool, ...] = ()

@@ -11,34 +11,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmill.cache.formats.layer import LayerKV
+from tokenmill.cache.pool import LayerKept
 from tokenmill.cache.step import AnyStep
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import ExpertsBlock, LayerDescription, describe
-from tokenmill.model.layers import MLP, Attention, Embedding, MoE, make_linear, make_norm
+from tokenmill.model.layers import MLP, Embedding, MoE, make_linear, make_norm
+from tokenmill.model.mixers import find_module
 from tokenmill.model.rope import Angles, RotaryTable
 from tokenmill.quant.dense import product
 from tokenmill.quant.schemes import Scheme
 
 
 class Layer(nn.Module):
-    """Attention and MLP with their norms, as the description of the layer joins them."""
+    """Mixer and MLP with their norms, as the description of the layer joins them. The mixer is named for its kind."""
 
     def __init__(self, description: LayerDescription, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
         self.description, mlp = description, description.mlp
         self.attention_norm = make_norm(description.before, fused)
-        self.attention = Attention(description.attention, scheme, fused)
+        self.mixer_name, make = description.mixer.name, find_module(description.mixer)
+        self.add_module(self.mixer_name, make(description.mixer, scheme, fused))
         self.attention_after_norm = make_norm(description.after, fused)
         self.mlp_norm = None if description.shared_norm else make_norm(description.before, fused)
         self.mlp = MoE(mlp, scheme, fused) if isinstance(mlp, ExpertsBlock) else MLP(mlp, scheme, fused)
         self.mlp_after_norm = make_norm(description.after, fused)
         self.parallel, self.multiplier = description.parallel, description.multiplier
 
-    def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
+    def forward(self, x_TD: Tensor, angles: Angles | None, kept: LayerKept, step: AnyStep, attend: Attend) -> Tensor:
         normed_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
-        attended_TD = self.attention(normed_TD, angles, layer_kv, step, attend)
+        attended_TD = self.get_submodule(self.mixer_name)(normed_TD, angles, kept, step, attend)
         if self.attention_after_norm is not None:
             attended_TD = self.attention_after_norm(attended_TD)
         if self.multiplier != 1.0:
@@ -78,7 +80,7 @@ class Decoder(nn.Module):
         needs_head = not (config.tie_embeddings and scheme.is_plain)
         self.head = make_linear(whole.head, scheme, fused) if needs_head else None
         ropes = [*whole.ropes, None]
-        self.rope_numbers = [ropes.index(layer.attention.rope) for layer in whole.layers]
+        self.rope_numbers = [ropes.index(layer.mixer.rope) for layer in whole.layers]
         self.rotary = nn.ModuleList()  # a table for each rope, made by `finish`, once there is a device
 
     @torch.no_grad()
@@ -95,12 +97,12 @@ class Decoder(nn.Module):
         return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers())) - tables
 
     def forward(
-        self, step: AnyStep, layers_kv: list[LayerKV], attend: Attend, run_layer: Callable[..., Tensor] = run_layer
+        self, step: AnyStep, layers_kept: list[LayerKept], attend: Attend, run_layer: Callable[..., Tensor] = run_layer
     ) -> Tensor:
         """Logits of the wanted rows, [R, V] in the model's dtype. `run_layer` may be a compiler's form of that."""
         x_TD, angles = self.begin(step)
-        for layer, layer_angles, layer_kv in zip(self.layers, angles, layers_kv, strict=True):
-            x_TD = run_layer(layer, x_TD, layer_angles, layer_kv, step, attend)
+        for layer, layer_angles, kept in zip(self.layers, angles, layers_kept, strict=True):
+            x_TD = run_layer(layer, x_TD, layer_angles, kept, step, attend)
         if not step.num_rows:
             return x_TD.new_empty((0, self.config.vocab_size))  # a chunk in the middle of a prompt
         return self.end(x_TD if step.rows_R is None else x_TD[step.rows_R])

@@ -9,84 +9,16 @@ How each block is computed is told in layers.py.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
+from math import prod
 
-from tokenmill.cache.spec import LayerSpec, RowsSpec, kv_bytes_per_token, rows_of
+from tokenmill.cache.spec import LayerSpec, RowsSpec, StateSpec, kv_bytes_per_token
 from tokenmill.kernels.attend import AttentionShape
+from tokenmill.model.blocks import Norm, Projection, norm_of
 from tokenmill.model.config import ModelConfig, Rope
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A norm of rows [size], or [heads, size] with weights for each.
-
-    kind: "rms" or "layer". unit_offset: the input is multiplied by 1 + weight, as Gemma stores it. rounds_last: it is
-    rounded to the model's dtype after the weight.
-    """
-
-    size: int
-    kind: str
-    eps: float
-    bias: bool = False
-    unit_offset: bool = False
-    weight: bool = True
-    rounds_last: bool = False
-    heads: int = 1
-
-    @property
-    def num_parameters(self) -> int:
-        return self.size * self.heads * (self.weight + self.bias)
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A matrix [outputs, inputs]. parts: rows of each of the matrices that are merged into it, in order."""
-
-    role: str
-    inputs: int
-    parts: tuple[int, ...]
-    bias: bool = False
-
-    @property
-    def outputs(self) -> int:
-        return sum(self.parts)
-
-    @property
-    def num_weights(self) -> int:
-        return self.outputs * self.inputs
-
-    @property
-    def num_parameters(self) -> int:
-        return self.outputs * (self.inputs + self.bias)
-
-
-@dataclass(frozen=True)
-class AttentionBlock:
-    """qk_norms: of Q and of K, or none. One of head_dim entries norms each head by itself, a wider one all together.
-
-    norms_after_rope: they follow the rotation, and do not precede it. temperature: see ModelConfig.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    qkv: Projection
-    out: Projection
-    qk_norms: tuple[Norm, ...]
-    rope: Rope | None
-    shape: AttentionShape
-    norms_after_rope: bool = False
-    temperature: tuple[float, int] | None = None
-
-    @property
-    def norms_heads(self) -> bool:
-        """Whether a norm of Q and K takes each head by itself."""
-        return bool(self.qk_norms) and self.qk_norms[0].size == self.head_dim
-
-    @property
-    def matrices(self) -> Counter[Projection]:
-        return Counter([self.qkv, self.out])
+from tokenmill.model.mixers import Mixer
+from tokenmill.model.mixers.attention import AttentionBlock, attention_of
 
 
 @dataclass(frozen=True)
@@ -143,15 +75,14 @@ class ExpertsBlock:
 
 @dataclass(frozen=True)
 class LayerDescription:
-    """Two halves, each x + multiplier * after(block(before(x))): attention, then the MLP of what attention left.
+    """Two halves, each x + multiplier * after(block(before(x))): the mixer, attention or another, then the MLP of what
+    the mixer left.
 
-    Where `parallel`, both read the input of the layer, through one norm where `shared_norm`. keeps: what it leaves in
-    the cache.
+    Where `parallel`, both read the input of the layer, through one norm where `shared_norm`.
     """
 
-    attention: AttentionBlock
+    mixer: Mixer
     mlp: MlpBlock | ExpertsBlock
-    keeps: LayerSpec
     before: Norm | None
     after: Norm | None
     multiplier: float
@@ -167,7 +98,7 @@ class LayerDescription:
 
     @property
     def norms(self) -> dict[str, Norm]:
-        """Its norms beside those of Q and K, by their roles, in the order in which they are computed."""
+        """Its norms beside those of the mixer, by their roles, in the order in which they are computed."""
         found = {
             "attention_norm": self.before,
             "attention_after_norm": self.after,
@@ -191,19 +122,29 @@ class DecoderDescription:
         """Every matrix that tokens are multiplied with, a tied head among them, and how many there are of it."""
         found = Counter([self.head])
         for layer in self.layers:
-            found.update(layer.attention.matrices)
+            found.update(layer.mixer.matrices.values())
             found.update(layer.mlp.matrices)
         return found
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """The different ropes of its layers, in the order of their first use."""
-        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))
+        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None))
 
     @cached_property
     def rows(self) -> tuple[RowsSpec, ...]:
-        """What each layer keeps in the KV cache. CheckpointError where one keeps something else."""
-        return rows_of(layer.keeps for layer in self.layers)
+        """What each layer that keeps rows keeps of a token."""
+        return tuple(kept for kept in self.keeps if isinstance(kept, RowsSpec))
+
+    @cached_property
+    def states(self) -> tuple[StateSpec, ...]:
+        """What each layer that keeps states keeps of a text."""
+        return tuple(kept for kept in self.keeps if isinstance(kept, StateSpec))
+
+    @property
+    def keeps(self) -> tuple[LayerSpec, ...]:
+        """What each layer keeps in the cache."""
+        return tuple(layer.mixer.keeps for layer in self.layers)
 
     def kv_bytes_per_token(self, dtype: str, cache_format: str = "dense") -> int:
         """K and V of one token in all layers."""
@@ -211,7 +152,12 @@ class DecoderDescription:
 
     @property
     def attention_shapes(self) -> frozenset[AttentionShape]:
-        return frozenset(layer.attention.shape for layer in self.layers)
+        return frozenset(block.shape for block in self.attentions)
+
+    @property
+    def attentions(self) -> list[AttentionBlock]:
+        """The attention of each layer that attends."""
+        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionBlock)]
 
     @property
     def mixtures(self) -> list[ExpertsBlock]:
@@ -238,7 +184,7 @@ class DecoderDescription:
 
 @cache
 def describe(config: ModelConfig) -> DecoderDescription:
-    norm = _norm(config, config.hidden_size)
+    norm = norm_of(config, config.hidden_size)
     dense = _mlp(config, config.intermediate_size, config.mlp_bias)
     experts = _experts(config) if config.num_experts else dense
     has_experts = config.expert_layers or (True,) * config.num_layers
@@ -247,48 +193,13 @@ def describe(config: ModelConfig) -> DecoderDescription:
     parallel = config.residual == "parallel"
     layers = []
     for index in range(config.num_layers):
-        attention = _attention(config, index)
-        keeps, mlp = _keeps(config, index, attention), experts if has_experts[index] else dense
+        mixer = config.mixers[index] if config.mixers else None
+        mlp = experts if has_experts[index] else dense
         joined = (config.residual_multiplier, parallel, parallel and config.shared_norm)
-        layers.append(LayerDescription(attention, mlp, keeps, before, after, *joined))
+        layers.append(LayerDescription(mixer or attention_of(config, index), mlp, before, after, *joined))
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
     return DecoderDescription(config, tuple(layers), norm, head)
-
-
-def _keeps(config: ModelConfig, index: int, block: AttentionBlock) -> LayerSpec:
-    state = config.layer_states[index] if config.layer_states else None
-    return state or RowsSpec(block.num_kv_heads, block.head_dim, block.shape.window)
-
-
-def _attention(config: ModelConfig, index: int) -> AttentionBlock:
-    head_dim = config.layer_head_dims[index] if config.layer_head_dims else config.head_dim
-    num_kv_heads = config.layer_kv_heads[index] if config.layer_kv_heads else config.num_kv_heads
-    q, kv = config.num_heads * head_dim, num_kv_heads * head_dim
-    scale = head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-    return AttentionBlock(
-        config.num_heads,
-        num_kv_heads,
-        head_dim,
-        qkv=Projection("qkv", config.hidden_size, (q, kv, kv), config.qkv_bias),
-        out=Projection("out", q, (config.hidden_size,), config.o_bias),
-        qk_norms=_qk_norms(config, head_dim, num_kv_heads),
-        rope=config.ropes[index] if config.ropes else config.rope,
-        shape=AttentionShape(scale, config.windows[index], config.attention_softcap, config.attention_sinks),
-        norms_after_rope=config.qk_norm is not None and config.qk_norm.after_rope,
-        temperature=config.attention_temperature,
-    )
-
-
-def _qk_norms(config: ModelConfig, head_dim: int, num_kv_heads: int) -> tuple[Norm, ...]:
-    facts = config.qk_norm
-    if facts is None:
-        return ()
-    plain = replace(_norm(config, head_dim), bias=facts.bias, weight=facts.weight)
-    counts = (config.num_heads, num_kv_heads)
-    if facts.over == "all":
-        return tuple(replace(plain, size=count * head_dim) for count in counts)
-    return tuple(replace(plain, heads=count if facts.over == "own" else 1) for count in counts)
 
 
 def _mlp(config: ModelConfig, width: int, bias: bool) -> MlpBlock:
@@ -319,26 +230,20 @@ def _experts(config: ModelConfig) -> ExpertsBlock:
     )
 
 
-def _norm(config: ModelConfig, size: int) -> Norm:
-    bias = config.norm == "layer" and config.norm_bias
-    offset, weight = config.norm_unit_offset, config.norm_weight
-    return Norm(size, config.norm, config.norm_eps, bias and weight, offset, weight, config.norm_rounds_last)
-
-
 @cache
 def count_parameters(config: ModelConfig) -> Mapping[str, int]:
     """Parameters by part; a head that is tied to the embedding counts once, there."""
     decoder = describe(config)
-    layers, attentions = decoder.layers, [layer.attention for layer in decoder.layers]
+    layers, mixers = decoder.layers, [layer.mixer for layer in decoder.layers]
     norms = [norm for layer in layers for norm in layer.norms.values()]
-    inner = sum(norm.num_parameters for block in attentions for norm in block.qk_norms)
-    sinks = sum(block.num_heads for block in attentions if block.shape.sinks)
+    inner = sum(norm.num_parameters for mixer in mixers for norm in mixer.norms.values())
+    vectors = sum(prod(shape) for mixer in mixers for shape in mixer.vectors.values())
     beside = sum(layer.mlp.num for layer in layers if isinstance(layer.mlp, ExpertsBlock) and layer.mlp.correction)
     acts = sum(len(layer.mlp.act_parameters) for layer in layers if isinstance(layer.mlp, MlpBlock))
     return {
         "embedding": config.vocab_size * config.hidden_size,
         "positions": config.max_position_embeddings * config.hidden_size if config.positions == "learned" else 0,
-        "attention": sum(_total(block.matrices) for block in attentions) + inner + sinks,
+        "attention": sum(_total(Counter(mixer.matrices.values())) for mixer in mixers) + inner + vectors,
         "mlp": sum(_total(layer.mlp.matrices) for layer in layers) + beside + acts,
         "norms": sum(norm.num_parameters for norm in [*norms, decoder.norm]),
         "head": 0 if config.tie_embeddings else decoder.head.num_parameters,

@@ -5,7 +5,8 @@ They are made from the description, so that tensors of a file can be compared wi
 
 from collections.abc import Iterator
 
-from tokenmill.model.description import DecoderDescription, LayerDescription, MlpBlock, Norm, Projection
+from tokenmill.model.blocks import Norm, Projection
+from tokenmill.model.description import DecoderDescription, LayerDescription, MlpBlock
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -43,7 +44,7 @@ def parameter_shapes(decoder: DecoderDescription) -> Shapes:
 
 
 def _matrices_of(layer: LayerDescription) -> dict[str, Projection]:
-    found = {"attention.qkv": layer.attention.qkv, "attention.out": layer.attention.out}
+    found = {f"{layer.mixer.name}.{role}": matrix for role, matrix in layer.mixer.matrices.items()}
     mlp = layer.mlp
     if isinstance(mlp, MlpBlock):
         return found | _of_mlp("mlp", mlp)
@@ -60,7 +61,7 @@ def _of_mlp(role: str, block: MlpBlock) -> dict[str, Projection]:
 
 def _vectors_of(layer: LayerDescription) -> Shapes:
     """What is neither a norm nor a matrix nor its bias."""
-    found: Shapes = {"attention.sinks": (layer.attention.num_heads,)} if layer.attention.shape.sinks else {}
+    found: Shapes = {f"{layer.mixer.name}.{name}": shape for name, shape in layer.mixer.vectors.items()}
     mlp = layer.mlp
     if isinstance(mlp, MlpBlock):
         return found | {f"mlp.act.{name}": (1,) for name in mlp.act_parameters}
@@ -69,7 +70,7 @@ def _vectors_of(layer: LayerDescription) -> Shapes:
 
 def _norms_of(layer: LayerDescription) -> Iterator[tuple[str, Norm]]:
     yield from layer.norms.items()
-    yield from zip(("attention.q_norm", "attention.k_norm"), layer.attention.qk_norms, strict=False)
+    yield from ((f"{layer.mixer.name}.{role}", norm) for role, norm in layer.mixer.norms.items())
 
 
 def _of_norm(path: str, norm: Norm) -> Shapes:

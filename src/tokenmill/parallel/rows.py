@@ -42,8 +42,8 @@ def divide_heads(kv_heads: Sequence[int], ranks: int) -> list[list[range]]:
 
 def cache_of_rank(spec: CacheSpec, rank: int, ranks: int) -> CacheSpec:
     """Describe the cache of one rank: as many slots, of its own heads."""
-    heads = divide_heads([rows.num_kv_heads for rows in spec.layers], ranks)[rank]
-    layers = zip(spec.layers, heads, strict=True)
+    heads = divide_heads([rows.num_kv_heads for rows in spec.rows], ranks)[rank]
+    layers = zip(spec.rows, heads, strict=True)
     return replace(spec, layers=tuple(rows._replace(num_kv_heads=len(own)) for rows, own in layers))
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
-from tokenmill.program.spec import ProgramSpec
+from tokenmill.model.description import describe
+from tokenmill.program.spec import ProgramSpec, refuse_mixers
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.registry import PROGRAMS, SCHEMES, help_of, lookup
 from tokenmill.settings.engine_config import EngineConfig
@@ -45,7 +46,8 @@ def choose(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: s
         program = find_spec(candidate)
         if name == "auto" and program.only_asked:
             continue
-        reason = _refuse_scheme(program, config.scheme) or program.refuse(config, model, cache, device)
+        unknown = _refuse_scheme(program, config.scheme) or refuse_mixers(program, config, describe(model))
+        reason = unknown or program.refuse(config, model, cache, device)
         if reason is None:
             why = "as asked" if name != "auto" else "the fastest that does not refuse"
             return Choice(candidate, f"{help_of(PROGRAMS[candidate])}; {why}", program, reasons)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tokenmill.model.decoder import Decoder, Layer
-from tokenmill.model.description import AttentionBlock
-from tokenmill.model.layers import MLP, Attention, MoE, WideNorm
+from tokenmill.model.layers import MLP, MoE, WideNorm
+from tokenmill.model.mixers.attention import AttentionBlock
+from tokenmill.model.mixers.attention_module import Attention
 from tokenmill.model.parameters import join, matrices_of
 from tokenmill.parallel.collectives import Group
 from tokenmill.parallel.rows import divide_heads, places
@@ -142,11 +143,12 @@ class _Divider:
 
     def divide(self) -> list[Share]:
         """The matrices that are to be filled."""
-        decoder, blocks = self._decoder, [layer.attention for layer in self._decoder.description.layers]
+        decoder, blocks = self._decoder, self._decoder.description.attentions
         heads = divide_heads([block.num_kv_heads for block in blocks], self._group.size)
         self._embedding()
         for number, (layer, block) in enumerate(zip(decoder.layers, blocks, strict=True)):
             assert isinstance(layer, Layer)
+            assert isinstance(layer.attention, Attention), "other mixers are refused"
             self._attention(number, layer.attention, block, [of_rank[number] for of_rank in heads])
             if isinstance(layer.mlp, MLP):
                 self._mlp(number, "mlp", layer.mlp)

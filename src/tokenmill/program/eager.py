@@ -5,9 +5,7 @@ import os
 import torch
 
 from tokenmill.cache.step import Step
-from tokenmill.program.divided import load_share
 from tokenmill.program.forward import ModelParts, Output, Program
-from tokenmill.weights.load import load_decoder
 
 SETS = ("avx512_bf16", "vnni", "amx_tile")
 """Instruction sets beside those in torch's own word, with which oneDNN adds up a product in another order."""
@@ -24,10 +22,7 @@ class Eager(Program):
     """See EagerSpec."""
 
     def __init__(self, parts: ModelParts) -> None:
-        if parts.packed is not None:
-            self.packed_weights()  # refused
-        given = parts.weights, parts.config.max_length, parts.config.fused
-        self.decoder = decoder = load_decoder(*given) if parts.group is None else load_share(*given, parts.group)
+        self.decoder = decoder = parts.own.load_decoder(parts.weights, parts.config.max_length, parts.config.fused)
         self._layers, self._attend = parts.pool.layers, parts.attend
         self._num_threads = parts.config.threads  # of the settings: the process may compute in others meanwhile
         tables = [decoder.position_embedding, None if decoder.head is None else decoder.embedding]

@@ -3,7 +3,7 @@
 Programs read and write the same pool. spec.py tells what is known of one before it is made.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -12,14 +12,12 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
 from tokenmill.errors import ConfigError, RankLost
 from tokenmill.kernels.attend.kernel import Attend
-from tokenmill.memory.arena import Allocate
-from tokenmill.parallel.collectives import Group
-from tokenmill.parallel.ranks import Ranks
-from tokenmill.program.aot.package import Package
+from tokenmill.model.decoder import Decoder
 from tokenmill.registry import PROGRAMS, lookup
 from tokenmill.settings.engine_config import ResolvedConfig
-from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import WeightSource
+
+ONLY_NATIVE = "native: only its weights are packed"
 
 
 class Output(NamedTuple):
@@ -29,23 +27,25 @@ class Output(NamedTuple):
     token_ids: Sequence[int] = ()
 
 
+class ProgramParts(Protocol):
+    """The port of what a program opens that is its own, before weights are read: a packed file, compiled code, other
+    ranks. parts.py has it; a program asserts what it needs of it.
+    """
+
+    def load_decoder(self, weights: WeightSource, num_positions: int, fused: Collection[str]) -> Decoder:
+        """Load the modules with their weights, or with this rank's share. ConfigError where there are none to read."""
+
+
 class ModelParts(NamedTuple):
     """The parts of a model from which a program is made. attend: the kernel for packed steps, for programs that do not
-    attend by themselves.
-
-    packed: a packed model, which was made for this program; `weights` then knows names and shapes alone. package: for
-    program aot. config: resolved. allocate: returns memory for packed weights. ranks: the processes that compute steps.
+    attend by themselves. config: resolved.
     """
 
     weights: WeightSource
     pool: Pool
     attend: Attend
-    packed: PackedCheckpoint | None
-    package: Package | None
     config: ResolvedConfig
-    allocate: Allocate
-    ranks: Ranks
-    group: Group | None = None
+    own: ProgramParts
 
 
 class Program(Protocol):
@@ -62,7 +62,7 @@ class Program(Protocol):
 
         ConfigError if the program does not pack them.
         """
-        raise ConfigError("program", "eager", "native: only its weights are packed")
+        raise ConfigError("program", "eager", ONLY_NATIVE)
 
     @property
     def build_id(self) -> str:

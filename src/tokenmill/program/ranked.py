@@ -4,14 +4,14 @@ To the engine they are a program and a pool like any others. Every step, and eve
 command to the other ranks, in the same order; each carries it out on its own share of the matrices and the heads.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from tokenmill.cache.pool import Pool
+from tokenmill.cache.pool import ROWS, Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.errors import RankLost
@@ -88,16 +88,16 @@ class RankedPool(Pool):
         super().__init__(cache_of_rank(spec, 0, team.size), device)
         self._team, self.spec = team, spec
         self._whole = Pool(spec, torch.device("meta"))  # for the shapes of all heads
-        heads = divide_heads([rows.num_kv_heads for rows in spec.layers], team.size)
-        self._heads = [[of_rank[number] for of_rank in heads] for number in range(len(spec.layers))]
+        heads = divide_heads([rows.num_kv_heads for rows in spec.rows], team.size)
+        self._heads = [[of_rank[number] for of_rank in heads] for number in range(len(spec.rows))]
 
-    def block_bytes(self, block: int) -> list[Any]:
+    def block_bytes(self, block: int, kind: int = ROWS) -> list[Any]:
         """See Pool."""
         first, size = block * self.spec.block_size, self.spec.block_size
         rows = self.read(torch.arange(first, first + size, device=self._offsets.device))
         return [each.contiguous().view(-1).view(torch.uint8).numpy() for each in rows.values()]
 
-    def split(self, path: Path, stored: Tensor) -> dict[str, Tensor]:
+    def split(self, path: Path, stored: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
         """See Pool."""
         return self._whole.split(path, stored)
 
@@ -105,26 +105,30 @@ class RankedPool(Pool):
         """See Pool."""
         return self._whole.converted(rows)
 
-    def check_rows(self, path: Path, rows: Mapping[str, Tensor], count: int, convert: bool = False) -> None:
+    def check_rows(
+        self, path: Path, rows: Mapping[str, Tensor], count: int, num_states: int = 0, convert: bool = False
+    ) -> None:
         """See Pool."""
-        self._whole.check_rows(path, rows, count, convert)
+        self._whole.check_rows(path, rows, count, num_states, convert)
 
-    def read(self, slots: Tensor) -> dict[str, Tensor]:
-        """See Pool."""
+    def read(self, slots: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
+        """See Pool. Ranks keep rows alone: layers with states are refused."""
+        if kind != ROWS:
+            return {}
         self._team.tell("read", None, [{"slots": slots.cpu()}] * (self._team.size - 1))
         parts = [super().read(slots), *(message.tensors for message in self._team.collect("rows"))]
         return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
 
-    def write(self, slots: Tensor, rows: Mapping[str, Tensor]) -> None:
+    def write(self, slots: Tensor, rows: Mapping[str, Tensor], kind: int = ROWS) -> None:
         """See Pool."""
         told = [{"slots": slots.cpu(), **self._of_rank(rows, rank)} for rank in range(1, self._team.size)]
         self._team.tell("write", None, told)
         super().write(slots, self._of_rank(rows, 0))
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+    def copy_block(self, kind: int, source: int, target: int) -> None:
         """See Pool."""
-        self._team.tell("copy", [list(each) for each in copies])
-        super().copy_blocks(copies)
+        self._team.tell("copy", [kind, source, target])
+        super().copy_block(kind, source, target)
 
     def _of_rank(self, rows: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
         """Those heads of each layer's rows that a rank has."""
@@ -145,7 +149,7 @@ def follow(follower: Follower, parts: ModelParts, program: Program) -> NoReturn:
             if name == "run":
                 program.run(_step(facts, pool, device))
             elif name == "copy":
-                pool.copy_blocks(facts)
+                pool.copy_block(*facts)
             else:
                 _rows(follower, pool, Message(name, facts, tensors), device)
         except RankLost:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.cache.step import Span, Step
 from tokenmill.errors import SnapshotError
 from tokenmill.program.forward import Program
-from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
+from tokenmill.schedule.memory import BlockStore
+from tokenmill.schedule.sequence import UNKNOWN, Copy, Load, Plan, Sequence, Store
 
 log = logging.getLogger(__name__)
 
@@ -24,22 +24,26 @@ class Runner:
 
     def __init__(self, program: Program, pool: Pool, device: torch.device) -> None:
         self.program, self.pool, self._device = program, pool, device
-        self.prefix_store: PrefixStore | None = None
+        self.prefix_store: BlockStore | None = None
         self._block_size = pool.spec.block_size
 
     def prepare(self, plan: Plan) -> list[Sequence]:
-        """Copy and load the plan's blocks, in this order; the sequences whose rows could not be loaded."""
-        if plan.copies:
-            self.pool.copy_blocks(plan.copies)
+        """Copy and load the plan's blocks; the sequences whose blocks could not be loaded."""
         failed = []
-        for load in plan.loads:
+        for move in plan.moves:
+            if isinstance(move, Copy):
+                self.pool.copy_block(*move)
+                continue
             try:
-                rows = load.source(load.first, load.last)
-                self.pool.write(self.pool.slots_of(load.blocks, load.last - load.first), rows)
+                self._load(move)
             except SnapshotError as error:
                 log.warning("%s; the rows are computed again", error)
-                failed.append(load.sequence)
+                failed.append(move.sequence)
         return failed
+
+    def _load(self, load: Load) -> None:
+        entries = load.source(load.first, load.last)
+        self.pool.write(self.pool.slots_of(load.blocks, load.last - load.first, load.kind), entries, load.kind)
 
     def run(self, plan: Plan, fed_R: Tensor | None = None) -> tuple[Plan, Tensor]:
         """Run a prepared plan: the plan with the drafts that the program found, and logits of its wanted rows, [R, V].
@@ -50,11 +54,11 @@ class Runner:
         logits_RV, token_ids = self.program.run(step)
         return _known(plan, step, logits_RV, token_ids) if step.has_unknown else (plan, logits_RV)
 
-    def store(self, stores: Iterable[tuple[bytes, int]]) -> None:
+    def store(self, stores: Iterable[Store]) -> None:
         """Write full blocks to disk, where there is a store."""
         if self.prefix_store is not None:
-            for digest, block in stores:
-                self.prefix_store.save(digest, block)
+            for store in stores:
+                self.prefix_store.save(store)
 
     def stage(self, plan: Plan, fed_R: Tensor | None = None) -> Step:
         token_ids: list[int] = []
@@ -64,7 +68,7 @@ class Runner:
         spans: list[Span] = []
         size, has_unknown, stop_ids = self._block_size, False, set[int]()
         for sequence, start, count, num_logits, drafts, _ in plan.work:
-            end, first, blocks = start + count, len(token_ids), sequence.rows.table(size)
+            end, first, blocks = start + count, len(token_ids), sequence.kept.row_blocks(size)
             token_ids += sequence.tokens[start:end]
             if drafts:
                 token_ids += drafts
@@ -76,11 +80,11 @@ class Runner:
             if end <= size:
                 base = blocks[0] * size
                 slots += range(base + start, base + end)
-                spans.append(Span(first, count, start, base, None, num_logits, blocks))
+                spans.append(Span(first, count, start, base, None, num_logits, blocks, sequence.kept.state))
             else:
                 slots += [blocks[p // size] * size + p % size for p in range(start, end)]
                 slots_L = self.pool.slots_of(blocks[: -(-end // size)], end)
-                spans.append(Span(first, count, start, None, slots_L, num_logits, blocks))
+                spans.append(Span(first, count, start, None, slots_L, num_logits, blocks, sequence.kept.state))
         wanted = None if len(rows) == len(token_ids) else rows
         device, stops = self._device, list(stop_ids)
         return Step(token_ids, positions, slots, spans, wanted, len(rows), device, fed_R, has_unknown, stops)

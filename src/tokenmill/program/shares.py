@@ -6,8 +6,10 @@ shares would be products of another kind.
 
 from collections.abc import Iterator
 
+from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import AttentionBlock, DecoderDescription, Projection, count_parameters, describe
+from tokenmill.model.description import DecoderDescription, count_parameters, describe
+from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.parallel.rows import divide, divide_heads, divide_rows, qkv_rows, whole_tiles
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import DTYPES
@@ -73,10 +75,10 @@ def _own_rows(
 ) -> Iterator[tuple[Projection, int, int]]:
     """Every matrix, how many there are of it, and how many of its rows this rank has."""
     ranks = len(heads)
-    for layer, own in zip(decoder.layers, heads[rank], strict=True):
-        _, rows = rows_of_heads(layer.attention, own, scheme)
-        yield layer.attention.qkv, 1, sum(map(len, rows))
-        for matrix, count in (*layer.mlp.matrices.items(), (layer.attention.out, 1)):
+    for layer, block, own in zip(decoder.layers, decoder.attentions, heads[rank], strict=True):
+        _, rows = rows_of_heads(block, own, scheme)
+        yield block.qkv, 1, sum(map(len, rows))
+        for matrix, count in (*layer.mlp.matrices.items(), (block.out, 1)):
             shares = matrix_rows(matrix, scheme, ranks)
             yield matrix, count, matrix.outputs if shares is None else len(shares[rank])
     if decoder.config.tie_embeddings and scheme.is_plain:
@@ -90,8 +92,7 @@ def _replicated(decoder: DecoderDescription) -> int:
     """Parameters that every rank has."""
     counts = count_parameters(decoder.config)
     matrices = sum(matrix.num_parameters * count for matrix, count in decoder.matrices.items())
-    own = [layer.attention for layer in decoder.layers]
-    divided = _vectors_of_heads(decoder, [range(block.num_kv_heads) for block in own])
+    divided = _vectors_of_heads(decoder, [range(block.num_kv_heads) for block in decoder.attentions])
     head = decoder.head.num_parameters if decoder.config.tie_embeddings else 0  # counted once, as the embedding
     return sum(counts.values()) + head - matrices - counts["embedding"] - divided
 
@@ -99,8 +100,7 @@ def _replicated(decoder: DecoderDescription) -> int:
 def _vectors_of_heads(decoder: DecoderDescription, kv_heads: list[range]) -> int:
     """Sinks, and weights of the norms of these heads."""
     found = 0
-    for layer, own in zip(decoder.layers, kv_heads, strict=True):
-        block = layer.attention
+    for block, own in zip(decoder.attentions, kv_heads, strict=True):
         counts = len(own) * block.num_heads // block.num_kv_heads, len(own)
         found += counts[0] * block.shape.sinks
         norms = zip(block.qk_norms, counts, strict=False)

@@ -1,18 +1,17 @@
 """The spec of a program, known before it is made: what it is, what it refuses, and the bytes of its weights.
 
-Here are the specs of the programs that run PyTorch modules; program native has its own. Nothing here needs a tensor, so
+Those of the programs that run PyTorch modules are in torch_specs.py. Nothing here needs a tensor, so
 that what a model costs is known without torch. A device and a dtype are given by their names.
 """
 
+from collections.abc import Collection
 from typing import Protocol
 
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import count_parameters, describe
-from tokenmill.parallel.rows import cache_of_rank
-from tokenmill.program.shares import rank_weight_bytes
+from tokenmill.model.description import DecoderDescription
 from tokenmill.quant.schemes import Scheme
-from tokenmill.settings.engine_config import DTYPES, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 
 
 class ProgramSpec(Protocol):
@@ -26,6 +25,7 @@ class ProgramSpec(Protocol):
     multiplies_float16: bool = False  # on a CPU, as fast as other floating point; products of torch are slow there
     shares_memory: bool = False  # its ranks are on one machine, and map one cache
     prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
+    mixers: Collection[str] = ("attention",)  # the first halves of layers that it computes
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
@@ -49,75 +49,12 @@ class ProgramSpec(Protocol):
         """Foresee the bytes of the cache that each rank holds, of those of the whole one."""
 
 
-def refuse_ranks(config: EngineConfig) -> str | None:
-    """Give the reason of a program that computes in one process."""
-    return "computes in one process, and tensor_parallel asks for more" if config.tensor_parallel > 1 else None
-
-
-class EagerSpec(ProgramSpec):
-    @staticmethod
-    def runs(scheme: Scheme) -> bool:
-        """Run all of them: the module of a matrix multiplies by itself."""
-        return True
-
-    @staticmethod
-    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
-        """See ProgramSpec. Ranks divide merged matrices."""
-        if (ranks := config.tensor_parallel) == 1:
-            return None
-        if not {"qkv", "gate_up"} <= set(config.fused):
-            return f"divides matrices with qkv and gate_up fused, and fuse is {config.fuse!r}"
-        heads = min(rows.num_kv_heads for rows in cache.layers)
-        told = f"{heads} kv head{'s' * (heads > 1)}"
-        return (
-            f"gives each rank a kv head, and this model has {told} for tensor_parallel = {ranks}" * (ranks > heads)
-            or None
-        )
-
-    @staticmethod
-    def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
-        decoder, itemsize = describe(model), DTYPES[dtype]
-        stored = numbers = 0  # bytes of the matrices, and how many numbers they have in a checkpoint
-        for matrix, count in decoder.matrices.items():
-            numbers += count * matrix.num_weights
-            if matrix.role == "router":  # no scheme rounds a router
-                stored += count * matrix.num_weights * itemsize
-            else:
-                stored += count * scheme.matrix_bytes(matrix.outputs, matrix.inputs, dtype, model.code_bits)
-            if matrix.bias and scheme.rounds_to:
-                stored += count * matrix.outputs * (DTYPES["float32"] - itemsize)
-        tied = decoder.head.num_weights if model.tie_embeddings else 0
-        shared = tied if scheme.is_plain else 0  # a tied head that is the embedding itself
-        return stored + (sum(count_parameters(model).values()) - numbers + tied - shared) * itemsize
-
-    @staticmethod
-    def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
-        """See ProgramSpec."""
-        return rank_weight_bytes(model, dtype, scheme, ranks)
-
-    @staticmethod
-    def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
-        """See ProgramSpec. Each rank has the rows of its heads."""
-        return [cache_of_rank(cache, rank, ranks).num_bytes for rank in range(ranks)]
-
-
-class _MicroBatchedSpec(EagerSpec):
-    only_asked = True
-
-    @staticmethod
-    def runs(scheme: Scheme) -> bool:
-        """Run those whose products a compiler can trace."""
-        return scheme.is_traceable
-
-    @staticmethod
-    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
-        """See ProgramSpec."""
-        return refuse_ranks(config)
-
-
-class AotSpec(_MicroBatchedSpec):
-    """Code from a package on disk."""
-
-
-class CompiledSpec(_MicroBatchedSpec):
-    """Code that torch.compile makes."""
+def refuse_mixers(program: type[ProgramSpec], config: EngineConfig, decoder: DecoderDescription) -> str | None:
+    """Give the reason of a program that does not know the mixer of some layer, or None."""
+    # Ranks divide attention alone.
+    known = program.mixers if config.tensor_parallel == 1 else ProgramSpec.mixers
+    for number, layer in enumerate(decoder.layers):
+        if layer.mixer.name not in known:
+            ranks = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
+            return f"does not compute {layer.mixer.name}{ranks}, the mixer of layer {number}"
+    return None

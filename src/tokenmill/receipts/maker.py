@@ -47,6 +47,10 @@ class ReceiptMaker:
             "torch": str(torch.__version__),
         }
 
+    def note(self, sequence: Sequence) -> "Origin":
+        """Note what a sequence was computed from, when it ends."""
+        return origin_of(self, sequence)
+
     @cached_property
     def model(self) -> Mapping[str, Any]:
         """The name of the model, and the digests of its files and of its chat template. The first use reads them."""
@@ -117,5 +121,5 @@ def origin_of(maker: ReceiptMaker, sequence: Sequence) -> Origin:
         sequence.max_tokens - num_prompt,
         array("I", sequence.tokens[:num_prompt]),
         session,
-        None if sequence.rows.is_own else CONVERTED,
+        None if sequence.kept.is_own else CONVERTED,
     )

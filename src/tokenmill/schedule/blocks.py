@@ -49,6 +49,10 @@ class BlockAllocator:
     def num_named(self) -> int:
         return len(self._block_of)
 
+    def is_named(self, block: int) -> bool:
+        """Whether the block can be found."""
+        return block in self._digest_of
+
     def state_of(self, block: int) -> str:
         """Return `f` for free, `k` for free and still findable, `u` for in use, `s` for shared."""
         return "us"[self.references[block] > 1] if self.references[block] else "fk"[block in self._digest_of]

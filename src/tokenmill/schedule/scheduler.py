@@ -11,39 +11,30 @@ from bisect import insort
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as List
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.fairness import Clients, shares
-from tokenmill.schedule.prefixes import PrefixCache
-from tokenmill.schedule.sequence import Plan, Sequence, Work
-from tokenmill.schedule.window import Window, give_back, keep_rows, max_fed
+from tokenmill.schedule.keeps import Keeps
+from tokenmill.schedule.memory import Memory
+from tokenmill.schedule.sequence import Plan, Sequence, Store, Work
 
 _ORDER = attrgetter("priority", "arrival")  # in which sequences wait and run, lowest first
 
 
 class Scheduler:
-    """Owns the sequences that wait and run, and their block tables.
+    """Owns the sequences that wait and run. memory: what they keep.
 
     max_prompt_tokens: the tokens of prompts in a step in which others decode; it may be changed between steps.
-    window: what a sequence keeps; everything if it is not given.
     """
 
-    def __init__(
-        self,
-        allocator: BlockAllocator,
-        max_sequences: int,
-        max_step_tokens: int,
-        prefix_cache: bool = True,
-        cache: bool = True,
-        window: Window | None = None,
-    ) -> None:
-        self.allocator, self.window = allocator, window or Window(None, allocator.block_size)
+    def __init__(self, memory: Memory, max_sequences: int, max_step_tokens: int, cache: bool = True) -> None:
+        self.memory = memory
         self.max_sequences = max_sequences
         self.max_step_tokens = max_step_tokens
-        self.prefixes = PrefixCache(allocator, self.window, prefix_cache and cache)
         self.cache = cache  # False: after each token, no row counts as computed
         self.waiting: deque[Sequence] = deque()  # this and the next sorted by _ORDER
         self.running: list[Sequence] = []
@@ -65,22 +56,18 @@ class Scheduler:
 
     def check_length(self, num_tokens: int) -> None:
         """Raise CapacityError for a sequence that needs more than the whole pool."""
-        needed, available, size = (
-            self.window.max_blocks(num_tokens),
-            self.allocator.num_blocks,
-            self.allocator.block_size,
-        )
-        if needed > available:
+        if (missing := self.memory.check_length(num_tokens)) is not None:
             remedy = "cache_tokens (more), or max_new_tokens or the prompt (fewer)"
-            what = f"cache blocks of {size} tokens for a sequence of {num_tokens}"
-            raise CapacityError(what, needed, available, remedy)
+            what = f"cache blocks of {self.memory.block_size} tokens for a sequence of {num_tokens}"
+            raise CapacityError(what, *missing, remedy)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End a waiting or running sequence; its blocks are released unless it is to be kept."""
         sequence.finish_reason = reason
         if not sequence.keep:
-            self.allocator.cut(sequence.rows.blocks, 0)
+            self.memory.release(sequence.kept)
         elif sequence not in self.parked:
+            self.memory.keep(sequence, sequence.kept.num_computed)  # a step in flight may have gone further
             self.parked.append(sequence)
         for place in (self.running, self.waiting):
             if sequence in place:
@@ -106,21 +93,16 @@ class Scheduler:
 
     def share(self, sequence: Sequence, child: Sequence) -> None:
         """Give an empty sequence the past of another; blocks are shared until one of the two writes."""
-        rows = sequence.rows.copy()
-        for block in rows.blocks:
-            self.allocator.share(block)
         child.choosing, child.priority, child.tokens = sequence.choosing, sequence.priority, list(sequence.tokens)
-        child.rows = rows
+        child.kept = self.memory.share(sequence.kept)
 
     def rewind(self, sequence: Sequence, num_tokens: int, new: List[int] = ()) -> None:
         """Put `new` tokens in the place of all from `num_tokens` on. Without any, the last that stays is fed again."""
         assert 0 <= num_tokens <= len(sequence.tokens)
-        self._keep_rows(sequence, min(sequence.rows.num_computed, max(num_tokens - (not new), 0)))
-        sequence.rows.num_saved = self.prefixes.num_saved(sequence, num_tokens)
+        self.memory.keep(sequence, max(num_tokens - (not new), 0))
+        self.memory.rewound(sequence, num_tokens)
         sequence.num_prompt_tokens = min(sequence.num_prompt_tokens, num_tokens)
         sequence.tokens = [*sequence.tokens[:num_tokens], *new]
-        if not sequence.rows.num_computed and not sequence.rows.num_saved:
-            sequence.rows.saved, sequence.rows.is_own = None, True  # no rows computed under other conditions are left
 
     def reset(self) -> None:
         """Begin anew, after a step that broke off somewhere: what runs or waits has ended, and no row is kept."""
@@ -130,10 +112,14 @@ class Scheduler:
             self._drop_unread(sequence)
         self.running.clear()
         self.waiting.clear()
-        self.allocator.clear()
+        self.memory.clear()
         for sequence in self.parked:
-            sequence.rows.blocks.clear()
-            self._keep_rows(sequence, 0)
+            self.memory.forget(sequence)
+
+    @property
+    def allocator(self) -> BlockAllocator:
+        """The blocks of rows."""
+        return self.memory.kinds[0].allocator
 
     @property
     def idle(self) -> bool:
@@ -167,9 +153,11 @@ class Scheduler:
     def withdraw(self, plan: Plan, sequences: List[Sequence]) -> Plan:
         """Make the plan without these sequences, whose rows could not be loaded: they wait again, and compute them."""
         for sequence in sequences:
-            sequence.rows.saved, sequence.rows.num_saved = None, 0
+            self.memory.drop_saved(sequence)
             if sequence in self.running:
                 self._preempt(sequence)
+            else:
+                self.memory.keep(sequence, 0)
         return Plan([work for work in plan.work if work.sequence not in sequences])
 
     def advance(self, plan: Plan, unread: List[List[int]]) -> None:
@@ -179,21 +167,23 @@ class Scheduler:
         """
         for (sequence, start, count, *_), tokens in zip(plan.work, unread, strict=True):
             sequence.tokens += tokens
-            sequence.rows.num_computed = start + count if self.cache or not tokens else 0
+            self.memory.computed(sequence, start + count)
+            if tokens and not self.cache:
+                self.memory.settle(sequence, 0)
 
-    def commit(self, plan: Plan, accepted: List[List[int]], is_advanced: bool = False) -> list[tuple[bytes, int]]:
+    def commit(self, plan: Plan, accepted: List[List[int]], is_advanced: bool = False) -> list[Store]:
         """Append accepted tokens: for each work item, the tokens chosen there (none inside a prompt).
 
         Sequences that have ended are finished. Full blocks are published only now, because their rows may not have been
         finite; returns what `publish` does. is_advanced: tokens take the places of the marks that `advance` has put.
         """
-        stores: list[tuple[bytes, int]] = []
+        stores = list[Store]()
         for (sequence, start, count, *_), tokens in zip(plan.work, accepted, strict=True):
             if sequence.finish_reason is not None:  # it was cancelled or has failed since the plan
                 self._drop_unread(sequence)
                 continue
             if not is_advanced:
-                sequence.rows.num_computed = start + count
+                self.memory.computed(sequence, start + count)
             elif sequence.has_unread_token:
                 sequence.tokens.pop()
             reason = None
@@ -202,11 +192,9 @@ class Scheduler:
                 if reason := sequence.end_reason:
                     break
             if tokens:  # what was fed for drafts that were not accepted does not count
-                computed = min(sequence.rows.num_computed, len(sequence.tokens) - 1)
-                sequence.rows.num_computed = computed if self.cache else 0
-            stores += self.prefixes.publish(sequence)
-            if self.window.size is not None:
-                give_back(sequence.rows, self.window, self.allocator)
+                self.memory.settle(sequence, len(sequence.tokens) - 1 if self.cache else 0)
+            stores += self.memory.publish(sequence)
+            self.memory.give_back(sequence)
             if sequence.score_from is not None and not sequence.num_pending_tokens:
                 reason = "scored"
             if reason:
@@ -216,13 +204,10 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert the invariants of the blocks and of every sequence; for tests."""
         sequences = [*self.running, *self.waiting, *self.parked]
-        self.allocator.check_integrity(sequence.rows.blocks for sequence in sequences)
+        self.memory.check_integrity(sequences)
         for sequence in sequences:
-            computed, length = sequence.rows.num_computed, len(sequence.tokens)
+            computed, length = sequence.kept.num_computed, len(sequence.tokens)
             assert 0 <= computed < length or sequence.score_from is not None or computed == length == 0
-            first_row = sequence.rows.first_row
-            assert first_row <= self.window.first_row(computed), "a row that is still read was given back"
-            assert len(sequence.rows.blocks) >= self.allocator.count(computed) - first_row // self.allocator.block_size
 
     # ---- inside a step
 
@@ -231,17 +216,16 @@ class Scheduler:
 
         Only a sequence that decodes is fed guesses, and none for positions at or after its end.
         """
-        if self.window.size is not None:
-            budget = min(budget, max_fed(sequence.rows, self.allocator))
-            if budget < 1:  # the step in flight has filled the cache, and gives blocks back at its commit
-                return 0
+        if (budget := self.memory.max_fed(sequence, budget)) < 1:
+            return 0
         drafts: tuple[int, ...] = ()
         if guesses and sequence.num_pending_tokens == 1 and sequence.score_from is None:
             drafts = tuple(guesses[: max(min(budget, sequence.max_tokens - len(sequence.tokens)) - 1, 0)])
         count = min(sequence.num_pending_tokens, budget) + len(drafts)
-        if not self._take_blocks(sequence, count, plan):
+        take = partial(self._take_block, sequence, plan)
+        if not self.memory.reserve(sequence, count, bool(drafts), plan, take):
             return 0
-        start, end = sequence.rows.num_computed, sequence.rows.num_computed + count
+        start, end = sequence.kept.num_computed, sequence.kept.num_computed + count
         num_logits = min(count, max(end - sequence.first_logits, 0))
         self._clients.charge(sequence.client, count)
         plan.work.append(Work(sequence, start, count, num_logits, drafts))
@@ -255,7 +239,7 @@ class Scheduler:
             return
         first, last = self.waiting[0], self.running[-1]
         is_full = len(self.running) == self.max_sequences
-        if first.priority < last.priority and (is_full or self._max_blocks(first) > self.allocator.num_free):
+        if first.priority < last.priority and (is_full or not self.memory.has_room(first, self.max_step_tokens)):
             self._preempt(last)
         elif is_full and (sequence := self._clients.gives_way(self.waiting, self.running)) is not None:
             self._preempt(sequence)
@@ -265,59 +249,33 @@ class Scheduler:
         if not self.waiting or not unfinished or len(self.running) >= self.max_sequences:
             return []
         sequence = self._clients.next_of(self.waiting, self.running)
-        has_room = self._max_blocks(sequence) <= self.allocator.num_free
+        has_room = self.memory.has_room(sequence, self.max_step_tokens)
         return [sequence.num_pending_tokens] if has_room else []
 
     def _admit(self, plan: Plan, budget: int) -> None:
         """Let waiting sequences run, as long as there are places, budget and blocks."""
         while self.waiting and len(self.running) < self.max_sequences and budget > 0:
             sequence = self._clients.next_of(self.waiting, self.running)
-            loads = self.prefixes.match_prefix(sequence, self._max_blocks(sequence))
+            loads = self.memory.match(sequence, self.max_step_tokens)
             if loads is None:
                 if self._reclaim():
                     continue
                 return
+            plan.moves += loads
+            if sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = sequence.kept.num_computed
+            if not sequence.num_pending_tokens:  # a session that found all that it wanted computed
+                self.finish(sequence, "scored")
+                continue
             insort(self.running, sequence, key=_ORDER)
             self.waiting.remove(sequence)
-            plan.loads += loads
-            if sequence.num_cached_tokens is None:
-                sequence.num_cached_tokens = sequence.rows.num_computed
             budget -= self._feed(sequence, budget, plan)
 
-    def _take_blocks(self, sequence: Sequence, count: int, plan: Plan) -> bool:
-        """Give the sequence blocks of its own for its next `count` tokens; False if it was itself preempted."""
-        start, size = sequence.rows.num_computed, self.allocator.block_size
-        num_before = sequence.rows.first_row // size  # blocks of the sequence before its table
-        needed = self.allocator.count(start + count) - num_before
-        while len(sequence.rows.blocks) < needed:
-            block = self._take_block(sequence, plan)
-            if block is None:
-                return False
-            sequence.rows.blocks.append(block)
-        for index in range(start // size - num_before, needed):
-            old = sequence.rows.blocks[index]
-            if self.allocator.references[old] == 1:
-                self.allocator.unpublish(old)  # it is about to change
-                continue
-            new = self._take_block(sequence, plan)
-            if new is None:
-                return False
-            if (num_before + index) * size < start:
-                plan.copies.append((old, new))
-            self.allocator.release(old)
-            sequence.rows.blocks[index] = new
-        return True
-
-    def _max_blocks(self, sequence: Sequence) -> int:
-        """Count the most blocks that the tokens of a sequence hold at once."""
-        needed = self.window.max_blocks(len(sequence.tokens), self.max_step_tokens)
-        return min(needed, self.allocator.num_blocks)
-
-    def _take_block(self, sequence: Sequence, plan: Plan) -> int | None:
-        """Return a free block, taken from idle sequences and then from the last running ones; None if that is
+    def _take_block(self, sequence: Sequence, plan: Plan, kind: Keeps) -> int | None:
+        """Return a free block of a kind, taken from idle sequences and then from the last running ones; None if that is
         this one.
         """
-        while (block := self.allocator.allocate()) is None:
+        while (block := kind.allocator.allocate()) is None:
             if self._reclaim():
                 continue
             victim = self.running[-1]
@@ -329,22 +287,19 @@ class Scheduler:
 
     def _reclaim(self) -> bool:
         """Take the blocks of parked and waiting sequences; their rows are recomputed when they run."""
-        holders = [sequence for sequence in (*self.parked, *self.waiting) if sequence.rows.blocks]
+        holders = [sequence for sequence in (*self.parked, *self.waiting) if self.memory.holds(sequence)]
         for sequence in holders:
-            self._keep_rows(sequence, 0)
+            self.memory.keep(sequence, 0)
         return bool(holders)
 
     def _preempt(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_ORDER)
         self.running.remove(sequence)
-        self._keep_rows(sequence, 0)
+        self.memory.keep(sequence, 0)
         self.num_preemptions += 1
-
-    def _keep_rows(self, sequence: Sequence, num_rows: int) -> None:
-        keep_rows(sequence.rows, num_rows, self.window, self.allocator)
 
     def _drop_unread(self, sequence: Sequence) -> None:
         """Remove the unread token of a sequence; it will be chosen again, with the same result."""
         if sequence.has_unread_token:
             sequence.tokens.pop()
-            sequence.rows.num_computed = min(sequence.rows.num_computed, len(sequence.tokens) - 1)
+            self.memory.settle(sequence, len(sequence.tokens) - 1)

@@ -1,19 +1,16 @@
-"""One sequence, with its tokens and its rows in the cache; the records Work, Load and Plan.
+"""One sequence, with its tokens and what the cache keeps of them; the records Work, Load, Store and Plan.
 
-There are no phases. A step lets `rows.num_computed` catch up with the tokens: prefill, a chunk of it, decode (one
+There are no phases. A step lets `kept.num_computed` catch up with the tokens: prefill, a chunk of it, decode (one
 behind), verification (1 + k behind) and re-prefill after preemption all are the same record (sequence, start, count).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tokenmill.schedule.choosing import Choosing
+from tokenmill.schedule.keeps import Kept, RowSource
 from tokenmill.settings.sampling_params import SamplingParams
-
-RowSource = Callable[[int, int], Mapping[str, Any]]
-"""Reads K and V rows that were computed earlier and lie on disk: tensors by name, for positions [first, last) of the
-source. SnapshotError if the file cannot be used."""
 
 UNKNOWN = -1
 """A draft whose token the program finds in the same step: the one with the largest logit at that position."""
@@ -30,47 +27,15 @@ def unread_mark(row: int) -> int:
     return UNKNOWN - 1 - row
 
 
-@dataclass(slots=True)
-class Rows:
-    """The K and V rows of a sequence: in blocks of the cache, or still in a file.
-
-    first_row: rows before it are not there: they lie before every window (see window.py). blocks: its block table,
-    from the block of first_row on. block_hashes: chained hashes of its leading blocks; none of the first num_published
-    is still to be offered for sharing. salt: starts that chain, so that only sequences with the same salt (a tenant, an
-    adapter) share blocks. saved: rows first_saved to num_saved in a file, loaded when the sequence next gets blocks.
-    is_own: False if they come from another program, dtype or scheme; then the sequence neither takes nor offers blocks.
-    """
-
-    num_computed: int = 0
-    first_row: int = 0
-    blocks: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)
-    num_published: int = 0
-    salt: bytes = b""
-    saved: RowSource | None = None
-    first_saved: int = 0
-    num_saved: int = 0
-    is_own: bool = True
-
-    def table(self, block_size: int) -> list[int]:
-        """The block table from position 0 on. In the place of each block that was given back stands the first block
-        that is there, because what no query may attend to still has to be numbers."""
-        return [self.blocks[0]] * (self.first_row // block_size) + self.blocks if self.first_row else self.blocks
-
-    def copy(self) -> "Rows":
-        """Copy the rows for another sequence. The caller counts the references of the blocks."""
-        return replace(self, blocks=list(self.blocks), block_hashes=list(self.block_hashes))
-
-
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
-    """Prompt and output of one text: its tokens, what decides the next one, and its rows in the cache.
+    """Prompt and output of one text: its tokens, what decides the next one, and what the cache keeps of it.
 
     tokens: prompt and output. While a step is in flight the last one may be an `unread_mark`. A list of tokens only
     grows, but for that mark: who takes tokens away or replaces them makes a new list, which matchers notice.
     max_tokens: the length, prompt included, at which it ends.
     score_from: set when nothing is sampled and the logits of every position from this one on are still wanted.
-    keep: keep the rows after the end, so that the sequence can be resumed.
+    keep: keep what is cached after the end, so that the sequence can be resumed.
     earlier: if its prompt ends in the midst of a text that it continues, where that text begins and its settings.
     client: who it is for; clients share the places in equal parts.
     priority: lower runs first; arrival orders sequences of equal priority and is set by the scheduler.
@@ -83,7 +48,7 @@ class Sequence:
     num_prompt_tokens: int
     max_tokens: int
     choosing: Choosing = field(default_factory=Choosing)
-    rows: Rows = field(default_factory=Rows)
+    kept: Kept = field(default_factory=Kept)
     score_from: int | None = None
     finish_reason: str | None = None
     keep: bool = False
@@ -96,8 +61,9 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """So many tokens have rows that are not computed yet."""
-        return len(self.tokens) - self.rows.num_computed
+        """So many tokens are not computed yet. Where nothing is wanted of the last one, it is left to a later call."""
+        is_filled = self.score_from is not None and self.score_from >= len(self.tokens)
+        return max(len(self.tokens) - is_filled - self.kept.num_computed, 0)
 
     @property
     def has_unread_token(self) -> bool:
@@ -144,9 +110,18 @@ class Work(NamedTuple):
         return self.drafts[self.num_certain :][: max(self.num_logits - 1, 0)]
 
 
-class Load(NamedTuple):
-    """Fill `blocks`, which belong to `sequence`, with rows [first, last) of `source`, in order."""
+class Copy(NamedTuple):
+    """Copy a block, about to be written while others share it, into the one that takes its place."""
 
+    kind: int
+    source: int
+    target: int
+
+
+class Load(NamedTuple):
+    """Fill `blocks` of one kind, which belong to `sequence`, with entries [first, last) of `source`, in order."""
+
+    kind: int
     sequence: Sequence
     blocks: tuple[int, ...]
     source: RowSource
@@ -154,18 +129,30 @@ class Load(NamedTuple):
     last: int
 
 
+class Store(NamedTuple):
+    """A full block of one kind, and the name under which it may be written to disk."""
+
+    kind: int
+    name: bytes
+    block: int
+
+
 @dataclass(slots=True)
 class Plan:
-    """One step, complete: the runner carries out the copies, then the loads, and then runs the work.
+    """One step, complete: the runner carries out the moves and then runs the work.
 
-    copies: blocks that are about to be written while others share them, and the blocks that take their place.
+    moves: in their order, in which the blocks were allocated: what is loaded may be copied then, and what was copied
+    may be overwritten.
     """
 
     work: list[Work] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    loads: list[Load] = field(default_factory=list)
+    moves: list[Copy | Load] = field(default_factory=list)
+
+    @property
+    def loads(self) -> list[Load]:
+        return [move for move in self.moves if isinstance(move, Load)]
 
     def drop(self, sequence: Sequence) -> None:
         """Remove a sequence that has lost its blocks. Copies may stay: whoever gets their targets writes them later."""
         self.work = [work for work in self.work if work.sequence is not sequence]
-        self.loads = [load for load in self.loads if load.sequence is not sequence]
+        self.moves = [move for move in self.moves if isinstance(move, Copy) or move.sequence is not sequence]

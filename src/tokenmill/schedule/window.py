@@ -8,9 +8,6 @@ again) without computing everything anew.
 
 from dataclasses import dataclass
 
-from tokenmill.schedule.blocks import BlockAllocator
-from tokenmill.schedule.sequence import Rows
-
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -42,31 +39,3 @@ class Window:
         if self.size is None:
             return whole
         return min(whole, (num_sequences * (self.size + 3 * self.block_size - 3) + num_fed) // self.block_size)
-
-
-def give_back(rows: Rows, window: Window, allocator: BlockAllocator) -> None:
-    """Release the blocks of a sequence that no later step reads. No step in flight may read them either."""
-    first = window.first_kept(rows.num_computed)
-    if (count := first - rows.first_row // window.block_size) > 0:
-        given, rows.blocks = rows.blocks[:count], rows.blocks[count:]
-        rows.first_row = first * window.block_size
-        for block in given:
-            allocator.release(block)
-
-
-def max_fed(rows: Rows, allocator: BlockAllocator) -> int:
-    """Count the tokens that a step can feed of a sequence which has the whole cache to itself."""
-    return (rows.first_row // allocator.block_size + allocator.num_blocks) * allocator.block_size - rows.num_computed
-
-
-def keep_rows(rows: Rows, num_rows: int, window: Window, allocator: BlockAllocator) -> None:
-    """Forget all rows but the first, with their blocks and digests; all of them if one that would be read is gone."""
-    if rows.first_row > window.first_row(num_rows):
-        num_rows = 0
-    num_full = num_rows // allocator.block_size
-    rows.num_computed = num_rows
-    if not num_rows:
-        rows.first_row = 0
-    rows.num_published = min(rows.num_published, num_full)
-    del rows.block_hashes[num_full:]
-    allocator.cut(rows.blocks, allocator.count(num_rows) - rows.first_row // allocator.block_size)

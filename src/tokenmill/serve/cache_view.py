@@ -29,7 +29,7 @@ def cache_view(scheduler: Scheduler, answers: Mapping[int, str], client: bytes) 
 
 
 def _counted(sequences: Collection[Sequence]) -> Json:
-    return {"texts": len(sequences), "blocks": len({block for each in sequences for block in each.rows.blocks})}
+    return {"texts": len(sequences), "blocks": len({block for each in sequences for block in each.kept.blocks})}
 
 
 def _describe(scheduler: Scheduler, state: str, sequence: Sequence, answer: str | None) -> Json:
@@ -40,6 +40,6 @@ def _describe(scheduler: Scheduler, state: str, sequence: Sequence, answer: str 
         "tokens": len(sequence.tokens),
         "prompt_tokens": sequence.num_prompt_tokens,
         "cached_tokens": sequence.num_cached_tokens,
-        "blocks": len(sequence.rows.blocks),
-        "shared": sum(references[block] > 1 for block in sequence.rows.blocks),
+        "blocks": len(sequence.kept.blocks),
+        "shared": sum(references[block] > 1 for block in sequence.kept.blocks),
     }

@@ -194,6 +194,7 @@ def _prepared(
 def _read_model(core: Core) -> None:
     """Read the model's files for the digests of receipts, here in a thread, unless they were read before."""
     try:
+        assert core.receipts is not None, "a server has no draft model of its own"
         core.receipts.model  # noqa: B018
     except ReceiptError as error:
         raise ApiError(409, str(error), "receipt") from None

@@ -122,14 +122,14 @@ class Suffix(Proposer):
         if useful is not None and automaton.matched >= SHORTEST:
             own_limit = useful(sequence, automaton.matched, limit)
         own = Guess(automaton.guess(own_limit), automaton.matched)
-        if self._store is None or sequence.rows.salt or own.matched >= CERTAIN:
+        if self._store is None or sequence.kept.salt or own.matched >= CERTAIN:
             return own
         stored = Guess(*self._store.guess(sequence.tokens, limit), is_stored=True)
         return stored if stored.matched > own.matched else own
 
     def ended(self, sequence: Sequence) -> None:
         """See Proposer."""
-        if self._store is None or sequence.rows.salt or sequence.score_from is not None:
+        if self._store is None or sequence.kept.salt or sequence.score_from is not None:
             return
         # Of a session's text what is new since its last answer, with enough before it to be found by.
         start = max(min(self._num_stored.get(sequence, 0), len(sequence.tokens)) - LEAD, 0)

@@ -146,5 +146,5 @@ def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
         half = num_rows // 2
         return range(half) if target.part == "gate" else range(half, num_rows)
     layer = int(target.parameter.split(".")[1])  # layers.{i}.attention.qkv
-    q, kv, _ = describe(config).layers[layer].attention.qkv.parts
+    q, kv, _ = describe(config).layers[layer].mixer.matrices["qkv"].parts
     return {"q": range(q), "k": range(q, q + kv), "v": range(q + kv, num_rows)}[target.part]

@@ -118,8 +118,8 @@ def _exports(decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ...
         x_TD = torch.zeros(EXAMPLE[kind], decoder.config.hidden_size).to(decoder.embedding.weight)
         for number in range(len(known)):
             index = layers.index(number)
-            layer = OneLayer(decoder.layers[index], pool.layers[index], attend)
-            inputs = _layer_inputs(x_TD, decoder, index, pool.layers[index].tensors, kind)
+            layer = OneLayer(decoder.layers[index], pool.rows[index], attend)
+            inputs = _layer_inputs(x_TD, decoder, index, pool.rows[index].tensors, kind)
             exports.append(Export(f"layer-{kind}-{number}", layer, *inputs))
         if kind != "chunk":
             rows = {0: Dim("rows", min=2)} if kind == "many" else None

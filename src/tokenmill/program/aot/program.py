@@ -13,6 +13,7 @@ from tokenmill.cache.step import Step
 from tokenmill.model.decoder import Decoder
 from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroBatch, MicroBatched
 from tokenmill.program.forward import ModelParts
+from tokenmill.program.parts import Opened
 
 
 class Aot(MicroBatched):
@@ -20,8 +21,9 @@ class Aot(MicroBatched):
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)
-        assert parts.package is not None, "refused by the config"
-        self._package = parts.package
+        assert isinstance(parts.own, Opened), "every load opens them"
+        assert parts.own.package is not None, "refused by the config"
+        self._package = parts.own.package
         self._layer_weights = [weights_of(layer).values() for layer in self.decoder.layers]
         self._end_weights = weights_of(End(self.decoder)).values()
 

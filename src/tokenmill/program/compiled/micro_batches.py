@@ -140,7 +140,7 @@ class MicroBatched(Eager):
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)
         decoder, pool = self.decoder, parts.pool
-        self.cache = [layer.tensors for layer in pool.layers]
+        self.cache = [layer.tensors for layer in pool.rows]
         self.device, self.block_size = self.cache[0][0].device, pool.spec.block_size
         self._max_sequences = parts.config.max_sequences
         if self.device.type == "cpu":

@@ -99,7 +99,7 @@ class Forward(nn.Module):
     def __init__(self, decoder: Decoder, pool: Pool, attend: Attend) -> None:
         super().__init__()
         self.decoder = decoder
-        self._layers, self._block_size, self._attend = pool.layers, pool.spec.block_size, attend
+        self._layers, self._block_size, self._attend = pool.rows, pool.spec.block_size, attend
         self._run_layer = torch.compiler.nested_compile_region(run_layer)  # equal layers are compiled once
 
     def forward(self, inputs: Inputs, cache: Cache) -> Tensor:

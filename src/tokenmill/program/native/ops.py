@@ -13,15 +13,9 @@ import torch
 
 from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.kernels.native_structs import Op, Unit
-from tokenmill.model.description import (
-    AttentionBlock,
-    DecoderDescription,
-    ExpertsBlock,
-    LayerDescription,
-    MlpBlock,
-    Norm,
-    Projection,
-)
+from tokenmill.model.blocks import Norm, Projection
+from tokenmill.model.description import DecoderDescription, ExpertsBlock, LayerDescription, MlpBlock
+from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.parameters import join, parameter_shapes
 from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
 from tokenmill.program.native.positions import PositionTables
@@ -71,8 +65,8 @@ class Ops:
         elif not config.tie_embeddings:
             units = list(range(0, size, GROUP))
             self._linears.append(Linear(embed, [(None, "embedding")], [size], GROUP, units, [], whole=False))
-        for layer, (description, layer_kv) in enumerate(zip(decoder.layers, layers_kv, strict=True)):
-            self._layer(layer, description, layer_kv)
+        for layer, kept in enumerate(zip(decoder.layers, decoder.attentions, layers_kv, strict=True)):
+            self._layer(layer, *kept)
         self._norm("norm", decoder.norm, MLP_IN, LOGITS)
         logits: dict[str, Any] = {"scale": config.logit_multiplier, "softcap": config.logit_softcap or 0.0}
         self._linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
@@ -82,12 +76,12 @@ class Ops:
             embed.units, embed.num_units = head.units, head.num_units
         self.array = (Op * len(self._ops))(*self._ops)
 
-    def _layer(self, layer: int, description: LayerDescription, layer_kv: LayerKV) -> None:
+    def _layer(self, layer: int, description: LayerDescription, block: AttentionBlock, layer_kv: LayerKV) -> None:
         mlp_norm = "attention_norm" if description.shared_norm else "mlp_norm"
         self._before(layer, "attention_norm", description, ATTENTION_IN)
         if description.parallel:
             self._before(layer, mlp_norm, description, MLP_IN)
-        self._attention(layer, description, layer_kv)
+        self._attention(layer, description, block, layer_kv)
         if not description.parallel:
             self._before(layer, mlp_norm, description, MLP_IN)
         if isinstance(description.mlp, ExpertsBlock):
@@ -118,8 +112,8 @@ class Ops:
         fields: dict[str, Any] = {"weight": weight, "bias": bias, "eps": norm.eps, "scale": scale}
         self._add(NORM, to=to, epilogue=epilogue, centred=int(norm.kind == "layer"), **fields)
 
-    def _attention(self, layer: int, description: LayerDescription, layer_kv: LayerKV) -> None:
-        block, shape = description.attention, description.attention.shape
+    def _attention(self, layer: int, description: LayerDescription, block: AttentionBlock, layer_kv: LayerKV) -> None:
+        shape = block.shape
         tensors = zip((KV_FIELDS[kind] for kind in layer_kv.kinds), layer_kv.tensors, strict=True)
         cache: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors}
         sizes = {"num_kv_heads": block.num_kv_heads, "head_dim": block.head_dim}

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from tokenmill.kernels.threads import torch_threads
-from tokenmill.model.description import AttentionBlock, DecoderDescription
-from tokenmill.model.layers import temperatures
+from tokenmill.model.description import DecoderDescription
+from tokenmill.model.mixers.attention import AttentionBlock
+from tokenmill.model.mixers.attention_module import temperatures
 from tokenmill.model.rope import RotaryTable
 
 
@@ -22,7 +23,7 @@ class PositionTables:
             for rope in decoder.ropes:
                 table, half = RotaryTable(rope, num_positions, torch.float32, torch.device("cpu")), rope.dim // 2
                 self._angles[rope] = table.cos_PH[:, :half].contiguous(), table.sin_PH[:, :half].contiguous()
-            for block in (layer.attention for layer in decoder.layers):
+            for block in decoder.attentions:
                 if block.temperature is not None:
                     self._temperatures[block.temperature] = temperatures(positions_T, *block.temperature).flatten()
 

@@ -26,6 +26,7 @@ from tokenmill.program.native.layouts import LAYOUTS, kv_number
 from tokenmill.program.native.ops import Ops
 from tokenmill.program.native.positions import PositionTables
 from tokenmill.program.native.weights import Packed, Packing
+from tokenmill.program.parts import Opened
 
 WHY_BYTES = 500
 
@@ -43,16 +44,17 @@ class Native(Program):
     """Of the library: one of kernels.native_library.BUILDS, "" for the one that models take there."""
 
     def __init__(self, parts: ModelParts) -> None:
-        source, pool, packed, config = parts.weights, parts.pool, parts.packed, parts.config
-        self._ranks, rank = parts.ranks, parts.ranks.rank
+        source, pool, opened, config = parts.weights, parts.pool, parts.own, parts.config
+        assert isinstance(opened, Opened), "every load opens them"
+        packed, self._ranks, rank = opened.packed, opened.ranks, opened.ranks.rank
         shape, description = source.model, describe(source.model)
         self._pool, self._vocab_size = pool, shape.vocab_size
         if packed is None:
-            self._weights: Packing | Packed = Packing(source, parts.allocate, LAYOUTS[config.dtype], rank)
+            self._weights: Packing | Packed = Packing(source, opened.allocate, LAYOUTS[config.dtype], rank)
         else:
             self._weights = Packed(torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"], rank)
         tables = PositionTables(description, config.max_length)
-        self._ops = Ops(description, source.scheme, config.dtype, pool.layers, self._weights, tables)
+        self._ops = Ops(description, source.scheme, config.dtype, pool.rows, self._weights, tables)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
         self._spec = native_structs.Model(
             hidden=shape.hidden_size,

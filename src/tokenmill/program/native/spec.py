@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.kernels import native_library
 from tokenmill.kernels.devices import kind_of
+from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import DecoderDescription, Projection, count_parameters, describe
+from tokenmill.model.description import DecoderDescription, count_parameters, describe
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout
 from tokenmill.program.spec import ProgramSpec

@@ -1,0 +1,56 @@
+"""Norms and matrices as data: what the descriptions of layers and of their mixers are put together from."""
+
+from dataclasses import dataclass
+
+from tokenmill.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm of rows [size], or [heads, size] with weights for each.
+
+    kind: "rms" or "layer". unit_offset: the input is multiplied by 1 + weight, as Gemma stores it. rounds_last: it is
+    rounded to the model's dtype after the weight.
+    """
+
+    size: int
+    kind: str
+    eps: float
+    bias: bool = False
+    unit_offset: bool = False
+    weight: bool = True
+    rounds_last: bool = False
+    heads: int = 1
+
+    @property
+    def num_parameters(self) -> int:
+        return self.size * self.heads * (self.weight + self.bias)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A matrix [outputs, inputs]. parts: rows of each of the matrices that are merged into it, in order."""
+
+    role: str
+    inputs: int
+    parts: tuple[int, ...]
+    bias: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return sum(self.parts)
+
+    @property
+    def num_weights(self) -> int:
+        return self.outputs * self.inputs
+
+    @property
+    def num_parameters(self) -> int:
+        return self.outputs * (self.inputs + self.bias)
+
+
+def norm_of(config: ModelConfig, size: int) -> Norm:
+    """Describe a norm of the model's kind over so many numbers."""
+    bias = config.norm == "layer" and config.norm_bias
+    offset, weight = config.norm_unit_offset, config.norm_weight
+    return Norm(size, config.norm, config.norm_eps, bias and weight, offset, weight, config.norm_rounds_last)

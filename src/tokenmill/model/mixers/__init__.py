@@ -1,0 +1,50 @@
+"""The port Mixer: the first half of a layer, which alone sees other tokens, and keeps of them what `keeps` says.
+
+A mixer is a file of facts, a file of its module, and a line of MIXERS in the registry. Facts need no torch. A program
+refuses the mixers that it does not know in one place, `refuse_mixers` of program/spec.py.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from tokenmill.cache.spec import LayerSpec
+from tokenmill.model.blocks import Norm, Projection
+from tokenmill.model.config import Rope
+from tokenmill.registry import MIXERS, lookup
+
+
+class Mixer(Protocol):
+    """The facts of one: a frozen record, equal where two layers mix alike. name: its name in MIXERS, with which the
+    names of its parameters begin.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def keeps(self) -> LayerSpec:
+        """What it keeps of a text: rows, or states."""
+
+    @property
+    def rope(self) -> Rope | None:
+        """How queries and keys are rotated, if they are."""
+
+    @property
+    def matrices(self) -> Mapping[str, Projection]:
+        """Its matrices, by role."""
+
+    @property
+    def norms(self) -> Mapping[str, Norm]:
+        """Its norms, by role, in the order in which they are computed."""
+
+    @property
+    def vectors(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of its other parameters, by name."""
+
+
+def find_module(mixer: Mixer) -> Any:
+    """Find the module that computes it: made of the facts, a weight scheme and the names of what is fused.
+
+    Its forward takes x [T, D], the angles of its rope, its layer of the pool, the step and the attention kernel.
+    """
+    return lookup(MIXERS, mixer.name, "mixer", computes=True)

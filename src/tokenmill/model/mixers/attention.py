@@ -1,0 +1,84 @@
+"""Attention as data: what a layer projects, norms and rotates, and the shape in which it attends."""
+
+from dataclasses import dataclass, replace
+
+from tokenmill.cache.spec import RowsSpec
+from tokenmill.kernels.attend import AttentionShape
+from tokenmill.model.blocks import Norm, Projection, norm_of
+from tokenmill.model.config import ModelConfig, Rope
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """Attention keeps a row of K and of V of each token.
+
+    qk_norms: of Q and of K, or none. One of head_dim entries norms each head by itself, a wider one all together.
+    norms_after_rope: they follow the rotation, and do not precede it. temperature: see ModelConfig.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv: Projection
+    out: Projection
+    qk_norms: tuple[Norm, ...]
+    rope: Rope | None
+    shape: AttentionShape
+    norms_after_rope: bool = False
+    temperature: tuple[float, int] | None = None
+
+    @property
+    def name(self) -> str:
+        return "attention"
+
+    @property
+    def keeps(self) -> RowsSpec:
+        return RowsSpec(self.num_kv_heads, self.head_dim, self.shape.window)
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether a norm of Q and K takes each head by itself."""
+        return bool(self.qk_norms) and self.qk_norms[0].size == self.head_dim
+
+    @property
+    def matrices(self) -> dict[str, Projection]:
+        return {"qkv": self.qkv, "out": self.out}
+
+    @property
+    def norms(self) -> dict[str, Norm]:
+        return dict(zip(("q_norm", "k_norm"), self.qk_norms, strict=False))
+
+    @property
+    def vectors(self) -> dict[str, tuple[int, ...]]:
+        return {"sinks": (self.num_heads,)} if self.shape.sinks else {}
+
+
+def attention_of(config: ModelConfig, index: int) -> AttentionBlock:
+    """Describe the attention of one layer."""
+    head_dim = config.layer_head_dims[index] if config.layer_head_dims else config.head_dim
+    num_kv_heads = config.layer_kv_heads[index] if config.layer_kv_heads else config.num_kv_heads
+    q, kv = config.num_heads * head_dim, num_kv_heads * head_dim
+    scale = head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    return AttentionBlock(
+        config.num_heads,
+        num_kv_heads,
+        head_dim,
+        qkv=Projection("qkv", config.hidden_size, (q, kv, kv), config.qkv_bias),
+        out=Projection("out", q, (config.hidden_size,), config.o_bias),
+        qk_norms=_qk_norms(config, head_dim, num_kv_heads),
+        rope=config.ropes[index] if config.ropes else config.rope,
+        shape=AttentionShape(scale, config.windows[index], config.attention_softcap, config.attention_sinks),
+        norms_after_rope=config.qk_norm is not None and config.qk_norm.after_rope,
+        temperature=config.attention_temperature,
+    )
+
+
+def _qk_norms(config: ModelConfig, head_dim: int, num_kv_heads: int) -> tuple[Norm, ...]:
+    facts = config.qk_norm
+    if facts is None:
+        return ()
+    plain = replace(norm_of(config, head_dim), bias=facts.bias, weight=facts.weight)
+    counts = (config.num_heads, num_kv_heads)
+    if facts.over == "all":
+        return tuple(replace(plain, size=count * head_dim) for count in counts)
+    return tuple(replace(plain, heads=count if facts.over == "own" else 1) for count in counts)

@@ -1,0 +1,66 @@
+"""The module of attention."""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+
+from tokenmill.cache.formats.layer import LayerKV
+from tokenmill.cache.step import AnyStep
+from tokenmill.kernels.attend.kernel import Attend
+from tokenmill.model.layers import make_linear, make_norm
+from tokenmill.model.mixers.attention import AttentionBlock
+from tokenmill.model.rope import Angles, apply_rotary, apply_rotary_in_halves
+from tokenmill.quant.schemes import Scheme
+
+
+def temperatures(positions_T: Tensor, beta: float, length: int) -> Tensor:
+    """What the queries of each token are multiplied by, [T, 1, 1]: it grows with the logarithm of the position."""
+    return (1 + beta * torch.log(1 + torch.floor(positions_T / length)))[:, None, None]
+
+
+class Attention(nn.Module):
+    """Self-attention: project, norm and rotate, hand over to the kernel, project back.
+
+    Multi-head, grouped-query and multi-query attention are this code with another number of kv heads. The cache is
+    never seen here: `attend`, a kernel of kernels/attend, writes and reads it.
+    """
+
+    def __init__(self, block: AttentionBlock, scheme: Scheme, fused: Collection[str]) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = block.num_heads, block.num_kv_heads, block.head_dim
+        self.qkv = make_linear(block.qkv, scheme, fused)
+        self.out = make_linear(block.out, scheme, fused)
+        self.q_norm, self.k_norm = (make_norm(norm, fused) for norm in block.qk_norms or (None, None))
+        self.norms_heads, self.norms_after_rope = block.norms_heads, block.norms_after_rope
+        self.sinks = nn.Parameter(torch.empty(block.num_heads)) if block.shape.sinks else None
+        self.shape, self.temperature = block.shape, block.temperature
+        self.rotate = apply_rotary_in_halves if "rotary" in fused else apply_rotary
+
+    def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        qkv_TNH = self.qkv(x_TD).view(-1, heads + 2 * kv_heads, self.head_dim)
+        v_TKH = qkv_TNH[:, heads + kv_heads :]
+        if self.q_norm is None or self.k_norm is None:
+            qk_TNH = qkv_TNH[:, : heads + kv_heads]
+            if angles is not None:
+                qk_TNH = self.rotate(qk_TNH, *angles)
+            q_TNH, k_TKH = qk_TNH[:, :heads], qk_TNH[:, heads:]
+        else:
+            q_TNH = self._turned(self.q_norm, qkv_TNH[:, :heads], angles)
+            k_TKH = self._turned(self.k_norm, qkv_TNH[:, heads : heads + kv_heads], angles)
+        if self.temperature is not None:
+            q_TNH = q_TNH * temperatures(step.positions_T, *self.temperature).to(q_TNH.dtype)
+        out_TNH = attend(q_TNH, k_TKH, v_TKH, layer_kv, step, self.shape, self.sinks)
+        return self.out(out_TNH.reshape(-1, heads * self.head_dim))  # type: ignore[no-any-return]
+
+    def _turned(self, norm: nn.Module, x_TNH: Tensor, angles: Angles | None) -> Tensor:
+        """Heads normed and rotated, in the model's order."""
+        first_TNH = x_TNH if self.norms_after_rope else self._normed(norm, x_TNH)
+        turned_TNH = first_TNH if angles is None else self.rotate(first_TNH, *angles)
+        return self._normed(norm, turned_TNH) if self.norms_after_rope else turned_TNH
+
+    def _normed(self, norm: nn.Module, x_TNH: Tensor) -> Tensor:
+        # Each head by itself, or all heads of a token as one row.
+        normed: Tensor = norm(x_TNH) if self.norms_heads else norm(x_TNH.flatten(1)).view(x_TNH.shape)
+        return normed

@@ -1,0 +1,129 @@
+"""The port Keeps: what one kind of layer keeps of texts, and the record Kept of one text.
+
+A kind is rows in blocks (row_blocks.py) or states in slots (state_slots.py). A slot of a state counts as a block here:
+both have a number, references and perhaps a name by which a later text finds them (blocks.py). The scheduler asks
+nothing but memory.py, which loops over the kinds of a model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from tokenmill.schedule.blocks import BlockAllocator
+
+RowSource = Callable[[int, int], Mapping[str, Any]]
+"""Reads what was computed earlier and lies on disk: tensors by name, entries [first, last) of the source. SnapshotError
+if the file cannot be used."""
+
+
+@dataclass(slots=True)
+class Table:
+    """The blocks of one kind that a text holds, in the order of its tokens.
+
+    first_row: of rows in blocks: those before it are not there, since they lie before every window. ends: of states:
+    the number of tokens after which each of them stands.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    first_row: int = 0
+    ends: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Kept:
+    """What the layers keep of a text, in the cache or still in a file.
+
+    tables: one for each kind, rows first. block_hashes: chained hashes of its leading blocks of tokens; the first
+    num_published of them were offered for sharing. salt: starts that chain, so that only texts with the same salt (a
+    tenant, an adapter) share blocks. saved: for each kind what reads the file, which has rows first_saved to num_saved
+    and the states after num_saved tokens; loaded when the text next gets blocks. is_own: False if what is saved comes
+    from another program, dtype or scheme; then the text neither takes nor offers blocks.
+    """
+
+    num_computed: int = 0
+    tables: list[Table] = field(default_factory=lambda: [Table()])
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    salt: bytes = b""
+    saved: Sequence[RowSource] = ()
+    first_saved: int = 0
+    num_saved: int = 0
+    is_own: bool = True
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks of its rows, from that of first_row on."""
+        return self.tables[0].blocks
+
+    @property
+    def first_row(self) -> int:
+        return self.tables[0].first_row
+
+    @property
+    def state(self) -> int | None:
+        """The slot of its states after num_computed tokens; None if it has none yet."""
+        return self.tables[1].blocks[-1] if len(self.tables) > 1 and self.tables[1].blocks else None
+
+    def row_blocks(self, block_size: int) -> list[int]:
+        """The blocks of its rows from position 0 on. In the place of each block that was given back stands the first
+        block that is there, because what no query may attend to still has to be numbers."""
+        rows = self.tables[0]
+        return [rows.blocks[0]] * (rows.first_row // block_size) + rows.blocks if rows.first_row else rows.blocks
+
+    def copy(self) -> "Kept":
+        """Copy the record for another text. The caller counts the references of the blocks."""
+        tables = [replace(table, blocks=list(table.blocks), ends=list(table.ends)) for table in self.tables]
+        return replace(self, tables=tables, block_hashes=list(self.block_hashes))
+
+
+class Keeps(Protocol):
+    """One kind of layer. `at`: its place among the kinds. Numbers of tokens are counted from the text's begin."""
+
+    at: int
+    allocator: BlockAllocator
+
+    needs_all: bool
+    """Whether a text can go on nowhere behind a block of tokens of which nothing is there."""
+
+    def reads(self, num_tokens: int) -> range:
+        """Find the blocks that a text reads which goes on after so many tokens, counted in blocks of tokens."""
+
+    def load_range(self, first: int, num_tokens: int) -> tuple[int, int]:
+        """Find the entries of a saved file that hold what is kept of tokens `first` to num_tokens."""
+
+    def begin(self, kept: Kept, first_row: int, num_tokens: int) -> None:
+        """Note that the table holds what is kept of so many tokens; of rows those from first_row on."""
+
+    def max_blocks(self, num_tokens: int, num_fed: int = 1) -> int:
+        """Count the most blocks that a text of so many tokens holds at once, fed num_fed in a step."""
+
+    def num_missing(self, table: Table, first: int, num_tokens: int, num_fed: int) -> int:
+        """Count the blocks to be allocated for a text whose table begins at block `first`, until its end."""
+
+    def max_fed(self, kept: Kept, count: int, budget: int) -> int:
+        """Count the tokens, of `count` that are pending and a budget that is not less than 1, that a step can feed."""
+
+    def reserve(
+        self, kept: Kept, count: int, may_go_back: bool, take: Callable[["Keeps"], int | None]
+    ) -> list[tuple[int, int]] | None:
+        """Give a text blocks of its own for its next `count` tokens; the copies that precede the step, of which block
+        into which. None if `take` gave no block. may_go_back: some of the tokens may be taken away again.
+        """
+
+    def computed(self, kept: Kept, num_tokens: int) -> None:
+        """Note that a step has brought the text to so many tokens."""
+
+    def can_keep(self, kept: Kept, num_tokens: int) -> int:
+        """Find the number of tokens, at most num_tokens, to which the text can go back."""
+
+    def cut(self, kept: Kept, num_tokens: int) -> None:
+        """Forget what is kept of tokens behind num_tokens, a number that can_keep gave."""
+
+    def give_back(self, kept: Kept) -> None:
+        """Release the blocks that no later step reads. No step in flight may read them either."""
+
+    def block_at(self, kept: Kept, index: int) -> int | None:
+        """Find the block that may be offered as what is kept at the end of block `index` of the tokens, if any."""
+
+    def num_saved(self, kept: Kept, limit: int) -> int:
+        """Count the tokens, at most `limit`, of which the file of the text has what a text reads that goes on."""

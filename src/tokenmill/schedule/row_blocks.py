@@ -1,0 +1,99 @@
+"""Rows in blocks: a layer keeps of each token a row, of K and V or whatever its format stores.
+
+A query at position p of a layer with a window w reads the rows p - w + 1 to p. A block that lies wholly before the
+largest window of the layers is never read again, and is given back; window.py counts.
+"""
+
+from collections.abc import Callable
+
+from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.keeps import Keeps, Kept, Table
+from tokenmill.schedule.window import Window
+
+
+class RowBlocks:
+    """The rows of all layers that keep rows; their windows together leave what `window` says."""
+
+    at = 0
+
+    def __init__(self, allocator: BlockAllocator, window: Window | None = None) -> None:
+        self.allocator, self.window = allocator, window or Window(None, allocator.block_size)
+        self.needs_all = self.window.size is None
+
+    def reads(self, num_tokens: int) -> range:
+        return range(self.window.first_block(num_tokens), self.allocator.count(num_tokens))
+
+    def load_range(self, first: int, num_tokens: int) -> tuple[int, int]:
+        return first, num_tokens
+
+    def begin(self, kept: Kept, first_row: int, num_tokens: int) -> None:
+        kept.tables[self.at].first_row = first_row
+
+    def max_blocks(self, num_tokens: int, num_fed: int = 1) -> int:
+        return self.window.max_blocks(num_tokens, num_fed)
+
+    def num_missing(self, table: Table, first: int, num_tokens: int, num_fed: int) -> int:
+        at_once = min(self.max_blocks(num_tokens, num_fed), self.allocator.num_blocks)
+        return min(self.allocator.count(num_tokens) - first, at_once) - len(table.blocks)
+
+    def max_fed(self, kept: Kept, count: int, budget: int) -> int:
+        if self.window.size is None:
+            return budget
+        end = (kept.first_row // self.allocator.block_size + self.allocator.num_blocks) * self.allocator.block_size
+        return min(budget, end - kept.num_computed)  # 0: the step in flight has filled the cache, and gives blocks back
+
+    def reserve(
+        self, kept: Kept, count: int, may_go_back: bool, take: Callable[[Keeps], int | None]
+    ) -> list[tuple[int, int]] | None:
+        table, size, copies = kept.tables[self.at], self.allocator.block_size, list[tuple[int, int]]()
+        start, num_before = kept.num_computed, table.first_row // size  # blocks of the text before its table
+        needed = self.allocator.count(start + count) - num_before
+        while len(table.blocks) < needed:
+            if (block := take(self)) is None:
+                return None
+            table.blocks.append(block)
+        for index in range(start // size - num_before, needed):
+            old = table.blocks[index]
+            if self.allocator.references[old] == 1:
+                self.allocator.unpublish(old)  # it is about to change
+                continue
+            if (new := take(self)) is None:
+                return None
+            if (num_before + index) * size < start:
+                copies.append((old, new))
+            self.allocator.release(old)
+            table.blocks[index] = new
+        return copies
+
+    def computed(self, kept: Kept, num_tokens: int) -> None:
+        """Do nothing: which rows count is told by num_computed."""
+
+    def can_keep(self, kept: Kept, num_tokens: int) -> int:
+        return 0 if kept.first_row > self.window.first_row(num_tokens) else num_tokens
+
+    def cut(self, kept: Kept, num_tokens: int) -> None:
+        table = kept.tables[self.at]
+        if not num_tokens:
+            table.first_row = 0
+        self.allocator.cut(
+            table.blocks, self.allocator.count(num_tokens) - table.first_row // self.allocator.block_size
+        )
+
+    def give_back(self, kept: Kept) -> None:
+        if self.window.size is None:
+            return
+        table, first = kept.tables[self.at], self.window.first_kept(kept.num_computed)
+        if (count := first - table.first_row // self.allocator.block_size) > 0:
+            given, table.blocks = table.blocks[:count], table.blocks[count:]
+            table.first_row = first * self.allocator.block_size
+            for block in given:
+                self.allocator.release(block)
+
+    def block_at(self, kept: Kept, index: int) -> int | None:
+        table = kept.tables[self.at]
+        is_whole = index >= self.allocator.count(table.first_row)
+        return table.blocks[index - table.first_row // self.allocator.block_size] if is_whole else None
+
+    def num_saved(self, kept: Kept, limit: int) -> int:
+        num_rows = min(kept.num_saved, limit)  # none if the last token, fed again, reads rows before the file's first
+        return num_rows if kept.first_saved <= self.window.first_row(max(num_rows - 1, 0)) else 0

@@ -1,0 +1,86 @@
+"""States in slots: a layer keeps of a whole text tensors that each token changes.
+
+A text has one state after its computed tokens, in a slot that all such layers share. What may be needed again stands in
+another slot: where a block of tokens ends, so that a later text with the same beginning finds it, and where drafts
+begin, so that rejected ones can be taken back. A slot that others hold or can find is copied before a step writes it.
+"""
+
+from collections.abc import Callable
+
+from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.keeps import Keeps, Kept, Table
+
+
+class StateSlots:
+    """The states of all layers that keep one. The allocator's block_size is that of the blocks of tokens."""
+
+    at = 1
+    needs_all = False
+
+    def __init__(self, allocator: BlockAllocator, stops_at_blocks: bool = True) -> None:
+        """stops_at_blocks: steps end where a block of tokens does, so that the state there can be found."""
+        self.allocator, self._stops = allocator, stops_at_blocks
+
+    def reads(self, num_tokens: int) -> range:
+        count = self.allocator.count(num_tokens)
+        return range(max(count - 1, 0), count)
+
+    def load_range(self, first: int, num_tokens: int) -> tuple[int, int]:
+        return 0, 1
+
+    def begin(self, kept: Kept, first_row: int, num_tokens: int) -> None:
+        kept.tables[self.at].ends = [num_tokens] * bool(kept.tables[self.at].blocks)
+
+    def max_blocks(self, num_tokens: int, num_fed: int = 1) -> int:
+        return 2  # the state that a step begins with, and the one that it writes
+
+    def num_missing(self, table: Table, first: int, num_tokens: int, num_fed: int) -> int:
+        return 0 if table.blocks and self.allocator.references[table.blocks[-1]] == 1 else 1
+
+    def max_fed(self, kept: Kept, count: int, budget: int) -> int:
+        size, end = self.allocator.block_size, kept.num_computed + min(count, budget)
+        last = end // size * size  # the last end of a block in reach
+        return last - kept.num_computed if self._stops and count > 1 and last > kept.num_computed else budget
+
+    def reserve(
+        self, kept: Kept, count: int, may_go_back: bool, take: Callable[[Keeps], int | None]
+    ) -> list[tuple[int, int]] | None:
+        table, allocator, start = kept.tables[self.at], self.allocator, kept.num_computed
+        old = table.blocks[-1] if table.blocks else None
+        stays = may_go_back or (self._stops and start % allocator.block_size == 0 and bool(allocator.num_free))
+        if old is not None and not stays and allocator.references[old] == 1:
+            allocator.unpublish(old)  # it is about to change
+            table.ends[-1] = start + count
+            return []
+        if (new := take(self)) is None:
+            return None
+        if old is not None and not stays:
+            allocator.release(table.blocks.pop())
+            table.ends.pop()
+        table.blocks.append(new)
+        table.ends.append(start + count)
+        return [] if old is None else [(old, new)]
+
+    def computed(self, kept: Kept, num_tokens: int) -> None:
+        kept.tables[self.at].ends[-1] = num_tokens
+
+    def can_keep(self, kept: Kept, num_tokens: int) -> int:
+        return max((end for end in kept.tables[self.at].ends if end <= num_tokens), default=0)
+
+    def cut(self, kept: Kept, num_tokens: int) -> None:
+        table = kept.tables[self.at]
+        table.ends = [end for end in table.ends if end <= num_tokens and num_tokens]
+        self.allocator.cut(table.blocks, len(table.ends))
+
+    def give_back(self, kept: Kept) -> None:
+        table = kept.tables[self.at]
+        for block in table.blocks[:-1]:
+            self.allocator.release(block)
+        table.blocks, table.ends = table.blocks[-1:], table.ends[-1:]
+
+    def block_at(self, kept: Kept, index: int) -> int | None:
+        table, end = kept.tables[self.at], (index + 1) * self.allocator.block_size
+        return table.blocks[table.ends.index(end)] if end in table.ends else None
+
+    def num_saved(self, kept: Kept, limit: int) -> int:
+        return kept.num_saved if kept.num_saved <= limit else 0
