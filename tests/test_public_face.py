@@ -17,16 +17,15 @@ ROOT = Path(tokenmill.__file__).parent
 PUBLIC = set(tokenmill.__all__)
 OUTSIDE = ("batches", "bench", "cli", "prove", "scale", "serve")  # whose errors become a row, an exit code, an answer
 CAUGHT = {
-    "FormatError": "constrain/structural_tag.py makes a ConfigError of it",
     "GivenUp": "ends a thread of constrain/room.py whose outcome nobody wants",
     "MergeError": "constrain/grammar.py makes a ConfigError of it",
     "NotInvertible": "calibrate/rounding.py makes a CheckpointError of it",
     "NumberError": "constrain/grammar.py makes a ConfigError of it",
-    "PatternError": "constrain/tags/contents.py makes a FormatError of it",
+    "PatternError": "constrain/grammar.py makes a ConfigError of it",
     "RefersToItself": "serve/custom_tools.py takes another way",
     "SchemaError": "constrain/compile.py makes a ConfigError of it",
-    "TerminalError": "constrain/tags/contents.py and check.py make a FormatError of it",
-    "TooMany": "constrain/tags/formats.py takes the error that was there before",
+    "TerminalError": "constrain/gbnf_words.py takes another way",
+    "TooMany": "text/schema/number_rules.py leaves multipleOf to llguidance",
     "TooMuchForced": "constrain/compile.py makes a ConfigError of it, sample/sampler.py a RequestError",
 }
 FACES = (engine.Engine, session.Session, core.Core)

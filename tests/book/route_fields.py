@@ -5,7 +5,7 @@ from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
 _CONSTRAINT = "A constraint of the text: see [structured output](structured-output.md)."
 _CONSTRAINTS = """response_format structured_outputs guided_json guided_regex guided_choice guided_grammar json_schema
-    regex grammar ebnf format structural_tag"""
+    regex grammar ebnf format"""
 
 FIELDS = {
     **{HTTP_FIELDS[name]: told.help for name, told in settings_of(SamplingParams).items() if name in HTTP_FIELDS},

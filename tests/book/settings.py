@@ -29,7 +29,7 @@ ENGINE = """## Of an engine
 TEXT = """## Of a text
 
 `engine.generate(prompt, …)`, `SamplingParams`, the options of `generate`, `chat`, `decode` and `batch`, and the fields
-of requests. Constraints (`json_schema`, `regex`, `grammar`, `choice`, `structural_tag`) have other names over HTTP:
+of requests. Constraints (`json_schema`, `regex`, `grammar`, `choice`) have other names over HTTP:
 [structured output](structured-output.md) has the table.
 """
 

@@ -41,10 +41,9 @@ def test_a_grammar_is_a_file_or_a_text(text, tmp_path, option):
         assert text(option, value) in ("yes", "no")
 
 
-def test_expressions_choices_and_tags(text):
+def test_expressions_and_choices(text):
     assert text("--regex", "[ab]{3}x") in {f"{a}{b}{c}x" for a in "ab" for b in "ab" for c in "ab"}
     assert text("--choice", "ja", "--choice", "nein") in ("ja", "nein")
-    assert text("--structural-tag", '{"structures":[{"begin":"<f>","schema":{}}],"triggers":["<f"]}')
 
 
 @pytest.mark.parametrize(

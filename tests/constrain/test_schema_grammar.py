@@ -114,22 +114,12 @@ def test_a_name_that_is_written_twice_counts_once(bytes_only, schema, fits, fail
         jsonschema.validate(json.loads(text), schema)
 
 
-def test_arguments_of_calls_and_structural_tags_are_exact(bytes_only):
-    """Wherever a schema becomes a grammar."""
+def test_arguments_of_calls_are_exact(bytes_only):
+    """A schema becomes rules of a grammar there, too."""
     lark = Lark({})
     name = lark.json("value", {"properties": {"id": UINT64}, "required": ["id"], "type": "object"}, strict=True)
     constraint = compiled(bytes_only, grammar=f"{lark}start: {name}\n")
     assert accepts(constraint, f'{{"id": {2**64 - 1}}}') and not accepts(constraint, f'{{"id": {2**64}}}')
-    form = {
-        "type": "sequence",
-        "elements": [{"type": "json_schema", "json_schema": UINT64}, {"type": "const_string", "value": ";"}],
-    }
-    tag = {"type": "structural_tag", "format": form}
-    constraint = compiled(bytes_only, structural_tag=tag)
-    assert accepts(constraint, f"{2**64 - 1};") and not accepts(constraint, f"{2**64};")
-    old = {"structures": [{"begin": "<a>", "schema": UINT64, "end": "</a>"}], "triggers": ["<a>"]}
-    constraint = compiled(bytes_only, structural_tag=old)
-    assert accepts(constraint, f"x<a>{2**64 - 1}</a>") and not accepts(constraint, f"x<a>{2**64}</a>")
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,6 @@ GRAMMARS = {
 PAIR = {"type": "array", "prefixItems": [{"type": "number", "minimum": 0, "maximum": 1}] * 2, "items": False}
 PAIR |= {"minItems": 2, "x-guidance": {"whitespace_flexible": False, "item_separator": "0,"}}
 PARTS = json.dumps({"grammars": [{"json_schema": PAIR}]})
-NUMBER = {"begin": "<n>", "schema": {"type": "number", "minimum": 0, "maximum": 1}, "end": "0a"}
-TAG = json.dumps({"structures": [NUMBER], "triggers": ["<n>"]})
-NESTED = {"type": "grammar", "grammar": 'root ::= [0-9] root | x "x" root\nx ::= "x"+'}
-FORMAT = json.dumps({"format": {"type": "tag", "begin": "<", "content": NESTED, "end": ">"}})
 
 
 def mask(matcher):
@@ -96,15 +92,8 @@ def test_what_is_endless_from_the_beginning_is_refused(grammar, vocabulary, monk
         compiled(vocabulary, grammar=grammar)
 
 
-@pytest.mark.parametrize(
-    ("settings", "before"),
-    [
-        ({"structural_tag": TAG}, b"<n>1."),
-        ({"grammar": PARTS}, b"[1.0"),
-    ],
-)
-def test_other_kinds_of_what_is_endless_are_found_before_the_search(settings, before, bytes_only):
-    matcher = compiled(bytes_only, **settings).matcher()
+def test_what_is_endless_in_a_schema_among_grammars_is_found_before_the_search(bytes_only):
+    before, matcher = b"[1.0", compiled(bytes_only, grammar=PARTS).matcher()
     with pytest.raises(RequestError, match="bytes at one place, or more; 2,048 are possible"):
         for count in range(len(before) + 1):
             assert matcher.follow(before[:count]) == count
@@ -114,7 +103,7 @@ def test_other_kinds_of_what_is_endless_are_found_before_the_search(settings, be
 @pytest.mark.parametrize(
     "settings",
     [
-        {"structural_tag": FORMAT},
+        {"grammar": 'root ::= [0-9] root | x "x" root\nx ::= "x"+'},
         {"grammar": 'start: /[0-9]/ a\na: "x" a b | "x" b a\nb: "x" | "x" b'},
         {"grammar": 'start[lazy]: a+ // b: "x"\na: "(" a ")" -> b\n  | %json {"a": 1} a ["b"]'},
         {"grammar": "%import common.WORD\nstart: WORD start{1,3} | start ~ 2"},

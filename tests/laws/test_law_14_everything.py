@@ -31,14 +31,6 @@ from tokenmill.text.thinking import thinking_of
 
 SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "2"))
 THREADS = 4
-TAG = {"begin": "<a", "content": {"type": "regex", "pattern": "[0-9]{2,5}"}, "end": ["a>", "!"]}
-TAGGED = {
-    "type": "sequence",
-    "elements": [
-        {"type": "tag", "begin": "<", "content": {"type": "any_text", "max_chars": 3}, "end": [".", "!"]},
-        {"type": "triggered_tags", "triggers": ["<"], "tags": [TAG, {**TAG, "begin": "<bc"}]},
-    ],
-}
 CONSTRAINTS = (
     {},
     {},
@@ -48,12 +40,10 @@ CONSTRAINTS = (
     {"grammar": 'start: /[a-f]/ ("true" | "trap" /[0-9]/) ("," start)?'},  # forced bytes, which a Watch follows
     {"json_schema": {"type": "array", "items": {"enum": [True, False, 1]}, "maxItems": 3}},
     {"json_schema": {"type": "integer", "minimum": 5}},
-    {"structural_tag": {"format": TAGGED}},
-    {"structural_tag": {"format": TAGGED["elements"][1]}},
     {"thinking_budget": 2},
     {"thinking_budget": 3, "regex": "[a-f]{2,5}"},
 )
-CONSTRAINED = ("grammar", "regex", "choice", "json_schema", "structural_tag", "thinking_budget")
+CONSTRAINED = ("grammar", "regex", "choice", "json_schema", "thinking_budget")
 DRAFT_FROM_TEXTS = ("adaptive", "suffix")
 BEGINNINGS = [prompt(length, seed=length) for length in (5, 12, 17)]
 SCARCE = {"block_size": 4, "cache_tokens": 60, "max_sequences": 3, "max_step_tokens": 9}

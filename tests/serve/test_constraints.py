@@ -23,20 +23,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TAGS = {"structures": [{"begin": "<f>", "schema": {"type": "boolean"}, "end": "</f>"}], "triggers": ["<f"]}
-FORMAT = {
-    "type": "tags_with_separator",
-    "tags": [
-        {
-            "type": "tag",
-            "begin": "<f>",
-            "content": {"type": "json_schema", "json_schema": {"type": "boolean"}},
-            "end": ".",
-        }
-    ],
-    "separator": ", ",
-    "at_least_one": True,
-    "stop_after_first": True,
-}
+INSTEAD = "is not supported: for calls of functions give `tools`; for another form of the text, a `grammar`"
 BOTH = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -111,7 +98,7 @@ def test_every_name_of_a_constraint(http, more, fits):
 
 def test_every_field_is_tried():
     tried = {name for more, _ in CONSTRAINTS for name in more}
-    assert tried == ConstraintFields.model_fields.keys() - {"structural_tag"}
+    assert tried == ConstraintFields.model_fields.keys()
 
 
 @pytest.mark.parametrize("more", [{"response_format": {"type": "json_object"}}, {"format": "json"}], ids=str)
@@ -121,19 +108,29 @@ def test_any_object(http, more):
     assert done["finish_reason"] == "stop" and is_object(done["message"]["content"])
 
 
-@pytest.mark.parametrize("name", ["response_format", "structural_tag", "structured_outputs"])
-def test_structural_tags(http, name):
-    given = {"structural_tag": TAGS, "structured_outputs": {"structural_tag": json.dumps(TAGS)}}
-    value = given.get(name, {"type": "structural_tag", **TAGS})
-    done = ask(http, **{name: value}, temperature=1.5, max_tokens=200).json()["choices"][0]["message"]["content"]
-    assert all(part.startswith(("true</f>", "false</f>")) for part in done.split("<f>")[1:-1])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("response_format", {"type": "structural_tag", **TAGS}),
+        ("response_format", {"type": "structural_tag", "format": {"type": "any_text"}}),
+        ("structured_outputs", {"structural_tag": json.dumps(TAGS)}),
+        ("structured_outputs", {"structural_tag": TAGS, "json": SCHEMA}),
+        ("structural_tag", TAGS),
+        ("structural_tag", json.dumps(TAGS)),
+    ],
+    ids=str,
+)
+def test_structural_tags_are_refused_with_the_way_out(http, name, value):
+    for path in BOTH:
+        error = ask(http, path, **{name: value}).json()["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+        assert INSTEAD in error["message"] and error["message"].startswith(name)
 
 
-@pytest.mark.parametrize("name", ["response_format", "structural_tag", "structured_outputs"])
-def test_structural_tags_of_formats(http, name):
-    whole = {"type": "structural_tag", "format": FORMAT}
-    value = {"structured_outputs": {"structural_tag": json.dumps(whole)}, "structural_tag": {"format": FORMAT}}
-    assert text_of(ask(http, **{name: value.get(name, whole)})) in ("<f>true.", "<f>false.")
+@pytest.mark.parametrize("more", [{"structural_tag": None}, {"structured_outputs": {"structural_tag": None}}], ids=str)
+def test_a_structural_tag_of_null_asks_for_nothing(http, more):
+    body = {"structured_outputs": {"choice": ["yes", "no"], **more.pop("structured_outputs", {})}, **more}
+    assert text_of(ask(http, **body)) in ("yes", "no")
 
 
 def test_a_stream_and_several_choices(http):
@@ -204,13 +201,6 @@ REFUSED = [
     ({"regex": "("}, "regex", "unclosed group"),
     ({"guided_regex": "[^\\s\\S]"}, "guided_regex", "no text of this model's tokens fits it"),
     ({"guided_choice": ["a" * 600_000]}, "guided_choice", "at most 524,288 bytes"),
-    ({"structural_tag": {"structures": [], "triggers": []}}, "structural_tag", "at least one structure"),
-    (
-        {"response_format": {"type": "structural_tag", "format": {"type": "or", "elements": [{**FORMAT, "tags": []}]}}},
-        "response_format",
-        "format.elements[0].tags must be a list that is not empty",
-    ),
-    ({"structural_tag": {"format": FORMAT, "triggers": []}}, "structural_tag", "no key 'triggers' beside a format"),
     ({"guided_decoding": {"json": {}}}, "guided_decoding", "is not supported"),
 ]
 

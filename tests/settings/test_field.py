@@ -40,7 +40,7 @@ def test_the_keywords_are_the_fields_and_their_aliases(kind, keywords):
     wanted = {entry.name: TAKES.get(entry.type, entry.type) for entry in fields(kind) if entry.name != "model"}
     wanted |= {alias: wanted[name] for alias, name in aliases_of(kind).items()}
     wanted |= dict.fromkeys(wanted.keys() & {"dtype", "device"}, Any)  # those of torch
-    wanted |= dict.fromkeys(wanted.keys() & {"json_schema", "structural_tag"}, Any)  # mappings, classes
+    wanted |= dict.fromkeys(wanted.keys() & {"json_schema"}, Any)  # mappings, classes
     wanted |= dict.fromkeys(wanted.keys() & {"regex", "grammar"}, str | None)  # a path is not taken for its name
     assert get_type_hints(keywords) == wanted
 

@@ -66,8 +66,10 @@ def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Poo
     rows = dict(found)
     reader = checked_header(path, facts)
     is_own = check_compatible(path, facts, ours, convert)
+    # A setting that is null was not set, and may be one that only an earlier version had.
+    given = {name: value for name, value in reader.inside("sampling").values.items() if value is not None}
     try:
-        params = SamplingParams(**reader.inside("sampling").values)
+        params = SamplingParams(**given)
     except ConfigError as error:
         raise SnapshotError(f"{path} is damaged: its sampling settings: {brief(str(error))}") from error
     tokens, first_row, num_rows = list(reader.token_ids("tokens", vocab_size)), facts["first_row"], facts["num_rows"]

@@ -21,7 +21,6 @@ from tokenmill.constrain.lark import with_options
 from tokenmill.constrain.room import Budget, check_wanted
 from tokenmill.constrain.schema import parts_of, read_schema
 from tokenmill.constrain.schema_parts import Path, SchemaError, pointer
-from tokenmill.constrain.tags.places import schemas_of
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.constrain.watch import TooMuchForced
 from tokenmill.errors import ConfigError
@@ -32,7 +31,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _EMPTY = "panic: assertion failed: !state.has_lowest_match()"  # that which llguidance says of a rule that may be empty
 _TRACES = re.compile(r"\n<backtrace>|<state>|<non-verbose/>|\n *while processing json-schema:")
-_IN_LARK = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (?P<message>.*?)(?=\n +\d+ \| |\Z)", re.DOTALL)
 KEPT = 32  # constraints, since the requests of an agent have the same ones again and again
 
 
@@ -158,19 +156,9 @@ def refusal(spec: Spec, why: str) -> ConfigError:
 
 def _placed(spec: Spec, message: str) -> str:
     """A message about a schema after the place in it that is wrong by itself."""
-    if spec.kind == "json_schema":
-        return _placed_in(read_schema(json.loads(str(spec.value)), is_open=True), message)
-    if spec.kind == "structural_tag" and (found := _IN_LARK.match(message)):
-        message = found["message"].strip()
-        for place, given in schemas_of(json.loads(str(spec.value))):
-            schema = read_schema(given, is_open=True)
-            if _error(schema) == message:
-                return f"{place} {_placed_in(schema, message)}"
-    return message
-
-
-def _placed_in(schema: dict[str, Any], message: str) -> str:
-    parts = parts_of(schema)
+    if spec.kind != "json_schema":
+        return message
+    parts = parts_of(read_schema(json.loads(str(spec.value)), is_open=True))
     path: Path = ()
     while True:
         inner = (each for each in parts if each[: len(path)] == path and _error(parts[each]) == message)

@@ -20,9 +20,8 @@ from llguidance.gbnf_to_lark import (
     SequenceNode,
 )
 
+from tokenmill.constrain import terminals
 from tokenmill.constrain.room import check_wanted
-from tokenmill.constrain.tags import terminals
-from tokenmill.constrain.tags.check import set_of
 
 Rules = dict[str, ASTNode]
 NOTHING = '""'
@@ -271,7 +270,7 @@ class _Words:
         if _is_character(other) or not terminals.facts(one)[0] & terminals.facts(other)[0]:
             return False
         some = f"({one})" if not terminals.facts(one)[1] else rf"(({one}) & /(.|\n)+/)"
-        return not self._is_nothing(f"({other}) & ({some} {set_of(after)} /(.|\n)*/)")
+        return not self._is_nothing(f"({other}) & ({some} {terminals.set_of(after)} /(.|\n)*/)")
 
     def _is_nothing(self, asked: str) -> bool:
         if asked not in self._answers:

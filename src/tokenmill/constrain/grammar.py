@@ -19,9 +19,6 @@ from tokenmill.constrain.own_lark import OwnLark
 from tokenmill.constrain.room import check_wanted
 from tokenmill.constrain.schema import annotations, parts_of, read_schema
 from tokenmill.constrain.schema_parts import SchemaError
-from tokenmill.constrain.structural_tag import lark_of_tags
-from tokenmill.constrain.tags.places import schemas_of
-from tokenmill.constrain.tags.written import NO_FORCING
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import CONSTRAINTS, shortened
@@ -57,13 +54,8 @@ def spec_of(params: SamplingParams, after: str = "", begin: str = "") -> Spec | 
 
 
 def warnings_of(spec: Spec) -> list[str]:
-    """What the schemas of a constraint say without effect. It is one that grammar_text takes."""
-    if spec.kind == "json_schema":
-        return annotations(json.loads(str(spec.value)))
-    if spec.kind != "structural_tag":
-        return []
-    places = schemas_of(json.loads(str(spec.value)))
-    return [f"{place} {each}" for place, schema in places for each in annotations(schema)]
+    """List what the schema of a constraint says without effect. The constraint is one that grammar_text takes."""
+    return annotations(json.loads(str(spec.value))) if spec.kind == "json_schema" else []
 
 
 def grammar_text(spec: Spec, vocabulary: Vocabulary) -> str:
@@ -75,11 +67,9 @@ def grammar_text(spec: Spec, vocabulary: Vocabulary) -> str:
 
 
 def is_forcing(spec: Spec, grammar: str, vocabulary: Vocabulary) -> bool:
-    """Whether bytes are forced under a constraint, of which this is the grammar: that of a structural tag says it, for
-    others see OwnLark.may_force. The text alone decides, so that a constraint means the same wherever it is read again.
+    """Whether bytes are forced under a constraint, of which this is the grammar; see OwnLark.may_force. The text alone
+    decides, so that a constraint means the same wherever it is read again.
     """
-    if spec.kind == "structural_tag":
-        return json.dumps(NO_FORCING)[1:-1] not in grammar
     if spec.kind != "grammar":
         return True
     control = set(vocabulary.control.values()).difference(vocabulary.ends)
@@ -91,7 +81,7 @@ def needs_watch(spec: Spec) -> bool:
     """Whether a constraint gets a Watch, because a user has written its terminals or what follows them, so that the
     search for forced bytes may have no end. A Watch that was not needed changes no mask.
     """
-    return spec.kind in ("grammar", "structural_tag") and not isinstance(spec.value, OwnGrammar)
+    return spec.kind == "grammar" and not isinstance(spec.value, OwnGrammar)
 
 
 def without_forcing(grammar: str) -> str:
@@ -126,7 +116,7 @@ def _after(spec: Spec, vocabulary: Vocabulary, reference: str) -> str:
 def _of_schema(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
     schema = read_schema(json.loads(str(spec.value)), is_open=spec.is_open)
     try:
-        return [json_grammar(schema, "schema")]
+        return [json_grammar(schema)]
     except ValueError as error:
         raise _placed(schema, error) from None
 
@@ -198,10 +188,6 @@ def _check_keys(value: str, given: Mapping[str, Any], known: List[str]) -> None:
         )
 
 
-def _of_tags(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    return lark_of_tags(json.loads(str(spec.value)), vocabulary, is_open=spec.is_open)
-
-
 _REFERRED = re.compile(r"(?!\d+$)[A-Za-z0-9_\-]+")  # as Lark refers to it, where not by its number
 
 _MAKERS: dict[str, Callable[[Spec, Vocabulary], list[dict[str, Any]]]] = {
@@ -209,5 +195,4 @@ _MAKERS: dict[str, Callable[[Spec, Vocabulary], list[dict[str, Any]]]] = {
     "regex": _of_regex,
     "choice": _of_choice,
     "grammar": _of_grammar,
-    "structural_tag": _of_tags,
 }

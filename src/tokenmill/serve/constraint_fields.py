@@ -17,6 +17,12 @@ from tokenmill.settings.constraint import CONSTRAINTS
 from tokenmill.value_reader import brief
 
 OBJECT = {"type": "object"}
+TAGS = "structural_tag"
+"""A constraint of vLLM and SGLang, in xgrammar's form, that is refused by name."""
+INSTEAD_OF_TAGS = (
+    "for calls of functions give `tools`; for another form of the text, a `grammar`, in Lark or GBNF, a `regex` or a "
+    "JSON schema"
+)
 Schema = dict[str, Any] | bool | str
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
@@ -37,7 +43,6 @@ class ConstraintFields(BaseModel):
     grammar: str | None = None
     ebnf: str | None = None
     format: Schema | None = None
-    structural_tag: dict[str, Any] | str | None = None
 
 
 def constraint_of(body: ConstraintFields) -> tuple[str, dict[str, Any]]:
@@ -89,6 +94,8 @@ def _as(setting: str) -> Callable[[str, Any], dict[str, Any]]:
 def _response_format(field: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """The kinds of OpenAI's API, with a schema beside `type` too (llama.cpp), and those of other servers."""
     kind = value.get("type")
+    if kind == TAGS:
+        raise _no_tags(f"{field}.type = {TAGS!r}", field)
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ApiError(400, f"{field}.type = {brief(kind)} is not allowed: use one of {', '.join(_KINDS)}", field)
     keys = _KINDS[kind]
@@ -98,8 +105,6 @@ def _response_format(field: str, value: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if kind == "json_object":
         return {"json_schema": given.get("schema", OBJECT)}
-    if kind == "structural_tag":
-        return {"structural_tag": given}
     if not given:
         raise ApiError(400, f"{field}: {' or '.join(keys)} is missing beside its type {kind!r}", field)
     if kind == "json_schema" and "json_schema" in given:
@@ -111,7 +116,6 @@ _KINDS = {
     "text": (),
     "json_object": ("schema",),
     "json_schema": ("json_schema", "schema"),
-    "structural_tag": ("format", "structures", "triggers"),
     "grammar": ("grammar",),
     "regex": ("regex", "pattern", "value"),
     "json": ("value",),
@@ -135,7 +139,9 @@ def _inner_schema(where: str, field: str, value: Any) -> dict[str, Any]:
 
 def _structured_outputs(field: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's object, of which one key at most may be a constraint."""
-    _check_keys(field, value, (*_STRUCTURED, *_ASKS_NOTHING))
+    if value.get(TAGS) is not None:
+        raise _no_tags(f"{field}.{TAGS}", field)
+    _check_keys(field, value, (*_STRUCTURED, *_ASKS_NOTHING, TAGS))
     for key, allowed in _ASKS_NOTHING.items():
         if value.get(key) not in (None, *allowed):
             raise ApiError(400, f"{field}.{key} is not supported", field, "unsupported_parameter")
@@ -154,7 +160,6 @@ _STRUCTURED = {
     "choice": "choice",
     "grammar": "grammar",
     "json_object": "json_schema",
-    "structural_tag": "structural_tag",
 }
 # There is one library, so that nothing falls back; white space is left out whatever is said of it, and so are other
 # properties than those that an object names, unless additional_properties is set.
@@ -177,6 +182,10 @@ def _check_keys(where: str, value: Mapping[str, Any], known: tuple[str, ...], fi
         raise ApiError(400, message, field or where, "unknown_parameter")
 
 
+def _no_tags(what: str, field: str) -> ApiError:
+    return ApiError(400, f"{what} is not supported: {INSTEAD_OF_TAGS}", field, "unsupported_parameter")
+
+
 _READERS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
     "response_format": _response_format,
     "structured_outputs": _structured_outputs,
@@ -185,5 +194,4 @@ _READERS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
     **dict.fromkeys(("guided_regex", "regex"), _as("regex")),
     **dict.fromkeys(("guided_grammar", "grammar", "ebnf"), _as("grammar")),
     "guided_choice": _as("choice"),
-    "structural_tag": _as("structural_tag"),
 }

@@ -85,7 +85,6 @@ ALLOWED = {
     "stop": "a text, or a list of texts",
     **dict.fromkeys(("guided_json", "json_schema"), "a JSON schema, as an object or as text"),
     "format": "the text json, or a JSON schema",
-    "structural_tag": "an object, or the JSON text of one",
 }
 """The allowed values of fields that have several types, in words."""
 

@@ -15,7 +15,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, m
 from pydantic.fields import FieldInfo
 
 from tokenmill.engine.inputs import PARTS, WITHOUT_CONTENT
-from tokenmill.serve.constraint_fields import ConstraintFields
+from tokenmill.serve.constraint_fields import INSTEAD_OF_TAGS, ConstraintFields
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.field_names import nearest
 from tokenmill.settings.field import settings_of
@@ -138,12 +138,13 @@ NEEDS = {
     "tool_choice": "it chooses among tools, which are not supported",
     "function_call": "it chooses among functions, which are not supported",
     "extra_body": "it is an argument of OpenAI's client; what is in it are fields of the body",
+    "structural_tag": INSTEAD_OF_TAGS,
 }
 """The reason that is added to the refusal of a field."""
 
 NO_CONSTRAINTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("guided_decoding", "response_schema", "logits_processors"), ("", [])),
-    **dict.fromkeys(("guided_whitespace_pattern", "grammar_triggers"), ("", [])),
+    **dict.fromkeys(("guided_whitespace_pattern", "grammar_triggers", "structural_tag"), ("", [])),
     "grammar_lazy": (False,),
     "tools": ([],),
     "functions": ([],),

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenmill.errors import ConfigError
 
-CONSTRAINTS = ("json_schema", "regex", "grammar", "choice", "structural_tag")
+CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
 MAX_CONSTRAINT = 512 * 1024
 """Bytes of a constraint. llguidance takes a time that may grow with the square of it: seconds for this much."""
 _SHOWN = 100  # characters of a value in a message

@@ -26,8 +26,8 @@ class SamplingParams:
     model's own. bad_words: the token that would complete one is forbidden (vLLM's rule). seed: the token at position p
     draws one number from (seed, p). logprobs: 0 for the chosen token's alone. n: the i-th continuation uses seed + i.
 
-    At most one of json_schema, regex, grammar, choice and structural_tag constrains the text. A json_schema may be a
-    mapping, JSON text, a pydantic model or a dataclass, and is kept as JSON text; see docs/structured-output.md.
+    At most one of json_schema, regex, grammar and choice constrains the text. A json_schema may be a mapping, JSON
+    text, a pydantic model or a dataclass, and is kept as JSON text; see docs/structured-output.md.
     additional_properties: objects of a schema have those properties alone that it names, as in llama.cpp and xgrammar,
     unless the schema says which others, or this is set. thinking_budget: at so many tokens of thinking the mark comes
     that ends it; a constraint begins after that mark.
@@ -84,8 +84,6 @@ class SamplingParams:
         options=("--grammar-file",), reads_file=(":", "::="), in_chat=False)
     choice: tuple[str, ...] | None = setting(None, "The text is this one, or another that is given so.", http=None,
         in_chat=False)
-    structural_tag: str | None = setting(None, "Parts of the text fit schemas or other formats, as JSON.",
-        metavar="FILE|TEXT", http=None, reads_file=("{",), in_chat=False)
     additional_properties: bool = setting(False,
         "Objects of a schema that name their properties may have others, where the schema does not say so.",
         in_chat=False)
@@ -96,9 +94,8 @@ class SamplingParams:
     # fmt: on
 
     def __post_init__(self) -> None:
-        for name in ("json_schema", "structural_tag"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, schema_text(name, value))
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", schema_text("json_schema", self.json_schema))
         check_texts({name: getattr(self, name) for name in ("regex", "grammar")})
         check_fields(self)
         check_one({name: value for name in CONSTRAINTS if (value := getattr(self, name)) is not None})
@@ -166,7 +163,6 @@ class SamplingKeywords(TypedDict, total=False):
     regex: str | None
     grammar: str | None
     choice: str | Sequence[str] | None
-    structural_tag: Any
     additional_properties: bool
     thinking_budget: int | None
     n: int

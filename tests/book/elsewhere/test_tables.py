@@ -90,7 +90,7 @@ OF_OTHERS = {"--max-tokens", "--num-predict", "--assistant-model", "--no-prefix-
 """Names of options in mlx-lm, transformers' command line and older versions of vLLM."""
 FIELDS_OF_OTHERS = {
     *("max_new_tokens", "max_output_tokens", "min_new_tokens", "repetition_penalty", "stop_sequences", "stop_words"),
-    *("random_seed", "num_return_sequences", "stop_strings", "ebnf", "regex", "structural_tag", "user", "timeout"),
+    *("random_seed", "num_return_sequences", "stop_strings", "ebnf", "regex", "user", "timeout"),
     *("truncation_side", "thinking_budget", "receipt", "additional_properties"),
 }
 """Names of fields in TGI, Mistral's, SGLang's and OpenAI's API and in transformers, and some of our own."""

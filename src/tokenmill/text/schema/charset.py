@@ -79,15 +79,7 @@ DIGITS = ((0x30, 0x39),)
 WORDS = letters("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 LINES = letters("\n\r\u2028\u2029")
 _SPACES = ranges_of((*letters("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000"), (0x2000, 0x200A)))
-_XGRAMMAR_SPACES = letters(" \f\n\r\t\v\u00a0")
 _SHORTEST_GAP = 16
-
-
-@lru_cache(maxsize=8)
-def xgrammar_kind(letter: str) -> Ranges:
-    r"""The set of \d, \w, \s or their opposites in xgrammar."""
-    found = {"d": DIGITS, "w": WORDS, "s": _XGRAMMAR_SPACES}[letter.lower()]
-    return found if letter.islower() else inverted(found)
 
 
 @lru_cache(maxsize=8)

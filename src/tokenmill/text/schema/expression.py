@@ -6,7 +6,6 @@ that which fits by both is written.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ from tokenmill.text.schema.charset import (
     letters,
     ranges_of,
     without,
-    xgrammar_kind,
 )
 
 
@@ -117,13 +115,10 @@ class _Flags(NamedTuple):
     is_wide: bool = False
 
 
-def read(text: str, for_xgrammar: bool = False) -> Node:
-    r"""The tree of an expression. PatternError for one that is refused.
-
-    for_xgrammar: a dot is any character, and \d, \w, \s are those of xgrammar.
-    """
-    reader = _Reader(_PAIR.sub(_joined, text), _xgrammar_kind if for_xgrammar else kind)
-    made = reader.choice(_Flags(dot_all=for_xgrammar), 0)
+def read(text: str) -> Node:
+    """Read an expression into a tree. PatternError for an expression that is refused."""
+    reader = _Reader(_PAIR.sub(_joined, text))
+    made = reader.choice(_Flags(), 0)
     if reader.at < len(reader.text):
         raise PatternError(f"a ) of {text[:40]!r} closes no group")
     return made
@@ -138,8 +133,8 @@ def _joined(pair: re.Match[str]) -> str:
 class _Reader:
     """Reads an expression from its first letter to its last."""
 
-    def __init__(self, text: str, kind: Callable[[str, bool], Ranges]) -> None:
-        self.text, self.at, self._kind = text, 0, kind
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
 
     def choice(self, flags: _Flags, depth: int) -> Node:
         """Several rows, up to the end or to a bracket."""
@@ -251,7 +246,7 @@ class _Reader:
         if found["property"]:
             return found[0]
         if (escape := found["escape"]) and escape.lower() in "dws":
-            return self._kind(escape, is_wide)
+            return kind(escape, is_wide)
         return 8 if escape == "b" else _code(found)
 
     def _atom(self, found: re.Match[str], flags: _Flags) -> Node:
@@ -265,7 +260,7 @@ class _Reader:
             return Property((), (found[0],))
         if escape := found["escape"]:
             if escape.lower() in "dws":
-                return Set(self._kind(escape, flags.is_wide))
+                return Set(kind(escape, flags.is_wide))
             if escape in "AzZ":
                 return Edge(escape == "A")
         code = ord(found["plain"]) if found["plain"] else _code(found)
@@ -289,10 +284,6 @@ def _times(part: Node, found: re.Match[str]) -> Node:
     if max(low, high or 0) > MOST_TIMES:
         raise PatternError(f"{text} is more than the {MOST_TIMES:,} times that are possible")
     return Times(part, low, high)
-
-
-def _xgrammar_kind(letter: str, is_wide: bool) -> Ranges:
-    return xgrammar_kind(letter)
 
 
 def _code(found: re.Match[str]) -> int:

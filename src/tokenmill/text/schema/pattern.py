@@ -34,9 +34,9 @@ _MOST_EDGES = 100
 _NUL = ((0, 0),)
 
 
-def whole(text: str, for_xgrammar: bool = False) -> Node:
-    """The texts that an expression matches from their first letter to their last. PatternError: see read."""
-    return _choice([*_variants(_without_look(text, for_xgrammar)).values()])
+def whole(text: str) -> Node:
+    """Make the texts that an expression matches from their first letter to their last. PatternError: see read."""
+    return _choice([*_variants(_without_look(text)).values()])
 
 
 def anywhere(text: str) -> Node:
@@ -81,20 +81,18 @@ def in_json(node: Node) -> str:
     return _written(node, quoted, lambda it: _property(it, ESCAPED))
 
 
-def _read(text: str, for_xgrammar: bool = False) -> Node:
-    """The tree of an expression, in which only so many edges may be."""
-    node = read(text, for_xgrammar)
+def _read(text: str) -> Node:
+    """Make the tree of an expression, in which only so many edges may be."""
+    node = read(text)
     if (number := _num_edges(node)) > _MOST_EDGES:
         raise PatternError(f"it has {number:,} of ^ and $; {_MOST_EDGES} are possible")
     return node
 
 
-def _without_look(text: str, for_xgrammar: bool = False) -> Node:
-    """The tree of an expression that does not look ahead."""
-    if has_look(tree := _read(text, for_xgrammar)):
-        raise PatternError(
-            "look-ahead, (?= or (?!, is possible in the pattern of a text or in regex, and not of names or in tags"
-        )
+def _without_look(text: str) -> Node:
+    """Make the tree of an expression that does not look ahead."""
+    if has_look(tree := _read(text)):
+        raise PatternError("look-ahead, (?= or (?!, is possible in the pattern of a text or in regex, and not of names")
     return tree
 
 

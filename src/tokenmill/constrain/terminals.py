@@ -3,7 +3,6 @@ vocabulary of 256 bytes, and the first mask is read.
 """
 
 import json
-from collections.abc import Mapping
 from functools import lru_cache
 
 import llguidance
@@ -13,6 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenmill.constrain.room import check_wanted
 
 NUM_BYTES = 256
+_ASCII = 0x80
 _KEPT = 1024
 _LIMITS = LLParserLimits(initial_lexer_fuel=3_000_000, verbose_errors=False)
 
@@ -38,20 +38,14 @@ def _vocabulary() -> LLTokenizer:
     return LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
 
 
-def facts(expr: str, *named: Mapping[str, str]) -> tuple[frozenset[int], bool]:
-    """The bytes that a text of this terminal may begin with, and whether it may be empty. named: terminals that it
-    names. TerminalError for one that cannot be compiled.
-    """
-    known = {name: body for each in named for name, body in each.items()}
-    lines = [f"{name}: {body}" for name, body in sorted(known.items())]
-    return facts_of("\n".join(["start: ASKED", f"ASKED: {expr}", *lines]))
-
-
 @lru_cache(_KEPT)
-def facts_of(grammar: str) -> tuple[frozenset[int], bool]:
-    """The same for a grammar in Lark."""
+def facts(expr: str) -> tuple[frozenset[int], bool]:
+    """Find the bytes that a text of this terminal may begin with, and whether it may be empty. TerminalError for a
+    terminal that cannot be compiled.
+    """
     check_wanted()
-    text = json.dumps({"grammars": [{"name": "asked", "lark_grammar": grammar}]})
+    lark = f"start: ASKED\nASKED: {expr}"
+    text = json.dumps({"grammars": [{"name": "asked", "lark_grammar": lark}]})
     matcher = LLMatcher(_vocabulary(), text, log_level=0, limits=_LIMITS)
     if matcher.is_error():
         raise TerminalError(_told(matcher))
@@ -62,10 +56,19 @@ def facts_of(grammar: str) -> tuple[frozenset[int], bool]:
     return frozenset(np.flatnonzero(mask[:NUM_BYTES]).tolist()), may_be_empty
 
 
-def is_nothing(expr: str, *named: Mapping[str, str]) -> bool:
+def is_nothing(expr: str) -> bool:
     """Whether a terminal matches no text."""
-    first, may_be_empty = facts(expr, *named)
+    first, may_be_empty = facts(expr)
     return not first and not may_be_empty
+
+
+def set_of(numbers: frozenset[int]) -> str:
+    """Write an expression for the characters that begin with these bytes; for every character that is not ASCII, if
+    one of the bytes is not.
+    """
+    ascii_ = "".join(rf"\x{number:02x}" for number in sorted(numbers) if number < _ASCII)
+    others = r"\u{80}-\u{10ffff}" if any(number >= _ASCII for number in numbers) else ""
+    return f"/[{ascii_}{others}]/"
 
 
 def _told(matcher: LLMatcher) -> str:
