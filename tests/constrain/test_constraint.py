@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from llguidance import LLMatcher, LLParserLimits
 
 from tests.byte_model import save_byte_model
 from tokenmill.constrain.constraint import Constraint
-from tokenmill.constrain.grammar import without_forcing
 from tokenmill.constrain.masks import MaskRows
 from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import RequestError
@@ -49,9 +47,7 @@ def vocabulary(tokenizer, request):
 
 def made(grammar, vocabulary, limits=None):
     first = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)
-    text = without_forcing(grammar)
-    unforced = text, LLMatcher(vocabulary.tokens, text, log_level=0, limits=limits)
-    return Constraint(grammar, first, vocabulary, limits, unforced=unforced)
+    return Constraint(grammar, first, vocabulary, limits)
 
 
 def ids(words_W):
@@ -187,7 +183,7 @@ def test_a_token_that_does_not_fit_for_what_a_draft_has_used_up_fits(attribute, 
     grammar = json.dumps(
         {"grammars": [{"lark_grammar": f"start: a\na{attribute}: /((a{{1,100}}){{1,100}}){{1,100}}c/"}]}
     )
-    matcher, text = replace(made(grammar, vocabulary), unforced=None).matcher(), [97] * 10
+    matcher, text = made(grammar, vocabulary).matcher(), [97] * 10
     assert matcher.follow(text) == 10
     drafted = matcher.fork()
     while drafted.accept([97]):

@@ -37,7 +37,7 @@ CONSTRAINTS = (
     {"regex": "[a-f]{2,5}x[0-9]*"},
     {"choice": ("Paris", "Parma", "Rome")},
     {"grammar": 'start: a "!" b\na[max_tokens=2]: /[a-d]*/\nb[max_tokens=2]: /[0-9]+/'},
-    {"grammar": 'start: /[a-f]/ ("true" | "trap" /[0-9]/) ("," start)?'},  # forced bytes, which a Watch follows
+    {"grammar": 'start: /[a-f]/ ("true" | "trap" /[0-9]/) ("," start)?'},
     {"json_schema": {"type": "array", "items": {"enum": [True, False, 1]}, "maxItems": 3}},
     {"json_schema": {"type": "integer", "minimum": 5}},
     {"thinking_budget": 2},

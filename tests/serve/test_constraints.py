@@ -14,6 +14,7 @@ from tests.byte_model import save_byte_model
 from tests.serve.conftest import MODEL, served
 from tokenmill.constrain import room
 from tokenmill.serve.constraint_fields import ConstraintFields
+from tokenmill.text.tools.lark import FORCING
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 SCHEMA = {
@@ -106,6 +107,29 @@ def test_any_object(http, more):
     """This model closes no object by itself."""
     done = ask(http, **more, max_tokens=200, logit_bias={str(ord("}")): 100, str(ord('"')): 20}).json()["choices"][0]
     assert done["finish_reason"] == "stop" and is_object(done["message"]["content"])
+
+
+FORCED = FORCING + 'start: "yes" | "no"'
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"grammar": FORCED},
+        {"guided_grammar": FORCED},
+        {"ebnf": FORCED},
+        {"structured_outputs": {"grammar": FORCED}},
+        {"response_format": {"type": "grammar", "grammar": FORCED}},
+        {"grammar": f" {FORCED}"},
+        {"grammar": json.dumps({"grammars": [{"lark_grammar": FORCED}]})},
+        {"grammar": json.dumps({"grammars": [{"lark_grammar": FORCED}]}).replace("no_f", "\\u006eo_f")},
+    ],
+    ids=str,
+)
+def test_a_request_cannot_have_llguidance_look_for_forced_bytes(http, more):
+    for tools in ({}, {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}):
+        error = ask(http, **more, **tools).json()["error"]
+        assert error["param"] == next(iter(more)) and "without the option no_forcing" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -15,21 +15,19 @@ from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits
 
-from tokenmill.constrain.constraint import Constraint, check_forced
-from tokenmill.constrain.grammar import Spec, grammar_text, is_forcing, needs_watch, warnings_of, without_forcing
+from tokenmill.constrain.constraint import Constraint, TooMuchForced, check_forced
+from tokenmill.constrain.grammar import Spec, grammar_text, is_forcing, warnings_of, without_forcing
 from tokenmill.constrain.lark import with_options
 from tokenmill.constrain.room import Budget, check_wanted
 from tokenmill.constrain.schema import parts_of, read_schema
 from tokenmill.constrain.schema_parts import Path, SchemaError, pointer
 from tokenmill.constrain.vocabulary import Vocabulary
-from tokenmill.constrain.watch import TooMuchForced
 from tokenmill.errors import ConfigError
 from tokenmill.settings.constraint import shortened
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_EMPTY = "panic: assertion failed: !state.has_lowest_match()"  # that which llguidance says of a rule that may be empty
 _TRACES = re.compile(r"\n<backtrace>|<state>|<non-verbose/>|\n *while processing json-schema:")
 KEPT = 32  # constraints, since the requests of an agent have the same ones again and again
 
@@ -95,7 +93,7 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
         raise refusal(spec, str(error)) from None
     except RecursionError:
         raise refusal(spec, "it is nested too deeply") from None
-    if not (forces := is_forcing(spec, grammar, vocabulary)):
+    if not (forces := is_forcing(spec, vocabulary)):
         grammar = without_forcing(grammar)
     check_wanted()
     begun_s = time.thread_time()
@@ -105,12 +103,6 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
         raise refusal(spec, _placed(spec, told(first.get_error())))
     made = Constraint(grammar, first, vocabulary, of_parser, is_forcing=forces, took_s=took_s)
     made.warnings = tuple(warnings_of(spec))
-    if forces and needs_watch(spec):
-        check_wanted()
-        unforced = without_forcing(grammar)
-        made.unforced = unforced, LLMatcher(vocabulary.tokens, unforced, log_level=0, limits=of_parser)
-        if made.unforced[1].is_error():  # as where one symbol more is too many
-            raise refusal(spec, told(made.unforced[1].get_error()))
     try:
         _check_begins(spec, made)
     except TooMuchForced as error:
@@ -120,17 +112,13 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
 
 def _check_begins(spec: Spec, made: Constraint) -> None:
     """ConfigError where no token may come first or after the forced bytes; TooMuchForced if there are too many."""
-    watch, first = made.watch(), made.first
-    if watch is not None:  # before anything else: llguidance's own search for forced bytes may have no end
-        watch.forces([])
+    first = made.first
     _check_goes_on(spec, first)
     if not made.is_forcing:
         return
     check_forced(first)
     ahead, forced = first.deep_copy(), made.vocabulary.tokens.tokenize_bytes(first.compute_ff_bytes())
-    num_consumed = ahead.try_consume_tokens(forced)
-    if watch is not None:
-        watch.forces(forced[:num_consumed])
+    ahead.try_consume_tokens(forced)
     _check_goes_on(spec, ahead)
 
 
@@ -144,9 +132,8 @@ def _check_goes_on(spec: Spec, matcher: LLMatcher) -> None:
 
 
 def told(error: str) -> str:
-    """llguidance's message, without the traces that it may have, and without references that it was following."""
-    said = _TRACES.split(error, maxsplit=1)[0].strip()
-    return "a lazy rule with which it begins may be empty" if _EMPTY in said else said
+    """Cut llguidance's message: no traces, and no references that it was following."""
+    return _TRACES.split(error, maxsplit=1)[0].strip()
 
 
 def refusal(spec: Spec, why: str) -> ConfigError:

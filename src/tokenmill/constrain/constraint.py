@@ -10,16 +10,21 @@ from typing import NamedTuple
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
-from tokenmill.constrain.masks import MaskRows, Words, forbid
+from tokenmill.constrain.masks import MaskRows, Words, admits, forbid
 from tokenmill.constrain.room import with_room
 from tokenmill.constrain.vocabulary import Vocabulary
-from tokenmill.constrain.watch import MAX_RENEWED, Patience, TooMuchForced, Watch
 from tokenmill.errors import RequestError
 
+MAX_RENEWED = 8
+"""So often a grammar may be compiled again for one text."""
 MAX_RENEWED_SIZE, MAX_RENEWED_S = 64 * 1024, 0.3
 """Characters of a grammar that is compiled again in a step of the engine, and seconds of a processor that it took."""
 MAX_FORCED = 16 * 1024
 """Forced bytes at one place. Filling each mask among them takes a time that grows with their number."""
+
+
+class TooMuchForced(RequestError):
+    """A constraint forces more bytes at one place than it may. Compiling it again would change nothing."""
 
 
 @dataclass(unsafe_hash=True)
@@ -29,9 +34,9 @@ class Constraint:
 
     first: a matcher at the beginning of a text, which is copied and never advanced. Copies share what they find out
     about the grammar's words, and the limit of how much that may be; one that reaches a limit is made anew without it,
-    or, where that takes long, `is_spent`, so that later texts get a constraint of their own. unforced: the text
-    of the grammar without forcing and a matcher of it, if matchers need a Watch. is_forcing: llguidance forces bytes.
-    took_s: seconds of a processor for which it was compiled. warnings: what it says without effect.
+    or, where that takes long, `is_spent`, so that later texts get a constraint of their own. is_forcing: llguidance
+    looks for bytes that must come. took_s: seconds of a processor for which it was compiled. warnings: what it says
+    without effect.
     """
 
     grammar: str
@@ -39,11 +44,9 @@ class Constraint:
     vocabulary: Vocabulary = field(compare=False, repr=False)
     limits: LLParserLimits | None = field(default=None, compare=False, repr=False)
     is_spent: bool = field(default=False, compare=False, repr=False)
-    unforced: tuple[str, LLMatcher] | None = field(default=None, compare=False, repr=False)
     is_forcing: bool = True
     took_s: float = field(default=0.0, compare=False, repr=False)
     warnings: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    _patience: Patience = field(default_factory=Patience, compare=False, repr=False)
 
     def matcher(self, stop_ids: Container[int] | None = None) -> "Matcher":
         """Make the matcher of a text without tokens. stop_ids: the tokens that end it, where not all of the model's
@@ -51,24 +54,16 @@ class Constraint:
         """
         ends = self.vocabulary.ends
         known = ends if stop_ids is None else tuple(each for each in ends if each in stop_ids)
-        return Matcher(self, self.first.deep_copy(), known, self.watch())
-
-    def watch(self) -> Watch | None:
-        """Make the Watch of a text without tokens; None where the search for forced bytes always ends."""
-        if self.unforced is None:
-            return None
-        return Watch(self.unforced[1], self._unforced_anew, self.vocabulary, self._patience)
+        return Matcher(self, self.first.deep_copy(), known)
 
     def renew(self) -> LLMatcher:
         """Compile the grammar again, so that neither this text nor later ones share with earlier ones."""
-        made = self._made_of(self.grammar)
-        self.first = made
-        return made.deep_copy()
+        self.first = self._compiled()
+        return self.first.deep_copy()
 
     def apart(self) -> "Constraint":
         """Make another of the same grammar, which shares nothing with this one."""
-        unforced = None if self.unforced is None else (self.unforced[0], self._made_of(self.unforced[0]))
-        return replace(self, first=self._made_of(self.grammar), is_spent=False, unforced=unforced)
+        return replace(self, first=self._compiled(), is_spent=False)
 
     def may_renew(self) -> bool:
         """Whether the grammar is compiled again in no time. Otherwise it counts as spent from now on."""
@@ -76,16 +71,8 @@ class Constraint:
             self.is_spent = True
         return not self.is_spent
 
-    def _unforced_anew(self) -> LLMatcher | None:
-        """Compile the grammar without forcing again, for this text and later ones; None where that takes long."""
-        if self.unforced is None or not self.may_renew():
-            return None
-        grammar, _ = self.unforced
-        self.unforced = grammar, self._made_of(grammar)
-        return self.unforced[1]
-
-    def _made_of(self, grammar: str) -> LLMatcher:
-        return with_room(lambda: LLMatcher(self.vocabulary.tokens, grammar, log_level=0, limits=self.limits))
+    def _compiled(self) -> LLMatcher:
+        return with_room(lambda: LLMatcher(self.vocabulary.tokens, self.grammar, log_level=0, limits=self.limits))
 
 
 def check_forced(compiled: LLMatcher) -> None:
@@ -108,10 +95,8 @@ class ForcedTokens(NamedTuple):
 class Matcher:
     """The state of a constraint after some tokens. tokens: those that it accepted. ends: those that end the text."""
 
-    def __init__(
-        self, constraint: Constraint, compiled: LLMatcher, ends: tuple[int, ...], watch: Watch | None = None
-    ) -> None:
-        self.constraint, self.compiled, self.ends, self._watch = constraint, compiled, ends, watch
+    def __init__(self, constraint: Constraint, compiled: LLMatcher, ends: tuple[int, ...]) -> None:
+        self.constraint, self.compiled, self.ends = constraint, compiled, ends
         self.tokens: list[int] = []
         self._model_ends = constraint.vocabulary.ends
         self._absent = [each for each in constraint.vocabulary.ends if each not in ends]
@@ -183,7 +168,7 @@ class Matcher:
     def forced(self, limit: int) -> ForcedTokens:
         """Find at most `limit` tokens that must come next."""
         tokens = list[int]()
-        if self.is_over or limit < 1 or not (self.constraint.is_forcing and self._may_force()):
+        if self.is_over or limit < 1 or not self.constraint.is_forcing:
             return ForcedTokens([], 0)
         ahead = self.compiled
         while len(tokens) < limit and 0 < len(ahead.compute_ff_bytes()) <= MAX_FORCED:
@@ -216,8 +201,7 @@ class Matcher:
     def _admits_only_ends(self) -> bool:
         """Whether the mask says so, because a grammar may find out late that nothing can follow."""
         words_W = np.zeros(self.constraint.vocabulary.words, dtype=np.int32)
-        if self._watch is None or not self._watch.fill(self.tokens, words_W, words_W.ctypes.data):
-            self.compiled.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
+        self.compiled.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
         forbid(self.constraint.vocabulary.ends, words_W)
         return not words_W.any()
 
@@ -245,15 +229,15 @@ class Matcher:
             words_W.fill(0)
             return self.error
         try:
-            if self._watch is None or not self._watch.fill(self.tokens, words_W, address):
-                if self.constraint.is_forcing:
-                    check_forced(self.compiled)
-                # One by one: llguidance's own threads would have to be woken, which takes longer than some masks.
-                self.compiled.unsafe_compute_mask_ptr(address, words_W.nbytes)
-        except RequestError as error:
+            if self.constraint.is_forcing:
+                check_forced(self.compiled)
+        except TooMuchForced as error:
             return error
+        # One by one: llguidance's own threads would have to be woken, which takes longer than some masks.
+        self.compiled.unsafe_compute_mask_ptr(address, words_W.nbytes)
         if not (self.constraint.is_forcing or self.compiled.is_accepting()):  # here an end may be of a rule alone
-            forbid([each for each in self._model_ends if not self._may_end_by(each)], words_W)
+            admitted = [each for each in self._model_ends if admits(each, words_W)]
+            forbid([each for each in admitted if not self._may_end_by(each)], words_W)
         if self._absent:
             self._remove_absent(words_W, is_drafted)
         return self.error
@@ -274,17 +258,9 @@ class Matcher:
 
     def fork(self) -> "Matcher":
         """Make another matcher in the same state."""
-        watch = None if self._watch is None else self._watch.copy()
-        other = Matcher(self.constraint, self.compiled.deep_copy(), self.ends, watch)
+        other = Matcher(self.constraint, self.compiled.deep_copy(), self.ends)
         other.tokens, other.is_over, other._is_short = list(self.tokens), self.is_over, self._is_short
         return other
-
-    def _may_force(self) -> bool:
-        """Whether llguidance may look for forced bytes here: the search ends, and may find some."""
-        try:
-            return self._watch is None or self._watch.forces(self.tokens)
-        except RequestError:  # the mask of this place says so
-            return False
 
     def renew(self) -> None:
         """Come to the same state without what was shared with other texts."""
@@ -300,11 +276,6 @@ class Matcher:
         """Whether the grammar has reached a limit. Of a token that does not fit by that, llguidance knows no error."""
         if self.is_over or self.compiled.is_error():
             return not self.is_over
-        try:
-            if self._watch is not None:  # so that filling the mask has an end
-                self._watch.forces(self.tokens)
-        except RequestError:
-            return False
         ahead = self.compiled.deep_copy()
         ahead.compute_bitmask()
         return bool(ahead.is_error())

@@ -28,7 +28,7 @@ from tokenmill.text.schema.expression import PatternError, has_look, read
 from tokenmill.text.schema.pattern import plain, whole
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.grammar import think_first
-from tokenmill.text.tools.lark import Lark, OwnGrammar, escaped
+from tokenmill.text.tools.lark import FORCING, Lark, escaped
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,27 @@ def grammar_text(spec: Spec, vocabulary: Vocabulary) -> str:
     return text_of(grammars)
 
 
-def is_forcing(spec: Spec, grammar: str, vocabulary: Vocabulary) -> bool:
-    """Whether bytes are forced under a constraint, of which this is the grammar; see OwnLark.may_force. The text alone
-    decides, so that a constraint means the same wherever it is read again.
+def is_forcing(spec: Spec, vocabulary: Vocabulary) -> bool:
+    """Whether llguidance looks for bytes that must come under a constraint: not under a grammar that a user has
+    written, where the search may have no end. The text alone decides, so that a constraint means the same wherever it
+    is read again. The bytes of a token that is named by its id are what the search reads for control tokens alone.
     """
     if spec.kind != "grammar":
         return True
     control = set(vocabulary.control.values()).difference(vocabulary.ends)
-    larks = (each.get("lark_grammar") for each in json.loads(grammar)["grammars"])
-    return all(OwnLark(lark, grammar).may_force(control) for lark in larks if lark is not None)
+    return begins_forcing(str(spec.value)) and control.issuperset(map(int, _IDS.findall(str(spec.value))))
 
 
-def needs_watch(spec: Spec) -> bool:
-    """Whether a constraint gets a Watch, because a user has written its terminals or what follows them, so that the
-    search for forced bytes may have no end. A Watch that was not needed changes no mask.
+def begins_forcing(grammar: str) -> bool:
+    """Whether the first line of a grammar, or of the first of several, is FORCING. A request may not have it: with
+    another grammar than those of calls the search could go on for ever.
     """
-    return spec.kind == "grammar" and not isinstance(spec.value, OwnGrammar)
+    if not grammar.lstrip().startswith("{"):
+        return grammar.startswith(FORCING)
+    try:
+        return str(_parts(grammar)[0].get("lark_grammar")).startswith(FORCING)
+    except ConfigError:  # compiling it says so
+        return False
 
 
 def without_forcing(grammar: str) -> str:
@@ -151,16 +156,16 @@ def _of_choice(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
 def _of_grammar(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
     value = str(spec.value)
     if value.lstrip().startswith("{"):
-        return [_read_part(value, each, vocabulary) for each in _parts(value)]
+        return [_read_part(value, each, vocabulary, number == 0) for number, each in enumerate(_parts(value))]
     lark = lark_of_gbnf(value) if is_gbnf(value) else value
-    return [_read_part(value, {"name": "grammar", "lark_grammar": lark}, vocabulary)]
+    return [_read_part(value, {"name": "grammar", "lark_grammar": lark}, vocabulary, is_first=True)]
 
 
-def _read_part(value: str, grammar: dict[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
-    """A grammar of a user as llguidance is to read it."""
+def _read_part(value: str, grammar: dict[str, Any], vocabulary: Vocabulary, is_first: bool) -> dict[str, Any]:
+    """Read a grammar of a user, and write it as llguidance is to read it."""
     if not isinstance(text := grammar.get("lark_grammar"), str):
         return grammar
-    lark = OwnLark(text, value)
+    lark = OwnLark(text.removeprefix(FORCING) if is_first else text, value)
     lark.check()
     return {**grammar, "lark_grammar": lark.spelled(vocabulary)}
 
@@ -188,6 +193,7 @@ def _check_keys(value: str, given: Mapping[str, Any], known: List[str]) -> None:
         )
 
 
+_IDS = re.compile(r"<\[(\d+)\]>")
 _REFERRED = re.compile(r"(?!\d+$)[A-Za-z0-9_\-]+")  # as Lark refers to it, where not by its number
 
 _MAKERS: dict[str, Callable[[Spec, Vocabulary], list[dict[str, Any]]]] = {

@@ -38,6 +38,11 @@ class MaskTable:
         return MaskRows(self._words[first : first + count], self._address + first * self._row_bytes)
 
 
+def admits(token: int, words_W: Words) -> bool:
+    """Whether the bit of this token is set."""
+    return bool(int(words_W[token // BITS]) >> token % BITS & 1)
+
+
 def forbid(tokens: Iterable[int], words_W: Words) -> None:
     """Clear the bits of these tokens."""
     for token in tokens:

@@ -6,7 +6,7 @@ Its words are read as llguidance reads them, so that what stands in a text, a re
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as List
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -18,7 +18,7 @@ from tokenmill.settings.constraint import shortened
 from tokenmill.text.tools.lark_rules import Token, ending
 
 OPTIONS = ("allow_initial_skip", "ignore_once")
-"""Those of %llguidance that may be set. By `no_forcing` a Watch works, and a text has no bytes that are not UTF-8."""
+"""Those of %llguidance that may be set. `no_forcing` is ours to set, and a text has no bytes that are not UTF-8."""
 
 # Each alternative matches at its first letter without going back, so that long grammars take no longer for their size.
 _WORD = re.compile(
@@ -110,17 +110,6 @@ class OwnLark:
                 raise ConfigError("grammar", shortened(self._setting), why)
         return True
 
-    def may_force(self, control: Collection[int]) -> bool:
-        """Whether llguidance may look for forced bytes. Its search knows nothing of rules that `max_tokens` or `stop`
-        may end; and the bytes of a token that is named by its id, and is none of these, are not those that it reads.
-        """
-        if self._sets("max_tokens") or self._sets("stop"):
-            return False
-        names = {f"<[{number}]>" for number in control}
-        if names.issuperset(_TOKENS.findall(self.text)):
-            return True
-        return all(word.text in names for word in self.words if word.kind == "tokens")
-
     def _sets(self, attribute: str) -> bool:
         """Whether a rule has such an attribute."""
         if re.search(rf"{attribute}[ \t]*=", self.text) is None:  # a grammar of ours may be long, and has none
@@ -190,7 +179,7 @@ def _without_ends(text: str, vocabulary: Vocabulary) -> str:
 @lru_cache(8)
 def _of_texts(vocabulary: Vocabulary) -> Runs:
     """The tokens that have bytes and end no text."""
-    empty = (number for number in range(vocabulary.size) if not vocabulary.num_bytes(number))
+    empty = (number for number in range(vocabulary.size) if not vocabulary.spelled[number])
     return _others(_merged((number, number) for number in (*empty, *vocabulary.ends)), vocabulary.size)
 
 

@@ -5,14 +5,12 @@ one by its id, `<[42]>`. A model whose logits are wider than its tokenizer has t
 admitted.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import llguidance
-import numpy as np
 from llguidance import LLTokenizer
-from numpy.typing import NDArray
 
 from tokenmill.text.backend import for_continuation, with_names
 from tokenmill.text.token_bytes import bytes_of_each
@@ -28,7 +26,7 @@ class Vocabulary:
     """See `vocabulary_of`, which makes one for each model.
 
     size: the number of logits. ends: ids that end a text; one after the last token stands for them where a model has
-    none. control: spelling → id of control tokens. spelled: the bytes of each token. ids: bytes → the first such token.
+    none. control: spelling → id of control tokens. spelled: the bytes of each token.
     """
 
     tokens: LLTokenizer
@@ -36,50 +34,11 @@ class Vocabulary:
     ends: tuple[int, ...]
     control: dict[str, int]
     spelled: Sequence[bytes] = field(repr=False)
-    ids: Mapping[bytes, int] = field(repr=False)
 
     @cached_property
     def words(self) -> int:
         """Words of 32 bits in the mask of one position."""
         return -(-int(self.tokens.vocab_size) // BITS)
-
-    def num_bytes(self, token: int) -> int:
-        """The length of what a token spells."""
-        return int(self._lengths[token])
-
-    def begin_alike(self, words_W: NDArray[np.int32]) -> int | None:
-        """The shortest token of a mask, if all that it admits begin with one byte; None otherwise, or for no tokens."""
-        place = int((words_W != 0).argmax())
-        if not (word := int(words_W[place])):
-            return None
-        first = int(self._first_bytes[BITS * place + (word & -word).bit_length() - 1])
-        others_W, alone = self._others[first]
-        if (words_W & others_W).any():
-            return None
-        if alone is not None and int(words_W[alone // BITS]) >> alone % BITS & 1:
-            return alone
-        admitted = np.flatnonzero(np.unpackbits(words_W.view(np.uint8), bitorder="little"))
-        return int(admitted[self._lengths[admitted].argmin()])
-
-    @cached_property
-    def _first_bytes(self) -> NDArray[np.int16]:
-        """The first byte of each token; -1 where there is none."""
-        return np.array([raw[0] if raw else -1 for raw in self.spelled], dtype=np.int16)
-
-    @cached_property
-    def _lengths(self) -> NDArray[np.int32]:
-        return np.array([len(raw) for raw in self.spelled], dtype=np.int32)
-
-    @cached_property
-    def _others(self) -> list[tuple[NDArray[np.int32], int | None]]:
-        """For each byte, the mask of the tokens that do not begin with it, and the token of this byte alone; at the end
-        for no bytes.
-        """
-        bits_BV = np.ones((257, BITS * self.words), dtype=np.bool_)
-        bits_BV[self._first_bytes, np.arange(len(self._first_bytes))] = False
-        alone = {int(self._first_bytes[token]): int(token) for token in np.flatnonzero(self._lengths == 1)[::-1]}
-        others_BW = np.packbits(bits_BV, axis=-1, bitorder="little").view(np.int32)
-        return [(words_W, alone.get(byte)) for byte, words_W in enumerate(others_BW)]
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int, ends: Iterable[int] = ()) -> Vocabulary:
@@ -88,7 +47,7 @@ def vocabulary_of(tokenizer: Tokenizer, size: int, ends: Iterable[int] = ()) -> 
     words = _Words(tokenizer, size, ends)
     made = LLTokenizer(llguidance.TokenizerWrapper(words), eos_token=list(ends or (size,)))
     control = {spelling: number for spelling, number in tokenizer.control_ids.items() if number < size}
-    return Vocabulary(made, size, ends or (size,), control, words.tokens, words.ids)
+    return Vocabulary(made, size, ends or (size,), control, words.tokens)
 
 
 class _Words:
@@ -106,7 +65,7 @@ class _Words:
         if not ends:
             self.tokens.append(CONTROL + b"<end>")
             self.special_token_ids.append(size)
-        spelled = self.ids = dict[bytes, int]()
+        spelled = self._ids = dict[bytes, int]()
         for number, raw in enumerate(self.tokens):
             spelled.setdefault(raw, number)
         self._spell = lru_cache(SPELLINGS)(self._spelled)
@@ -152,4 +111,4 @@ class _Words:
             half = len(text) // 2
             return self._encode(text[:half]) + self._encode(text[half:])
         raw = text.encode()
-        return [self.ids[raw]] if raw in self.ids else [self.ids[bytes([byte])] for byte in raw]
+        return [self._ids[raw]] if raw in self._ids else [self._ids[bytes([byte])] for byte in raw]

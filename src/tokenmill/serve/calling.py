@@ -24,6 +24,7 @@ from tokenmill.serve.schema import ChatBody, TokenizeBody
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.functions import Choice, Function, forced, read_choice
+from tokenmill.text.tools.lark import FORCING
 from tokenmill.text.tools.model_tools import ModelTools, tools_of
 from tokenmill.text.turns import turns_of
 
@@ -109,7 +110,8 @@ class Calling:
             grammars = json.loads(grammar_text(spec, compiler.vocabulary))["grammars"]
 
         def answer(text: str) -> str:
-            return tools.grammar(self.functions, self.choice, is_open=is_open, text=text) or ""
+            made = tools.grammar(self.functions, self.choice, is_open=is_open, text=text) or ""
+            return made.removeprefix(FORCING) if spec.kind == "grammar" else made
 
         return text_of(behind(answer, grammars)), told_of(field, made)
 

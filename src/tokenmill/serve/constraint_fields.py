@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from tokenmill.constrain.constraint import Constraint
+from tokenmill.constrain.grammar import begins_forcing
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.serve.errors import ApiError
 from tokenmill.settings.constraint import CONSTRAINTS
@@ -55,7 +56,11 @@ def constraint_of(body: ConstraintFields) -> tuple[str, dict[str, Any]]:
     if len(found) > 1:
         (first, _), (second, _), *_ = found
         raise ApiError(400, f"{second}: only one constraint at a time, and {first} is given", second)
-    return found[0] if found else ("", {})
+    field, setting = found[0] if found else ("", {})
+    if isinstance(grammar := setting.get("grammar"), str) and begins_forcing(grammar):
+        allowed = "a grammar without the option no_forcing of %llguidance"
+        raise ApiError(400, f"{field} = … is not allowed: {allowed}", field)
+    return field, setting
 
 
 def constraint_warnings(body: Any) -> list[str]:

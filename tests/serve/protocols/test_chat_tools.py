@@ -3,6 +3,7 @@
 import json
 import re
 
+import httpx2
 import jsonschema
 import openai
 import pytest
@@ -10,6 +11,8 @@ from openai.types.chat import ChatCompletionMessageCustomToolCall
 
 from tests.serve.conftest import MODEL, served
 from tests.serve.protocols.conftest import CLOCK, WEATHER
+from tokenmill import load
+from tokenmill.constrain.grammar import begins_forcing
 from tokenmill.errors import ConfigError
 from tokenmill.serve.options import Options
 
@@ -18,6 +21,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "get_time", "parameters": CLOCK}},
 ]
 SCHEMAS = {"get_weather": WEATHER, "get_time": CLOCK}
+BRACKETS = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "(" start ")" | "x"'}}
 UNREADABLE = {"name": "f", "parameters": {"$ref": "http://a/b"}}
 MESSAGES = [{"role": "user", "content": "Rome?"}]
 ASK = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "temperature": 1, "seed": 3, "max_tokens": 300}
@@ -86,6 +90,26 @@ def test_a_stop_id_inside_a_call_is_told(openai_writer, claude_writer):
     tools = [{"type": "function", "name": "get_weather", "parameters": WEATHER}]
     told = openai_writer.responses.create(model=MODEL, input="Rome?", tools=tools, tool_choice="required", **ends)
     assert told.status == "completed" and told.output[0].status == "incomplete"
+
+
+@pytest.mark.parametrize(
+    ("more", "tools", "is_forcing"),
+    [
+        ({}, TOOLS, True),
+        ({"response_format": {"type": "json_schema", "schema": WEATHER}}, TOOLS, True),
+        ({"grammar": 'start: "yes" | "no"'}, TOOLS, False),
+        ({}, [{"type": "custom", "custom": {"name": "run", "format": BRACKETS}}], False),
+    ],
+    ids=lambda each: str(each)[:40],
+)
+def test_bytes_are_forced_where_no_user_has_written_the_grammar(writer, byte_model, more, tools, is_forcing):
+    """The receipt has the grammar, which is read as it was by who checks it."""
+    body = {"messages": MESSAGES, "tools": tools, "temperature": 1, "seed": 3, "max_tokens": 300, "receipt": True}
+    answer = httpx2.post(f"{writer.url}/v1/chat/completions", json=body | more, timeout=120, trust_env=False).json()
+    document = answer["choices"][0]["receipt"]
+    assert begins_forcing(document["sampling"]["grammar"]) == is_forcing
+    with load(byte_model, max_length=8192) as engine:
+        assert engine.verify(document).is_verified
 
 
 def test_none_and_auto_may_write_text(openai_writer):

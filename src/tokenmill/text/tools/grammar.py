@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.functions import Choice, Function
-from tokenmill.text.tools.lark import ANYTHING, Lark, OwnGrammar, choice
+from tokenmill.text.tools.lark import ANYTHING, FORCING, Lark, choice
 from tokenmill.text.tools.tool_format import ToolFormat
 
 GAP = r'("\n" | "\n\n")?'
@@ -29,14 +29,14 @@ def calls_grammar(
     thinking: the marks, if the model thinks before it answers. is_open: the answer begins inside thinking. text: an
     expression for an answer without calls, in the place of any text.
     """
-    lark, made = Lark(control), str if any(each.lark for each in functions) else OwnGrammar
+    lark, head = Lark(control), "" if any(each.lark for each in functions) else FORCING
     if form.answer is not None:
         start = form.answer(lark, functions, wanted, text)
-        return made(f"{lark}start: {start}\n")
+        return f"{head}{lark}start: {start}\n"
     start = lark.rule("answer", _answer(lark, form, functions, wanted, thinking, text))
     if thinking is not None:
         start = think_first(lark, thinking, start, is_open=is_open)
-    return made(f"{lark}start: {start}\n")
+    return f"{head}{lark}start: {start}\n"
 
 
 def think_first(lark: Lark, thinking: Thinking, answer: str, *, is_open: bool, gap: str = GAP) -> str:

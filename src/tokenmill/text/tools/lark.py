@@ -12,14 +12,9 @@ ESCAPES = 'bfnrtu"\\'  # those that Python's json writes, so that an old call is
 ANYTHING = r"(.|\n)*"
 
 
-class OwnGrammar(str):
-    """A grammar whose forced bytes always end, because no user has written its terminals. It spares a constraint its
-    Watch (constrain/watch.py), and has the masks of any other text that is equal.
-    """
-
-    __slots__ = ()
-
-
+FORCING = '%llguidance {"no_forcing": false}\n'
+"""The first line of a grammar in which llguidance looks for bytes that must come. The search for them has an end only
+where each beginning of a text can be finished, which is so in grammars that no user has written."""
 _SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}/\-&~#])")
 
 
