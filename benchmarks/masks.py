@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import tokenmill
-from tokenmill.constrain.constraint import Constraint
+from tokenmill.constrain.constraint import CompiledGrammar
 from tokenmill.sample.matchers import Matchers
 
 PERSON = {
@@ -122,7 +122,7 @@ def run(
     }
 
 
-def alone_ms(constraint: Constraint, texts: list[tuple[int, ...]]) -> float:
+def alone_ms(constraint: CompiledGrammar, texts: list[tuple[int, ...]]) -> float:
     """The milliseconds of a step that llguidance takes for the masks and the tokens of these texts."""
     words_W = np.zeros(constraint.vocabulary.words, dtype=np.int32)
     begun_s = time.perf_counter()

@@ -307,6 +307,7 @@ TENSOR_READERS: Names = {
     "gguf": "tokenmill.weights.gguf.tensors:GGUFReader",
     "meta": "tokenmill.weights.meta.tensors:MetaReader",
 }
+GRAMMARS: Names = {"llguidance": "tokenmill.constrain.constraints:Constraints"}
 TEMPLATES: Names = {
     "jinja": "tokenmill.text.chat:render_chat",
     "names": "tokenmill.text.chat:names_in",

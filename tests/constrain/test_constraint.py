@@ -8,10 +8,10 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits
 
 from tests.byte_model import save_byte_model
-from tokenmill.constrain.constraint import Constraint
-from tokenmill.constrain.masks import MaskRows
+from tokenmill.constrain.constraint import CompiledGrammar
 from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import RequestError
+from tokenmill.schedule.matcher import MaskRows
 from tokenmill.text.tokenizer import Tokenizer
 
 END, SIZE = 256, 257
@@ -47,7 +47,7 @@ def vocabulary(tokenizer, request):
 
 def made(grammar, vocabulary, limits=None):
     first = LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)
-    return Constraint(grammar, first, vocabulary, limits)
+    return CompiledGrammar(grammar, first, vocabulary, limits)
 
 
 def ids(words_W):
@@ -118,10 +118,11 @@ def compare_masks(matcher, drafts, stop_ids, first=0):
     for number in range(first, len(drafts) + 1):
         alone = after(matcher.constraint, [*matcher.tokens, *drafts[:number]], stop_ids)
         found = ids(words_RW[number - first + 1])
-        if number > first and (alone.is_over or alone.is_whole):  # what is chosen there does not count
+        is_over = alone.is_over or (not alone.ends and alone.has_ended)
+        if number > first and is_over:  # what is chosen there does not count
             assert len(found) == words_RW.shape[1] * 32
         else:
-            assert found == mask(alone) == ([] if alone.is_over or alone.is_whole else _plain(alone))
+            assert found == mask(alone) == ([] if is_over else _plain(alone))
     assert (words_RW[0] == -1).all() and (words_RW[-1] == -1).all()
 
 

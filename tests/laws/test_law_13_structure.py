@@ -27,6 +27,10 @@ from tokenmill.registry import (
 FILES = sorted(ROOT.rglob("*.py"))
 
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60
+TRUNK = ("schedule", "cache", "kernels", "quant", "model", "program", "sample", "speculate", "loader", "engine")
+PORTS = {"constrain": "schedule/matcher.py"}
+"""A room that is optional → the file of the trunk with the Protocols that it answers, through which the trunk uses it.
+"""
 
 
 def room(path: Path) -> str:
@@ -78,6 +82,18 @@ def test_imports_go_one_way(path):
         other = name.split(".")[1]
         assert room(path) in RANK, f"{path}: give its room a row in tests/rooms.py"
         assert other == room(path) or RANK[other] < RANK[room(path)], f"{module(path)} may not import {name}"
+
+
+@pytest.mark.parametrize("branch", PORTS)
+def test_the_trunk_knows_what_is_optional_by_its_port_alone(branch):
+    """A registry names what answers the port."""
+    port = ROOT / PORTS[branch]
+    users = [path for path in FILES if module(port) in imports(path)]
+    assert {room(path) for path in users} & set(TRUNK) and branch in map(room, users)
+    for path in FILES:
+        if room(path) in TRUNK:
+            known = [name for name in imports(path) if name.split(".")[1:2] == [branch]]
+            assert not known, f"{module(path)} imports {known}: what it needs of it belongs into {module(port)}"
 
 
 def test_no_module_imports_itself_through_others():

@@ -8,13 +8,13 @@ import pytest
 from tests.byte_model import THINK, save_thinking_model
 from tokenmill.constrain.compile import compile
 from tokenmill.constrain.grammar import spec_of
-from tokenmill.constrain.thinking import ThinkingBudget
 from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import RequestError
 from tokenmill.sample.matchers import Matchers
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.keeps import Kept
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
+from tokenmill.schedule.thinking import ThinkingBudget
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits
 
-from tokenmill.constrain.constraint import Constraint, TooMuchForced, check_forced
+from tokenmill.constrain.constraint import CompiledGrammar, TooMuchForced, check_forced
 from tokenmill.constrain.grammar import Spec, grammar_text, is_forcing, warnings_of, without_forcing
 from tokenmill.constrain.lark import with_options
 from tokenmill.constrain.room import Budget, check_wanted
@@ -65,12 +65,12 @@ class Compiler:
         self._budget = Budget(self._limits.seconds, self._limits.abandoned)
         self._kept = lru_cache(KEPT)(self._compile)
 
-    def compile(self, spec: Spec) -> Constraint:
+    def compile(self, spec: Spec) -> CompiledGrammar:
         """The constraint of a spec. ConfigError, which names the setting, for one that cannot be."""
         found = self._kept(spec)
         return self.within(spec, found.apart) if found.is_spent else found
 
-    def _compile(self, spec: Spec) -> Constraint:
+    def _compile(self, spec: Spec) -> CompiledGrammar:
         made = self.within(spec, lambda: compile(spec, self.vocabulary, self._limits))
         for each in made.warnings:
             log.warning("%s: %s", spec.kind, each)
@@ -84,7 +84,7 @@ class Compiler:
             raise refusal(spec, f"it was not compiled in {self._budget.seconds:g} s: make it simpler") from None
 
 
-def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) -> Constraint:
+def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) -> CompiledGrammar:
     """The constraint of a spec, however long it takes. Errors are those of Compiler."""
     of_parser = (limits or Limits()).of_parser
     try:
@@ -101,7 +101,7 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
     took_s = time.thread_time() - begun_s
     if first.is_error():
         raise refusal(spec, _placed(spec, told(first.get_error())))
-    made = Constraint(grammar, first, vocabulary, of_parser, is_forcing=forces, took_s=took_s)
+    made = CompiledGrammar(grammar, first, vocabulary, of_parser, is_forcing=forces, took_s=took_s)
     made.warnings = tuple(warnings_of(spec))
     try:
         _check_begins(spec, made)
@@ -110,7 +110,7 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) ->
     return made
 
 
-def _check_begins(spec: Spec, made: Constraint) -> None:
+def _check_begins(spec: Spec, made: CompiledGrammar) -> None:
     """ConfigError where no token may come first or after the forced bytes; TooMuchForced if there are too many."""
     first = made.first
     _check_goes_on(spec, first)

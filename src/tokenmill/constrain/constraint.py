@@ -5,15 +5,15 @@ A matcher is a function of its tokens: `follow` brings it from any text to any o
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
-from tokenmill.constrain.masks import MaskRows, Words, admits, forbid
 from tokenmill.constrain.room import with_room
 from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import RequestError
+from tokenmill.sample.masks import admits, forbid
+from tokenmill.schedule.matcher import ForcedTokens, MaskRows, Words
 
 MAX_RENEWED = 8
 """So often a grammar may be compiled again for one text."""
@@ -28,7 +28,7 @@ class TooMuchForced(RequestError):
 
 
 @dataclass(unsafe_hash=True)
-class Constraint:
+class CompiledGrammar:
     """A grammar that is compiled for a vocabulary; see compile.py. Two of the same grammar are equal, whatever `first`
     and `is_spent` are, which change.
 
@@ -48,20 +48,20 @@ class Constraint:
     took_s: float = field(default=0.0, compare=False, repr=False)
     warnings: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
-    def matcher(self, stop_ids: Container[int] | None = None) -> "Matcher":
+    def matcher(self, stop_ids: Container[int] | None = None) -> "GrammarMatcher":
         """Make the matcher of a text without tokens. stop_ids: the tokens that end it, where not all of the model's
         ends do.
         """
         ends = self.vocabulary.ends
         known = ends if stop_ids is None else tuple(each for each in ends if each in stop_ids)
-        return Matcher(self, self.first.deep_copy(), known)
+        return GrammarMatcher(self, self.first.deep_copy(), known)
 
     def renew(self) -> LLMatcher:
         """Compile the grammar again, so that neither this text nor later ones share with earlier ones."""
         self.first = self._compiled()
         return self.first.deep_copy()
 
-    def apart(self) -> "Constraint":
+    def apart(self) -> "CompiledGrammar":
         """Make another of the same grammar, which shares nothing with this one."""
         return replace(self, first=self._compiled(), is_spent=False)
 
@@ -83,19 +83,10 @@ def check_forced(compiled: LLMatcher) -> None:
         )
 
 
-class ForcedTokens(NamedTuple):
-    """Tokens that must come next. num_certain: a mask admits nothing else in the places of the first so many. An end
-    of the text may follow them, where nothing but an end may come.
-    """
-
-    tokens: list[int]
-    num_certain: int
-
-
-class Matcher:
+class GrammarMatcher:
     """The state of a constraint after some tokens. tokens: those that it accepted. ends: those that end the text."""
 
-    def __init__(self, constraint: Constraint, compiled: LLMatcher, ends: tuple[int, ...]) -> None:
+    def __init__(self, constraint: CompiledGrammar, compiled: LLMatcher, ends: tuple[int, ...]) -> None:
         self.constraint, self.compiled, self.ends = constraint, compiled, ends
         self.tokens: list[int] = []
         self._model_ends = constraint.vocabulary.ends
@@ -103,6 +94,11 @@ class Matcher:
         self._is_short = False  # it could not be made anew
         self._num_renewed = 0
         self.is_over = False  # the last token is an end, which is kept from llguidance: it cannot go back behind one
+
+    @property
+    def num_words(self) -> int:
+        """Words of 32 bits in the mask of one position."""
+        return self.constraint.vocabulary.words
 
     def follow(self, tokens: Sequence[int]) -> int:
         """Go to the state after these tokens, or as many as fit; their number."""
@@ -189,11 +185,6 @@ class Matcher:
         return self.is_over or bool(self.compiled.is_accepting())
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the text has ended although no token may say so."""
-        return not self.ends and self.has_ended
-
-    @property
     def has_ended(self) -> bool:
         """Whether the text so far is whole, and nothing may follow but its end."""
         return self.is_over or (self.may_end and (bool(self.compiled.is_stopped()) or self._admits_only_ends()))
@@ -256,9 +247,9 @@ class Matcher:
         if could_end and not words_W.any():
             words_W[:] = -1
 
-    def fork(self) -> "Matcher":
+    def fork(self) -> "GrammarMatcher":
         """Make another matcher in the same state."""
-        other = Matcher(self.constraint, self.compiled.deep_copy(), self.ends)
+        other = GrammarMatcher(self.constraint, self.compiled.deep_copy(), self.ends)
         other.tokens, other.is_over, other._is_short = list(self.tokens), self.is_over, self._is_short
         return other
 

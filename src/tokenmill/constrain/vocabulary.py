@@ -12,12 +12,12 @@ from functools import cached_property, lru_cache
 import llguidance
 from llguidance import LLTokenizer
 
+from tokenmill.sample.masks import BITS
 from tokenmill.text.backend import for_continuation, with_names
 from tokenmill.text.token_bytes import bytes_of_each
 from tokenmill.text.tokenizer import Tokenizer
 
 CONTROL = b"\xff"
-BITS = 32  # of a word of a mask
 SPELLINGS = 4096  # kept, because a grammar demands the same bytes again and again
 
 

@@ -11,16 +11,18 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import asdict, replace
+from functools import cached_property
 from hashlib import sha512
 from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.engine.constrained import Constraints, check_resumed
 from tokenmill.engine.requests import Prompt, token_ids
 from tokenmill.errors import AS_IDS, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.resolve import ResolvedModel, default_blocks
+from tokenmill.registry import GRAMMARS, lookup
+from tokenmill.sample.matchers import check_resumed
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.keeps import Kept
 from tokenmill.schedule.sequence import Sequence
@@ -60,8 +62,12 @@ class InputProcessor:
             log.warning(message, self._name, absent_ids, last)
         ids = self._tokenizer.suppressed_ids if self._tokenizer is not None else ()
         self._suppressed = {number: -math.inf for number in ids if number < model.vocab_size}
-        self.constraints = Constraints(self._tokenizer, self._vocab_size, self._eos)
         self._ids = count(1)
+
+    @cached_property
+    def constraints(self) -> Any:
+        """What makes the constraints of this model's texts; nothing of it is imported before a text has one."""
+        return lookup(GRAMMARS, "llguidance", "constraint")(self._tokenizer, self._vocab_size, self._eos)
 
     def params(self, settings: Mapping[str, Any], given: SamplingParams | None = None) -> SamplingParams:
         """The sampling settings of a request: `settings` over those that are `given`, or over the model's own."""
@@ -140,7 +146,9 @@ class InputProcessor:
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
         salt, start = salt_of(salt), len(tokens) if constrained_from is None else constrained_from
         choosing = Choosing(params, seed, stops, bad_words=self._bad_words(params.bad_words))
-        choosing = self.constraints.constrained(choosing, tokens, start)
+        choosing = replace(choosing, constrained_from=start)
+        if not params.is_constrained_as(SamplingParams()):
+            choosing = self.constraints.constrained(choosing, tokens, start)
         for number in range(params.n):
             each = replace(choosing, seed=(seed + number) % 2**63)
             prompt, kept = (next(self._ids), list(tokens), len(tokens)), Kept(salt=salt)

@@ -11,13 +11,12 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
-from tokenmill.constrain.constraint import Matcher
-from tokenmill.constrain.masks import MaskRows, MaskTable, Words
-from tokenmill.constrain.vocabulary import Vocabulary
 from tokenmill.errors import RequestError
+from tokenmill.sample.masks import MaskTable
 from tokenmill.sample.state import Mask
 from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
+from tokenmill.schedule.matcher import MaskRows, Matcher, Words
+from tokenmill.schedule.sequence import UNKNOWN, WHOLE, Plan, Sequence, Work
 
 
 @dataclass(slots=True)
@@ -90,7 +89,7 @@ class Matchers:
             if matcher is None:
                 found: list[Mask] = [None] * count
             else:
-                table = table or self._room(works, matcher.constraint.vocabulary)
+                table = table or self._room(works, matcher.num_words)
                 found = _filled(work, matcher, table.rows(num_filled, count))
                 num_filled += count
             if sequence.choosing.thinking is not None:
@@ -98,11 +97,11 @@ class Matchers:
             masks[sequence.id] = found
         return masks
 
-    def _room(self, works: List[Work], vocabulary: Vocabulary) -> MaskTable:
+    def _room(self, works: List[Work], num_words: int) -> MaskTable:
         """A table for the masks of all of these."""
         num_rows = sum(len(each.verified) + 1 for each in works)
         if self._table is None or len(self._table) < num_rows:
-            self._table = MaskTable(num_rows, vocabulary)
+            self._table = MaskTable(num_rows, num_words)
         return self._table
 
     def settle(self, plan: Plan, accepted: List[list[int]]) -> list[list[int]]:
@@ -167,7 +166,21 @@ def matcher_of(choosing: Choosing) -> Matcher | None:
 def is_whole(sequence: Sequence, matcher: Matcher) -> bool:
     """Whether nothing may follow the tokens of a sequence, which its matcher has followed, though none is an end."""
     num_generated = len(sequence.tokens) - sequence.num_prompt_tokens
-    return num_generated >= sequence.choosing.params.min_new_tokens and matcher.is_whole
+    is_possible = num_generated >= sequence.choosing.params.min_new_tokens and not matcher.ends
+    return is_possible and matcher.has_ended
+
+
+def check_resumed(sequence: Sequence) -> None:
+    """Check that the tokens of a resumed request fit its constraint, and end the sequence if nothing may follow."""
+    if (matcher := matcher_of(sequence.choosing)) is None:
+        return
+    start = constrained_start(sequence)
+    given, num_before = sequence.tokens[start:], sequence.num_prompt_tokens - start
+    if (num_fitting := matcher.follow(given)) < len(given):
+        place = f"token {num_fitting + 1 - num_before} of {len(given) - num_before}"
+        raise RequestError(f"emitted: {place} does not fit the constraint of this request", "emitted")
+    if sequence.end_reason is None and is_whole(sequence, matcher):
+        sequence.finish_reason = WHOLE
 
 
 def constrained_start(sequence: Sequence) -> int:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tokenmill.constrain.constraint import Constraint
-from tokenmill.constrain.thinking import ThinkingBudget
+from tokenmill.schedule.matcher import Constraint
+from tokenmill.schedule.thinking import ThinkingBudget
 from tokenmill.settings.sampling_params import SamplingParams
 
 
@@ -14,7 +14,7 @@ class Choosing:
 
     stop_ids: token id → the finish reason it gives. penalties_from: the position from which presence and frequency
     penalties count; None is the end of the prompt. bad_words: token ids of each word that the output must not hold.
-    constraint: the grammar that the tokens from constrained_from on follow; None is the end of the prompt. thinking:
+    constraint: what the tokens from constrained_from on fit; None is the end of the prompt. thinking:
     the limit of what the model thinks, from the same position on.
     """
 

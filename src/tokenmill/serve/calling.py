@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from tokenmill.constrain.compile import Compiler
 from tokenmill.constrain.enforced import enforced
 from tokenmill.constrain.grammar import behind, grammar_text, spec_of, text_of
 from tokenmill.engine.inputs import InputProcessor, plain_message
@@ -105,7 +106,7 @@ class Calling:
             spec = spec_of(SamplingParams(**{"additional_properties": body.additional_properties, **setting}))
             if spec is None:
                 raise ApiError(400, f"{field}: there is nothing in it", field)
-            compiler = inputs.constraints.compiler
+            compiler: Compiler = inputs.constraints.compiler
             made = compiler.compile(spec)  # so that a refusal is about what the body says
             grammars = json.loads(grammar_text(spec, compiler.vocabulary))["grammars"]
 

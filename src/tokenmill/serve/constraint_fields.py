@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from tokenmill.constrain.constraint import Constraint
 from tokenmill.constrain.grammar import begins_forcing
 from tokenmill.errors import ConfigError, RequestError
+from tokenmill.schedule.matcher import Constraint
 from tokenmill.serve.errors import ApiError
 from tokenmill.settings.constraint import CONSTRAINTS
 from tokenmill.value_reader import brief

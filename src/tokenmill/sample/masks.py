@@ -1,24 +1,13 @@
 """Masks of bits, which say what tokens may come next: bit i of word w is 1 if the token 32 w + i may come."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tokenmill.constrain.vocabulary import BITS, Vocabulary
+from tokenmill.schedule.matcher import MaskRows, Words
 
-Words = NDArray[np.int32]
-"""A mask of one position."""
-
+BITS = 32  # of a word of a mask
 _ALL_BUT = np.array([~(1 << bit) & 0xFFFFFFFF for bit in range(BITS)], dtype=np.uint32).view(np.int32)
-
-
-class MaskRows(NamedTuple):
-    """Masks of positions one after the other. address: where the first lies, and each follows the one before."""
-
-    words: list[Words]
-    address: int
 
 
 class MaskTable:
@@ -26,8 +15,8 @@ class MaskTable:
     where the processor's caches have seen a model's weights since, than filling a mask.
     """
 
-    def __init__(self, num_rows: int, vocabulary: Vocabulary) -> None:
-        words_RW = np.empty((num_rows, vocabulary.words), dtype=np.int32)
+    def __init__(self, num_rows: int, num_words: int) -> None:
+        words_RW = np.empty((num_rows, num_words), dtype=np.int32)
         self._words, self._address, self._row_bytes = list(words_RW), words_RW.ctypes.data, words_RW.strides[0]
 
     def __len__(self) -> int:

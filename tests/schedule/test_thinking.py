@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.constrain.thinking import ThinkingBudget
+from tokenmill.schedule.thinking import ThinkingBudget
 
 OPEN, CLOSE, TWO = (7,), (8,), (8, 9)
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence as List
 from dataclasses import replace
 
 from tokenmill.constrain.compile import Compiler
-from tokenmill.constrain.constraint import Constraint
+from tokenmill.constrain.constraint import CompiledGrammar
 from tokenmill.constrain.grammar import spec_of
-from tokenmill.constrain.thinking import ThinkingBudget
 from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import ConfigError, RequestError
-from tokenmill.sample.matchers import constrained_start, is_whole, matcher_of
+from tokenmill.sample.matchers import matcher_of
 from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import WHOLE, Sequence
+from tokenmill.schedule.thinking import ThinkingBudget
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.thinking import Thinking, marks_of
 from tokenmill.text.tokenizer import Tokenizer
@@ -42,19 +41,17 @@ class Constraints:
             return self._compiler
 
     def constrained(self, choosing: Choosing, tokens: List[int], start: int) -> Choosing:
-        """The settings of a sequence with what constrains its text from `start` on, or from the end on if the text is
-        whole that begins there. It may take seconds.
+        """Add what constrains the text of a sequence from `start` on to its settings, or from the end on if the text
+        that begins there is whole. It may take seconds.
         """
-        if not (choosing.params.is_constrained_as(SamplingParams())):
-            made = self._from(choosing, tokens, start)
-            if start < len(tokens) and (matcher := matcher_of(made)) is not None:
-                fits = matcher.follow(tokens[start:]) == len(tokens) - start
-                if not fits or matcher.has_ended:
-                    made = self._from(choosing, tokens, len(tokens))
-            return made
-        return replace(choosing, constrained_from=start)
+        made = self._from(choosing, tokens, start)
+        if start < len(tokens) and (matcher := matcher_of(made)) is not None:
+            fits = matcher.follow(tokens[start:]) == len(tokens) - start
+            if not fits or matcher.has_ended:
+                made = self._from(choosing, tokens, len(tokens))
+        return made
 
-    def constraint(self, params: SamplingParams, prompt: List[int] = ()) -> Constraint | None:
+    def constraint(self, params: SamplingParams, prompt: List[int] = ()) -> CompiledGrammar | None:
         """The constraint of the settings after a prompt, compiled; None without one."""
         marks, after, begin = self._marks, "", ""
         if marks is not None and self._speaks_of_thinking(params):
@@ -104,16 +101,3 @@ class Constraints:
 def _ids(tokenizer: Tokenizer, mark: str) -> List[int]:
     number = tokenizer.control_ids.get(mark)
     return [number] if number is not None else tokenizer.encode(mark, add_special_tokens=False, continues=True)
-
-
-def check_resumed(sequence: Sequence) -> None:
-    """Check that the tokens of a resumed request fit its constraint, and end the sequence if nothing may follow."""
-    if (matcher := matcher_of(sequence.choosing)) is None:
-        return
-    start = constrained_start(sequence)
-    given, num_before = sequence.tokens[start:], sequence.num_prompt_tokens - start
-    if (num_fitting := matcher.follow(given)) < len(given):
-        place = f"token {num_fitting + 1 - num_before} of {len(given) - num_before}"
-        raise RequestError(f"emitted: {place} does not fit the constraint of this request", "emitted")
-    if sequence.end_reason is None and is_whole(sequence, matcher):
-        sequence.finish_reason = WHOLE
