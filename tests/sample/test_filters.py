@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import logits_process as reference
 
-from tokenmill.sample import filters
+from tokenmill.sample import filters, native
 from tokenmill.sample.probabilities import draw, integer_probabilities, log_probability
+from tokenmill.settings.field import settings_of
+from tokenmill.settings.sampling_params import SamplingParams
 
 INF = float("inf")
 # Fixed examples, no clock: the same run everywhere.
@@ -177,6 +179,12 @@ def test_a_bias_of_minus_infinity_forbids(logits_RV: Tensor, ids: list[int]) -> 
     rows_N = torch.arange(num_rows).repeat_interleave(len(ids))
     forbidden_RV = filters.logit_bias(logits_RV, rows_N, torch.tensor(ids * num_rows), torch.tensor(-INF))
     assert torch.equal(forbidden_RV, expected_RV)
+
+
+def test_each_setting_of_the_draw_has_a_stage_and_the_library_knows_no_other() -> None:
+    settings = settings_of(SamplingParams)
+    assert list(filters.DRAW) == [name for name, told in settings.items() if told.stage == "draw"]
+    assert set(native.KNOWN) <= filters.DRAW.keys()
 
 
 penalised = filters.presence_and_frequency_penalty

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.marks import needs_native
 from tokenmill.errors import RequestError
-from tokenmill.sample import native, sampler
+from tokenmill.sample import filters, native, sampler
 from tokenmill.sample.state import Row
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.settings.sampling_params import SamplingParams
@@ -97,6 +97,29 @@ def random_logits(chance: np.random.Generator, count: int, size: int) -> Tensor:
     return torch.from_numpy(logits_RV)
 
 
+def test_a_row_that_is_drawn_by_a_setting_that_the_library_does_not_know_is_drawn_by_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here the library is made to know no min_p. Rows without it are the library's, and greedy ones need none."""
+    chance, pick = np.random.default_rng(0), random.Random(0)
+    logits_RV = random_logits(chance, 8, 513)
+    masks = [random_mask(chance, 513) if number % 2 else None for number in range(8)]
+    params = [random_params(pick) | {"min_p": 0.05 * (number % 3)} for number in range(8)]
+    rows = [row(mask, number, 9, **each) for number, (mask, each) in enumerate(zip(masks, params, strict=True))]
+    expected = chosen(logits_RV, rows)
+    monkeypatch.setattr(native, "_UNKNOWN", [filters.DRAW["min_p"]])
+    assert [native.refuses(each) for each in rows] == [
+        each.params.temperature > 0 and each.params.min_p > 0 for each in rows
+    ]
+    drawn = list[Row]()
+    draw = sampler._draw
+    monkeypatch.setattr(sampler, "_draw", lambda logits_RV, rows: drawn.extend(rows) or draw(logits_RV, rows))
+    assert chosen(logits_RV, rows) == expected
+    assert drawn == [each for each in rows if native.refuses(each)] and 0 < len(drawn) < 8
+    for number, each in enumerate(rows):
+        assert chosen(logits_RV[number : number + 1], [each]) == expected[number : number + 1]
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_is_that_of_torch(size: int) -> None:
     chance, pick = np.random.default_rng(size), random.Random(size)
@@ -163,10 +186,10 @@ def test_errors(temperature: float, place: int, value: float) -> None:
     masks = [np.zeros(4, dtype=np.int32) for _ in range(3)]
     masks[1][place // 32] = np.uint32(1 << place % 32).view(np.int32)
     masks[2][1] = -1
-    for mask, filters in itertools.product((None, *masks), ({}, {"top_p": 0.5, "top_k": 9, "logit_bias": {2: 1.0}})):
+    for mask, params in itertools.product((None, *masks), ({}, {"top_p": 0.5, "top_k": 9, "logit_bias": {2: 1.0}})):
         logits_RV = torch.randn(3, 100, generator=torch.Generator().manual_seed(place))
         logits_RV[1, place] = value
-        rows = [row(temperature=temperature), row(mask, position=21, temperature=temperature, **filters), row()]
+        rows = [row(temperature=temperature), row(mask, position=21, temperature=temperature, **params), row()]
         found = chosen(logits_RV, rows)
         assert found == by_torch(logits_RV, rows)
         singly, errors = sampler.sample_singly(logits_RV, rows)

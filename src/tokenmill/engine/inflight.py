@@ -11,7 +11,8 @@ from collections.abc import Sequence as List
 from torch import Tensor
 
 from tokenmill.errors import RequestError
-from tokenmill.sample.sampler import Sampled, choose, sample_singly, take
+from tokenmill.sample.filters import take
+from tokenmill.sample.sampler import Sampled, choose, sample_singly
 from tokenmill.sample.state import ChoiceKind, Mask, Row, choice_kind, rows_of
 from tokenmill.schedule.sequence import Plan, Work, unread_mark
 

@@ -1,5 +1,5 @@
-"""Filters, pure functions from logits to logits with one parameter per row: temperature, top-k, top-p, min-p,
-penalties, bias.
+"""Filters, from logits to logits: penalties, bias, masks; temperature, top-k, top-p, min-p. The stages at the end say
+which settings use a filter, and in which order the filters run: a new setting is a field and a stage here.
 
 Logits are float32 [R, V], parameters are tensors [R] on the same device; a forbidden token is -inf. A row whose
 parameter is "off" comes back bit for bit. What a filter does to a row depends on that row alone: comparisons,
@@ -10,10 +10,19 @@ compare exactly where transformers compares rounded float32 sums, and that top_p
 frequency penalties are as in OpenAI's API.
 """
 
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from tokenmill.errors import RequestError
+from tokenmill.memory.transfer import bits, to_device
 from tokenmill.sample.probabilities import integer_probabilities
+from tokenmill.sample.state import Row
 
 NUM_CANDIDATES = 1024  # topk of so many out of 49152 takes a tenth of a sort
 
@@ -93,3 +102,147 @@ def _largest(values_RV: Tensor, smallest_R1: Tensor, num_kept_R1: Tensor) -> Ten
     above_RV, tied_RV = values_RV > smallest_R1, values_RV == smallest_R1
     num_tied_kept_R1 = num_kept_R1 - above_RV.sum(dim=-1, keepdim=True)
     return above_RV | (tied_RV & (tied_RV.cumsum(dim=-1) <= num_tied_kept_R1))
+
+
+Uses = Callable[[Row], bool]
+Change = Callable[[Tensor, Sequence[Row]], Tensor]
+
+
+class Stage(NamedTuple):
+    """uses: whether the settings of a row ask for it. change: what it makes of the logits of such rows."""
+
+    uses: Uses
+    change: Change
+
+
+def run(stages: Sequence[Stage], logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Run each stage, in this order, on the rows that use it."""
+    for uses, change in stages:
+        logits_RV = changed(logits_RV, uses, change, logits_RV, rows)
+    return logits_RV
+
+
+def changed(values_R: Tensor, uses: Uses, change: Change, logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Replace the values of the rows that use a change by what it makes of their logits."""
+    picked = [index for index, row in enumerate(rows) if uses(row)]
+    if len(picked) == len(rows):
+        return change(logits_RV, rows)
+    if not picked:
+        return values_R
+    changed_P = change(take(logits_RV, picked), [rows[index] for index in picked])
+    return values_R.index_copy(0, to_device(picked, logits_RV.device), changed_P)
+
+
+def take(logits_RV: Tensor, picked: Sequence[int]) -> Tensor:
+    """Some rows, in order. Indexing with a list would wait for the device."""
+    if len(picked) == len(logits_RV):
+        return logits_RV
+    return logits_RV.index_select(0, to_device(picked, logits_RV.device))
+
+
+def _repetition(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    seen_RV = _counts(logits_RV, [row.tokens for row in rows]) > 0
+    return repetition_penalty(logits_RV, _setting(logits_RV, rows, "repetition_penalty"), seen_RV)
+
+
+def _presence_and_frequency(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    counts_RV = _counts(logits_RV, [row.output for row in rows])
+    presence_R, frequency_R = (_setting(logits_RV, rows, f"{name}_penalty") for name in ("presence", "frequency"))
+    return presence_and_frequency_penalty(logits_RV, presence_R, frequency_R, counts_RV)
+
+
+def _bias(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    rows_N, ids_N = _places(logits_RV, [tuple(row.params.logit_bias) for row in rows], "logit_bias")
+    amounts = [amount for row in rows for amount in row.params.logit_bias.values()]
+    return logit_bias(logits_RV, rows_N, ids_N, to_device(amounts, logits_RV.device, torch.float32))
+
+
+def _allow(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    masks = [_mask(row.params.allowed_token_ids or (), logits_RV.shape[-1], logits_RV.device) for row in rows]
+    return allowed_tokens(logits_RV, torch.stack(masks))
+
+
+@lru_cache(maxsize=64)  # because a long list takes longer to check than a row to sample
+def _mask(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
+    """A mask [V] that is true for these ids."""
+    allowed_RV = torch.zeros(1, size, dtype=torch.bool, device=device)
+    allowed_RV[_places(allowed_RV, [ids], "allowed_token_ids")] = True
+    return allowed_RV[0]
+
+
+def _constrain(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    size = logits_RV.shape[-1]
+    words_RW = np.zeros((len(rows), -(-size // 32)), dtype=np.int32)
+    for words_W, row in zip(words_RW, rows, strict=True):
+        given = row.words
+        assert given is not None, "the stage is of rows that use it"
+        words_W[: len(given)] = given[: len(words_W)]
+    return allowed_tokens(logits_RV, bits(words_RW, size, logits_RV.device))
+
+
+def _forbid(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    rows_N, ids_N = _places(logits_RV, [row.forbidden_ids for row in rows], "stop_token_ids")
+    return logit_bias(logits_RV, rows_N, ids_N, logits_RV.new_full((), -math.inf))
+
+
+def _temperature(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    # A temperature below float32's smallest normal number would become 0.
+    smallest = torch.finfo(torch.float32).tiny
+    return temperature(logits_RV, _setting(logits_RV, rows, "temperature").clamp(min=smallest))
+
+
+def _top_k(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    counts = [min(row.params.top_k, logits_RV.shape[-1]) for row in rows]
+    return top_k(logits_RV, to_device(counts, logits_RV.device), max(counts))
+
+
+def _top_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    # Only the tokens that top_k has kept, ties at the k-th place aside, have to be sorted.
+    max_count = max(row.params.top_k if row.params.top_k > 0 else NUM_CANDIDATES for row in rows)
+    p_R = _setting(logits_RV, rows, "top_p", torch.float64)
+    return top_p(logits_RV, p_R, min(max_count, NUM_CANDIDATES))
+
+
+def _min_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    return min_p(logits_RV, _setting(logits_RV, rows, "min_p", torch.float64))
+
+
+def _setting(logits_RV: Tensor, rows: Sequence[Row], name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One sampling setting of each row, on the device of the logits."""
+    return to_device([getattr(row.params, name) for row in rows], logits_RV.device, dtype)
+
+
+def _places(logits_RV: Tensor, ids: Sequence[Sequence[int]], setting: str) -> tuple[Tensor, Tensor]:
+    """Row and token indices of every id, row after row."""
+    size = logits_RV.shape[-1]
+    rows_N = [row for row, row_ids in enumerate(ids) for _ in row_ids]
+    ids_N = [token for row_ids in ids for token in row_ids]
+    for token in ids_N:
+        if not 0 <= token < size:
+            known = f"the vocabulary has ids 0 to {size - 1} ({size} tokens)"
+            raise RequestError(f"{setting} names token id {token}; {known}")
+    return to_device(rows_N, logits_RV.device), to_device(ids_N, logits_RV.device)
+
+
+def _counts(logits_RV: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
+    """The number of times that each token of the vocabulary occurs in each row's tokens, float32 [R, V]."""
+    ones_N = torch.ones((), device=logits_RV.device)
+    return torch.zeros_like(logits_RV).index_put_(_places(logits_RV, tokens, "prompt"), ones_N, accumulate=True)
+
+
+MASK = Stage(lambda row: row.mask is not None, _constrain)
+BEFORE_MASK = (
+    Stage(lambda row: row.params.repetition_penalty != 1, _repetition),
+    Stage(lambda row: row.params.presence_penalty != 0 or row.params.frequency_penalty != 0, _presence_and_frequency),
+    Stage(lambda row: bool(row.params.logit_bias), _bias),
+    Stage(lambda row: row.params.allowed_token_ids is not None, _allow),
+    Stage(lambda row: bool(row.forbidden_ids), _forbid),
+)
+"""What changes the choice at temperature 0, too. A mask commutes with the last two."""
+DRAW = {
+    "temperature": Stage(lambda row: row.params.temperature != 1, _temperature),
+    "top_k": Stage(lambda row: row.params.top_k > 0, _top_k),
+    "top_p": Stage(lambda row: row.params.top_p < 1, _top_p),
+    "min_p": Stage(lambda row: row.params.min_p > 0, _min_p),
+}
+"""Setting → what it does to the logits of which a token is drawn."""

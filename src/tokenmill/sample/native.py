@@ -2,7 +2,8 @@
 or a draw with temperature, top_k, top_p and min_p.
 
 It is that of sample/filters.py and sample/probabilities.py number by number, but for the last bit of exponentials,
-which are the library's own. So every row on a CPU is chosen here where there is a library, whatever other rows want.
+which are the library's own. So a row on a CPU is chosen here where there is a library, whatever other rows want, unless
+it is drawn by a setting that the library does not know.
 """
 
 import math
@@ -15,13 +16,22 @@ from torch import Tensor
 
 from tokenmill.kernels import native_library
 from tokenmill.kernels.native_structs import Sample
+from tokenmill.sample.filters import DRAW
 from tokenmill.sample.noise import uniform
 from tokenmill.sample.state import Row
+
+KNOWN = ("temperature", "top_k", "top_p", "min_p")
+_UNKNOWN = [stage for setting, stage in DRAW.items() if setting not in KNOWN]
 
 
 def chooses(logits_RV: Tensor) -> bool:
     """Whether the tokens of these logits are chosen here."""
     return logits_RV.is_cpu and native_library.is_usable()
+
+
+def refuses(row: Row) -> bool:
+    """Whether the token of a row is drawn by a setting that the library does not know."""
+    return row.params.temperature > 0 and any(stage.uses(row) for stage in _UNKNOWN)
 
 
 def choose_tokens(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float], list[float]]:
