@@ -32,7 +32,7 @@ from tokenmill.schedule.memory import Memory
 from tokenmill.schedule.row_blocks import RowBlocks
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.settings.engine_config import ResolvedConfig
-from tokenmill.speculate.proposer import Facts, NoProposer
+from tokenmill.speculate.proposer import NoProposer, ProposerContext
 from tokenmill.speculate.speculation import Speculation
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import open_checkpoint
@@ -80,7 +80,7 @@ def mock_engine(tokenizer: Tokenizer | None, num_sequences: int, block_size: int
     scheduler = Scheduler(
         Memory([RowBlocks(BlockAllocator(spec.num_blocks, block_size))]), num_sequences, config.max_step_tokens
     )
-    facts = Facts(finds_drafts=False)
+    facts = ProposerContext(finds_drafts=False)
     speculation = Speculation(NoProposer(facts), config.num_draft_tokens, config.max_step_tokens, VOCABULARY, facts)
     return Engine(Core(loaded, scheduler, speculation))
 

@@ -30,7 +30,7 @@ from server import MAX_LENGTH, MODEL, PEER
 from tokenmill.bench.rows import VERSION, append_row, provenance
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.prove.report import document, examples, notes, rows
-from tokenmill.prove.run import Outcome, prove
+from tokenmill.prove.run import ProofOutcome, prove
 from tokenmill.prove.settings import Settings
 from tokenmill.registry import PROOFS, help_of
 
@@ -132,7 +132,7 @@ def contenders(options: argparse.Namespace, folder: Path) -> list[Contender]:
     return [each for each in found if options.only is None or each.name in options.only]
 
 
-def check(contender: Contender, options: argparse.Namespace) -> Outcome:
+def check(contender: Contender, options: argparse.Namespace) -> ProofOutcome:
     """The outcome for one server, which is started before and ended afterwards."""
     settings = Settings(
         url=contender.url,
@@ -154,7 +154,7 @@ def check(contender: Contender, options: argparse.Namespace) -> Outcome:
         contender.end()
 
 
-def cell(outcome: Outcome, case: str) -> str:
+def cell(outcome: ProofOutcome, case: str) -> str:
     (tally,) = [each for each in outcome.tallies if each.name == case] or [None]
     if tally is None or not tally.total.comparisons:
         return "not offered" if tally is not None and tally.not_offered else ""
@@ -166,7 +166,7 @@ def cell(outcome: Outcome, case: str) -> str:
     return shown
 
 
-def table(outcomes: dict[str, Outcome]) -> str:
+def table(outcomes: dict[str, ProofOutcome]) -> str:
     """Markdown: a row for each case, a column for each server."""
     lines = ["| " + " | ".join(["case", *outcomes]) + " |", "|---" * (len(outcomes) + 1) + "|"]
     for name, entry in PROOFS.items():
@@ -228,7 +228,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     options = parsed()
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, ProofOutcome] = {}
     with TemporaryDirectory() as folder:
         for contender in contenders(options, Path(folder)):
             outcome = outcomes[contender.name] = check(contender, options)

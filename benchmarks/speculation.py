@@ -39,7 +39,7 @@ from tokenmill.engine.outputs import hash_tokens
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.speculate.proposer import Facts, Forced, Proposer, default_drafts
+from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext, default_drafts
 from tokenmill.speculate.speculation import described
 
 FORCED = (1, 3, 7, 15, 31)  # drafts
@@ -70,7 +70,7 @@ def make_engine(options: argparse.Namespace, speculate: str, **more: Any) -> Eng
 
 def new_proposer(engine: Engine, name: str) -> Proposer:
     """Make a proposer as an engine makes its own."""
-    made: Proposer = lookup(PROPOSERS, name, "speculate")(Facts(engine.core.loaded.spec.finds_drafts))
+    made: Proposer = lookup(PROPOSERS, name, "speculate")(ProposerContext(engine.core.loaded.spec.finds_drafts))
     return made
 
 

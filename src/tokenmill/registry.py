@@ -41,7 +41,7 @@ PROGRAMS: Names = {
 
 # In the order of preference: of those that a program prefers, "auto" takes the first that does not refuse.
 SCHEMES: Names = {
-    "packed": Entry("plain matrices in oneDNN's layout, on a CPU", "tokenmill.quant.schemes:Packed"),
+    "packed": Entry("plain matrices in oneDNN's layout, on a CPU", "tokenmill.quant.schemes:PackedScheme"),
     "dense": Entry("plain matrices, on every device", "tokenmill.quant.schemes:Scheme"),
     "q8": Entry("8 bits, a scale for each 32 inputs", "tokenmill.quant.schemes:Q8", also=("q8_0", "int8")),
     "q4": Entry("4 bits, a scale and minimum for each 32 inputs", "tokenmill.quant.schemes:Q4", also=("q4_0", "int4")),
@@ -68,7 +68,7 @@ MIXERS: Names = {
 
 # Attention kernels in the order of preference.
 ATTEND: Names = {
-    "rows": Entry("views of one contiguous block", "tokenmill.kernels.attend.gather:Rows"),
+    "rows": Entry("views of one contiguous block", "tokenmill.kernels.attend.gather:ContiguousRows"),
     "gather": Entry("rows of any blocks, gathered", "tokenmill.kernels.attend.gather:Gather"),
     "padded": Entry("steps of a fixed shape, for a compiler", "tokenmill.kernels.attend.padded:Padded"),
 }

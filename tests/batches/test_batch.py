@@ -269,14 +269,14 @@ def test_rows_that_begin_alike_follow_each_other(engine, tmp_path, monkeypatch):
 
 def test_memory_does_not_grow_with_the_rows(engine, tmp_path):
     """While rows are computed, at most a window and what runs is held, and two numbers for each row."""
-    from tokenmill.batches.runner import Runner
+    from tokenmill.batches.runner import BatchRunner
 
     source = write_lines(
         tmp_path / "in.jsonl", [{"text": f"w{number % 200} w{number // 200}"} for number in range(300)]
     )
     most = 0
     with opened(source, tmp_path / "out.jsonl", table_task(max_new_tokens=1)) as batch:
-        note = Runner._note
+        note = BatchRunner._note
 
         def noted(runner, *given):
             nonlocal most
@@ -284,7 +284,7 @@ def test_memory_does_not_grow_with_the_rows(engine, tmp_path):
             note(runner, *given)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Runner, "_note", noted)
+            patch.setattr(BatchRunner, "_note", noted)
             batch.run(engine.core, How(window=20))
         assert batch.index.digests.nbytes + batch.index.places.nbytes == 16 * 300
     assert most <= 20 + 2 * SETTINGS["max_sequences"]

@@ -71,7 +71,7 @@ def test_the_facts_of_a_format_are_true(name, dtype):
     if kv_number(name, dtype) is not None:
         fields = [KV_FIELDS[kind] for kind in found.kinds]
         assert len(set(fields)) == len(layer.tensors)
-        assert set(fields) <= {field for field, _ in native_structs.Op._fields_}
+        assert set(fields) <= {field for field, _ in native_structs.TmOp._fields_}
     assert set(pool.read(torch.tensor([0]))) == {f"{number}.{kind}" for number in range(2) for kind in found.kinds}
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.batches.conftest import requests, write_lines
-from tokenmill.batches.batch import Progress
+from tokenmill.batches.batch import BatchProgress
 from tokenmill.batches.journal import Journal, journal_path
 from tokenmill.batches.runner import Counts
 from tokenmill.cli.batch_progress import batch_progress, described, duration
@@ -148,11 +148,11 @@ def test_lines_without_requests(refused, tmp_path):
 
 def test_progress(capsys, monkeypatch):
     counts = Counts(rows=10, tokens=500)
-    assert described(Progress(100, 20, counts), 5.0) == "20 of 100 rows, 100 tokens/s, about 40 s left"
-    assert described(Progress(100, 20, Counts()), 5.0) == "20 of 100 rows, 0 tokens/s"
+    assert described(BatchProgress(100, 20, counts), 5.0) == "20 of 100 rows, 100 tokens/s, about 40 s left"
+    assert described(BatchProgress(100, 20, Counts()), 5.0) == "20 of 100 rows, 0 tokens/s"
     assert [duration(each) for each in (7, 600, 20_000)] == ["7 s", "10 min", "5 h 33 min"]
     monkeypatch.setattr("tokenmill.cli.batch_progress.LINE_S", 0.0)
     noted = []
     with batch_progress(noted.append) as told:
-        told(Progress(100, 20, counts))
+        told(BatchProgress(100, 20, counts))
     assert len(noted) == 1 and "20 of 100 rows" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 
 from tests.constrain.conftest import byte_level
 from tests.constrain.walks import accepts, compact, compiled, walk
-from tokenmill.constrain.compile import Compiler, Limits
+from tokenmill.constrain.compile import CompileLimits, Compiler
 from tokenmill.constrain.constraint import MAX_RENEWED_SIZE
 from tokenmill.constrain.grammar import Spec, spec_of
 from tokenmill.constrain.vocabulary import vocabulary_of
@@ -210,7 +210,7 @@ def test_the_last_constraints_are_kept(bytes_only):
 
 def test_a_budget_of_time(bytes_only):
     """What is over it is refused while it goes on; after two of them others are, until one has ended."""
-    compiler, spec, go = Compiler(bytes_only, Limits(seconds=0.05)), Spec("regex", "a+"), threading.Event()
+    compiler, spec, go = Compiler(bytes_only, CompileLimits(seconds=0.05)), Spec("regex", "a+"), threading.Event()
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"regex = 'a\+' is not allowed: it was not compiled in 0.05 s"):
             compiler.within(spec, go.wait)

@@ -10,7 +10,7 @@ from tokenmill.constrain import enforced as module
 from tokenmill.constrain.enforced import enforced
 from tokenmill.constrain.room import Budget
 from tokenmill.errors import CapacityError, RequestError
-from tokenmill.text.tools.functions import Choice, Function
+from tokenmill.text.tools.functions import Function, ToolChoice
 from tokenmill.text.tools.grammar import calls_grammar
 from tokenmill.text.tools.hermes import HERMES
 
@@ -34,7 +34,7 @@ def test_a_word_that_no_grammar_knows_is_told():
     assert enforced([function], "hermes")[0] == (function,)
     (told,) = enforced([function], "hermes")[1]
     assert told.startswith("f: parts of its parameters are not enforced: ") and "contains" in told
-    grammar = calls_grammar(HERMES, [function], Choice("required"), control={})
+    grammar = calls_grammar(HERMES, [function], ToolChoice("required"), control={})
     assert admitted(grammar, '<tool_call>\n{"name": "f", "arguments": {"a": [1, 1]}}\n</tool_call>') == "whole"
 
 
@@ -42,7 +42,7 @@ def test_a_word_that_no_grammar_knows_is_told():
 def test_a_schema_that_cannot_be_read_is_left_out_and_told(schema):
     ((function,), (told,)) = enforced([Function("f", "", schema)], "hermes")
     assert function.strict is False and told.startswith("f: its parameters are not enforced: ")
-    grammar = calls_grammar(HERMES, [function], Choice("required"), control={})
+    grammar = calls_grammar(HERMES, [function], ToolChoice("required"), control={})
     assert admitted(grammar, '<tool_call>\n{"name": "f", "arguments": {"b": 1}}\n</tool_call>') == "whole"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.constrain.walks import accepts
 from tokenmill.constrain import enforced as module
-from tokenmill.constrain.compile import Compiler, Limits
+from tokenmill.constrain.compile import CompileLimits, Compiler
 from tokenmill.constrain.enforced import enforced
 from tokenmill.constrain.grammar import spec_of
 from tokenmill.constrain.room import Budget, GivenUp, check_wanted, with_room
@@ -33,7 +33,7 @@ DEEP = {
 @pytest.mark.parametrize("kind", DEEP)
 def test_deep_grammars_are_compiled_and_made_anew(kind, bytes_only):
     settings, text = DEEP[kind]
-    constraint = Compiler(bytes_only, Limits(seconds=120.0)).compile(spec_of(SamplingParams(**settings)))
+    constraint = Compiler(bytes_only, CompileLimits(seconds=120.0)).compile(spec_of(SamplingParams(**settings)))
     constraint.renew()
     assert accepts(constraint, text) and not accepts(constraint, text[:-1])
 

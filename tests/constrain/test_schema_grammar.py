@@ -7,7 +7,7 @@ import pytest
 
 from tests.constrain.walks import accepts, compact, compiled, walk
 from tokenmill.errors import ConfigError
-from tokenmill.text.schema.grammar import Style, rules_of
+from tokenmill.text.schema.grammar import JsonStyle, rules_of
 from tokenmill.text.tools.lark import Lark
 
 BIG = 2**53 + 1
@@ -36,7 +36,7 @@ def test_a_step_that_cannot_be_followed_is_refused_by_name(bytes_only):
 
 def test_weeks_in_seconds_take_few_states(bytes_only):
     """llguidance follows each of the 604,800 remainders, which takes it seconds."""
-    _, rules = rules_of({"type": "integer", "multipleOf": 604_800}, "x", Style({}))
+    _, rules = rules_of({"type": "integer", "multipleOf": 604_800}, "x", JsonStyle({}))
     assert len(rules) < 3_500
     constraint = compiled(bytes_only, json_schema={"type": "integer", "multipleOf": 604_800})
     assert accepts(constraint, str(604_800 * 12_345)) and not accepts(constraint, "6048") and accepts(constraint, "0")

@@ -8,7 +8,7 @@ from tokenmill.cache.spec import CacheSpec, RowsSpec
 from tokenmill.cache.step import PaddedStep, Span, Step
 from tokenmill.errors import ConfigError, NoKernel
 from tokenmill.kernels.attend import AttentionShape
-from tokenmill.kernels.attend.gather import Gather, Rows
+from tokenmill.kernels.attend.gather import ContiguousRows, Gather
 from tokenmill.kernels.attend.kernel import Attend, capped, choose
 from tokenmill.kernels.attend.padded import Padded
 from tokenmill.registry import ATTEND
@@ -28,7 +28,7 @@ def refusal(name, shapes=(PLAIN,), padded=False, block_size=BLOCK):
     return error.value.reasons
 
 
-@pytest.mark.parametrize(("name", "kind"), [("rows", Rows), ("gather", Gather)])
+@pytest.mark.parametrize(("name", "kind"), [("rows", ContiguousRows), ("gather", Gather)])
 def test_a_kernel_by_its_name(name, kind):
     found, kernel = choose(name, spec(), CPU, 8, frozenset([PLAIN]))
     assert found == name and type(kernel) is kind

@@ -34,7 +34,7 @@ def test_the_compiler_has_put_each_field_where_python_has_it():
     ids=["a field less", "another type", "another order"],
 )
 def test_another_struct_is_named(monkeypatch, fields, difference):
-    monkeypatch.setattr(native_structs, "Span", type("Span", (Structure,), {"_fields_": fields}))
+    monkeypatch.setattr(native_structs, "TmSpan", type("TmSpan", (Structure,), {"_fields_": fields}))
     assert difference in native_library.why_not()
 
 

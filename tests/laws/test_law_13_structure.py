@@ -27,6 +27,7 @@ from tokenmill.registry import (
 FILES = sorted(ROOT.rglob("*.py"))
 
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60
+MOST_ALIKE = 15  # names that several classes have
 TRUNK = ("schedule", "cache", "kernels", "quant", "model", "program", "sample", "speculate", "loader", "engine")
 PORTS = {"constrain": "schedule/matcher.py"}
 """A room that is optional → the file of the trunk with the Protocols that it answers, through which the trunk uses it.
@@ -212,6 +213,17 @@ def test_names_that_say_nothing_are_not_used(path):
         if isinstance(node, ast.ClassDef):
             assert not node.name.endswith("Manager"), node.name
             assert not node.name.startswith("Base"), node.name
+
+
+def test_few_classes_have_a_name_that_another_class_has():
+    """A reader who looks for a class finds one."""
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module(path))
+    twice = {name: modules for name, modules in places.items() if len(modules) > 1}
+    assert len(twice) <= MOST_ALIKE, twice
 
 
 def test_scheduling_knows_no_torch():

@@ -23,9 +23,9 @@ from tokenmill.measure import perplexity as module
 from tokenmill.measure.perplexity import (
     Comparison,
     Perplexity,
-    Place,
-    Text,
-    Window,
+    ScoredText,
+    ScoredToken,
+    ScoredWindow,
     choose_window,
     compare,
     perplexity,
@@ -95,9 +95,12 @@ def test_every_token_but_the_first_is_scored_once(num_tokens, window, data):
 
 
 def test_windows_by_hand():
-    assert list(windows(10, 4, 3)) == [Window(0, 1, 4), Window(3, 4, 7), Window(6, 7, 10)]
-    assert list(windows(9, 4, 4)) == [Window(0, 1, 4), Window(4, 5, 8)]  # a last token alone follows nothing
-    assert list(windows(3, 8, 1)) == [Window(0, 1, 3)]
+    assert list(windows(10, 4, 3)) == [ScoredWindow(0, 1, 4), ScoredWindow(3, 4, 7), ScoredWindow(6, 7, 10)]
+    assert list(windows(9, 4, 4)) == [
+        ScoredWindow(0, 1, 4),
+        ScoredWindow(4, 5, 8),
+    ]  # a last token alone follows nothing
+    assert list(windows(3, 8, 1)) == [ScoredWindow(0, 1, 3)]
 
 
 def test_the_defaults_follow_from_the_context():
@@ -240,10 +243,10 @@ def test_rows_are_read_some_at_a_time(monkeypatch, rows):
 def test_numbers_that_follow_from_others():
     found = Perplexity(num_tokens=9, num_scored=8, num_windows=2, nll=16.0, elapsed_s=4.0)
     assert (found.nll_per_token, found.perplexity, found.tokens_per_s) == (2.0, math.exp(2.0), 2.0)
-    assert found.bits_per_byte(Text([1], 6, 3)) == pytest.approx(2.0 / math.log(2) * 2)
-    assert found.bits_per_byte(Text([1], 0, 0)) == 0.0 and found.bits_per_byte(Text([1], 1, 0)) > 2
+    assert found.bits_per_byte(ScoredText([1], 6, 3)) == pytest.approx(2.0 / math.log(2) * 2)
+    assert found.bits_per_byte(ScoredText([1], 0, 0)) == 0.0 and found.bits_per_byte(ScoredText([1], 1, 0)) > 2
     worse = Perplexity(9, 8, 2, 24.0, 1.0)
-    assert Comparison(worse, found, 0.0, 1.0, (Place(1, 0.0),)).ratio == pytest.approx(math.e)
+    assert Comparison(worse, found, 0.0, 1.0, (ScoredToken(1, 0.0),)).ratio == pytest.approx(math.e)
 
 
 def test_windows_that_are_not_allowed_name_the_option():

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from tokenmill.memory.transfer import Reading, bits, expanded, to_device
+from tokenmill.memory.transfer import HostCopy, bits, expanded, to_device
 
 CPU = torch.device("cpu")
 
@@ -16,10 +16,10 @@ def test_values_become_a_tensor():
 
 
 def test_vectors_of_every_kind_are_read_as_lists():
-    reading = Reading(torch.tensor([1, 2]), np.array([0.5, 1.5]), ["a", None])
+    reading = HostCopy(torch.tensor([1, 2]), np.array([0.5, 1.5]), ["a", None])
     assert reading.lists() == [[1, 2], [0.5, 1.5], ["a", None]]
     assert reading.lists() == [[1, 2], [0.5, 1.5], ["a", None]]
-    assert Reading().lists() == []
+    assert HostCopy().lists() == []
 
 
 def test_a_gpu_is_reached_through_pinned_memory(monkeypatch):

@@ -161,7 +161,7 @@ def test_each_part_is_given_to_torch_with_its_sizes(llama, monkeypatch, tmp_path
         exporting, "aoti_compile_and_package", lambda program, package_path: package_path.write(program.encode())
     )
     module = torch.nn.Linear(2, 3)
-    exporting.compile_part(exporting.Export("x", module, (torch.ones(1, 2),), (None,)), tmp_path / "x.pt2")
+    exporting.compile_part(exporting.ExportedPart("x", module, (torch.ones(1, 2),), (None,)), tmp_path / "x.pt2")
     assert (tmp_path / "x.pt2").read_bytes() == b"program"
     ((part, (inputs, weights), sizes),) = asked
     assert sizes == {"inputs": (None,), "weights": {"weight": None, "bias": None}}
@@ -176,7 +176,7 @@ def test_a_compiler_that_fails_is_named(words, said, monkeypatch, tmp_path):
     monkeypatch.setattr(exporting, "export", lambda *_, **__: None)
     monkeypatch.setattr(exporting, "aoti_compile_and_package", failing)
     with pytest.raises(ConfigError) as refused:
-        exporting.compile_part(exporting.Export("x", torch.nn.Linear(1, 1), (), ()), tmp_path / "x.pt2")
+        exporting.compile_part(exporting.ExportedPart("x", torch.nn.Linear(1, 1), (), ()), tmp_path / "x.pt2")
     assert str(refused.value) == f"program = 'compiled' is not allowed: its compiler failed for x: {said}"
 
 

@@ -11,7 +11,7 @@ from torch._inductor import cpp_builder
 from tests.program.test_compiled import PROMPTS, engine_for
 from tokenmill.errors import ConfigError
 from tokenmill.program.compiled import program as module
-from tokenmill.program.compiled.micro_batches import DynamicShapes, Inputs, Shape, StaticShapes
+from tokenmill.program.compiled.micro_batches import DynamicShapes, Inputs, StaticShapes, StepShape
 from tokenmill.program.compiled.program import Captured, check_backend, compile_forward, cuda_graph
 
 
@@ -68,7 +68,7 @@ def test_a_processor_compiles_for_any_size(llama, compilations):
     for tokens in (PROMPTS[0], PROMPTS[1], PROMPTS[0]):
         engine.generate(tokens, max_new_tokens=3, ignore_eos=True)
     assert compilations == [((1, len(PROMPTS[0])), 96, "eager", True), ((1, 1), 96, "eager", True)]
-    assert list(program.calls) == [Shape(1, 2, 0), Shape(1, 1, 0)]
+    assert list(program.calls) == [StepShape(1, 2, 0), StepShape(1, 1, 0)]
 
 
 def test_declared_sizes_where_they_are_asked_for(llama, compilations):

@@ -10,8 +10,8 @@ from tokenmill.program.compiled.micro_batches import (
     DynamicShapes,
     Inputs,
     MicroBatched,
-    Shape,
     StaticShapes,
+    StepShape,
     _wanted,
     split,
 )
@@ -40,35 +40,35 @@ def test_static_sizes():
 
 def test_the_smallest_static_shape_is_taken():
     shapes = StaticShapes(6, 512, 1500)
-    assert shapes.of([span(1, 4)]) == Shape(1, 1, 256)
-    assert shapes.of([span(1, 255), span(1, 4), span(1, 0)]) == Shape(4, 1, 256)
-    assert shapes.of([span(1, 4), span(1, 256)]) == Shape(2, 1, 1024)
-    assert shapes.of([span(8, 0)]) == Shape(1, 8, 256)
-    assert shapes.of([span(9, 1020, num_logits=2)]) == Shape(1, 32, 1500, True)
-    shape = Shape(2, 1, 1024)
+    assert shapes.of([span(1, 4)]) == StepShape(1, 1, 256)
+    assert shapes.of([span(1, 255), span(1, 4), span(1, 0)]) == StepShape(4, 1, 256)
+    assert shapes.of([span(1, 4), span(1, 256)]) == StepShape(2, 1, 1024)
+    assert shapes.of([span(8, 0)]) == StepShape(1, 8, 256)
+    assert shapes.of([span(9, 1020, num_logits=2)]) == StepShape(1, 32, 1500, True)
+    shape = StepShape(2, 1, 1024)
     assert shapes.compilation(shape) == (shape, shape)
 
 
 def test_dynamic_sizes_are_those_that_come():
     shapes = DynamicShapes(330)
-    assert shapes.of([span(1, 31)]) == Shape(1, 1, 32)
-    assert shapes.of([span(1, 4), span(1, 32)]) == Shape(2, 1, 64)
-    assert shapes.of([span(7, 318, num_logits=2)]) == Shape(1, 7, 330, True)
+    assert shapes.of([span(1, 31)]) == StepShape(1, 1, 32)
+    assert shapes.of([span(1, 4), span(1, 32)]) == StepShape(2, 1, 64)
+    assert shapes.of([span(7, 318, num_logits=2)]) == StepShape(1, 7, 330, True)
 
 
 def test_what_dynamic_code_is_compiled_with():
     """One function for one sequence, one for several and one for a chunk; each with and without all logits."""
     shapes = DynamicShapes(1000)
-    assert shapes.compilation(Shape(1, 1, 32)) == (Shape(1, 1, 0), Shape(1, 1, 320))
-    assert shapes.compilation(Shape(5, 1, 640)) == (Shape(2, 1, 0), Shape(5, 1, 640))
-    assert shapes.compilation(Shape(2, 1, 640)) == (Shape(2, 1, 0), Shape(2, 1, 640))
-    assert shapes.compilation(Shape(1, 9, 640, True)) == (Shape(1, 2, 0, True), Shape(1, 9, 640, True))
-    assert DynamicShapes(100).compilation(Shape(1, 2, 32)) == (Shape(1, 2, 0), Shape(1, 2, 100))
+    assert shapes.compilation(StepShape(1, 1, 32)) == (StepShape(1, 1, 0), StepShape(1, 1, 320))
+    assert shapes.compilation(StepShape(5, 1, 640)) == (StepShape(2, 1, 0), StepShape(5, 1, 640))
+    assert shapes.compilation(StepShape(2, 1, 640)) == (StepShape(2, 1, 0), StepShape(2, 1, 640))
+    assert shapes.compilation(StepShape(1, 9, 640, True)) == (StepShape(1, 2, 0, True), StepShape(1, 9, 640, True))
+    assert DynamicShapes(100).compilation(StepShape(1, 2, 32)) == (StepShape(1, 2, 0), StepShape(1, 2, 100))
 
 
 def test_sizes_that_are_alike_are_told_apart():
     """Two dynamic sizes that agree while compiling would be taken for one."""
-    assert DynamicShapes(1000).compilation(Shape(320, 1, 64))[1] == Shape(321, 1, 320)
+    assert DynamicShapes(1000).compilation(StepShape(320, 1, 64))[1] == StepShape(321, 1, 320)
     dynamic = DynamicShapes(96)
     for count in range(2, 97):
         (batch,) = split([span(count, 0)], 4)
@@ -108,7 +108,7 @@ def program(llama):
 def test_a_batch_is_padded_by_its_last_token_and_its_last_sequence(program):
     spans = [span(1, 4, first=0, blocks=[3]), span(1, 9, first=1, blocks=[1, 2])]
     step = Step([11, 12], [4, 9], [28, 17], spans, None, 2, CPU)
-    found = program.stage(spans, Shape(4, 1, 16), step)
+    found = program.stage(spans, StepShape(4, 1, 16), step)
     assert found.token_ids_BC.tolist() == [[11], [12], [12], [12]]
     assert found.positions_BC.tolist() == [[4], [9], [9], [9]]
     blocks = found.tables_BM.shape[1]
@@ -121,7 +121,7 @@ def test_a_batch_is_padded_by_its_last_token_and_its_last_sequence(program):
 def test_a_chunk_is_padded_by_its_last_token(program, all_rows):
     chunk = span(3, 5, num_logits=3 if all_rows else 1, first=1, blocks=[4])
     step = Step([9, 21, 22, 23], [0, 5, 6, 7], [0, 37, 38, 39], [span(1, 0), chunk], None, 4, CPU)
-    found = program.stage([chunk], Shape(2, 8, 16, all_rows), step)
+    found = program.stage([chunk], StepShape(2, 8, 16, all_rows), step)
     assert found.token_ids_BC.tolist() == [[21, 22, *[23] * 6]] * 2
     assert found.positions_BC.tolist() == [[5, 6, *[7] * 6]] * 2
     assert found.rows_B is None if all_rows else found.rows_B.tolist() == [2, 2]
@@ -130,7 +130,7 @@ def test_a_chunk_is_padded_by_its_last_token(program, all_rows):
 def test_a_table_that_is_too_long_is_cut_off(program):
     blocks = range(100, 200)
     step = Step([9], [0], [0], [span(1, 0, blocks=blocks)], None, 1, CPU)
-    found = program.stage(step.spans, Shape(1, 1, 16), step)
+    found = program.stage(step.spans, StepShape(1, 1, 16), step)
     assert found.tables_BM.tolist() == [[*blocks[: found.tables_BM.shape[1]]]]
 
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from tokenmill.prove.answer import Events, Reader, Text, Unreadable, message_in
+from tokenmill.prove.answer import Events, Text, TextsReader, Unreadable, message_in
 
 
 def read(*documents):
-    reader = Reader()
+    reader = TextsReader()
     for document in documents:
         reader.add(document)
     return reader.texts

@@ -3,24 +3,24 @@
 import pytest
 
 from tokenmill.prove.answer import Text
-from tokenmill.prove.compare import Difference, first_difference, logprob_distance
+from tokenmill.prove.compare import TextDifference, first_difference, logprob_distance
 
 
 @pytest.mark.parametrize(
     ("one", "other", "found"),
     [
         (Text("ab", "stop"), Text("ab", "stop"), None),
-        (Text("ab", "stop"), Text("ac", "stop"), Difference("character", 1)),
-        (Text("ab", "stop"), Text("abc", "stop"), Difference("character", 2)),
-        (Text("ab", "stop"), Text("ab", "length"), Difference("end", 2)),
-        (Text("ab", "stop", (1, 2)), Text("ab", "stop", (1, 3)), Difference("token", 1)),
-        (Text("ab", "stop", (1, 2)), Text("abc", "stop", (1, 2, 3)), Difference("token", 2)),
+        (Text("ab", "stop"), Text("ac", "stop"), TextDifference("character", 1)),
+        (Text("ab", "stop"), Text("abc", "stop"), TextDifference("character", 2)),
+        (Text("ab", "stop"), Text("ab", "length"), TextDifference("end", 2)),
+        (Text("ab", "stop", (1, 2)), Text("ab", "stop", (1, 3)), TextDifference("token", 1)),
+        (Text("ab", "stop", (1, 2)), Text("abc", "stop", (1, 2, 3)), TextDifference("token", 2)),
         (Text("ab", "stop", (1, 2)), Text("ab", "stop", (1, 2, 3)), None),  # 3 ends the text, and is not always listed
-        (Text("ab", "stop", (1, 2)), Text("ab", "stop", (1, 2, 3, 4)), Difference("token", 2)),
-        (Text("ab", "stop", (1, 2)), Text("ab", "length", (1, 2, 3)), Difference("token", 2)),
+        (Text("ab", "stop", (1, 2)), Text("ab", "stop", (1, 2, 3, 4)), TextDifference("token", 2)),
+        (Text("ab", "stop", (1, 2)), Text("ab", "length", (1, 2, 3)), TextDifference("token", 2)),
         (Text("ab", "stop", (1, 2), ("a", "b")), Text("ab", "stop", None, ("a", "b")), None),
-        (Text("ab", "stop", None, ("a", "b")), Text("ab", "stop", None, ("ab",)), Difference("token", 0)),
-        (Text("ab", "stop", (1, 2)), Text("ab ", "stop", (1, 2)), Difference("character", 2)),
+        (Text("ab", "stop", None, ("a", "b")), Text("ab", "stop", None, ("ab",)), TextDifference("token", 0)),
+        (Text("ab", "stop", (1, 2)), Text("ab ", "stop", (1, 2)), TextDifference("character", 2)),
     ],
 )
 def test_first_difference(one, other, found):

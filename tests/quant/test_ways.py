@@ -19,7 +19,7 @@ from tokenmill.quant.dense import product
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.packed import PackedLinear
 from tokenmill.quant.quantized import QuantizedLinear
-from tokenmill.quant.schemes import Packed
+from tokenmill.quant.schemes import PackedScheme
 from tokenmill.quant.stored import Stored
 
 # Wide and narrow ones, among these a head of attention, a router and the gate of a shared expert; odd sizes.
@@ -72,7 +72,7 @@ CASES += [(make, (90, 1100)) for make in (in_parts, of_codes)]
 
 
 def usable(make, dtype):
-    if make is packed and (reason := Packed.refuse("cpu", str(dtype).removeprefix("torch."))) is not None:
+    if make is packed and (reason := PackedScheme.refuse("cpu", str(dtype).removeprefix("torch."))) is not None:
         pytest.skip(f"scheme packed {reason}")
 
 

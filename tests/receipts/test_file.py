@@ -6,7 +6,7 @@ import pytest
 
 from tokenmill import ConfigError, ReceiptError
 from tokenmill.receipts import file
-from tokenmill.receipts.answer import Shown
+from tokenmill.receipts.answer import ShownText
 from tokenmill.receipts.file import read_receipts, write_receipts
 
 
@@ -33,7 +33,7 @@ def test_other_forms(receipt, tmp_path, indent, start):
         path.write_text(start + json.dumps(written, indent=indent))
         entries = list(read_receipts(path))
         assert [entry.receipt for entry in entries] == [receipt] * count
-        assert all(entry.shown == Shown() for entry in entries)
+        assert all(entry.shown == ShownText() for entry in entries)
 
 
 def test_a_choice_without_a_receipt_is_named(receipt, tmp_path):

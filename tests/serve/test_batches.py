@@ -13,7 +13,7 @@ from tests.serve.conftest import MODEL, SETTINGS, served
 from tests.serve.test_sessions import post
 from tokenmill import load
 from tokenmill.batches import batch
-from tokenmill.batches.runner import Runner
+from tokenmill.batches.runner import BatchRunner
 from tokenmill.batches.scan import scan
 from tokenmill.memory.atomic_file import seal, unseal
 from tokenmill.serve.batch_worker import BatchWorker
@@ -169,7 +169,7 @@ def test_keys_see_their_own(keeping):
 def held(monkeypatch):
     """Lets the worker note three answers, then waits until it is let go or its server ends."""
     seen, go = threading.Event(), threading.Event()
-    note = Runner._note
+    note = BatchRunner._note
 
     def noted(runner, *given):
         note(runner, *given)
@@ -178,7 +178,7 @@ def held(monkeypatch):
             while not (go.is_set() or runner.stop.wait(0.005)):
                 pass
 
-    monkeypatch.setattr(Runner, "_note", noted)
+    monkeypatch.setattr(BatchRunner, "_note", noted)
     return seen, go
 
 
@@ -326,7 +326,7 @@ def test_a_batch_that_fails_gives_the_answers_that_are_there(chat_model, tmp_pat
     lines = [line(number, *BODIES[number % 12]) for number in range(30)]
     file = worker.files.add("open", io.BytesIO(jsonl(lines)), "in.jsonl", "batch")
     made = worker.create("open", BODIES[0][0], file["id"], None)
-    note, noted = Runner._note, []
+    note, noted = BatchRunner._note, []
 
     def fails(self, *given):
         note(self, *given)
@@ -334,7 +334,7 @@ def test_a_batch_that_fails_gives_the_answers_that_are_there(chat_model, tmp_pat
         if len(noted) == 5:
             raise ValueError("nobody has foreseen this")
 
-    monkeypatch.setattr(Runner, "_note", fails)
+    monkeypatch.setattr(BatchRunner, "_note", fails)
     with pytest.raises(ValueError, match="foreseen"):
         worker._run("open", made["id"])
     monkeypatch.undo()

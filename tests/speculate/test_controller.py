@@ -10,7 +10,7 @@ from tokenmill.schedule.keeps import Kept
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
 from tokenmill.speculate.controller import Controller, Judged
 from tokenmill.speculate.estimates import MatchChances, PassCosts
-from tokenmill.speculate.proposer import Facts
+from tokenmill.speculate.proposer import ProposerContext
 from tokenmill.speculate.suffix import Guess
 
 
@@ -57,20 +57,20 @@ def repeats(tokens, place):
 @pytest.mark.parametrize("several", [False, True])
 def test_what_repeats_is_drafted(several):
     clock = Scripted(lambda count: 1.0 + 0.05 * count)
-    controller, sequence = Controller(Facts(several), clock), decoding([i % 10 for i in range(30)])
+    controller, sequence = Controller(ProposerContext(several), clock), decoding([i % 10 for i in range(30)])
     assert [clock.run(controller, [sequence], repeats) for _ in range(20)][-5:] == [15] * 5
 
 
 def test_what_costs_as_much_as_it_saves_is_not_drafted():
     clock = Scripted(float)
-    controller, sequence = Controller(Facts(False), clock), decoding([i % 10 for i in range(30)])
+    controller, sequence = Controller(ProposerContext(False), clock), decoding([i % 10 for i in range(30)])
     counts = [clock.run(controller, [sequence], repeats) for _ in range(60)]
     assert sum(counts[-20:]) == 0
 
 
 def test_guesses_that_are_wrong_are_not_tried_for_long():
     clock = Scripted(lambda count: 1.0 + 0.1 * count)
-    controller, sequence = Controller(Facts(False), clock), decoding([1, 2, 3, 4, 5])
+    controller, sequence = Controller(ProposerContext(False), clock), decoding([1, 2, 3, 4, 5])
 
     def lies(tokens, place):
         return (1, 2, 100 + place)[place % 3]  # after 1, 2 comes each time something new
@@ -81,7 +81,7 @@ def test_guesses_that_are_wrong_are_not_tried_for_long():
 
 def test_it_goes_on_again_when_guesses_become_right():
     clock = Scripted(lambda count: 1.0 + 0.05 * count)
-    controller, sequence = Controller(Facts(False), clock), decoding([1, 2, 3, 4, 5])
+    controller, sequence = Controller(ProposerContext(False), clock), decoding([1, 2, 3, 4, 5])
 
     def turns(tokens, place):
         return (1, 2, 100 + place)[place % 3] if place < 300 else place % 10
@@ -94,7 +94,7 @@ def test_it_goes_on_again_when_guesses_become_right():
 
 def test_the_sequence_with_the_better_guesses_gets_the_drafts():
     clock = Scripted(lambda count: 1.0 + 0.2 * max(count - 6, 0))
-    controller = Controller(Facts(False), clock)
+    controller = Controller(ProposerContext(False), clock)
     good, bad = decoding([i % 10 for i in range(30)]), decoding([1, 2, 3, 4, 5], number=2)
 
     def follows(tokens, place):
@@ -144,7 +144,7 @@ def new(tokens, place):
 def test_a_draft_model_is_asked_where_it_pays(seconds, right, pays):
     clock = Scripted(lambda count: 1.0 + 0.05 * count)
     model = Model(clock, seconds, new, right)
-    controller, sequence = Controller(Facts(False, model), clock), decoding([1, 2, 3])
+    controller, sequence = Controller(ProposerContext(False, model), clock), decoding([1, 2, 3])
     for _ in range(300):
         clock.run(controller, [sequence], new)
     before = model.calls
@@ -156,7 +156,7 @@ def test_a_draft_model_is_asked_where_it_pays(seconds, right, pays):
 def test_a_draft_model_that_becomes_right_is_found_out():
     clock = Scripted(lambda count: 1.0 + 0.05 * count)
     model = Model(clock, 0.1, new, lambda place: place > 400)
-    controller, sequence = Controller(Facts(False, model), clock), decoding([1, 2, 3])
+    controller, sequence = Controller(ProposerContext(False, model), clock), decoding([1, 2, 3])
     while len(sequence.tokens) < 4000:
         clock.run(controller, [sequence], new)
     before = model.calls
@@ -168,7 +168,7 @@ def test_a_draft_model_that_becomes_right_is_found_out():
 def test_matches_are_taken_before_a_slower_draft_model():
     clock = Scripted(lambda count: 1.0 + 0.05 * count)
     model = Model(clock, 0.3, repeats, lambda place: True)
-    controller, sequence = Controller(Facts(False, model), clock), decoding([i % 10 for i in range(30)])
+    controller, sequence = Controller(ProposerContext(False, model), clock), decoding([i % 10 for i in range(30)])
     for _ in range(50):
         clock.run(controller, [sequence], repeats)
     before = model.calls
@@ -216,7 +216,7 @@ def test_the_text_is_that_of_no_proposer(shape, sampling, llama):
 def test_a_draft_model_that_is_behind_is_asked_in_every_step():
     clock = Scripted(lambda count: 1.0 + 0.05 * count)
     model = Model(clock, 0.1, new, lambda place: True)
-    controller, sequence = Controller(Facts(False, model), clock), decoding([1, 2, 3])
+    controller, sequence = Controller(ProposerContext(False, model), clock), decoding([1, 2, 3])
     model.has_caught_up = model.is_behind = True
     right, model.continuations = model.continuations, lambda texts, limit: right(texts, limit) and {}
     while not model.calls:
@@ -256,7 +256,7 @@ class Along:
 
 def test_the_draft_model_writes_as_much_as_pays():
     """One text: 1.9 tokens in 1.2 s, 2.7 in 1.4 s, 2.75 in 1.6 s, of which the draft model takes 0.1 s for each."""
-    controller = Controller(Facts(False, draft=object()))
+    controller = Controller(ProposerContext(False, draft=object()))
     controller._costs, controller._texts = Costs(0.1), Along(0.9, 0.8, 0.05)
     controller._model_costs.learn(1, 0.1)
     assert controller._of_model([decoding([1])], 3) == (pytest.approx(2.7 / 1.4), {1: 2}, True)
@@ -268,7 +268,7 @@ def test_the_draft_model_writes_as_much_as_pays():
 
 def with_guesses(each, *guesses):
     """A controller whose guesses for sequences 1, 2, … have these chances, and tokens from 10, 20, … on."""
-    controller = Controller(Facts(False))
+    controller = Controller(ProposerContext(False))
     controller._costs = Costs(each)
     texts = [decoding([1], number) for number in range(1, 1 + len(guesses))]
     controller._matches = Chances(dict(zip(texts, guesses, strict=True)))
@@ -306,7 +306,7 @@ def test_the_likeliest_guesses_of_all_texts_are_taken():
 
 
 def test_forced_tokens_widen_a_pass_and_say_nothing_about_guesses():
-    controller, seen = Controller(Facts(False)), []
+    controller, seen = Controller(ProposerContext(False)), []
     controller._costs, text = Costs(0.5), decoding([1, 2, 3, 4] * 4)
     controller._costs.seconds = lambda num_tokens, several: seen.append(num_tokens) or 1.0
     drafts = controller.propose([text], 5, {text.id: [1, 2]})
@@ -319,7 +319,7 @@ def test_forced_tokens_widen_a_pass_and_say_nothing_about_guesses():
 
 
 def test_behind_forced_tokens_that_a_guess_does_not_have_nothing_is_guessed():
-    controller, text = Controller(Facts(False)), decoding([1, 2, 3, 4] * 4)
+    controller, text = Controller(ProposerContext(False)), decoding([1, 2, 3, 4] * 4)
     assert controller.propose([text], 5, {text.id: [1, 7]}) == {}
     controller._matches.learn = lambda *told: learned.append(told[2:])
     learned = []
@@ -337,13 +337,13 @@ def decoded(text, drafts):
 )
 def test_several_steps_are_as_many_as_fit_into_a_call(limit, first, wanted):
     """At most 5 steps, 25 ms, and what is left; a time that is not known counts as the whole call."""
-    controller, text = Controller(Facts(True)), decoding([1, 2, 3])
+    controller, text = Controller(ProposerContext(True)), decoding([1, 2, 3])
     controller._costs = Costs(0.0, first)
     assert controller.propose([text], limit, {}) == ({1: [UNKNOWN] * wanted} if wanted else {})
 
 
 def test_nothing_is_drafted_where_a_pass_without_drafts_is_due():
-    controller, text = Controller(Facts(False)), decoding([i % 10 for i in range(30)])
+    controller, text = Controller(ProposerContext(False)), decoding([i % 10 for i in range(30)])
     controller._costs = Costs(0.0)
     assert len(controller.propose([text], 5, {})[1]) > 0
     controller._costs = Costs(0.0, is_old=True)
@@ -353,7 +353,7 @@ def test_nothing_is_drafted_where_a_pass_without_drafts_is_due():
 def test_a_draft_model_that_does_not_pay_is_asked_after_64_steps_and_then_after_twice_as_many():
     clock = Scripted(lambda count: 1.0 + 0.05 * count)
     model = Model(clock, 0.1, new, lambda place: False)
-    controller = Controller(Facts(False, model), clock)
+    controller = Controller(ProposerContext(False, model), clock)
     text = decoding([1, 2, 3])
     gaps, since = [], 0
     for _ in range(1500):
@@ -373,7 +373,7 @@ def test_a_draft_model_that_has_nothing_to_say_of_a_text_is_asked_for_one_token_
     model = Model(clock, 0.1, new, lambda place: True)
     limits = []
     model.continuations = lambda texts, limit: limits.append(limit) or {}
-    controller, text = Controller(Facts(False, model), clock), decoding([1, 2, 3])
+    controller, text = Controller(ProposerContext(False, model), clock), decoding([1, 2, 3])
     for _ in range(500):
         clock.run(controller, [text], new)
     assert 3 <= len(limits) <= 6 and set(limits[1:]) == {1}
@@ -391,7 +391,10 @@ class Learns:
 
 @pytest.mark.parametrize("by_model", [True, False])
 def test_the_draft_model_is_judged_by_its_own_drafts_alone(by_model):
-    controller, texts = Controller(Facts(False, draft=object())), [decoding([1, 2], number) for number in (1, 2, 3)]
+    controller, texts = (
+        Controller(ProposerContext(False, draft=object())),
+        [decoding([1, 2], number) for number in (1, 2, 3)],
+    )
     controller._texts, controller._by_model = Learns(), by_model
     drafts = [(5, 6), (), (5,)]
     work = [Work(text, 1, 1 + len(own), 1 + len(own), own) for text, own in zip(texts, drafts, strict=True)]

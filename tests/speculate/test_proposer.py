@@ -8,7 +8,7 @@ import pytest
 from tokenmill.errors import ConfigError
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.speculate.proposer import Facts, NoProposer, Proposer, choose, default_drafts
+from tokenmill.speculate.proposer import NoProposer, Proposer, ProposerContext, choose, default_drafts
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def test_how_many_are_drafted_where_nothing_is_said():
 
 
 def test_the_plain_proposer_proposes_nothing():
-    proposer = lookup(PROPOSERS, "off", "speculate")(Facts(True))
+    proposer = lookup(PROPOSERS, "off", "speculate")(ProposerContext(True))
     assert isinstance(proposer, NoProposer) and proposer.is_off
     assert proposer.learn(None, []) is None and proposer.ended(None) is None
 

@@ -7,7 +7,7 @@ import pytest
 from tokenmill import load
 from tokenmill.schedule.keeps import Kept
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
-from tokenmill.speculate.proposer import Facts, Proposer
+from tokenmill.speculate.proposer import Proposer, ProposerContext
 from tokenmill.speculate.speculation import DraftStats, Speculation, described
 
 PROMPT = [5, 6, 7, 8]
@@ -185,9 +185,9 @@ class Closed:
 
 def test_what_the_proposer_holds_is_closed():
     draft, store = Closed(), Closed()
-    Speculation(Says([]), 4, 64, 100, Facts(False, draft, store)).close()
+    Speculation(Says([]), 4, 64, 100, ProposerContext(False, draft, store)).close()
     assert (draft.times, store.times) == (1, 1)
-    Speculation(Says([]), 4, 64, 100, Facts(False, None, store)).close()
+    Speculation(Says([]), 4, 64, 100, ProposerContext(False, None, store)).close()
     assert store.times == 2
     alone = speculation(Says([]))
     alone.close()

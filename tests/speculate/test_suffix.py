@@ -7,7 +7,7 @@ import pytest
 
 from tokenmill.schedule.keeps import Kept
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.speculate.proposer import Facts
+from tokenmill.speculate.proposer import ProposerContext
 from tokenmill.speculate.suffix import CERTAIN, LEAD, SHORTEST, Guess, Suffix, SuffixAutomaton
 
 
@@ -86,15 +86,15 @@ def test_the_store_is_asked_where_it_knows_a_longer_suffix():
     """The text itself has a suffix of 2 tokens."""
     sequence = decoding([5, 6, 7, 8, 5, 6])
     for matched, guess in ((1, Guess([7, 8], 2)), (2, Guess([7, 8], 2)), (3, Guess([70, 71], 3, True))):
-        assert Suffix(Facts(False, store=Store(matched))).guess(sequence, 2) == guess
+        assert Suffix(ProposerContext(False, store=Store(matched))).guess(sequence, 2) == guess
     sequence.kept.salt = b"tenant"
-    assert Suffix(Facts(False, store=Store(99))).guess(sequence, 2) == Guess([7, 8], 2)
+    assert Suffix(ProposerContext(False, store=Store(99))).guess(sequence, 2) == Guess([7, 8], 2)
 
 
 def test_a_long_match_of_its_own_is_certain():
     for matched, is_stored in ((CERTAIN - 1, True), (CERTAIN, False)):
         sequence = decoding([*range(100, 100 + matched), 1, *range(100, 100 + matched)])
-        assert Suffix(Facts(False, store=Store(99))).guess(sequence, 2).is_stored is is_stored
+        assert Suffix(ProposerContext(False, store=Store(99))).guess(sequence, 2).is_stored is is_stored
 
 
 def test_only_what_is_useful_is_guessed():
@@ -111,7 +111,7 @@ def test_only_what_is_useful_is_guessed():
 
 def test_a_text_is_stored_from_a_little_before_what_is_new():
     store, sequence = Store(), decoding(range(200))
-    proposer = Suffix(Facts(False, store=store))
+    proposer = Suffix(ProposerContext(False, store=store))
     proposer.ended(sequence)
     sequence.tokens += range(200, 210)
     proposer.ended(sequence)
@@ -123,7 +123,7 @@ def test_a_text_is_stored_from_a_little_before_what_is_new():
 
 def test_what_is_not_stored():
     store = Store()
-    proposer = Suffix(Facts(False, store=store))
+    proposer = Suffix(ProposerContext(False, store=store))
     salted, scored = decoding([1, 2]), decoding([1, 2], number=2)
     salted.kept.salt, scored.score_from = b"tenant", 0
     for sequence in (salted, scored):

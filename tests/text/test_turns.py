@@ -4,7 +4,7 @@ import pytest
 import tokenizers
 
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.text.turns import Turns, turns_of
+from tokenmill.text.turns import TurnRules, turns_of
 
 END = "<|im_end|>\n"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}" + END + "{% endfor %}"
@@ -20,12 +20,12 @@ LAST_ONLY = "{{ messages[-1].content }}"
 @pytest.mark.parametrize(
     ("template", "wanted"),
     [
-        (CHATML, Turns(True, True, True)),
-        (FIRST_ONLY, Turns(False, True, True)),
-        (HOISTED, Turns(False, True, True)),
-        (STRICT, Turns(False, False, False)),
-        (LAST_ONLY, Turns(False, False, False)),
-        (None, Turns(False, False, False)),
+        (CHATML, TurnRules(True, True, True)),
+        (FIRST_ONLY, TurnRules(False, True, True)),
+        (HOISTED, TurnRules(False, True, True)),
+        (STRICT, TurnRules(False, False, False)),
+        (LAST_ONLY, TurnRules(False, False, False)),
+        (None, TurnRules(False, False, False)),
     ],
     ids=["chatml", "first only", "hoisted", "strict", "last only", "none"],
 )

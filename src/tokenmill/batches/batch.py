@@ -22,8 +22,8 @@ from tokenmill.batches.formats import format_of
 from tokenmill.batches.identity import facts_of, run_of
 from tokenmill.batches.journal import Journal, journal_path
 from tokenmill.batches.output import WAY_OUT, rows_of, run_of_output, write
-from tokenmill.batches.row import Json, Row
-from tokenmill.batches.runner import Counts, Runner
+from tokenmill.batches.row import Json, TableRow
+from tokenmill.batches.runner import BatchRunner, Counts
 from tokenmill.batches.scan import Index, scan
 from tokenmill.batches.shard import Shard
 from tokenmill.batches.task import Key, Task
@@ -36,7 +36,7 @@ WINDOW = 1024
 
 
 @dataclass(frozen=True)
-class Progress:
+class BatchProgress:
     """How far a run is. num_rows: of the shard; num_done: with those that were in the journal; counts: of this run."""
 
     num_rows: int
@@ -46,15 +46,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class How:
-    """How a run goes on, none of which changes an answer. window, stop, may_queue, most: see Runner. told: is given
-    Progress after each answer. keeps_part: asked when a run was stopped: True writes the output with the rows that are
-    done, and the others are left out.
+    """How a run goes on, none of which changes an answer. window, stop, may_queue, most: see BatchRunner. told: is
+    given the BatchProgress after each answer. keeps_part: asked when a run was stopped: True writes the output with the
+    rows that are done, and the others are left out.
     """
 
     window: int = WINDOW
     stop: threading.Event = field(default_factory=threading.Event)
     may_queue: Callable[[], bool] = lambda: True
-    told: Callable[[Progress], None] = lambda _: None
+    told: Callable[[BatchProgress], None] = lambda _: None
     most: int | None = None
     keeps_part: Callable[[], bool] = lambda: False
 
@@ -165,13 +165,13 @@ class Batch:
         mine = places[self.shard.number - 1 :: self.shard.count]
         num_known = int((journal.offsets[mine] >= 0).sum())
 
-        def keep(row: Row, key: Key, answer: Any) -> None:
+        def keep(row: TableRow, key: Key, answer: Any) -> None:
             journal.append(int(places[row.number]), key.digest, answer)
 
         def tell(counts: Counts) -> None:
-            how.told(Progress(self.num_rows, min(num_known + counts.rows, self.num_rows), counts))
+            how.told(BatchProgress(self.num_rows, min(num_known + counts.rows, self.num_rows), counts))
 
-        runner = Runner(core, self.task, keep, how.window, how.stop, how.may_queue, tell, how.most)
+        runner = BatchRunner(core, self.task, keep, how.window, how.stop, how.may_queue, tell, how.most)
         tell(runner.counts)
         runner.run(self._left(journal, run))
         counts, num_errors = runner.counts, 0
@@ -183,7 +183,7 @@ class Batch:
         tokens = counts.tokens, counts.prompt_tokens
         return Summary(self.num_rows, counts.rows, num_errors, *tokens, elapsed_s, is_whole=is_whole)
 
-    def _left(self, journal: Journal, run: str) -> Iterator[tuple[Row, Key]]:
+    def _left(self, journal: Journal, run: str) -> Iterator[tuple[TableRow, Key]]:
         """The rows that have no answer; of equal ones the first."""
         places = self.index.places
         is_taken = np.zeros(len(journal.offsets), np.bool_)

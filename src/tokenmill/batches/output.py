@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenmill.batches.formats import format_of
 from tokenmill.batches.journal import not_written
-from tokenmill.batches.row import Columns, Json, Row
+from tokenmill.batches.row import Columns, Json, TableRow
 from tokenmill.batches.scan import Index
 from tokenmill.batches.shard import Shard
 from tokenmill.batches.task import Task, digest_in
@@ -17,7 +17,7 @@ from tokenmill.memory.atomic_file import writing
 WAY_OUT = "give another output, or move this file away"
 
 
-def rows_of(index: Index, shard: Shard) -> Iterator[Row]:
+def rows_of(index: Index, shard: Shard) -> Iterator[TableRow]:
     """The rows of a shard, read again. RequestError where they are not those of the first reading."""
     num_read = 0
     try:

@@ -1,4 +1,4 @@
-"""Row: one row of an input file, and the digest that stands for it; the columns of a file."""
+"""TableRow: one row of an input file, and the digest that stands for it; the columns of a file."""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ MOST_EXACT, LONG = 2**53, 2**63
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row. number: from 0 on. line: of the file, from 1 on. values: by column; None for a line that is no row.
 
     problem: what is wrong with a line that is no row, with its number.

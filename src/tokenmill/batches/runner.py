@@ -1,4 +1,4 @@
-"""The Runner: rows become requests of the core, many at once, and their answers go into the journal as they end.
+"""The BatchRunner: rows become requests of the core, many at once, and their answers go into the journal as they end.
 
 Rows are taken from the input a window at a time, and those of a window are queued in the order of their tokens, so
 that prompts which begin alike follow each other and share rows of the cache. The next window is read when the last one
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tokenmill.batches.row import Row
-from tokenmill.batches.task import Key, Task, Work
+from tokenmill.batches.row import TableRow
+from tokenmill.batches.task import Key, RowWork, Task
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
 
@@ -21,9 +21,9 @@ PAUSE_S = 0.02  # between looks, while rows must not be queued
 
 @dataclass(eq=False)
 class _Running:
-    row: Row
+    row: TableRow
     key: Key
-    work: Work
+    work: RowWork
     is_queued: bool = False
 
     @property
@@ -42,7 +42,7 @@ class Counts:
 
 
 @dataclass(eq=False)
-class Runner:
+class BatchRunner:
     """keep: takes the answer of a row. window: rows that are sorted together. may_queue: asked in the engine's thread
     before a row is queued. stop: set, to end early, by any thread. told: called after each answer. most: sequences that
     run or wait together; by default twice the places, so that one is taken in the step in which it becomes free.
@@ -50,7 +50,7 @@ class Runner:
 
     core: Core
     task: Task
-    keep: Callable[[Row, Key, Any], None]
+    keep: Callable[[TableRow, Key, Any], None]
     window: int
     stop: threading.Event
     may_queue: Callable[[], bool] = lambda: True
@@ -60,7 +60,7 @@ class Runner:
     _ready: list[_Running] = field(default_factory=list)  # the next one last
     _running: list[_Running] = field(default_factory=list)
 
-    def run(self, rows: Iterator[tuple[Row, Key]]) -> None:
+    def run(self, rows: Iterator[tuple[TableRow, Key]]) -> None:
         """Compute rows, until all are done or `stop` is set. What runs when this ends early is cancelled."""
         try:
             while not self.stop.is_set():
@@ -78,7 +78,7 @@ class Runner:
             self._ready.clear()
             self._running.clear()
 
-    def _queue(self, rows: Iterator[tuple[Row, Key]]) -> None:
+    def _queue(self, rows: Iterator[tuple[TableRow, Key]]) -> None:
         """Queue as many rows as may wait and run."""
         most = self.most or 2 * self.core.loaded.config.max_sequences
         while (taken := sum(each.num_sequences for each in self._running)) < most and not self.stop.is_set():
@@ -91,7 +91,7 @@ class Runner:
                 return
             self._ready.pop()
 
-    def _fill(self, rows: Iterator[tuple[Row, Key]]) -> bool:
+    def _fill(self, rows: Iterator[tuple[TableRow, Key]]) -> bool:
         """Prepare the rows of the next window; whether there are any. Those that are refused have an answer at once."""
         num_taken = 0
         while len(self._ready) < self.window and not self.stop.is_set() and (taken := next(rows, None)) is not None:
@@ -120,7 +120,7 @@ class Runner:
             self.counts.prompt_tokens += len(each.work.tokens)
         self._note(each.row, each.key, answer)
 
-    def _note(self, row: Row, key: Key, answer: Any) -> None:
+    def _note(self, row: TableRow, key: Key, answer: Any) -> None:
         self.keep(row, key, answer)
         self.counts.rows += 1
         self.counts.errors += self.task.has_failed(answer)

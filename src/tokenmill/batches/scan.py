@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenmill.batches.formats import format_of
-from tokenmill.batches.row import Columns, Row, joint, kind_of
+from tokenmill.batches.row import Columns, TableRow, joint, kind_of
 from tokenmill.errors import RequestError
 
 Digests = np.ndarray[tuple[int], np.dtype[np.uint64]]
@@ -36,7 +36,7 @@ class Index:
         """Rows, broken ones too."""
         return len(self.digests)
 
-    def check(self, row: Row) -> None:
+    def check(self, row: TableRow) -> None:
         """RequestError for a row that was another one at the first reading."""
         if row.number >= self.num_rows or row.digest != int(self.digests[row.number]):
             raise self._changed(f"line {row.line}")

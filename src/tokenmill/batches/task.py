@@ -1,4 +1,4 @@
-"""Task: what is done with a row, and Work: a row as a request of the core."""
+"""Task: what is done with a row, and RowWork: a row as a request of the core."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.batches.row import Columns, Json, Row
+from tokenmill.batches.row import Columns, Json, TableRow
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
 from tokenmill.engine.requests import Request
@@ -40,7 +40,7 @@ def digest_in(text: object) -> int | None:
 
 
 @dataclass(eq=False)
-class Work:
+class RowWork:
     """A row that can be computed. tokens: of its prompt, by which rows are sorted. scored: what runs before the
     request, of which nothing is sampled. answer: what is kept of the completions, as JSON.
     """
@@ -75,15 +75,15 @@ class Task(ABC):
         """The columns of the output."""
 
     @abstractmethod
-    def prepare(self, core: Core, row: Row, key: Key) -> Work:
+    def prepare(self, core: Core, row: TableRow, key: Key) -> RowWork:
         """A row that is to be computed. An exception is the row's own error, which `refusal` makes an answer of."""
 
     @abstractmethod
-    def refusal(self, row: Row, key: Key, error: Exception) -> Any:
+    def refusal(self, row: TableRow, key: Key, error: Exception) -> Any:
         """The answer of a row that is refused, or has failed. An error that is not the row's own is raised again."""
 
     @abstractmethod
-    def output(self, row: Row, key: Key, answer: Any) -> Json:
+    def output(self, row: TableRow, key: Key, answer: Any) -> Json:
         """The row of the output."""
 
     @abstractmethod

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tokenmill.batches.formats.table_format import cell
-from tokenmill.batches.row import Columns, Json, Row
-from tokenmill.batches.task import Key, Task, Work
+from tokenmill.batches.row import Columns, Json, TableRow
+from tokenmill.batches.task import Key, RowWork, Task
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
 from tokenmill.errors import ConfigError, RequestError, TokenmillError
@@ -98,7 +98,7 @@ class TableTask(Task):
         new |= {"logprobs": "json"} if params.logprobs is not None else {}
         return columns | {self._named(name): kind for name, kind in (new | OF_ROW).items()}
 
-    def prepare(self, core: Core, row: Row, key: Key) -> Work:
+    def prepare(self, core: Core, row: TableRow, key: Key) -> RowWork:
         """See Task."""
         if row.values is None:
             raise RequestError(row.problem)
@@ -106,7 +106,7 @@ class TableTask(Task):
         seed = key.seed if params.seed is None else params.seed
         tokens = self._tokens(core, row.values)
         request = core.request(tokens, replace(params, seed=seed))
-        return Work(request, tokens, lambda completions: self._answer(completions, params, len(tokens), seed))
+        return RowWork(request, tokens, lambda completions: self._answer(completions, params, len(tokens), seed))
 
     def _tokens(self, core: Core, values: Json) -> list[int]:
         prompt: Any = self.template.filled(values) if self.template else _value(values, str(self.column))
@@ -132,13 +132,13 @@ class TableTask(Task):
             found = {name: values[0] for name, values in found.items()}
         return found | {"prompt_tokens": num_prompt, "seed": seed}
 
-    def refusal(self, row: Row, key: Key, error: Exception) -> Any:
+    def refusal(self, row: TableRow, key: Key, error: Exception) -> Any:
         """See Task."""
         if not isinstance(error, TokenmillError):
             raise error
         return {ERROR: str(error)}
 
-    def output(self, row: Row, key: Key, answer: Any) -> Json:
+    def output(self, row: TableRow, key: Key, answer: Any) -> Json:
         """See Task."""
         names = self.columns({})
         new = {self.prefix + name: value for name, value in answer.items()}

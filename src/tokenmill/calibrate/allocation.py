@@ -20,14 +20,14 @@ from tokenmill.calibrate.texts import Texts
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
 from tokenmill.quant.rtn import round_to_nearest
-from tokenmill.weights.write.export import Export, Plan
+from tokenmill.weights.write.export import Export, ExportPlan
 from tokenmill.weights.write.quantize import kind_of
 
 NUM_TEXTS, LENGTH = 2, 96  # that divergences are measured on
 Unit = tuple[int, str]  # the number of a layer, and a kind of matrix in it
 
 
-def check_target_bits(plan: Plan, to: Export, target_bits: float) -> None:
+def check_target_bits(plan: ExportPlan, to: Export, target_bits: float) -> None:
     """Raise ConfigError where no choice of matrices takes so many bits per weight, or the format cannot hold
     a mixture.
     """
@@ -45,7 +45,7 @@ def check_target_bits(plan: Plan, to: Export, target_bits: float) -> None:
         raise ConfigError("target_bits", target_bits, allowed)
 
 
-def choose_8_bits(plan: Plan, to: Export, texts: Texts, target_bits: float, progress: Progress) -> list[str]:
+def choose_8_bits(plan: ExportPlan, to: Export, texts: Texts, target_bits: float, progress: Progress) -> list[str]:
     """Choose the tensors that get 8 bits, so that the matrices together take at most `target_bits` bits per weight."""
     walk = LayerWalk(plan.checkpoint, [text[:LENGTH] for text in texts.tokens[:NUM_TEXTS]], set(plan.bits))
     units = {
@@ -91,13 +91,13 @@ def _kl_divergence(expected_TV: Tensor, found_TV: Tensor) -> float:
     return float(F.kl_div(found_TV, expected_TV, reduction="batchmean", log_target=True))
 
 
-def _num_weights(plan: Plan) -> int:
+def _num_weights(plan: ExportPlan) -> int:
     return sum(prod(plan.shapes[name]) for name in plan.bits)
 
 
-def _num_bytes(plan: Plan, to: Export, names: list[str]) -> int:
+def _num_bytes(plan: ExportPlan, to: Export, names: list[str]) -> int:
     return sum(to.num_bytes(plan, name) for name in names)
 
 
-def _bits_per_weight(plan: Plan, to: Export) -> float:
+def _bits_per_weight(plan: ExportPlan, to: Export) -> float:
     return 8 * _num_bytes(plan, to, list(plan.bits)) / _num_weights(plan)

@@ -21,7 +21,7 @@ from tokenmill.settings.checks import check_choice
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.write.convert import check_space
-from tokenmill.weights.write.export import Export, Plan
+from tokenmill.weights.write.export import Export, ExportPlan
 from tokenmill.weights.write.quantize import Kind, plan_quantization, quantize
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def _check_tokens(texts: Mapping[str, Texts], vocab_size: int) -> None:
 
 
 def _eight_bits(
-    plan: Plan, to: Export, texts: Texts, target_bits: float, partial: Partial, progress: Progress
+    plan: ExportPlan, to: Export, texts: Texts, target_bits: float, partial: Partial, progress: Progress
 ) -> list[str]:
     names = partial.eight_bits([name for name, bits in plan.bits.items() if bits == 4])
     if names is None:
@@ -103,7 +103,7 @@ def _eight_bits(
     return names
 
 
-def _check_space(plan: Plan, to: Export, out: Path) -> None:
+def _check_space(plan: ExportPlan, to: Export, out: Path) -> None:
     """Check the disk: the kept layers take about as many bytes as the output, and both exist at the end."""
     needed = 2 * sum(to.num_bytes(plan, name) for name in plan.shapes)
     with file_errors(out, "written"):
@@ -112,7 +112,7 @@ def _check_space(plan: Plan, to: Export, out: Path) -> None:
 
 
 def _round_layers(
-    plan: Plan, texts: Texts, rounding: Rounding, partial: Partial, progress: Progress
+    plan: ExportPlan, texts: Texts, rounding: Rounding, partial: Partial, progress: Progress
 ) -> dict[str, tuple[float, float]]:
     """Round, or read, layer after layer; Rounding.changes of all."""
     walk = LayerWalk(plan.checkpoint, texts.tokens, set(plan.bits))

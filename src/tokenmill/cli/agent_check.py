@@ -9,7 +9,7 @@ from tokenmill.cli.parser.options import Json, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
 from tokenmill.errors import TokenmillError
 from tokenmill.prove.agent.log import read_log
-from tokenmill.prove.agent.outcome import Outcome
+from tokenmill.prove.agent.outcome import AgentOutcome
 from tokenmill.prove.agent.report import HEADER, document, notes, percent, rows
 
 EXAMPLES = examples(
@@ -53,12 +53,12 @@ def command(
     a request parts from the one before it, which is what makes a server compute the rest again.
     """
     try:
-        from tokenmill.prove.agent.check import AgentCheck, Settings
+        from tokenmill.prove.agent.check import AgentCheck, AgentSettings
     except ModuleNotFoundError as error:
         raise TokenmillError(f"agent-check needs {error.name}: pip install 'tokenmill[bench]'") from None
 
     recorded, num_done = read_log(log), 0
-    settings = Settings(url, key or None, model, max_tokens, timeout)
+    settings = AgentSettings(url, key or None, model, max_tokens, timeout)
     with progress_on_stderr(quiet) as progress:
         progress.stage(f"asking {url}")
 
@@ -76,7 +76,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _show(outcome: Outcome, log: Path, url: str, quiet: bool) -> None:
+def _show(outcome: AgentOutcome, log: Path, url: str, quiet: bool) -> None:
     print_table(f"{log} at {url}: tokens of each request", rows(outcome), HEADER, ("seconds", "new"))
     typer.echo(f"{percent(outcome.share)} of what stood before was found; {outcome.num_again:,} tokens computed again")
     if not quiet:

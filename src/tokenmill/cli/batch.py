@@ -33,7 +33,7 @@ from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import counted
 
 if TYPE_CHECKING:  # these import torch
-    from tokenmill.batches.batch import Batch, Progress, Summary
+    from tokenmill.batches.batch import Batch, BatchProgress, Summary
     from tokenmill.batches.task import Task
     from tokenmill.engine.core import Core
     from tokenmill.engine.engine import Engine
@@ -252,7 +252,7 @@ def _load(config: EngineConfig, num_sequences: int | None, chat_template: Path |
 def _run(batch: "Batch", engine: "Engine", window: int, quiet: bool) -> "Summary":
     from tokenmill.batches.batch import How
 
-    last: list[Progress] = []
+    last: list[BatchProgress] = []
     try:
         with nullcontext(last.append) if quiet else batch_progress(last.append) as told:
             return batch.run(engine.core, How(window, told=told))

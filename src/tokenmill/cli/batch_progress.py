@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 from tokenmill.cli.process.display import progress_on_stderr, remark
 
 if TYPE_CHECKING:
-    from tokenmill.batches.batch import Progress
+    from tokenmill.batches.batch import BatchProgress
 
 SHOWN_S, LINE_S = 0.25, 30.0  # between two looks at a terminal; between two lines where stderr is none
 
 
 @contextmanager
-def batch_progress(note: Callable[["Progress"], None]) -> Iterator[Callable[["Progress"], None]]:
+def batch_progress(note: Callable[["BatchProgress"], None]) -> Iterator[Callable[["BatchProgress"], None]]:
     """A function that shows how far a run is, now and then. note: is given all that it is told."""
     is_shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     begun_s = shown_s = time.monotonic()
     with progress_on_stderr(not is_shown) as bar:
 
-        def told(progress: "Progress") -> None:
+        def told(progress: "BatchProgress") -> None:
             nonlocal shown_s
             note(progress)
             now_s = time.monotonic()
@@ -39,7 +39,7 @@ def batch_progress(note: Callable[["Progress"], None]) -> Iterator[Callable[["Pr
         yield told
 
 
-def described(progress: "Progress", elapsed_s: float) -> str:
+def described(progress: "BatchProgress", elapsed_s: float) -> str:
     """The figures in one line. The estimate takes the rows that are left to be like those of this run."""
     counts, left = progress.counts, progress.num_rows - progress.num_done
     rate = f"{counts.tokens / elapsed_s:.0f} tokens/s" if elapsed_s else ""

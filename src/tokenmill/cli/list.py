@@ -13,7 +13,7 @@ from tokenmill.cli.model_text import for_stdout
 from tokenmill.cli.parser.options import MODEL, OUTPUT, Json, examples, option
 from tokenmill.cli.process.display import print_json, print_table
 from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.hub.places.entry import Entry
+from tokenmill.hub.places.entry import FoundModel
 from tokenmill.loader.at_hand.kind import BASE, INSTRUCT
 from tokenmill.units import counted, size
 
@@ -134,7 +134,7 @@ def _row(model: "Model") -> tuple[str, ...]:
     )
 
 
-def _remarks(models: Sequence["Model"], others: Sequence[Entry], pairs: Sequence["Pair"]) -> Iterator[str]:
+def _remarks(models: Sequence["Model"], others: Sequence[FoundModel], pairs: Sequence["Pair"]) -> Iterator[str]:
     """What the table does not say, a line each."""
     for model in models:
         if model.facts.runs is None:
@@ -174,5 +174,5 @@ def _document(model: "Model") -> dict[str, Any]:
     }
 
 
-def _without_model(entry: Entry) -> dict[str, Any]:
+def _without_model(entry: FoundModel) -> dict[str, Any]:
     return {"name": entry.name, "origin": entry.origin, "num_bytes": entry.num_bytes, "problem": entry.problem}

@@ -12,7 +12,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.registry import PROOFS, help_of
 
 if TYPE_CHECKING:  # imports httpx2, which is optional
-    from tokenmill.prove.run import Outcome
+    from tokenmill.prove.run import ProofOutcome
 
 EXAMPLES = examples(
     "tokenmill prove http://127.0.0.1:8000",
@@ -129,7 +129,7 @@ def command(
     _leave(outcome)
 
 
-def _show(outcome: "Outcome", quiet: bool) -> None:
+def _show(outcome: "ProofOutcome", quiet: bool) -> None:
     from tokenmill.prove.report import HEADER, examples, notes, rows
 
     settings = outcome.settings
@@ -144,7 +144,7 @@ def _show(outcome: "Outcome", quiet: bool) -> None:
             remark(f"note: {note}")
 
 
-def _leave(outcome: "Outcome") -> None:
+def _leave(outcome: "ProofOutcome") -> None:
     """The exit code: what was found comes before what went wrong afterwards."""
     if outcome.interrupted:
         raise typer.Exit(130)

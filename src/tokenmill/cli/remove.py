@@ -12,7 +12,7 @@ from tokenmill.cli.list import Folders
 from tokenmill.cli.parser.options import OUTPUT, Json, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, remark
 from tokenmill.errors import RequestError
-from tokenmill.hub.places.entry import HUB, Entry, real_path
+from tokenmill.hub.places.entry import HUB, FoundModel, real_path
 from tokenmill.hub.places.here import entries_here
 from tokenmill.hub.places.removal import Removal, entries_named, refuse_others, remove_own
 from tokenmill.loader.copies import delete_copy
@@ -91,11 +91,11 @@ def command(
         typer.echo(f"{'would delete' if dry_run else 'deleted'}: {', '.join(names)}, {size(total)}")
 
 
-def _plans(names: Sequence[str], entries: list[Entry], kept_only: bool) -> list[_Plan]:
+def _plans(names: Sequence[str], entries: list[FoundModel], kept_only: bool) -> list[_Plan]:
     """What goes. Names of one repository of the hub go together: one may mean all of it, or two of them may."""
     from tokenmill.hub.places.hub_removal import repository_of
 
-    groups = dict[str, dict[str, list[Entry]]]()
+    groups = dict[str, dict[str, list[FoundModel]]]()
     for name in names:
         named = entries_named(name, entries)
         owner = repository_of(named[0]) if named[0].origin == HUB else named[0].name
@@ -103,7 +103,7 @@ def _plans(names: Sequence[str], entries: list[Entry], kept_only: bool) -> list[
     return [_plan(group, kept_only) for group in groups.values()]
 
 
-def _plan(group: Mapping[str, list[Entry]], kept_only: bool) -> _Plan:
+def _plan(group: Mapping[str, list[FoundModel]], kept_only: bool) -> _Plan:
     """What goes for names of one model or repository. RequestError for something that tokenmill does not delete."""
     from tokenmill.hub.places.hub_removal import remove_from_hub, repository_of
     from tokenmill.loader.at_hand.kept import Kept, all_kept

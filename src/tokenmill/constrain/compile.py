@@ -33,7 +33,7 @@ KEPT = 32  # constraints, since the requests of an agent have the same ones agai
 
 
 @dataclass(frozen=True)
-class Limits:
+class CompileLimits:
     """What a constraint may cost. seconds: until it is compiled. abandoned: compilations that may go on after that.
 
     Sizes are llguidance's: items of a position, of which an optional property is four, and whose mask takes 25 ms where
@@ -60,8 +60,8 @@ class Limits:
 class Compiler:
     """Compiles the constraints of one model, and keeps the last ones."""
 
-    def __init__(self, vocabulary: Vocabulary, limits: Limits | None = None) -> None:
-        self.vocabulary, self._limits = vocabulary, limits or Limits()
+    def __init__(self, vocabulary: Vocabulary, limits: CompileLimits | None = None) -> None:
+        self.vocabulary, self._limits = vocabulary, limits or CompileLimits()
         self._budget = Budget(self._limits.seconds, self._limits.abandoned)
         self._kept = lru_cache(KEPT)(self._compile)
 
@@ -84,9 +84,9 @@ class Compiler:
             raise refusal(spec, f"it was not compiled in {self._budget.seconds:g} s: make it simpler") from None
 
 
-def compile(spec: Spec, vocabulary: Vocabulary, limits: Limits | None = None) -> CompiledGrammar:
+def compile(spec: Spec, vocabulary: Vocabulary, limits: CompileLimits | None = None) -> CompiledGrammar:
     """The constraint of a spec, however long it takes. Errors are those of Compiler."""
-    of_parser = (limits or Limits()).of_parser
+    of_parser = (limits or CompileLimits()).of_parser
     try:
         grammar = grammar_text(spec, vocabulary)
     except SchemaError as error:

@@ -18,7 +18,7 @@ from tokenmill.constrain.schema import reading
 from tokenmill.constrain.schema_parts import SchemaError
 from tokenmill.errors import RequestError
 from tokenmill.registry import TOOL_FORMATS, lookup
-from tokenmill.text.tools.functions import Choice, Function
+from tokenmill.text.tools.functions import Function, ToolChoice
 from tokenmill.text.tools.grammar import calls_grammar
 
 KEPT, KEPT_LISTS = 512, 32  # functions, and lists of them: the requests of an agent have the same ones again and again
@@ -99,7 +99,7 @@ def _checked(parameters: str, strict: bool | None, name: str, is_open: bool, too
         read = reading(json.loads(parameters), is_open=is_open, is_lenient=not strict)
         function = Function(name, "", json.loads(parameters), strict, read=read.schema)
         form = lookup(TOOL_FORMATS, tool_format, "tool_format")
-        grammar = calls_grammar(form, [function], Choice("required"), control={})
+        grammar = calls_grammar(form, [function], ToolChoice("required"), control={})
     except (SchemaError, ValueError) as error:  # the latter of a pattern
         return Checked(str(error)[:MAX_TOLD], None)
     except RecursionError:

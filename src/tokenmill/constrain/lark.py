@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tokenmill.text.schema.grammar import Style, rules_of
+from tokenmill.text.schema.grammar import JsonStyle, rules_of
 
 JSON_OPTIONS = {"whitespace_flexible": False, "lenient": False}
 """No white space outside of strings, which could go on for ever; keywords that are not implemented are errors."""
-_STYLE = Style(JSON_OPTIONS)
+_STYLE = JsonStyle(JSON_OPTIONS)
 
 
 def with_options(schema: Mapping[str, Any]) -> dict[str, Any]:

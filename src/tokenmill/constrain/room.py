@@ -27,7 +27,7 @@ EXIT_S = 60.0
 """For so long a process that is ending waits. It then ends with exit code 1, since its own is not known here."""
 
 _lock = threading.Lock()
-_jobs: "WeakSet[Job[Any]]" = WeakSet()
+_jobs: "WeakSet[CompileJob[Any]]" = WeakSet()
 _here = threading.local()  # its `job`: that of the thread
 
 
@@ -36,7 +36,7 @@ class GivenUp(Exception):
 
 
 @dataclass(eq=False)
-class Job(Generic[T]):
+class CompileJob(Generic[T]):
     """A call of a function in a thread of its own. outcome: what it will return or raise."""
 
     outcome: Future[T] = field(default_factory=Future)
@@ -44,9 +44,9 @@ class Job(Generic[T]):
     thread: threading.Thread = field(init=False)
 
 
-def begin(make: Callable[[], T]) -> Job[T]:
+def begin(make: Callable[[], T]) -> CompileJob[T]:
     """Begin to call a function."""
-    job = Job[T]()
+    job = CompileJob[T]()
 
     def run() -> None:
         try:
@@ -84,7 +84,7 @@ class Budget:
 
     def __init__(self, seconds: float, most: int) -> None:
         self.seconds, self._most = seconds, most
-        self._abandoned: list[Job[Any]] = []
+        self._abandoned: list[CompileJob[Any]] = []
 
     def within(self, make: Callable[[], T], setting: str) -> T:
         """What a function returns or raises. TimeoutError after the time; CapacityError, which names the setting,

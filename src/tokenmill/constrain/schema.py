@@ -18,7 +18,7 @@ from tokenmill.text.schema.spelled import spelled
 from tokenmill.text.schema.unique import values_of
 
 
-class Reading(NamedTuple):
+class SchemaReading(NamedTuple):
     """A schema as llguidance is to read it. warnings: of the annotations in it. left_out: why a part is not enforced,
     where parts may be left out.
     """
@@ -41,10 +41,10 @@ def annotations(schema: dict[str, Any] | bool) -> list[str]:
     return [] if isinstance(schema, bool) else told(reach(schema))
 
 
-def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient: bool = False) -> Reading:
+def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient: bool = False) -> SchemaReading:
     """Read a schema. is_lenient: keywords that are not implemented are left out."""
     if schema is True:
-        return Reading({}, [], [])
+        return SchemaReading({}, [], [])
     if schema is False:
         raise SchemaError((), "no text with an end fits this part")
     found = reach(schema)
@@ -65,7 +65,7 @@ def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient:
         reached = reach(made)
         endless = _check_ends(reached)
     dropped = _left_out(reached, made)
-    return Reading(_rebuilt(made, (), endless, dropped, reached.nodes), told(found), left_out)
+    return SchemaReading(_rebuilt(made, (), endless, dropped, reached.nodes), told(found), left_out)
 
 
 def _tidy(schema: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Follower:
+class FollowedText:
     """The draft model's sequence of one text. given: how the text's tokens were chosen then."""
 
     sequence: Sequence
@@ -43,7 +43,7 @@ class DraftCore:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._followers: WeakKeyDictionary[Sequence, Follower] = WeakKeyDictionary()
+        self._followers: WeakKeyDictionary[Sequence, FollowedText] = WeakKeyDictionary()
         self.has_caught_up = self.is_behind = self._has_failed = False
 
     def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
@@ -111,12 +111,12 @@ class DraftCore:
         follower.num_known = len(text.tokens)
         return own
 
-    def _new_follower(self, text: Sequence) -> Follower:
+    def _new_follower(self, text: Sequence) -> FollowedText:
         core, own = self._core, self._core.inputs.kept([])
         core.release_with(text, own)
         own.kept.salt = text.kept.salt
         core.scheduler.park(own)
-        self._followers[text] = follower = Follower(own)
+        self._followers[text] = follower = FollowedText(own)
         return follower
 
 

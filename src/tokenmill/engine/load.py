@@ -29,7 +29,7 @@ from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.state_slots import StateSlots
 from tokenmill.settings.engine_config import EngineConfig, EngineKeywords
 from tokenmill.speculate.multi_step import MultiStep
-from tokenmill.speculate.proposer import Facts, NoProposer, Proposer
+from tokenmill.speculate.proposer import NoProposer, Proposer, ProposerContext
 from tokenmill.speculate.speculation import Speculation
 from tokenmill.speculate.suffix_store import SuffixStore
 from tokenmill.value_reader import path_of
@@ -89,7 +89,9 @@ def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | Non
     draft, thread = None, EngineThread()
     if config.draft_model is not None:
         draft = _draft(loaded, load_draft_model(checkpoint, loaded, progress), thread)
-    facts = Facts(loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded))
+    facts = ProposerContext(
+        loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded)
+    )
     proposer = lookup(PROPOSERS, config.speculate, "speculate")(facts)
     receipts = Receipts(loaded)
     return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts), thread, receipts))
@@ -99,7 +101,7 @@ def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> Dr
     """Give the draft model a loop of its own, which the engine's thread moves."""
     sizes = loaded.model_config.vocab_size, target.model_config.vocab_size
     check_vocabulary(str(target.config.draft_model), loaded.tokenizer, target.tokenizer, sizes)
-    facts = Facts(loaded.spec.finds_drafts)
+    facts = ProposerContext(loaded.spec.finds_drafts)
     proposer = MultiStep(facts, clock=lambda: 0.0) if facts.finds_drafts else NoProposer(facts)  # all steps in one call
     return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts), thread))
 
@@ -113,7 +115,7 @@ def _scheduler(loaded: LoadedModel) -> Scheduler:
     return Scheduler(Memory(kinds, is_shared), config.max_sequences, config.max_step_tokens, config.cache)
 
 
-def _speculation(proposer: Proposer, loaded: LoadedModel, facts: Facts) -> Speculation:
+def _speculation(proposer: Proposer, loaded: LoadedModel, facts: ProposerContext) -> Speculation:
     config, vocab_size = loaded.config, loaded.model_config.vocab_size
     return Speculation(proposer, config.num_draft_tokens, config.max_step_tokens, vocab_size, facts)
 

@@ -1,4 +1,4 @@
-"""The structs of native/abi.h in ctypes: TmOp is Op here, and so on."""
+"""The structs of native/abi.h in ctypes, under the names that they have there."""
 
 from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p, sizeof
 from typing import Any
@@ -9,17 +9,17 @@ def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 
-class Unit(Structure):
+class TmUnit(Structure):
     """Rows of a matrix that are computed together."""
 
     _fields_ = _fields((c_void_p, "data gate"), (c_int32, "scheme gate_scheme first count"))
 
 
-class Op(Structure):
+class TmOp(Structure):
     _fields_ = _fields(
         (c_int32, "kind epilogue activation centred from_ to inputs outputs num_units scheme num_kv_heads head_dim"),
         (c_int32, "rotary norm_scope norms_after_rope"),
-        (POINTER(Unit), "units"),
+        (POINTER(TmUnit), "units"),
         (
             c_void_p,
             "weight bias q_norm k_norm q_norm_bias k_norm_bias cosines sines temperatures sinks correction biases",
@@ -30,10 +30,10 @@ class Op(Structure):
     )
 
 
-class Model(Structure):
+class TmModel(Structure):
     _fields_ = _fields(
         (c_int32, "hidden num_heads intermediate vocab cache_format"),
-        (POINTER(Op), "ops"),
+        (POINTER(TmOp), "ops"),
         (c_int32, "num_ops num_threads"),
         (c_char_p, "build"),
         (c_int64, "num_positions num_slots"),
@@ -43,20 +43,20 @@ class Model(Structure):
     )
 
 
-class Span(Structure):
+class TmSpan(Structure):
     """Steps have it as five numbers of an array: as a struct it is only compared."""
 
     _fields_ = _fields((c_int64, "first count start base"), (c_void_p, "slots"))
 
 
-class Step(Structure):
+class TmStep(Structure):
     _fields_ = _fields(
         (c_int32, "num_tokens num_spans num_rows num_stops"),
         (c_void_p, "tokens positions slots rows spans stops logits"),
     )
 
 
-class Sample(Structure):
+class TmSample(Structure):
     """How the token of a row of logits is chosen, and what was found."""
 
     _fields_ = _fields(
@@ -73,8 +73,8 @@ class Sample(Structure):
 def layout() -> str:
     """Size of each struct, offset and size of each field: what tm_layout says if the library was built for these."""
     lines = []
-    for struct in (Unit, Op, Model, Span, Step, Sample):
-        name = f"Tm{struct.__name__}"
+    for struct in (TmUnit, TmOp, TmModel, TmSpan, TmStep, TmSample):
+        name = struct.__name__
         lines.append(f"{name} 0 {sizeof(struct)}")
         for field, *_ in struct._fields_:
             place = getattr(struct, field)

@@ -28,7 +28,7 @@ NUM_WORST = 10
 CHUNK_ROWS = 64  # of logits, turned into log-probabilities at a time
 
 
-class Window(NamedTuple):
+class ScoredWindow(NamedTuple):
     """tokens[start:end] are fed; of them tokens[first:end] are scored."""
 
     start: int
@@ -49,7 +49,7 @@ def choose_window(window: int | None, stride: int | None, context: int) -> tuple
     return window, stride
 
 
-def windows(num_tokens: int, window: int, stride: int) -> Iterator[Window]:
+def windows(num_tokens: int, window: int, stride: int) -> Iterator[ScoredWindow]:
     """The windows over a text; none that would score nothing."""
     assert 1 <= stride <= window, "choose_window comes first"
     scored = 0
@@ -57,13 +57,13 @@ def windows(num_tokens: int, window: int, stride: int) -> Iterator[Window]:
         end = min(start + window, num_tokens)
         first = max(scored, start + 1)
         if first < end:
-            yield Window(start, first, end)
+            yield ScoredWindow(start, first, end)
         if end == num_tokens:
             return
         scored = end
 
 
-class Text(NamedTuple):
+class ScoredText(NamedTuple):
     """tokens: with those that the tokenizer adds; num_text_tokens: without them. num_bytes: in UTF-8."""
 
     tokens: list[int]
@@ -71,14 +71,14 @@ class Text(NamedTuple):
     num_bytes: int
 
 
-def read_text(text: str, tokenizer: Tokenizer, max_tokens: int | None = None) -> Text:
+def read_text(text: str, tokenizer: Tokenizer, max_tokens: int | None = None) -> ScoredText:
     """The first `max_tokens` tokens of a text, and how many bytes they stand for."""
     every = tokenizer.encode(text)
     tokens = every[:max_tokens]
     added = set(tokenizer.encode(""))
     own = [token for token in tokens if token not in added]
     shown = text if len(tokens) == len(every) else tokenizer.decode(own, skip_special=False)
-    return Text(tokens, len(own), len(shown.encode()))
+    return ScoredText(tokens, len(own), len(shown.encode()))
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ class Perplexity:
         """Scored tokens; a stride under the window feeds many of them twice."""
         return self.num_scored / self.elapsed_s
 
-    def bits_per_byte(self, text: Text) -> float:
+    def bits_per_byte(self, text: ScoredText) -> float:
         """Bits per byte of the whole text: its few tokens that are not scored count as the mean of the others."""
         return self.nll_per_token / math.log(2) * text.num_text_tokens / max(text.num_bytes, 1)
 
 
-class Place(NamedTuple):
+class ScoredToken(NamedTuple):
     """A scored token, by its position in the text. kl_divergence: as Comparison's, there."""
 
     position: int
@@ -130,7 +130,7 @@ class Comparison:
     reference: Perplexity
     kl_divergence: float
     agreement: float
-    worst: tuple[Place, ...]
+    worst: tuple[ScoredToken, ...]
 
     @property
     def ratio(self) -> float:
@@ -158,21 +158,21 @@ def compare(
 ) -> Comparison:
     """Perplexity of both, and how far the first's probabilities are from the reference's, window by window."""
     ours, theirs = _Reader(engine, tokens), _Reader(reference, tokens)
-    places: list[Place] = []
+    places: list[ScoredToken] = []
     num_equal, divergence = 0, 0.0
     for span in _watched(tokens, window, stride, progress):
         reference_RV, logits_RV = theirs.read(span), ours.read(span)
         num_equal += int((reference_RV.argmax(-1) == logits_RV.argmax(-1)).sum())
         kl_R = _kl(reference_RV, logits_RV)
         divergence += float(kl_R.sum(dtype=torch.float64))
-        places += [Place(span.first + row, found) for row, found in enumerate(kl_R.tolist())]
+        places += [ScoredToken(span.first + row, found) for row, found in enumerate(kl_R.tolist())]
     result = ours.result()
     worst = nlargest(NUM_WORST, places, key=lambda place: place.kl_divergence)
     share = num_equal / result.num_scored
     return Comparison(result, theirs.result(), divergence / result.num_scored, share, tuple(worst))
 
 
-def _watched(tokens: Sequence[int], window: int, stride: int, progress: Progress | None) -> Iterator[Window]:
+def _watched(tokens: Sequence[int], window: int, stride: int, progress: Progress | None) -> Iterator[ScoredWindow]:
     progress = progress or Silent()
     spans = list(windows(len(tokens), window, stride))
     assert spans, "two tokens are needed"
@@ -190,7 +190,7 @@ class _Reader:
         self._num_scored = self._num_windows = 0
         self._nll = self._elapsed_s = 0.0
 
-    def read(self, span: Window) -> Tensor:
+    def read(self, span: ScoredWindow) -> Tensor:
         """Score one window; the logits [R, V] before each of its R scored tokens."""
         started_s = time.perf_counter()
         logits_TV = self._engine.logits(self._tokens[span.start : span.end])

@@ -33,7 +33,7 @@ def expanded(words_RW: Tensor, size: int) -> Tensor:
     return ((words_RW[:, :, None] >> places) & 1).bool().flatten(1)[:, :size]
 
 
-class Reading:
+class HostCopy:
     """An asynchronous copy of vectors of equal length to the host; `lists` waits for it."""
 
     def __init__(self, *vectors: Vector) -> None:

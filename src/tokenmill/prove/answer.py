@@ -81,7 +81,7 @@ def _may_be(logprob: object) -> bool:
     return logprob is None or (isinstance(logprob, int | float) and not isinstance(logprob, bool))
 
 
-class Reader:
+class TextsReader:
     """Gathers the texts of one answer from JSON documents: the whole one, or the events of a stream."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Events:
     """The texts of a stream, from its bytes as they come in."""
 
     def __init__(self) -> None:
-        self.reader, self.num_events, self.done = Reader(), 0, False
+        self.reader, self.num_events, self.done = TextsReader(), 0, False
         self._stream = EventStream()
 
     def feed(self, block: bytes) -> None:

@@ -8,7 +8,7 @@ from tokenmill.prove.answer import CHAT
 
 
 @dataclass(frozen=True)
-class Ask:
+class ProofRequest:
     """A route, a prompt, and the fields that decide the text. A conversation is one message of a user."""
 
     route: str
@@ -26,7 +26,7 @@ class Ask:
             return {"messages": [{"role": "user", "content": self.prompt}]}
         return {"prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt)}
 
-    def having(self, **fields: Any) -> "Ask":
+    def having(self, **fields: Any) -> "ProofRequest":
         """The same request with other fields; None takes one away."""
         merged = {**self.fields, **fields}
         return replace(self, fields={name: value for name, value in merged.items() if value is not None})

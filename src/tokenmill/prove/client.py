@@ -14,8 +14,8 @@ import httpx2
 
 from tokenmill.bench.address import headers_of
 from tokenmill.errors import ConfigError, TokenmillError
-from tokenmill.prove.answer import Answer, Events, Reader, Unreadable, message_in
-from tokenmill.prove.ask import Ask
+from tokenmill.prove.answer import Answer, Events, TextsReader, Unreadable, message_in
+from tokenmill.prove.ask import ProofRequest
 from tokenmill.prove.settings import Settings
 
 FULL = (429, 503)
@@ -69,7 +69,7 @@ class Client:
             answer = await self._http.get(self.settings.at(path), headers=headers_of(self.settings.key))
         return answer.status_code, _json_of(answer.content)
 
-    async def send(self, ask: Ask, stream: bool = False) -> tuple[Answer, Reader]:
+    async def send(self, ask: ProofRequest, stream: bool = False) -> tuple[Answer, TextsReader]:
         """The texts of the answer. Lost where none comes, Refused where the server says why."""
         try:
             async with self._opened(ask, stream) as answer:
@@ -82,7 +82,7 @@ class Client:
         except Unreadable as error:
             raise Lost(str(error)) from None
 
-    async def leave(self, ask: Ask, num_events: int) -> None:
+    async def leave(self, ask: ProofRequest, num_events: int) -> None:
         """Begin a stream and close the connection after so many events."""
         events = Events()
         with contextlib.suppress(Unreadable):
@@ -92,15 +92,15 @@ class Client:
                     if events.num_events >= num_events or events.done:
                         return
 
-    def _whole(self, answer: httpx2.Response, content: bytes) -> tuple[Answer, Reader]:
+    def _whole(self, answer: httpx2.Response, content: bytes) -> tuple[Answer, TextsReader]:
         if (document := _json_of(content)) is None:
             raise Lost(f"an answer that is no JSON ({_kind(answer)})")
-        reader = Reader()
+        reader = TextsReader()
         reader.add(document)
         return reader.texts, reader
 
     @contextlib.asynccontextmanager
-    async def _opened(self, ask: Ask, stream: bool) -> AsyncIterator[httpx2.Response]:
+    async def _opened(self, ask: ProofRequest, stream: bool) -> AsyncIterator[httpx2.Response]:
         """An answer with status 200, its body to be read inside; errors of the connection are Lost."""
         waited_s, wait_s = 0.0, _FIRST_WAIT_S
         limit_s = self.settings.request_limit_s
@@ -127,7 +127,7 @@ class Client:
         except httpx2.HTTPError as error:
             raise Lost(f"connection dropped: {reason_of(error)}") from None
 
-    async def _post(self, ask: Ask, stream: bool) -> httpx2.Response:
+    async def _post(self, ask: ProofRequest, stream: bool) -> httpx2.Response:
         if self.num_sent >= self.settings.requests:
             raise Spent
         self.num_sent += 1

@@ -10,7 +10,7 @@ TOKEN, CHARACTER, END = "token", "character", "end"
 
 
 @dataclass(frozen=True)
-class Difference:
+class TextDifference:
     """The first place where two texts differ: the number of a token or of a character, from 0. END: they are alike but
     for the reason why they ended.
     """
@@ -19,7 +19,7 @@ class Difference:
     index: int
 
 
-def first_difference(one: Text, other: Text) -> Difference | None:
+def first_difference(one: Text, other: Text) -> TextDifference | None:
     """None where the texts are the same: by token ids where both have them, else by tokens, and by characters.
 
     A server may list the token that ended a text in one answer, and leave it out in another: where the texts are alike
@@ -30,11 +30,11 @@ def first_difference(one: Text, other: Text) -> Difference | None:
         if ours is not None and theirs is not None and ours != theirs:
             place = _first(ours, theirs)
             if not (are_alike and abs(len(ours) - len(theirs)) == 1 and place == min(len(ours), len(theirs))):
-                return Difference(TOKEN, place)
+                return TextDifference(TOKEN, place)
     if one.text != other.text:
-        return Difference(CHARACTER, _first(one.text, other.text))
+        return TextDifference(CHARACTER, _first(one.text, other.text))
     if one.reason != other.reason:
-        return Difference(END, one.length)
+        return TextDifference(END, one.length)
     return None
 
 

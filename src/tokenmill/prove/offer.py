@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenmill.errors import TokenmillError
 from tokenmill.prove.answer import CHAT, PLAIN, Answer
-from tokenmill.prove.ask import Ask
+from tokenmill.prove.ask import ProofRequest
 from tokenmill.prove.client import Client, Lost, Refused
 from tokenmill.prove.greeting import find_model, wants_key
 from tokenmill.prove.prompts import prompt
@@ -103,14 +103,14 @@ class _Probe:
         self.found.long_words = await self._longest(_LONG_WORDS)
         return self.found
 
-    def _ask(self, words: int = 3, **fields: Any) -> Ask:
+    def _ask(self, words: int = 3, **fields: Any) -> ProofRequest:
         """A new prompt, with what has been found to be accepted."""
         self.number += 1
         text = prompt(self.client.settings.seed, -self.number, words, words)
         merged = {"max_tokens": _PROBE_TOKENS, **GREEDY, **self.found.fields, **fields}
-        return Ask(self.found.route, text, merged)
+        return ProofRequest(self.found.route, text, merged)
 
-    async def _plainest(self) -> Ask:
+    async def _plainest(self) -> ProofRequest:
         """A request that is answered; its longest ordinary prompt is noted. A server may have a short context."""
         for words in _SHORT_WORDS[:-1]:
             self.found.words = words
@@ -163,7 +163,7 @@ class _Probe:
     async def _find_ids(self) -> None:
         try:
             texts, _ = await self.client.send(self._ask())
-            await self.client.send(Ask(self.found.route, tuple(texts[0].ids or ()), self._ask().fields))
+            await self.client.send(ProofRequest(self.found.route, tuple(texts[0].ids or ()), self._ask().fields))
         except Lost as error:
             self.found.missing["ids as a prompt"] = str(error)
 

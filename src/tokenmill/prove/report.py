@@ -6,7 +6,7 @@ from statistics import median_low
 from typing import Any
 
 from tokenmill.prove.compare import CHARACTER, TOKEN
-from tokenmill.prove.run import Outcome
+from tokenmill.prove.run import ProofOutcome
 from tokenmill.prove.tally import Count, Example, Tally
 from tokenmill.version import __version__
 
@@ -14,7 +14,7 @@ HEADER = ("case", "requests", "compared", "differ", "greedy", "seeded", "logprob
 _AROUND = 60  # characters of an example that are shown on either side of the first difference
 
 
-def rows(outcome: Outcome) -> list[tuple[str, ...]]:
+def rows(outcome: ProofOutcome) -> list[tuple[str, ...]]:
     """A row for each case, and one for all."""
     shown = [_row(tally) for tally in outcome.tallies]
     total = Tally("all", "")
@@ -61,7 +61,7 @@ def _merge(total: Tally, more: Tally) -> None:
     total.failures += more.failures
 
 
-def notes(outcome: Outcome) -> Iterator[str]:
+def notes(outcome: ProofOutcome) -> Iterator[str]:
     """The remarks that a reader needs before trusting the counts."""
     yield f"texts are compared by {outcome.offer.compares}"
     for route, reason in outcome.offer.missing.items():
@@ -92,7 +92,7 @@ def _of_tally(tally: Tally) -> Iterator[str]:
         yield f"{tally.name}: {times:,} requests failed: {failure}"
 
 
-def examples(outcome: Outcome) -> Iterator[str]:
+def examples(outcome: ProofOutcome) -> Iterator[str]:
     """Lines about the first difference of each case."""
     for tally in outcome.tallies:
         if tally.examples:
@@ -123,7 +123,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= 2 * _AROUND else f"{text[:_AROUND]} … {text[-_AROUND:]}"
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
+def document(outcome: ProofOutcome) -> dict[str, Any]:
     """The whole result, for --json."""
     settings, offer = outcome.settings, outcome.offer
     return {

@@ -14,14 +14,14 @@ from tokenmill.prove.offer import Offer, RouteOffer, find_offer
 from tokenmill.prove.restart import restart_by
 from tokenmill.prove.settings import Settings
 from tokenmill.prove.tally import Tally
-from tokenmill.prove.trial import Numbers, Restart, Trial, Variant
+from tokenmill.prove.trial import PromptNumbers, Restart, Trial, Variant
 from tokenmill.registry import PROOFS, help_of, lookup
 
 _LINE_S = 20.0  # between two lines that say how far it is
 
 
 @dataclass
-class Outcome:
+class ProofOutcome:
     """What was found. ended_by: the bound that was reached, or what ended the check before one was."""
 
     settings: Settings
@@ -64,7 +64,7 @@ class Outcome:
         return sum(each.num_failed for each in self.tallies)
 
 
-def prove(settings: Settings, restart: Restart | None = None, progress: Progress | None = None) -> Outcome:
+def prove(settings: Settings, restart: Restart | None = None, progress: Progress | None = None) -> ProofOutcome:
     """Check a server. Ctrl-C ends it early, and what was found so far is the outcome; so does a server that is full.
 
     restart: in the place of `settings.restart`, what restarts the server, and returns when the old one has ended.
@@ -86,16 +86,16 @@ class _Run:
     settings: Settings
     restart: Restart | None
     progress: Progress
-    numbers: Numbers = field(default_factory=Numbers)
+    numbers: PromptNumbers = field(default_factory=PromptNumbers)
     next_line_s: float = 0.0
 
-    async def all(self) -> Outcome:
+    async def all(self) -> ProofOutcome:
         settings, start_s = self.settings, time.monotonic()
         self.client = Client(settings)
         try:
             offer = await self._find_offer()
             plans = [self._plan(name, offer) for name in settings.names]
-            self.outcome = Outcome(settings, offer, [plan.tally for plan in plans])
+            self.outcome = ProofOutcome(settings, offer, [plan.tally for plan in plans])
             await self._rounds([plan for plan in plans if plan.variants], start_s + settings.time_s - time.monotonic())
         finally:
             await self.client.close()

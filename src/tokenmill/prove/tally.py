@@ -6,8 +6,8 @@ from statistics import median_low
 from typing import Any
 
 from tokenmill.prove.answer import Text
-from tokenmill.prove.ask import Ask
-from tokenmill.prove.compare import Difference, first_difference, logprob_distance
+from tokenmill.prove.ask import ProofRequest
+from tokenmill.prove.compare import TextDifference, first_difference, logprob_distance
 
 MAX_EXAMPLES = 3
 
@@ -16,13 +16,13 @@ MAX_EXAMPLES = 3
 class Example:
     """Two texts of one request that differ, and how each was come by."""
 
-    ask: Ask
+    ask: ProofRequest
     index: int
     usual: str
     other: str
     one: Text
     two: Text
-    difference: Difference | None
+    difference: TextDifference | None
     logprob_distance: float | None = None
 
     def facts(self) -> dict[str, Any]:
@@ -71,14 +71,14 @@ class Tally:
     empty: int = 0
     lengths: list[int] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)  # hashes of texts, to tell when all are alike
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[TextDifference] = field(default_factory=list)
     examples: list[Example] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     not_offered: list[str] = field(default_factory=list)
     is_left_out: bool = False
 
     def compare(
-        self, ask: Ask, pair: tuple[Text, Text], index: int, how: tuple[str, str], tolerance: float | None
+        self, ask: ProofRequest, pair: tuple[Text, Text], index: int, how: tuple[str, str], tolerance: float | None
     ) -> None:
         """One comparison of the text under `index`: the usual one first. how: the circumstances of each. tolerance: how
         far log-probabilities may differ; with None they are not compared.

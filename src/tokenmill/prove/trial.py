@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenmill.errors import TokenmillError
 from tokenmill.prove.answer import Answer
-from tokenmill.prove.ask import Ask
+from tokenmill.prove.ask import ProofRequest
 from tokenmill.prove.client import Client, Lost
 from tokenmill.prove.offer import GREEDY, TEMPERATURE, RouteOffer
 from tokenmill.prove.prompts import prompt
@@ -26,7 +26,7 @@ class Variant:
 
 
 @dataclass
-class Numbers:
+class PromptNumbers:
     """The numbers of the prompts of one check, each given once."""
 
     next: int = 0
@@ -45,7 +45,7 @@ class Trial:
     tally: Tally
     variant: Variant
     variants: Sequence[Variant]
-    numbers: Numbers
+    numbers: PromptNumbers
     restart: Restart | None = None
     listen: Callable[[], None] = field(default=lambda: None)
 
@@ -63,7 +63,7 @@ class Trial:
         """Whether the route has a feature."""
         return self.variant.offer.why_not(feature) is None
 
-    def ask(self, is_long: bool = False, variant: Variant | None = None, **fields: Any) -> Ask:
+    def ask(self, is_long: bool = False, variant: Variant | None = None, **fields: Any) -> ProofRequest:
         """A new request, whose prompt was not sent before."""
         chosen = variant or self.variant
         number, offer, settings = self.numbers.take(), chosen.offer, self.client.settings
@@ -71,13 +71,14 @@ class Trial:
         text = prompt(settings.seed, number, most, most if is_long else 1)
         seeded = {"temperature": TEMPERATURE, "seed": (settings.seed * 7919 + number * 104729) % (MAX_SEED - 1000)}
         sampling = seeded if chosen.is_seeded else GREEDY
-        return Ask(offer.route, text, {"max_tokens": settings.max_tokens, **sampling, **offer.fields}).having(**fields)
+        given = {"max_tokens": settings.max_tokens, **sampling, **offer.fields}
+        return ProofRequest(offer.route, text, given).having(**fields)
 
-    def asks(self, count: int, **how: Any) -> list[Ask]:
+    def asks(self, count: int, **how: Any) -> list[ProofRequest]:
         """So many new requests."""
         return [self.ask(**how) for _ in range(count)]
 
-    async def alone(self, ask: Ask, stream: bool = False) -> Answer | None:
+    async def alone(self, ask: ProofRequest, stream: bool = False) -> Answer | None:
         """The answer while nothing else is asked; None where none came, which is counted."""
         self.tally.requests += 1
         try:
@@ -90,19 +91,19 @@ class Trial:
             return None
         return texts
 
-    async def settled(self, ask: Ask, stream: bool = False) -> Answer | None:
+    async def settled(self, ask: ProofRequest, stream: bool = False) -> Answer | None:
         """The answer alone, the second time: a server that answers otherwise from its prefix cache is not blamed for
         something else.
         """
         await self.alone(ask, stream)
         return await self.alone(ask, stream)
 
-    async def all_settled(self, asks: Iterable[Ask]) -> list[Answer | None]:
+    async def all_settled(self, asks: Iterable[ProofRequest]) -> list[Answer | None]:
         """The settled answer of each, one after the other."""
         return [await self.settled(ask) for ask in asks]
 
     async def together(
-        self, asks: Sequence[Ask], stream: bool = False, beside: Sequence[Awaitable[Any]] = ()
+        self, asks: Sequence[ProofRequest], stream: bool = False, beside: Sequence[Awaitable[Any]] = ()
     ) -> list[Answer | None]:
         """The answers of requests that are in flight together, with others beside them that are not looked at."""
         tasks = [asyncio.ensure_future(self._ignored(each)) for each in beside]
@@ -116,7 +117,7 @@ class Trial:
         finally:
             await asyncio.gather(*tasks, *mine, return_exceptions=True)
 
-    async def leave(self, ask: Ask, num_events: int) -> None:
+    async def leave(self, ask: ProofRequest, num_events: int) -> None:
         """Begin a stream, and close the connection after so many events."""
         self.tally.requests += 1
         await self.client.leave(ask, num_events)
@@ -127,7 +128,7 @@ class Trial:
         except Lost as error:
             self.tally.failures[f"a neighbour: {error}"] += 1
 
-    def compare(self, ask: Ask, usual: Answer | None, other: Answer | None, how: tuple[str, str]) -> None:
+    def compare(self, ask: ProofRequest, usual: Answer | None, other: Answer | None, how: tuple[str, str]) -> None:
         """Compare each text with the one of the same index; nothing where an answer did not come."""
         if usual is not None and other is not None:
             settings = self.client.settings
@@ -137,7 +138,11 @@ class Trial:
             self.listen()
 
     def compare_all(
-        self, asks: Sequence[Ask], usual: Sequence[Answer | None], other: Sequence[Answer | None], how: tuple[str, str]
+        self,
+        asks: Sequence[ProofRequest],
+        usual: Sequence[Answer | None],
+        other: Sequence[Answer | None],
+        how: tuple[str, str],
     ) -> None:
         """compare for each of several requests."""
         for ask, one, two in zip(asks, usual, other, strict=True):

@@ -42,7 +42,7 @@ class Scheme:
         return outputs * inputs * DTYPES[dtype]
 
 
-class Packed(Scheme):
+class PackedScheme(Scheme):
     """Plain matrices in oneDNN's own layout: float32 or bfloat16 on CPU."""
 
     matrix = "packed"

@@ -12,7 +12,7 @@ ELSEWHERE = ("reasoning", "reasoning_content", "tool_calls")
 NO_RECEIPT = 'this choice of an answer has no receipt (a request asks for it with "receipt": true)'
 
 
-class Shown(NamedTuple):
+class ShownText(NamedTuple):
     """What came of comparing. finding: the shown text is another one. note: why it was not compared."""
 
     finding: Finding | None = None
@@ -29,7 +29,7 @@ def choices_of(document: Any) -> list[Any] | None:
     return found if isinstance(found, list) else None
 
 
-def compare(choice: dict[str, Any], receipt: Receipt) -> Shown:
+def compare(choice: dict[str, Any], receipt: Receipt) -> ShownText:
     """Compare what a choice shows with its receipt's text, where that can be seen without the request."""
     message = choice.get("message")
     if not isinstance(message, dict):
@@ -41,16 +41,16 @@ def compare(choice: dict[str, Any], receipt: Receipt) -> Shown:
     if not isinstance(shown, str):
         return _not_compared("there is none where an answer has it")
     if shown == receipt.text:
-        return Shown()
+        return ShownText()
     if message is None and receipt.text and shown.endswith(receipt.text):
         return _not_compared("something stands before the receipt's text, as the prompt does with echo")
     if message is not None and shown.strip() in receipt.text:
         return _not_compared("it is a part of the receipt's text, as where the marks of thinking are left out")
     claimed, found = brief(shown), brief(receipt.text)
-    return Shown(
+    return ShownText(
         Finding("shown", f"the answer shows {claimed}, and the receipt is of {found}", None, shown, receipt.text)
     )
 
 
-def _not_compared(why: str) -> Shown:
-    return Shown(None, f"the shown text was not compared with the receipt: {why}")
+def _not_compared(why: str) -> ShownText:
+    return ShownText(None, f"the shown text was not compared with the receipt: {why}")

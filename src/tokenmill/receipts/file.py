@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from tokenmill.errors import ConfigError, ReceiptError
 from tokenmill.memory.atomic_file import writing
-from tokenmill.receipts.answer import NO_RECEIPT, Shown, choices_of, compare
+from tokenmill.receipts.answer import NO_RECEIPT, ShownText, choices_of, compare
 from tokenmill.receipts.read import MAX_SIZE, checked_receipt, parsed
 from tokenmill.receipts.receipt import Receipt
 from tokenmill.receipts.stream import answer_of, is_stream
@@ -17,13 +17,13 @@ from tokenmill.units import counted
 from tokenmill.value_reader import brief
 
 
-class Entry(NamedTuple):
+class ReceiptEntry(NamedTuple):
     """One receipt of a file, or what is wrong with it. where: the file and the line. shown: by the answer it is in."""
 
     where: str
     receipt: Receipt | None
     error: str | None = None
-    shown: Shown = Shown()
+    shown: ShownText = ShownText()
 
 
 def write_receipts(path: Path, receipts: Iterable[Receipt], setting: str) -> None:
@@ -36,7 +36,7 @@ def write_receipts(path: Path, receipts: Iterable[Receipt], setting: str) -> Non
         raise ConfigError(setting, str(path), f"a file that can be written ({error.strerror})") from None
 
 
-def read_receipts(path: Path) -> Iterator[Entry]:
+def read_receipts(path: Path) -> Iterator[ReceiptEntry]:
     """The receipts of a file in their order. ReceiptError if it cannot be read or holds none; what is wrong with one of
     several is in its entry.
     """
@@ -98,11 +98,11 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def _entries(text: bytes, where: str) -> Iterator[Entry]:
+def _entries(text: bytes, where: str) -> Iterator[ReceiptEntry]:
     try:
         document = answer_of(text, where) if is_stream(text) else parsed(text, where)
     except ReceiptError as error:
-        yield Entry(where, None, str(error))
+        yield ReceiptEntry(where, None, str(error))
         return
     if not isinstance(document, list):
         yield from _of_one(document, where)
@@ -115,28 +115,28 @@ def _entries(text: bytes, where: str) -> Iterator[Entry]:
             strange.append(number)
     if strange:
         told = f"the first is number {strange[0]:,}: {brief(document[strange[0] - 1])}"
-        yield Entry(where, None, f"{where} has {counted(len(strange), 'value')} that must be an object; {told}")
+        yield ReceiptEntry(where, None, f"{where} has {counted(len(strange), 'value')} that must be an object; {told}")
 
 
-def _of_one(document: Any, where: str) -> Iterator[Entry]:
+def _of_one(document: Any, where: str) -> Iterator[ReceiptEntry]:
     """The entry of a receipt, or those of the choices of an answer."""
     choices = choices_of(document)
     if choices is None:
         yield _entry(document, where)
         return
     if not choices:
-        yield Entry(where, None, f"{where} is an answer without choices")
+        yield ReceiptEntry(where, None, f"{where} is an answer without choices")
     for number, choice in enumerate(choices, 1):
         place = where if len(choices) == 1 else f"{where}, choice {number}"
         if not isinstance(choice, dict) or choice.get("receipt") is None:
-            yield Entry(place, None, f"{place}: {NO_RECEIPT}")
+            yield ReceiptEntry(place, None, f"{place}: {NO_RECEIPT}")
             continue
         entry = _entry(choice["receipt"], place)
         yield entry if entry.receipt is None else entry._replace(shown=compare(choice, entry.receipt))
 
 
-def _entry(document: Any, where: str) -> Entry:
+def _entry(document: Any, where: str) -> ReceiptEntry:
     try:
-        return Entry(where, checked_receipt(document, where))
+        return ReceiptEntry(where, checked_receipt(document, where))
     except ReceiptError as error:
-        return Entry(where, None, str(error))
+        return ReceiptEntry(where, None, str(error))

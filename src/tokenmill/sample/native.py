@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenmill.kernels import native_library
-from tokenmill.kernels.native_structs import Sample
+from tokenmill.kernels.native_structs import TmSample
 from tokenmill.sample.filters import DRAW
 from tokenmill.sample.noise import uniform
 from tokenmill.sample.state import Row
@@ -44,10 +44,10 @@ def choose_tokens(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[list[int], li
     return [each.token for each in found], [each.largest for each in found], [each.admitted for each in found]
 
 
-def samples(logits_RV: Tensor, rows: Sequence[Row], masks: Sequence[NDArray[np.int32] | None]) -> Array[Sample]:
+def samples(logits_RV: Tensor, rows: Sequence[Row], masks: Sequence[NDArray[np.int32] | None]) -> Array[TmSample]:
     """What the library finds for each row. logits_RV: float32, contiguous, as masks are."""
     num_rows, size = logits_RV.shape
-    filled = (Sample * num_rows)()
+    filled = (TmSample * num_rows)()
     for sample, row, words_W in zip(filled, rows, masks, strict=True):
         params = row.params
         if words_W is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.errors import RequestError
-from tokenmill.memory.transfer import Reading, Vector, to_device
+from tokenmill.memory.transfer import HostCopy, Vector, to_device
 from tokenmill.sample import native
 from tokenmill.sample.filters import BEFORE_MASK, DRAW, MASK, changed, run
 from tokenmill.sample.largest import largest
@@ -34,13 +34,13 @@ class Sampled:
     logprobs: list[TokenLogprobs | None]
 
 
-class Choice:
+class ChosenTokens:
     """One token per row that may still be on its way from the device."""
 
     def __init__(self, logits_RV: Tensor, rows: Sequence[Row], ids_R: Vector, *largest_R: Vector) -> None:
         """largest_R: what must be finite before the choice means anything."""
         self._logits_RV, self._rows, self._ids_R = logits_RV, rows, ids_R
-        self._reading = Reading(ids_R, *largest_R)
+        self._reading = HostCopy(ids_R, *largest_R)
 
     @property
     def ids_R(self) -> Tensor:
@@ -58,14 +58,14 @@ class Choice:
         return Sampled(tokens, logprobs_of(self._logits_RV, self._rows, tokens))
 
 
-def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
+def choose(logits_RV: Tensor, rows: Sequence[Row]) -> ChosenTokens:
     """Choose one token per row, waiting for the device for top_p only. logits_RV: any float dtype; not changed.
 
     RequestError for ids outside the vocabulary. It concerns one row, but no row of the call is chosen for.
     """
     assert len(rows) == logits_RV.shape[0]
     if all(row.kind is ChoiceKind.LARGEST for row in rows):
-        return Choice(logits_RV, rows, *largest(logits_RV))
+        return ChosenTokens(logits_RV, rows, *largest(logits_RV))
     if native.chooses(logits_RV):
         return _choose_natively(logits_RV, rows)
     logits_RV = logits_RV.float()
@@ -73,10 +73,10 @@ def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
     largest_R, ids_R = processed_RV.max(dim=-1)
     ids_R = changed(ids_R, lambda row: row.params.temperature > 0, _draw, processed_RV, rows)
     # A mask could hide what is wrong with the model's logits, and a penalty could bring it about: check both.
-    return Choice(logits_RV, rows, ids_R, logits_RV.amax(dim=-1), largest_R)
+    return ChosenTokens(logits_RV, rows, ids_R, logits_RV.amax(dim=-1), largest_R)
 
 
-def _choose_natively(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
+def _choose_natively(logits_RV: Tensor, rows: Sequence[Row]) -> ChosenTokens:
     """As `choose`; the library applies the masks of constraints, filters and draws, whatever else the rows want. Rows
     that are drawn by a setting that it does not know are drawn by torch.
     """
@@ -88,7 +88,7 @@ def _choose_natively(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
         masked_RV = run([MASK], processed_RV, rows)
         ids = changed(torch.tensor(ids), native.refuses, _draw, masked_RV, rows)
     raw = values if processed_RV is float_RV else largest(logits_RV)[1]
-    return Choice(float_RV, rows, ids, raw, admitted)
+    return ChosenTokens(float_RV, rows, ids, raw, admitted)
 
 
 def sample_singly(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Sampled, dict[int, RequestError]]:

@@ -12,8 +12,8 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from tokenmill.batches.row import Columns, Json, Row
-from tokenmill.batches.task import Key, Task, Work
+from tokenmill.batches.row import Columns, Json, TableRow
+from tokenmill.batches.task import Key, RowWork, Task
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
 from tokenmill.errors import RequestError, TokenmillError
@@ -103,7 +103,7 @@ class BatchLines(Task):
         """See Task."""
         return {"id": "text", "custom_id": "text", "response": "json", "error": "json"}
 
-    def prepare(self, core: Core, row: Row, key: Key) -> Work:
+    def prepare(self, core: Core, row: TableRow, key: Key) -> RowWork:
         """See Task."""
         body, prepare, form = self._read(row)
         if body.seed is None or body.seed == -1:
@@ -119,9 +119,9 @@ class BatchLines(Task):
             made.resume(Resumption({"id": f"{made.prefix}{key.text}"}), {})  # of which the ids of calls are made
             return self._response(key, 200, _without_moment(made.answer(completions), made.prefix, key))
 
-        return Work(prepared.request, prepared.prompts[0], answer, scored)
+        return RowWork(prepared.request, prepared.prompts[0], answer, scored)
 
-    def _read(self, row: Row) -> Asked:
+    def _read(self, row: TableRow) -> Asked:
         """What a line asks, checked as the server does."""
         if (problem := self.problem(row)) is not None:
             raise _NoRequest(*problem)
@@ -142,7 +142,7 @@ class BatchLines(Task):
             )
         return body, prepare, form
 
-    def problem(self, row: Row) -> tuple[str, str, str | None] | None:
+    def problem(self, row: TableRow) -> tuple[str, str, str | None] | None:
         """Why a line is no request at all: a code, a message, and the field; None for a line that is one."""
         if (values := row.values) is None:
             return "invalid_json_line", row.problem, None
@@ -163,7 +163,7 @@ class BatchLines(Task):
             return "missing_required_parameter", f"{where} has no body, which is an object", "body"
         return None
 
-    def refusal(self, row: Row, key: Key, error: Exception) -> Any:
+    def refusal(self, row: TableRow, key: Key, error: Exception) -> Any:
         """See Task."""
         if isinstance(error, _NoRequest):
             return {"response": None, "error": {"code": error.code, "message": str(error)}}
@@ -172,7 +172,7 @@ class BatchLines(Task):
         told, url = api_error_of(error), "" if row.values is None else str(row.values.get("url"))
         return self._response(key, told.status, body_of(told, url))
 
-    def output(self, row: Row, key: Key, answer: Any) -> Json:
+    def output(self, row: TableRow, key: Key, answer: Any) -> Json:
         """See Task."""
         custom_id = None if row.values is None else row.values.get("custom_id")
         return {"id": f"batch_req_{key.text}", "custom_id": custom_id, **answer}

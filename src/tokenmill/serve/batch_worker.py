@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenmill.batches.batch import How, OutputTaken, Progress, opened
+from tokenmill.batches.batch import BatchProgress, How, OutputTaken, opened
 from tokenmill.batches.journal import NotWritten, OtherRun, journal_path
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import TokenmillError
@@ -49,7 +49,7 @@ class BatchWorker:
         self._wake, self._is_stopping = threading.Event(), False
         self._halt = threading.Event()  # for the batch that runs
         self._current: str | None = None
-        self._progress: Progress | None = None
+        self._progress: BatchProgress | None = None
         self._look_at_s = 0.0
         self._not_before: dict[str, float] = {}
         self._num_faults: Counter[str] = Counter()
@@ -224,7 +224,7 @@ class BatchWorker:
                 summary = opened_batch.run(self._engine.core, how)
         return summary.is_whole or target.exists()
 
-    def _told(self, status: Callable[[], str], progress: Progress) -> None:
+    def _told(self, status: Callable[[], str], progress: BatchProgress) -> None:
         """Note how far a batch is, and now and then whether another server was asked to cancel it."""
         self._progress = progress
         if (now_s := time.monotonic()) >= self._look_at_s:

@@ -24,7 +24,7 @@ from tokenmill.serve.reading import Readers
 from tokenmill.serve.schema import ChatBody, TokenizeBody
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.text.tools.functions import Choice, Function, forced, read_choice
+from tokenmill.text.tools.functions import Function, ToolChoice, forced, read_choice
 from tokenmill.text.tools.lark import FORCING
 from tokenmill.text.tools.model_tools import ModelTools, tools_of
 from tokenmill.text.turns import turns_of
@@ -55,7 +55,7 @@ class Calling:
     tools: ModelTools | None = None
     tokenizer: Tokenizer | None = None
     functions: tuple[Function, ...] = ()
-    choice: Choice = field(default_factory=lambda: Choice("none"))
+    choice: ToolChoice = field(default_factory=lambda: ToolChoice("none"))
     warnings: tuple[str, ...] = ()
 
     def conversation(self, messages: List[Mapping[str, Any]]) -> tuple[list[Any], Json]:
@@ -126,7 +126,7 @@ def calling_of(loaded: LoadedModel, body: ChatBody | TokenizeBody) -> Calling:
         given = read_tools(body.tools or ())
     except RequestError as error:
         raise ApiError(400, str(error), "tools") from None
-    choice, is_open = Choice("none"), False
+    choice, is_open = ToolChoice("none"), False
     if isinstance(body, ChatBody):
         try:
             choice = read_choice(body.tool_choice, given, body.parallel_tool_calls)

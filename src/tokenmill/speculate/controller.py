@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.speculate.estimates import DraftCosts, MatchChances, PassCosts, TextChances
 from tokenmill.speculate.multi_step import MAX_CALL_S, several_steps, take_largest
-from tokenmill.speculate.proposer import Facts, Forced, Proposer
+from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext
 from tokenmill.speculate.suffix import Guess, Suffix
 
 MARGIN = 1.03  # by so much drafts must promise to be faster
@@ -34,7 +34,7 @@ class Judged(NamedTuple):
     forced: List[int]
 
 
-class Choice(NamedTuple):
+class DraftLengths(NamedTuple):
     """tokens_per_s: what is expected. lengths: drafts by id of the sequence. by_model: the draft model makes them."""
 
     tokens_per_s: float
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
 class Controller(Proposer):
     """Proposer adaptive: suffix, the draft model, several steps in one call where the program can, or none."""
 
-    def __init__(self, facts: Facts, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, facts: ProposerContext, clock: Callable[[], float] = time.perf_counter) -> None:
         self._facts, self._suffix, self._clock, self._is_several = facts, Suffix(facts), clock, False
         self._costs, self._matches, self._stored = PassCosts(), MatchChances(), MatchChances()
         self._model_costs, self._texts = DraftCosts(), TextChances()
@@ -63,10 +63,10 @@ class Controller(Proposer):
                 self._judged[each.id] = self._guessed(each, limit, forced.get(each.id, ()))
         count = len(sequences) + sum(len(each.forced) for each in self._judged.values())
         can_be_several = self._facts.finds_drafts and take_largest(sequences)
-        best = Choice(0.0, {})
+        best = DraftLengths(0.0, {})
         if not self._costs.is_old(count, can_be_several):  # else it is time for a pass without drafts
             plain = MARGIN * count / max(self._costs.seconds(count, can_be_several), 1e-9)
-            best = max(Choice(plain, {}), self._of_matches(count), self._of_model(sequences, limit), key=_rate)
+            best = max(DraftLengths(plain, {}), self._of_matches(count), self._of_model(sequences, limit), key=_rate)
         if best.lengths:
             return self._made(sequences, best)
         self._is_several = can_be_several
@@ -82,7 +82,7 @@ class Controller(Proposer):
         behind = Guess(tokens[len(forced) :] if is_alike else [], matched + len(forced), is_stored)
         return Judged(sequence, behind, forced)
 
-    def _of_matches(self, num_certain: int) -> Choice:
+    def _of_matches(self, num_certain: int) -> DraftLengths:
         """Choose as many of the likeliest guesses as promise most tokens a second. num_certain: without them."""
         drafts = [
             (chance, number)
@@ -98,12 +98,12 @@ class Controller(Proposer):
         lengths: dict[int, int] = {}
         for _, number in drafts[:count]:
             lengths[number] = lengths.get(number, 0) + 1
-        return Choice(best, lengths)
+        return DraftLengths(best, lengths)
 
-    def _of_model(self, sequences: List[Sequence], limit: int) -> Choice:
+    def _of_model(self, sequences: List[Sequence], limit: int) -> DraftLengths:
         """Choose as many tokens of the draft model for each sequence as promise most tokens a second."""
         if self._facts.draft is None or limit < 1:
-            return Choice(0.0, {})
+            return DraftLengths(0.0, {})
         count, each_s = len(sequences), self._model_costs.of(len(sequences))
         chances = [self._texts.along(each, limit) for each in sequences]
         expected, best, length = float(count), 0.0, 0
@@ -117,9 +117,9 @@ class Controller(Proposer):
         self._num_unprobed += 1
         if self._num_unprobed >= self._probe:
             best, length = float("inf"), max(length, 1)
-        return Choice(best, {each.id: length for each in sequences if each.score_from is None}, True)
+        return DraftLengths(best, {each.id: length for each in sequences if each.score_from is None}, True)
 
-    def _made(self, sequences: List[Sequence], choice: Choice) -> dict[int, list[int]]:
+    def _made(self, sequences: List[Sequence], choice: DraftLengths) -> dict[int, list[int]]:
         """Make the drafts of a choice."""
         draft = self._facts.draft
         if not choice.by_model or draft is None:
@@ -165,5 +165,5 @@ class Controller(Proposer):
         return self._stored if guess.is_stored else self._matches
 
 
-def _rate(choice: Choice) -> float:
+def _rate(choice: DraftLengths) -> float:
     return choice.tokens_per_s

@@ -7,13 +7,13 @@ temperature nearly as often as without one (arXiv 2408.07978).
 from collections.abc import Sequence as List
 
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.speculate.proposer import Facts, Forced, Proposer
+from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext
 
 
 class DraftModel(Proposer):
     """Drafts for every sequence that decodes, all of them in one batch."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: ProposerContext) -> None:
         assert facts.draft is not None, "checked with the settings"
         self._draft = facts.draft
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence as List
 
 from tokenmill.sample.state import ChoiceKind, choice_kind
 from tokenmill.schedule.sequence import UNKNOWN, Sequence
-from tokenmill.speculate.proposer import Facts, Forced, Proposer
+from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext
 
 MAX_CALL_S = 0.025  # tokens of one call arrive together, and a new request waits for its end
 MAX_ROWS = 32  # of logits, which are kept until the end of the call
@@ -19,7 +19,7 @@ MAX_ROWS = 32  # of logits, which are kept until the end of the call
 class MultiStep(Proposer):
     """Estimates the time of a step from the time between two calls."""
 
-    def __init__(self, _: Facts | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, _: ProposerContext | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._called_s, self._num_steps = clock, 0.0, 0
 
     def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:

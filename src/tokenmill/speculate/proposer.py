@@ -50,7 +50,7 @@ class Store(Protocol):
         """Write what is not on disk yet."""
 
 
-class Facts(NamedTuple):
+class ProposerContext(NamedTuple):
     """The facts of an engine that a proposer may know. finds_drafts: as its Program says. The others are there if asked
     for.
     """
@@ -65,7 +65,7 @@ Forced = Mapping[int, List[int]]
 
 
 class Proposer:
-    """Made with the engine's Facts. is_off: it is never asked."""
+    """Made with the ProposerContext of the engine. is_off: it is never asked."""
 
     is_off = False
 
@@ -87,7 +87,7 @@ class NoProposer(Proposer):
 
     is_off = True
 
-    def __init__(self, _: Facts) -> None:
+    def __init__(self, _: ProposerContext) -> None:
         pass
 
 

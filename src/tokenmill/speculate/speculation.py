@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from tokenmill.schedule.sequence import UNKNOWN, WHOLE, Plan, Sequence
-from tokenmill.speculate.proposer import Facts, Forced, Proposer
+from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext
 from tokenmill.units import counted
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Speculation:
         num_draft_tokens: int,
         max_step_tokens: int,
         vocab_size: int,
-        facts: Facts | None = None,
+        facts: ProposerContext | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.proposer, self.stats = proposer, DraftStats()

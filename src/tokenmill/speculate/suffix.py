@@ -10,7 +10,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.speculate.proposer import Facts, Forced, Proposer
+from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext
 
 SHORTEST = 2  # tokens of a suffix that must have occurred before anything is guessed
 TAIL = 4  # last tokens by which a sequence that was edited is known
@@ -103,7 +103,7 @@ class Suffix(Proposer):
     Texts of a tenant, those with a salt, are neither stored nor compared with what is.
     """
 
-    def __init__(self, facts: Facts | None = None) -> None:
+    def __init__(self, facts: ProposerContext | None = None) -> None:
         self._automata: WeakKeyDictionary[Sequence, SuffixAutomaton] = WeakKeyDictionary()
         self._store = facts.store if facts is not None else None
         self._num_stored: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()

@@ -17,7 +17,7 @@ MORE = {"role": "assistant", "content": SAID_MORE}
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnRules:
     """takes_system_inside: a system message after the first turn is put into the text there, and changes nothing else.
 
     takes_users_in_a_row: two messages of the user need no answer between them. takes_answers_in_a_row: nor do two of
@@ -29,18 +29,18 @@ class Turns:
     takes_answers_in_a_row: bool
 
 
-_found: WeakKeyDictionary[Tokenizer, tuple[tuple[str, ...], Turns]] = WeakKeyDictionary()
+_found: WeakKeyDictionary[Tokenizer, tuple[tuple[str, ...], TurnRules]] = WeakKeyDictionary()
 """With the templates that they were found for, since an option may replace them."""
 
 
-def turns_of(tokenizer: Tokenizer) -> Turns:
+def turns_of(tokenizer: Tokenizer) -> TurnRules:
     """The turns that the chat template of a tokenizer takes."""
     known = _found.get(tokenizer)
     if known is None or known[0] != tokenizer.templates:
         users, answers = _text(tokenizer, FIRST, SECOND), _text(tokenizer, FIRST, ANSWER, MORE)
         is_whole = users is not None and ASKED in users and ASKED_AGAIN in users
         has_both = answers is not None and ANSWERED in answers and SAID_MORE in answers
-        known = tokenizer.templates, Turns(_takes_system_inside(tokenizer), is_whole, has_both)
+        known = tokenizer.templates, TurnRules(_takes_system_inside(tokenizer), is_whole, has_both)
         _found[tokenizer] = known
     return known[1]
 

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from tests.prove.fake import running
 from tokenmill.errors import TokenmillError
-from tokenmill.prove.agent.check import AgentCheck, Settings, common_length
+from tokenmill.prove.agent.check import AgentCheck, AgentSettings, common_length
 from tokenmill.prove.agent.log import Recorded
 from tokenmill.prove.agent.report import notes, rows
 
@@ -45,7 +45,7 @@ def checked(*texts, path="/v1/chat/completions"):
     bodies, more = [], {"stream": True, "stream_options": {}, "max_completion_tokens": 900, "temperature": 0}
     log = [Recorded(number, path, {"messages": text, **more}) for number, text in enumerate(texts, start=1)]
     with running(server(bodies)) as url:
-        return AgentCheck(Settings(url)).run(log), bodies
+        return AgentCheck(AgentSettings(url)).run(log), bodies
 
 
 def test_what_was_computed_again():
@@ -74,7 +74,7 @@ def test_a_server_that_tells_no_ids():
 
 def test_lines_that_generate_nothing_are_counted():
     with running(server([])) as url:
-        outcome = AgentCheck(Settings(url)).run([Recorded(1, "/v1/messages/count_tokens", {})])
+        outcome = AgentCheck(AgentSettings(url)).run([Recorded(1, "/v1/messages/count_tokens", {})])
     assert not outcome.turns and list(notes(outcome)) == [
         "1 lines of /v1/messages/count_tokens were not sent: nothing is generated there"
     ]
@@ -82,7 +82,7 @@ def test_lines_that_generate_nothing_are_counted():
 
 def test_no_server():
     with pytest.raises(TokenmillError, match=r"cannot be asked: .*is `tokenmill serve` running there"):
-        AgentCheck(Settings("http://127.0.0.1:9")).run([Recorded(1, "/v1/messages", {})])
+        AgentCheck(AgentSettings("http://127.0.0.1:9")).run([Recorded(1, "/v1/messages", {})])
 
 
 def test_common_length():

@@ -6,9 +6,9 @@ import pytest
 from tests.serve.conftest import served
 from tests.word_model import ROLES, save_word_model
 from tokenmill.serve.protocols.conversation import in_turns
-from tokenmill.text.turns import Turns
+from tokenmill.text.turns import TurnRules
 
-ANY, ONE_SYSTEM, STRICT = Turns(True, True, True), Turns(False, True, True), Turns(False, False, False)
+ANY, ONE_SYSTEM, STRICT = TurnRules(True, True, True), TurnRules(False, True, True), TurnRules(False, False, False)
 
 
 def say(text):

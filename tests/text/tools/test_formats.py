@@ -9,7 +9,7 @@ import pytest
 from tests.text.tools.answers import joined
 from tests.text.tools.byte_grammar import admitted, ids_of
 from tokenmill.registry import TOOL_FORMATS, lookup
-from tokenmill.text.tools.functions import Choice, read_functions
+from tokenmill.text.tools.functions import ToolChoice, read_functions
 from tokenmill.text.tools.grammar import calls_grammar
 from tokenmill.text.tools.parser import Parser
 
@@ -89,7 +89,7 @@ def test_calls_of_the_history_are_admitted_and_parsed(name, calls):
     calls = calls[:1] if form.is_single else calls
     text = form.text(calls)
     for control in ((), control_of(name)):
-        grammar = calls_grammar(form, FUNCTIONS, Choice("required"), control=ids_of(control))
+        grammar = calls_grammar(form, FUNCTIONS, ToolChoice("required"), control=ids_of(control))
         assert admitted(grammar, text, control) == "whole"
     for is_trusted in (False, True):
         whole = parsed(name, text, is_trusted=is_trusted)
@@ -105,7 +105,7 @@ def test_text_may_stand_before_calls(name):
     if form.is_alone:
         assert parsed(name, text).text == text
         return
-    grammar = calls_grammar(form, FUNCTIONS, Choice(), control={})
+    grammar = calls_grammar(form, FUNCTIONS, ToolChoice(), control={})
     assert admitted(grammar, text) == "whole"
     for seed in range(20):
         found = parsed(name, text, Random(seed))
@@ -116,7 +116,7 @@ def test_text_may_stand_before_calls(name):
 def test_a_call_that_is_none_is_refused_and_is_text(name):
     form = form_of(name)
     text = form.text([("unknown", {"path": "x"})])
-    for wanted in (Choice(), Choice("required")):
+    for wanted in (ToolChoice(), ToolChoice("required")):
         grammar = calls_grammar(form, FUNCTIONS, wanted, control={})
         assert (form.is_alone and wanted.mode == "auto") or admitted(grammar, text) not in ("whole", "prefix")
     for seed in range(10):
@@ -126,6 +126,6 @@ def test_a_call_that_is_none_is_refused_and_is_text(name):
 @pytest.mark.parametrize("name", FRAMED)
 def test_one_call_is_all_where_several_are_not_allowed(name):
     form, calls = form_of(name), [("now", {}), ("now", {})]
-    grammar = calls_grammar(form, FUNCTIONS, Choice(parallel=False), control={})
+    grammar = calls_grammar(form, FUNCTIONS, ToolChoice(parallel=False), control={})
     assert admitted(grammar, form.text(calls[:1])) == "whole"
     assert admitted(grammar, form.text(calls)) not in ("whole", "prefix")

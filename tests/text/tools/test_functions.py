@@ -3,7 +3,7 @@
 import pytest
 
 from tokenmill.errors import RequestError
-from tokenmill.text.tools.functions import NO_PARAMETERS, Choice, Function, read_choice, read_functions
+from tokenmill.text.tools.functions import NO_PARAMETERS, Function, ToolChoice, read_choice, read_functions
 
 
 def tool(name="f", **more):
@@ -47,22 +47,22 @@ def test_what_is_no_list_of_functions_is_refused(tools, message):
 @pytest.mark.parametrize(
     ("given", "parallel", "choice"),
     [
-        (None, None, Choice("auto")),
-        ("auto", False, Choice("auto", parallel=False)),
-        ("none", None, Choice("none")),
-        ("required", True, Choice("required")),
-        ({"type": "function", "function": {"name": "f"}}, None, Choice("required", "f", False)),
-        ({"type": "function", "name": "f"}, True, Choice("required", "f", False)),
-        ({"type": "custom", "custom": {"name": "f"}}, None, Choice("required", "f", False)),
+        (None, None, ToolChoice("auto")),
+        ("auto", False, ToolChoice("auto", parallel=False)),
+        ("none", None, ToolChoice("none")),
+        ("required", True, ToolChoice("required")),
+        ({"type": "function", "function": {"name": "f"}}, None, ToolChoice("required", "f", False)),
+        ({"type": "function", "name": "f"}, True, ToolChoice("required", "f", False)),
+        ({"type": "custom", "custom": {"name": "f"}}, None, ToolChoice("required", "f", False)),
         (
             {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("f")]}},
             None,
-            Choice("auto", allowed=("f",)),
+            ToolChoice("auto", allowed=("f",)),
         ),
         (
             {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g.h-i"}]},
             False,
-            Choice("required", None, False, ("g.h-i",)),
+            ToolChoice("required", None, False, ("g.h-i",)),
         ),
     ],
 )
@@ -90,9 +90,9 @@ def test_what_is_no_choice_is_refused(given, functions, message):
 
 
 def test_functions_that_may_be_called():
-    assert Choice().among(FUNCTIONS) == FUNCTIONS
-    assert Choice("none").among(FUNCTIONS) == ()
-    assert Choice("required", "f").among(FUNCTIONS) == FUNCTIONS[:1]
+    assert ToolChoice().among(FUNCTIONS) == FUNCTIONS
+    assert ToolChoice("none").among(FUNCTIONS) == ()
+    assert ToolChoice("required", "f").among(FUNCTIONS) == FUNCTIONS[:1]
     assert read_choice(None, ()).mode == "none"
-    assert Choice("auto", allowed=("f",)).among(FUNCTIONS) == FUNCTIONS[:1]
-    assert Choice("auto", allowed=()).among(FUNCTIONS) == ()
+    assert ToolChoice("auto", allowed=("f",)).among(FUNCTIONS) == FUNCTIONS[:1]
+    assert ToolChoice("auto", allowed=()).among(FUNCTIONS) == ()

@@ -7,7 +7,7 @@ import pytest
 from tests.text.tools.answers import answer, pushed
 from tests.text.tools.byte_grammar import admitted, ids_of
 from tokenmill.text.parts import CallArguments, CallBegin
-from tokenmill.text.tools.functions import Choice, read_functions
+from tokenmill.text.tools.functions import ToolChoice, read_functions
 from tokenmill.text.tools.grammar import calls_grammar
 from tokenmill.text.tools.harmony import CHANNEL, CONSTRAIN, END, HARMONY, MESSAGE, START
 from tokenmill.text.tools.parser import Parser
@@ -45,12 +45,12 @@ def test_messages_are_parsed_however_they_are_cut(text, is_trusted):
 @pytest.mark.parametrize("text", ANSWERS)
 def test_the_grammar_admits_what_is_parsed(text):
     for control in ((), CONTROL):
-        grammar = calls_grammar(HARMONY, FUNCTIONS, Choice(), control=ids_of(control))
+        grammar = calls_grammar(HARMONY, FUNCTIONS, ToolChoice(), control=ids_of(control))
         assert admitted(grammar, text, control) == "whole"
 
 
 def test_the_grammar_refuses_what_is_no_call():
-    grammar = calls_grammar(HARMONY, FUNCTIONS, Choice("required"), control=ids_of(CONTROL))
+    grammar = calls_grammar(HARMONY, FUNCTIONS, ToolChoice("required"), control=ids_of(CONTROL))
     assert admitted(grammar, THOUGHT + FINAL, CONTROL).endswith("#")
     assert admitted(grammar, THOUGHT + CALL.replace("get_weather", "other"), CONTROL).endswith("functions.")
     assert admitted(grammar, CALL.replace("city", "town"), CONTROL).endswith('{"')

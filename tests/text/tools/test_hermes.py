@@ -9,7 +9,7 @@ from tests.text.tools.answers import answer, pushed
 from tests.text.tools.byte_grammar import admitted, ids_of
 from tokenmill.text.parts import CallArguments, CallBegin, TextPart
 from tokenmill.text.thinking import Thinking
-from tokenmill.text.tools.functions import Choice, read_functions
+from tokenmill.text.tools.functions import ToolChoice, read_functions
 from tokenmill.text.tools.grammar import calls_grammar
 from tokenmill.text.tools.hermes import HERMES
 from tokenmill.text.tools.parser import Parser
@@ -53,12 +53,12 @@ def test_answers_are_parsed_however_they_are_cut(text, is_trusted):
 
 @pytest.mark.parametrize("text", ANSWERS)
 def test_the_grammar_admits_what_is_parsed(text):
-    grammar = calls_grammar(HERMES, FUNCTIONS, Choice(), control={}, thinking=THINKING)
+    grammar = calls_grammar(HERMES, FUNCTIONS, ToolChoice(), control={}, thinking=THINKING)
     assert admitted(grammar, text) == "whole"
 
 
 def test_the_grammar_refuses_what_is_no_call():
-    grammar = calls_grammar(HERMES, FUNCTIONS, Choice(), control={}, thinking=THINKING)
+    grammar = calls_grammar(HERMES, FUNCTIONS, ToolChoice(), control={}, thinking=THINKING)
     assert admitted(grammar, "a <tool_call>x") == "a <tool_call>"
     assert admitted(grammar, '<tool_call>\n{"name": "other') == '<tool_call>\n{"name": "'
     assert admitted(grammar, f"{NOW} and") == NOW
@@ -71,22 +71,22 @@ def test_the_grammar_refuses_what_is_no_call():
 
 def test_control_tokens_are_the_marks_where_the_vocabulary_has_them():
     control = ("<tool_call>", "</tool_call>")
-    grammar = calls_grammar(HERMES, FUNCTIONS, Choice(), control=ids_of(control))
+    grammar = calls_grammar(HERMES, FUNCTIONS, ToolChoice(), control=ids_of(control))
     assert admitted(grammar, f"I look.\n{NOW}\n{NOW}", control) == "whole"
     spelled = admitted(grammar, NOW, control, in_letters=True)
     assert spelled == NOW.removesuffix("</tool_call>")  # letters begin a call too, and do not end it
 
 
 def test_a_choice_restricts_the_grammar():
-    required = calls_grammar(HERMES, FUNCTIONS, Choice("required"), control={})
+    required = calls_grammar(HERMES, FUNCTIONS, ToolChoice("required"), control={})
     assert admitted(required, "Hello") == ""
     assert admitted(required, f"{NOW}\n{WEATHER}") == "whole"
-    one = calls_grammar(HERMES, FUNCTIONS, Choice(parallel=False), control={})
+    one = calls_grammar(HERMES, FUNCTIONS, ToolChoice(parallel=False), control={})
     assert admitted(one, f"{NOW}\n{NOW}") == NOW
 
 
 def test_thinking_may_be_open_when_the_answer_begins():
-    grammar = calls_grammar(HERMES, FUNCTIONS, Choice("required"), control={}, thinking=THINKING, is_open=True)
+    grammar = calls_grammar(HERMES, FUNCTIONS, ToolChoice("required"), control={}, thinking=THINKING, is_open=True)
     text = f"Hm <tool_call>\n</think>\n\n{NOW}"
     assert admitted(grammar, text) == "whole"
     assert admitted(grammar, "Hm\n</think>\n\nSo") == "Hm\n</think>\n\n"
@@ -151,10 +151,10 @@ def test_ids_are_unique():
 
 def test_an_answer_without_calls_may_have_a_grammar_of_its_own():
     for wanted, text, found in (
-        (Choice(), "yes", "whole"),
-        (Choice(), "so", ""),
-        (Choice(), NOW, "whole"),
-        (Choice("required"), "yes", ""),
+        (ToolChoice(), "yes", "whole"),
+        (ToolChoice(), "so", ""),
+        (ToolChoice(), NOW, "whole"),
+        (ToolChoice("required"), "yes", ""),
     ):
         grammar = calls_grammar(HERMES, FUNCTIONS, wanted, control={}, text='("yes" | "no")')
         assert admitted(grammar, text) == found

@@ -14,7 +14,7 @@ from tokenmill.errors import ConfigError, RequestError
 from tokenmill.registry import TOOL_FORMATS, lookup
 from tokenmill.text.literal import chat_text, encode_chat
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.text.tools.functions import Choice, read_functions
+from tokenmill.text.tools.functions import ToolChoice, read_functions
 from tokenmill.text.tools.history import unread
 from tokenmill.text.tools.model_tools import tools_of
 
@@ -87,7 +87,7 @@ def test_an_old_call_is_what_the_grammar_lets_the_model_write(name):
     answer = texts[1][len(texts[0]) :]
     written = tools.form.text([(called, given) for called, given in calls])
     assert answer.startswith(written)
-    grammar = tools.grammar(functions, Choice("required"))
+    grammar = tools.grammar(functions, ToolChoice("required"))
     assert admitted(grammar, written) == "whole"
 
 

@@ -11,7 +11,7 @@ from tests.text.tools.test_formats import NAMES, control_of, form_of
 from tests.text.tools.test_lark_pattern import takes
 from tokenmill.errors import RequestError
 from tokenmill.serve.custom_tools import read_tools
-from tokenmill.text.tools.functions import Choice
+from tokenmill.text.tools.functions import ToolChoice
 from tokenmill.text.tools.grammar import calls_grammar
 from tokenmill.text.tools.hermes import HERMES
 from tokenmill.text.tools.lark_rules import in_json
@@ -58,7 +58,7 @@ def fits(name, grammar, text):
     if name == "olmo3":  # its history has texts between single quotation marks, its grammar between either
         written = f"{form.opening}p(input={json.dumps(text, ensure_ascii=False)}){form.closing}"
     for control in ((), control_of(name)):
-        made = calls_grammar(form, tools, Choice("required"), control=ids_of(control))
+        made = calls_grammar(form, tools, ToolChoice("required"), control=ids_of(control))
         if admitted(made, written, control) != "whole":
             return False
     _, _, calls = answer(pushed(Parser(form, tools, is_trusted=True), written))
@@ -82,7 +82,7 @@ EITHER_CASE = [
 def test_letters_of_either_case_do_not_change_an_escape(grammar, good, bad):
     for text in (*good, *bad):
         assert takes(grammar, text) == fits("hermes", grammar, text) == (text in good), text
-    made = calls_grammar(form_of("hermes"), tool(grammar), Choice("required"), control=ids_of(()))
+    made = calls_grammar(form_of("hermes"), tool(grammar), ToolChoice("required"), control=ids_of(()))
     for wrong in (r"A\N\\", r"SELECT\Nend"):
         written = form_of("hermes").text([("p", {"input": "~"})]).replace("~", wrong)
         assert admitted(made, written, ()) is None or admitted(made, written, ()) != "whole"
@@ -134,7 +134,7 @@ def test_what_is_not_known_is_said(pattern):
 def test_rules_whose_names_differ_in_case():
     grammar = 'start: "(" Start ")"\nStart: start | "x"\n'
     tools = tool(grammar)
-    made = calls_grammar(HERMES, tools, Choice("required"), control={})
+    made = calls_grammar(HERMES, tools, ToolChoice("required"), control={})
     assert admitted(made, HERMES.text([("p", {"input": "((x))"})])) == "whole"
 
 
@@ -162,4 +162,4 @@ def test_what_is_wrong_is_said(grammar, why):
         with pytest.raises(RequestError, match=why):
             tool(grammar)
     else:
-        calls_grammar(HERMES, tool(grammar), Choice("required"), control={})
+        calls_grammar(HERMES, tool(grammar), ToolChoice("required"), control={})

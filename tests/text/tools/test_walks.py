@@ -12,7 +12,7 @@ from tests.text.tools.answers import joined
 from tests.text.tools.byte_grammar import END, ids_of, tokenizer, tokens_of
 from tests.text.tools.test_formats import FRAMED, NAMES, control_of, form_of
 from tokenmill.text.thinking import Thinking
-from tokenmill.text.tools.functions import Choice, read_functions
+from tokenmill.text.tools.functions import ToolChoice, read_functions
 from tokenmill.text.tools.grammar import calls_grammar
 from tokenmill.text.tools.parser import Parser
 
@@ -125,7 +125,7 @@ def parsed(name, functions, text, rng, is_trusted, thinking):
 
 def check(name, seed, functions=FUNCTIONS):
     rng = Random(f"{name} {seed}")
-    wanted = rng.choice([Choice("required"), Choice("required"), Choice(), Choice(parallel=False)])
+    wanted = rng.choice([ToolChoice("required"), ToolChoice("required"), ToolChoice(), ToolChoice(parallel=False)])
     control = rng.choice([(), control_of(name)])
     thinking = THINKING if rng.random() < 0.3 and name in FRAMED else None
     form = form_of(name)

@@ -9,7 +9,7 @@ from tests.text.tools.answers import joined
 from tests.text.tools.byte_grammar import admitted
 from tokenmill.errors import RequestError
 from tokenmill.text.parts import CallArguments
-from tokenmill.text.tools.functions import Choice, Function
+from tokenmill.text.tools.functions import Function, ToolChoice
 from tokenmill.text.tools.glm45 import GLM45
 from tokenmill.text.tools.grammar import calls_grammar
 from tokenmill.text.tools.parser import Parser
@@ -116,7 +116,10 @@ def test_a_key_twice_is_twice_in_the_arguments_of_which_the_last_counts():
 
 def test_a_pattern_is_enforced():
     grammar = calls_grammar(
-        QWEN3_XML, functions({"text": {"type": "string", "pattern": "^a+/?(b|\\n)$"}}), Choice("required"), control={}
+        QWEN3_XML,
+        functions({"text": {"type": "string", "pattern": "^a+/?(b|\\n)$"}}),
+        ToolChoice("required"),
+        control={},
     )
     call = QWEN3_XML.text([("f", {"text": "aaa/b"})])
     assert admitted(grammar, call) == admitted(grammar, call.replace("/b", "\n")) == "whole"
@@ -126,7 +129,7 @@ def test_a_pattern_is_enforced():
 
 def test_a_pattern_may_end_with_a_letter_that_is_no_anchor():
     schema = {"text": {"type": "string", "pattern": "^[0-9]+ \\$"}}
-    grammar = calls_grammar(QWEN3_XML, functions(schema), Choice("required"), control={})
+    grammar = calls_grammar(QWEN3_XML, functions(schema), ToolChoice("required"), control={})
     call = QWEN3_XML.text([("f", {"text": "12 $"})])
     assert admitted(grammar, call) == "whole" and admitted(grammar, call.replace("$", "$ a day")) == "whole"
     assert admitted(grammar, call.replace("$", "")).endswith("12 ")
@@ -134,7 +137,7 @@ def test_a_pattern_may_end_with_a_letter_that_is_no_anchor():
 
 def test_no_closing_tag_is_admitted_inside_a_text():
     for properties in (PROPERTIES, {"text": {"type": "string", "pattern": "^(.|\\n)*$"}}):
-        grammar = calls_grammar(QWEN3_XML, functions(properties), Choice("required"), control={})
+        grammar = calls_grammar(QWEN3_XML, functions(properties), ToolChoice("required"), control={})
         call = QWEN3_XML.text([("f", {"text": "a</parameter>b"})])
         assert admitted(grammar, call) == call[: call.index(">b")]
 
@@ -142,5 +145,5 @@ def test_no_closing_tag_is_admitted_inside_a_text():
 def test_what_cannot_be_enforced_in_a_text_is_refused_where_a_function_is_strict():
     with pytest.raises(RequestError, match=r"f: strict is not possible.* cannot enforce maxLength of 'text': leave"):
         calls_grammar(
-            QWEN3_XML, functions({"text": {"type": "string", "maxLength": 3}}, strict=True), Choice(), control={}
+            QWEN3_XML, functions({"text": {"type": "string", "maxLength": 3}}, strict=True), ToolChoice(), control={}
         )

@@ -18,7 +18,7 @@ from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.gguf.header import read_header
 from tokenmill.weights.names import Target
-from tokenmill.weights.write.export import Export, Plan, find_export
+from tokenmill.weights.write.export import Export, ExportPlan, find_export
 from tokenmill.weights.write.quantize import Kind, kind_of, plan_quantization, quantize
 
 FileType = gguf.LlamaFileType
@@ -149,7 +149,7 @@ def plan_of(
     """One matrix that becomes codes, and a norm."""
     targets = {UP: Target(parameter, "up", transform), NORM: Target("norm.weight", "", "")}
     source, model = SimpleNamespace(path=Path("/models/x")), read_config(LLAMA)
-    return Plan(source, model, {UP: shape, NORM: (64,)}, {UP: bits}, targets, scheme_bits, group, symmetric)
+    return ExportPlan(source, model, {UP: shape, NORM: (64,)}, {UP: bits}, targets, scheme_bits, group, symmetric)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from tokenmill.batches.formats.table_format import TableFormat, Write, cell
-from tokenmill.batches.row import Columns, Row
+from tokenmill.batches.row import Columns, TableRow
 from tokenmill.errors import RequestError
 
 _END = "\r\n"
@@ -18,7 +18,7 @@ LONGEST_CELL = 64_000_000  # characters
 _limit = threading.Lock()
 
 
-class Reader(Protocol):
+class CsvReader(Protocol):
     """What csv.reader returns."""
 
     line_num: int
@@ -30,7 +30,7 @@ class Reader(Protocol):
 class CSVFile(TableFormat):
     """See the module."""
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[TableRow]:
         """See TableFormat."""
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -71,7 +71,7 @@ class _Lines:
         return self.out.write(f"{row.removesuffix(_END)}\n")
 
 
-def _header(path: Path, reader: Reader) -> list[str]:
+def _header(path: Path, reader: CsvReader) -> list[str]:
     names = _next(path, reader)
     if not names:
         raise RequestError(f"{path} is empty: a line with the names of columns comes first")
@@ -80,7 +80,7 @@ def _header(path: Path, reader: Reader) -> list[str]:
     return names
 
 
-def _next(path: Path, reader: Reader) -> list[str] | None:
+def _next(path: Path, reader: CsvReader) -> list[str] | None:
     """The cells of the next line; None at the end. Long cells are read too, and the process's own limit stays."""
     with _limit:
         before = csv.field_size_limit(LONGEST_CELL)
@@ -94,7 +94,7 @@ def _next(path: Path, reader: Reader) -> list[str] | None:
             csv.field_size_limit(before)
 
 
-def _row(number: int, line: int, names: list[str], cells: list[str]) -> Row:
+def _row(number: int, line: int, names: list[str], cells: list[str]) -> TableRow:
     if len(cells) != len(names):
-        return Row(number, line, None, f"line {line} has {len(cells)} cells, and there are {len(names)} columns")
-    return Row(number, line, dict(zip(names, cells, strict=True)))
+        return TableRow(number, line, None, f"line {line} has {len(cells)} cells, and there are {len(names)} columns")
+    return TableRow(number, line, dict(zip(names, cells, strict=True)))

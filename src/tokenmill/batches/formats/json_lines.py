@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from tokenmill.batches.formats.table_format import TableFormat, Write
-from tokenmill.batches.row import Columns, Json, Row, dumps_cell
+from tokenmill.batches.row import Columns, Json, TableRow, dumps_cell
 
 MARK = b"\xef\xbb\xbf"
 
@@ -16,7 +16,7 @@ MARK = b"\xef\xbb\xbf"
 class JSONLines(TableFormat):
     """See the module."""
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[TableRow]:
         """See TableFormat."""
         number = 0
         with path.open("rb") as file:
@@ -40,15 +40,15 @@ class JSONLines(TableFormat):
         yield write
 
 
-def _row(number: int, line: int, content: bytes) -> Row:
+def _row(number: int, line: int, content: bytes) -> TableRow:
     try:
-        row = Row(number, line, _loads(content))
+        row = TableRow(number, line, _loads(content))
         if isinstance(row.values, dict):
             _ = row.digest  # which has none with lone surrogates, and no answer could repeat these
             return row
     except (ValueError, RecursionError) as error:
-        return Row(number, line, None, f"line {line} is no JSON: {_why(error)}")
-    return Row(number, line, None, f"line {line} is no JSON object")
+        return TableRow(number, line, None, f"line {line} is no JSON: {_why(error)}")
+    return TableRow(number, line, None, f"line {line} is no JSON object")
 
 
 def _why(error: Exception) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tokenmill.batches.formats.table_format import TableFormat, Write
-from tokenmill.batches.row import KINDS, Columns, Json, Row, dumps_cell
+from tokenmill.batches.row import KINDS, Columns, Json, TableRow, dumps_cell
 from tokenmill.errors import RequestError, TokenmillError
 
 READ, WRITTEN = 256, 4096  # rows at a time; the second is the size of a row group
@@ -15,13 +15,13 @@ READ, WRITTEN = 256, 4096  # rows at a time; the second is the size of a row gro
 class Parquet(TableFormat):
     """See the module."""
 
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[TableRow]:
         """See TableFormat."""
         number = 0
         with _opened(path) as file:
             for batch in file.iter_batches(READ):
                 for values in batch.to_pylist():
-                    yield Row(number, number + 1, values)
+                    yield TableRow(number, number + 1, values)
                     number += 1
 
     def columns(self, path: Path) -> Columns | None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tokenmill.batches.row import Columns, Json, Row, dumps_cell
+from tokenmill.batches.row import Columns, Json, TableRow, dumps_cell
 
 Write = Callable[[Json], None]
 
@@ -16,7 +16,7 @@ class TableFormat(ABC):
     """A format. Rows are read and written one after the other, so that a file may be larger than the memory."""
 
     @abstractmethod
-    def rows(self, path: Path) -> Iterator[Row]:
+    def rows(self, path: Path) -> Iterator[TableRow]:
         """The rows of a file. RequestError for what is no such file; a line that is no row comes as a broken one."""
 
     @abstractmethod

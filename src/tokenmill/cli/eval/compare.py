@@ -24,7 +24,7 @@ from tokenmill.cli.report import versions
 from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
-    from tokenmill.measure.perplexity import Comparison, Text
+    from tokenmill.measure.perplexity import Comparison, ScoredText
     from tokenmill.text.tokenizer import Tokenizer
 
 EXAMPLES = examples(
@@ -92,7 +92,7 @@ def command(
     print_table("where they are farthest apart", worst, ("KL", "position", "after", "token"))
 
 
-def _check_vocabulary(ours: "Text", theirs: "Text", model: str, reference: str) -> None:
+def _check_vocabulary(ours: "ScoredText", theirs: "ScoredText", model: str, reference: str) -> None:
     from tokenmill.errors import ConfigError
 
     if ours.tokens != theirs.tokens:
@@ -111,7 +111,7 @@ def _rows(found: "Comparison") -> list[tuple[str, ...]]:
     ]
 
 
-def _place(position: int, kl_divergence: float, text: "Text", tokenizer: "Tokenizer") -> tuple[str, ...]:
+def _place(position: int, kl_divergence: float, text: "ScoredText", tokenizer: "Tokenizer") -> tuple[str, ...]:
     before = text.tokens[max(position - BEFORE, 0) : position]
     shown = (repr(tokenizer.decode(tokens, skip_special=False)) for tokens in (before, [text.tokens[position]]))
     return f"{kl_divergence:.3f}", str(position), *shown

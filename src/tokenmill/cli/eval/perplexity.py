@@ -18,7 +18,7 @@ from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
-    from tokenmill.measure.perplexity import Comparison, Perplexity, Text
+    from tokenmill.measure.perplexity import Comparison, Perplexity, ScoredText
     from tokenmill.weights.checkpoint import Checkpoint
 
 EXAMPLES = examples(
@@ -143,7 +143,7 @@ def _called(file: str) -> str:
 
 def read_tokens(
     written: str, file: str, checkpoint: "Checkpoint", model: str, max_tokens: int | None, other: str | None
-) -> "Text":
+) -> "ScoredText":
     """The text as tokens of the model's tokenizer, or of that of another model."""
     from tokenmill.loader.find_tokenizer import find_tokenizer
     from tokenmill.measure.perplexity import read_text
@@ -166,7 +166,7 @@ def load_to_read(checkpoint: "Checkpoint", config: EngineConfig, progress: Progr
 
 
 def _rows(
-    engine: "Engine", text: "Text", step: tuple[int, int], found: "Perplexity", compared: "Comparison | None"
+    engine: "Engine", text: "ScoredText", step: tuple[int, int], found: "Perplexity", compared: "Comparison | None"
 ) -> list[tuple[str, ...]]:
     config = engine.config
     rows: list[tuple[str, ...]] = [
@@ -193,7 +193,7 @@ def _rows(
 def _document(
     engine: "Engine",
     file: str,
-    text: "Text",
+    text: "ScoredText",
     step: tuple[int, int],
     found: "Perplexity",
     compared: "Comparison | None",

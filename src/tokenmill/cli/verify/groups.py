@@ -11,7 +11,7 @@ from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.errors import CheckpointError, ConfigError, NoKernel, TokenmillError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress
-from tokenmill.receipts.file import Entry
+from tokenmill.receipts.file import ReceiptEntry
 from tokenmill.receipts.receipt import Receipt
 from tokenmill.receipts.verification import Finding, Verification, refused, with_shown
 from tokenmill.registry import ATTEND
@@ -43,7 +43,9 @@ class Outcome(NamedTuple):
     found: Verification
 
 
-def check_all(entries: List[Entry], given: Given, progress: Progress, count: Callable[[], None]) -> list[Outcome]:
+def check_all(
+    entries: List[ReceiptEntry], given: Given, progress: Progress, count: Callable[[], None]
+) -> list[Outcome]:
     """What came of each entry, in their order. count: called at each one."""
     found: dict[int, Verification] = {}
     groups: dict[str, list[int]] = {}

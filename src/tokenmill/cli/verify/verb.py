@@ -14,7 +14,7 @@ from tokenmill.cli.process.display import print_json, print_table, progress_on_s
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.verify.groups import Given, Outcome, check_all
 from tokenmill.errors import ReceiptError
-from tokenmill.receipts.file import Entry, read_receipts
+from tokenmill.receipts.file import ReceiptEntry, read_receipts
 from tokenmill.receipts.verification import VERDICTS
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import counted
@@ -96,14 +96,14 @@ def command(
         raise typer.Exit(code)
 
 
-def _entries_of(files: Sequence[Path]) -> list[Entry]:
+def _entries_of(files: Sequence[Path]) -> list[ReceiptEntry]:
     """The entries of all files. A file that cannot be read is an entry, too, if there is anything else."""
-    found, errors = list[Entry](), list[ReceiptError]()
+    found, errors = list[ReceiptEntry](), list[ReceiptError]()
     for file in files:
         try:
             found.extend(read_receipts(file))
         except ReceiptError as error:
-            found.append(Entry(str(file), None, str(error)))
+            found.append(ReceiptEntry(str(file), None, str(error)))
             errors.append(error)
     if len(errors) == len(found):
         raise errors[0]

@@ -13,7 +13,7 @@ OURS, HUB, OLLAMA, FOLDER = "tokenmill", "hub", "Ollama", "folder"
 
 
 @dataclass(frozen=True)
-class Entry:
+class FoundModel:
     """name: what `--model` takes. path: what a loader opens; None where there is no model. files: all that lie there.
 
     origin: whose place it is: tokenmill, hub, Ollama, LM Studio, llama.cpp or folder. problem: why there is no model.

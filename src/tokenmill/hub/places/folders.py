@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from shlex import join, quote
 
-from tokenmill.hub.places.entry import FOLDER, Entry, folder_of, is_folder, reason_of, shown
+from tokenmill.hub.places.entry import FOLDER, FoundModel, folder_of, is_folder, reason_of, shown
 from tokenmill.hub.weight_files import find_weights, missing_shards, shards_of
 from tokenmill.value_reader import folder_of_setting
 
@@ -34,7 +34,7 @@ def program_folders() -> Iterator[tuple[str, Path]]:
         yield "LM Studio", Path.home() / name
 
 
-def all_entries(more: Iterable[Path] = ()) -> Iterator[Entry]:
+def all_entries(more: Iterable[Path] = ()) -> Iterator[FoundModel]:
     """The models of all these folders; a folder that is given and is not there is a problem."""
     for origin, folder in program_folders():
         if is_folder(folder):
@@ -43,7 +43,7 @@ def all_entries(more: Iterable[Path] = ()) -> Iterator[Entry]:
         if is_folder(folder):
             yield from entries_below(FOLDER, folder)
         else:
-            yield Entry(str(folder), FOLDER, folder, problem="is no folder that there is")
+            yield FoundModel(str(folder), FOLDER, folder, problem="is no folder that there is")
 
 
 @dataclass
@@ -56,16 +56,16 @@ class _Walk:
     left: int = MOST
 
 
-def entries_below(origin: str, root: Path) -> Iterator[Entry]:
+def entries_below(origin: str, root: Path) -> Iterator[FoundModel]:
     """The models below a folder, each once, also where links lead in circles; of the first MOST files and folders."""
     walk = _Walk(origin, root)
     yield from _below(walk, root, 0)
     if walk.left < 0:
         problem = f"has more than {MOST:,} files and folders: not all were looked into, give a folder of models"
-        yield Entry(shown(root), origin, root, problem=problem)
+        yield FoundModel(shown(root), origin, root, problem=problem)
 
 
-def _below(walk: _Walk, folder: Path, depth: int) -> Iterator[Entry]:
+def _below(walk: _Walk, folder: Path, depth: int) -> Iterator[FoundModel]:
     origin, root = walk.origin, walk.root
     try:
         real = folder.resolve()
@@ -77,7 +77,7 @@ def _below(walk: _Walk, folder: Path, depth: int) -> Iterator[Entry]:
         inner = {entry for entry in entries if entry.is_dir()}
     except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself, before Python 3.13
         why = reason_of(error) if isinstance(error, OSError) else str(error)
-        yield Entry(str(folder), origin, root, problem=f"cannot be read: {why}")
+        yield FoundModel(str(folder), origin, root, problem=f"cannot be read: {why}")
         return
     names = [entry.name for entry in entries if entry not in inner]
     if "config.json" in names and (weights := find_weights(names)).files:
@@ -89,20 +89,20 @@ def _below(walk: _Walk, folder: Path, depth: int) -> Iterator[Entry]:
             yield from _below(walk, each, depth + 1)
 
 
-def _directory(origin: str, root: Path, folder: Path, names: list[str], missing: list[str]) -> Entry:
+def _directory(origin: str, root: Path, folder: Path, names: list[str], missing: list[str]) -> FoundModel:
     files = tuple(folder / name for name in names if not name.endswith(_SUFFIXES))
     problem = f"lacks {', '.join(missing)}" * bool(missing) or _dangling(files)
     path = None if problem else folder
-    return Entry(shown(folder), origin, root, path, files, problem, elsewhere=f"rm -r {quote(str(folder))}")
+    return FoundModel(shown(folder), origin, root, path, files, problem, elsewhere=f"rm -r {quote(str(folder))}")
 
 
-def _file(origin: str, root: Path, folder: Path, first: str, names: list[str]) -> Entry:
+def _file(origin: str, root: Path, folder: Path, first: str, names: list[str]) -> FoundModel:
     files = tuple(folder / part for part in shards_of(first) if part in names)
     missing = [part for part in shards_of(first) if part not in names]
     problem = f"lacks {', '.join(missing)}" * bool(missing) or _dangling(files)
     remove = join(["rm", *map(str, files)])
     path = folder / first
-    return Entry(shown(path), origin, root, None if problem else path, files, problem, elsewhere=remove)
+    return FoundModel(shown(path), origin, root, None if problem else path, files, problem, elsewhere=remove)
 
 
 def _dangling(files: Iterable[Path]) -> str:

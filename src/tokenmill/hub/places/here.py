@@ -5,15 +5,15 @@ from pathlib import Path
 
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.places import folders, ollama, own
-from tokenmill.hub.places.entry import HUB, Entry, real_path, shown
+from tokenmill.hub.places.entry import HUB, FoundModel, real_path, shown
 from tokenmill.registry import PLACES, lookup
 
 
-def entries_here(more: Iterable[Path] = ()) -> list[Entry]:
+def entries_here(more: Iterable[Path] = ()) -> list[FoundModel]:
     """Models, and what is no model and why: of our cache folder, the hub's cache, Ollama's stores, the folders of other
     programs and those that are given. A file in a folder that has a name already is not told again.
     """
-    found: list[Entry] = []
+    found: list[FoundModel] = []
     known: set[Path] = set()
     for entry in _all(more):
         real = None if entry.path is None else real_path(entry.path)
@@ -25,7 +25,7 @@ def entries_here(more: Iterable[Path] = ()) -> list[Entry]:
     return found
 
 
-def _all(more: Iterable[Path]) -> Iterator[Entry]:
+def _all(more: Iterable[Path]) -> Iterator[FoundModel]:
     yield from own.all_entries()
     yield from lookup(PLACES, HUB, "place")()
     yield from ollama.all_entries()

@@ -11,7 +11,7 @@ from shlex import join, quote
 from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo, constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound, CorruptedCacheException
 
-from tokenmill.hub.places.entry import HUB, Entry, is_folder, real_path, reason_of
+from tokenmill.hub.places.entry import HUB, FoundModel, is_folder, real_path, reason_of
 from tokenmill.hub.weight_files import find_weights, missing_shards, shards_of
 from tokenmill.value_reader import with_home
 
@@ -36,12 +36,12 @@ def scan() -> HFCacheInfo | None:
         return None
 
 
-def all_entries() -> Iterator[Entry]:
+def all_entries() -> Iterator[FoundModel]:
     """The models of all repositories, and repositories that are damaged or hold none."""
     try:
         found = scan()
     except OSError as error:
-        yield Entry(str(hub_folder()), HUB, hub_folder(), problem=f"cannot be read: {reason_of(error)}")
+        yield FoundModel(str(hub_folder()), HUB, hub_folder(), problem=f"cannot be read: {reason_of(error)}")
         return
     if found is None:
         return
@@ -52,7 +52,7 @@ def all_entries() -> Iterator[Entry]:
             yield from _entries(repository)
 
 
-def _damaged(warning: CorruptedCacheException) -> Entry:
+def _damaged(warning: CorruptedCacheException) -> FoundModel:
     """A repository whose layout the client does not recognise."""
     said, root = " ".join(str(warning).split()), real_path(hub_folder())
     named = [folder for folder in root.iterdir() if str(folder) in said]
@@ -63,8 +63,8 @@ def _damaged(warning: CorruptedCacheException) -> Entry:
     dangling = [ref for ref in _refs(folder) if not (snapshots / ref.read_text().strip()).is_dir()] if named else []
     if dangling and "Reference(s)" in said:  # it is loaded all the same
         mend = join(["rm", *map(str, dangling)])
-        return Entry(name, HUB, hub_folder(), problem=f"{why}; `{mend}` mends it", elsewhere=remove)
-    return Entry(name, HUB, hub_folder(), problem=why, elsewhere=remove)
+        return FoundModel(name, HUB, hub_folder(), problem=f"{why}; `{mend}` mends it", elsewhere=remove)
+    return FoundModel(name, HUB, hub_folder(), problem=why, elsewhere=remove)
 
 
 def _refs(folder: Path) -> list[Path]:
@@ -83,11 +83,11 @@ def _unreadable(ref: Path) -> str:
     return ""
 
 
-def _entries(repository: CachedRepoInfo) -> Iterator[Entry]:
+def _entries(repository: CachedRepoInfo) -> Iterator[FoundModel]:
     revisions = sorted(repository.revisions, key=lambda each: (MAIN not in each.refs, each.commit_hash))
     if not revisions:
         problem = "has no snapshot in the hub's cache: a fetch of it was begun, or its files were deleted"
-        yield Entry(
+        yield FoundModel(
             repository.repo_id,
             HUB,
             hub_folder(),
@@ -98,7 +98,7 @@ def _entries(repository: CachedRepoInfo) -> Iterator[Entry]:
         yield from _models(repository.repo_id, revision)
 
 
-def _models(name: str, revision: CachedRevisionInfo) -> Iterator[Entry]:
+def _models(name: str, revision: CachedRevisionInfo) -> Iterator[FoundModel]:
     """The model in safetensors or `.bin` of a snapshot, and each of its GGUF files."""
     files = {file.file_path.relative_to(revision.snapshot_path).as_posix(): file.file_path for file in revision.files}
     is_main, commit = MAIN in revision.refs, revision.commit_hash
@@ -110,17 +110,17 @@ def _models(name: str, revision: CachedRevisionInfo) -> Iterator[Entry]:
         missing = missing_shards(weights.files)
         problem = f"lacks {', '.join(missing)} in the hub's cache: `tokenmill pull {name}` goes on" * bool(missing)
         path = None if missing else revision.snapshot_path
-        yield Entry(whole, HUB, hub_folder(), path, others, problem, commit=commit)
+        yield FoundModel(whole, HUB, hub_folder(), path, others, problem, commit=commit)
     elif not firsts:
         problem = "holds no weights in the hub's cache, only " + (", ".join(sorted(files)[:5]) or "an empty snapshot")
-        yield Entry(whole, HUB, hub_folder(), None, others, problem, commit=commit)
+        yield FoundModel(whole, HUB, hub_folder(), None, others, problem, commit=commit)
     for first in firsts:
         parts = [part for part in shards_of(first) if part in files]
         missing = [part for part in shards_of(first) if part not in files]
         typed = f"{name}:{first}" if is_main else f"{name}/blob/{commit}/{first}"
         problem = f"lacks {', '.join(missing)} in the hub's cache" * bool(missing)
         paths = tuple(files[part] for part in parts)
-        yield Entry(typed, HUB, hub_folder(), None if missing else paths[0], paths, problem, commit=commit)
+        yield FoundModel(typed, HUB, hub_folder(), None if missing else paths[0], paths, problem, commit=commit)
 
 
 def _first_parts(files: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from huggingface_hub import CachedFileInfo, CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
 
 from tokenmill.errors import RequestError
-from tokenmill.hub.places.entry import Entry, real_path, reason_of
+from tokenmill.hub.places.entry import FoundModel, real_path, reason_of
 from tokenmill.hub.places.hub_cache import hub_folder, scan
 from tokenmill.hub.places.hub_layout import check_layout, check_links
 from tokenmill.hub.places.removal import Removal
@@ -38,7 +38,7 @@ class _Planned(NamedTuple):
     execute: Callable[[], None]
 
 
-def remove_from_hub(entries: list[Entry], is_whole: bool) -> Removal:
+def remove_from_hub(entries: list[FoundModel], is_whole: bool) -> Removal:
     """What would be deleted for the entries of one repository, or for all of it; RequestError for what may not be the
     client's own. All of it is looked at once more when it is deleted, since people take their time to answer.
     """
@@ -58,7 +58,7 @@ def remove_from_hub(entries: list[Entry], is_whole: bool) -> Removal:
     return Removal(repository, planned.paths, planned.files, planned.num_bytes, check, run)
 
 
-def _planned(repository: str, entries: list[Entry], is_whole: bool) -> _Planned:
+def _planned(repository: str, entries: list[FoundModel], is_whole: bool) -> _Planned:
     try:
         found = scan()
         repos = [
@@ -83,7 +83,7 @@ def _planned(repository: str, entries: list[Entry], is_whole: bool) -> _Planned:
         raise RequestError(f"{hub_folder()} cannot be read: {reason_of(error)}") from error
 
 
-def repository_of(entry: Entry) -> str:
+def repository_of(entry: FoundModel) -> str:
     """The repository of an entry: its name is owner/name:file, owner/name/tree/commit, owner/name/blob/commit/file."""
     return re.split(r":|/tree/|/blob/", entry.name)[0]
 

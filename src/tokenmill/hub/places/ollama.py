@@ -15,7 +15,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from tokenmill.errors import CheckpointError, file_errors
-from tokenmill.hub.places.entry import OLLAMA, Entry, folder_of, is_folder, real_path, reason_of
+from tokenmill.hub.places.entry import OLLAMA, FoundModel, folder_of, is_folder, real_path, reason_of
 
 PREFIX = "ollama:"
 SYSTEM = (Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama/models"))  # of the service, by its installers
@@ -27,7 +27,7 @@ _LARGEST = 1 << 20  # bytes of a manifest
 _GGUF = b"GGUF"
 
 
-class Layer(NamedTuple):
+class ManifestLayer(NamedTuple):
     """kind: model, adapter, template, … num_bytes: as the manifest says."""
 
     kind: str
@@ -79,7 +79,7 @@ def blob_of(name: str) -> Path:
     raise CheckpointError(f"Ollama has no model {name!r} here ({where}); {remedy}")
 
 
-def all_entries() -> Iterator[Entry]:
+def all_entries() -> Iterator[FoundModel]:
     """Everything in all stores. A name that a store before has already is told by its file."""
     known: set[str] = set()
     for store in stores():
@@ -92,12 +92,12 @@ def all_entries() -> Iterator[Entry]:
                 yield entry
 
 
-def _entries(store: Path) -> Iterator[Entry]:
+def _entries(store: Path) -> Iterator[FoundModel]:
     named: set[Path] = set()
     try:
         manifests = sorted(_manifests(store / "manifests"))
     except OSError as error:
-        yield Entry(str(store), OLLAMA, store, problem=f"cannot be read: {reason_of(error)}")
+        yield FoundModel(str(store), OLLAMA, store, problem=f"cannot be read: {reason_of(error)}")
         return
     for path in manifests:
         entry = _entry(store, path)
@@ -106,7 +106,7 @@ def _entries(store: Path) -> Iterator[Entry]:
     try:
         blobs = sorted((store / "blobs").iterdir()) if (store / "blobs").is_dir() else []
     except OSError as error:
-        yield Entry(str(store / "blobs"), OLLAMA, store, problem=f"cannot be read: {reason_of(error)}")
+        yield FoundModel(str(store / "blobs"), OLLAMA, store, problem=f"cannot be read: {reason_of(error)}")
         return
     for blob in blobs:
         if blob not in named and (entry_of_blob := _blob_alone(store, blob)) is not None:
@@ -122,25 +122,25 @@ def _manifests(folder: Path, depth: int = 0) -> Iterator[Path]:
             yield path
 
 
-def _entry(store: Path, path: Path) -> Entry:
+def _entry(store: Path, path: Path) -> FoundModel:
     """What one manifest stands for."""
     relative = path.relative_to(store / "manifests")
     if len(relative.parts) < 3:
-        return Entry(str(path), OLLAMA, store, problem="is no manifest of a model: it lies too high in its folder")
+        return FoundModel(str(path), OLLAMA, store, problem="is no manifest of a model: it lies too high in its folder")
     name = name_of(relative)
     typed, remove = PREFIX + name, f"ollama rm {quote(name)}"
     try:
         layers = _layers(store, path)
     except (OSError, ValueError) as error:
         why = reason_of(error) if isinstance(error, OSError) else str(error)
-        return Entry(typed, OLLAMA, store, problem=f"has a manifest that cannot be read: {why}", elsewhere=remove)
+        return FoundModel(typed, OLLAMA, store, problem=f"has a manifest that cannot be read: {why}", elsewhere=remove)
     files = tuple(layer.blob for layer in layers)
     problem = _problem(layers)
     model = next((layer.blob for layer in layers if layer.kind == "model"), None)
-    return Entry(typed, OLLAMA, store, None if problem else model, files, problem, elsewhere=remove)
+    return FoundModel(typed, OLLAMA, store, None if problem else model, files, problem, elsewhere=remove)
 
 
-def _problem(layers: list[Layer]) -> str:
+def _problem(layers: list[ManifestLayer]) -> str:
     """Why the layers hold no model that can be loaded; empty if they hold one."""
     models = [layer for layer in layers if layer.kind == "model"]
     if not models:
@@ -159,7 +159,7 @@ def _problem(layers: list[Layer]) -> str:
     return "" if there == wanted else f"has {there:,} of the {wanted:,} bytes of its blob {blob.name}"
 
 
-def _layers(store: Path, path: Path) -> list[Layer]:
+def _layers(store: Path, path: Path) -> list[ManifestLayer]:
     """The layers of a manifest. OSError, or ValueError where it is none."""
     if not path.is_file():  # a pipe would be waited for
         raise ValueError("it is a link to nothing" if path.is_symlink() else "it is no regular file")
@@ -177,7 +177,7 @@ def _layers(store: Path, path: Path) -> list[Layer]:
     return [_layer(store, layer) for layer in layers]
 
 
-def _layer(store: Path, layer: Any) -> Layer:
+def _layer(store: Path, layer: Any) -> ManifestLayer:
     values = layer if isinstance(layer, dict) else {}
     kind, digest, size = (values.get(key) for key in ("mediaType", "digest", "size"))
     if not isinstance(kind, str) or not isinstance(digest, str) or type(size) is not int:
@@ -186,22 +186,22 @@ def _layer(store: Path, layer: Any) -> Layer:
     if match is None:
         raise ValueError(f"a layer has the digest {digest[:80]!r}")
     kind = kind.partition(";")[0].strip()  # without its parameters, such as the name of a tensor
-    return Layer(kind.removeprefix(_KIND), store / "blobs" / f"sha256-{match[1]}", size)
+    return ManifestLayer(kind.removeprefix(_KIND), store / "blobs" / f"sha256-{match[1]}", size)
 
 
-def _blob_alone(store: Path, blob: Path) -> Entry | None:
+def _blob_alone(store: Path, blob: Path) -> FoundModel | None:
     """A blob that no manifest names, if it is a model or what was fetched of one."""
     remove = f"rm {quote(str(blob))}"
     if "-partial" in blob.name:
         begun = "is a blob that Ollama has begun to fetch"
         is_first = blob.name.endswith("-partial")  # beside it lie files with the state of each of its parts
-        return Entry(str(blob), OLLAMA, store, None, (blob,), begun, elsewhere=remove) if is_first else None
+        return FoundModel(str(blob), OLLAMA, store, None, (blob,), begun, elsewhere=remove) if is_first else None
     try:
         if not blob.is_file():
             return None
         with blob.open("rb") as opened:
             is_model = opened.read(len(_GGUF)) == _GGUF
     except OSError as error:
-        return Entry(str(blob), OLLAMA, store, None, (), f"cannot be read: {reason_of(error)}", elsewhere=remove)
+        return FoundModel(str(blob), OLLAMA, store, None, (), f"cannot be read: {reason_of(error)}", elsewhere=remove)
     note = "no manifest of Ollama names this blob"
-    return Entry(str(blob), OLLAMA, store, blob, (blob,), note=note, elsewhere=remove) if is_model else None
+    return FoundModel(str(blob), OLLAMA, store, blob, (blob,), note=note, elsewhere=remove) if is_model else None

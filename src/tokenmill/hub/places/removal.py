@@ -8,7 +8,7 @@ from shlex import quote
 
 from tokenmill.errors import RequestError
 from tokenmill.hub.download import cache_folder, sha256_of
-from tokenmill.hub.places.entry import FOLDER, HUB, OURS, Entry, reason_of
+from tokenmill.hub.places.entry import FOLDER, HUB, OURS, FoundModel, reason_of
 from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES
 from tokenmill.hub.suggestions import nearest
 from tokenmill.value_reader import with_home
@@ -29,7 +29,7 @@ class Removal:
     run: Callable[[], None]
 
 
-def entries_named(name: str, entries: Sequence[Entry]) -> list[Entry]:
+def entries_named(name: str, entries: Sequence[FoundModel]) -> list[FoundModel]:
     """The entries that a name means: one, or all of a repository of the hub.
 
     RequestError for a name that means none or several, which lists them.
@@ -52,7 +52,7 @@ def entries_named(name: str, entries: Sequence[Entry]) -> list[Entry]:
     raise RequestError(f"'{name}' is no model on this machine{hint}: `tokenmill list` shows all")
 
 
-def remove_own(entry: Entry) -> Removal:
+def remove_own(entry: FoundModel) -> Removal:
     """What would be deleted of a model that tokenmill fetched, which its sha256 proves, now and then once more."""
     model, path = SHORT_NAMES[entry.name], cache_folder() / SHORT_NAMES[entry.name].file_name
 
@@ -76,7 +76,7 @@ def _check_own(name: str, path: Path, sha256: str) -> None:
         raise RequestError(f"{path} has sha256 {digest}, not that of {name}, so it is not deleted: {by_hand} does")
 
 
-def refuse_others(entry: Entry) -> None:
+def refuse_others(entry: FoundModel) -> None:
     """RequestError for what tokenmill does not delete, with the command that does."""
     if not entry.elsewhere:
         return
@@ -102,14 +102,14 @@ def _unlink(path: Path, check: Callable[[], None]) -> None:
         raise RequestError(f"{path} cannot be deleted: {reason_of(error)}") from error
 
 
-def _repository(entry: Entry) -> str:
+def _repository(entry: FoundModel) -> str:
     name = entry.name
     for mark in (":", "/tree/", "/blob/") if entry.origin == HUB else ():
         name = name.partition(mark)[0]
     return name
 
 
-def _ends(entry: Entry) -> set[str]:
+def _ends(entry: FoundModel) -> set[str]:
     """Parts of a name by which a person may mean an entry, in small letters."""
     name = _repository(entry).lower()
     file = entry.name.lower().rpartition("/")[2]
@@ -122,5 +122,5 @@ def _ends(entry: Entry) -> set[str]:
     } - {""}
 
 
-def _listed(entries: Sequence[Entry]) -> str:
+def _listed(entries: Sequence[FoundModel]) -> str:
     return " or ".join(f"{entry.name} (in {entry.place})" for entry in entries)

@@ -39,7 +39,7 @@ class Gather(Attend):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class Rows(Gather):
+class ContiguousRows(Gather):
     """Gather where it never gathers: it refuses all but contiguous rows and plain scores."""
 
     def refuse(self, cache: CacheSpec, device: torch.device, max_length: int, shapes: Shapes) -> str | None:

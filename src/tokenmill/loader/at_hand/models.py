@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 from tokenmill.errors import CheckpointError
-from tokenmill.hub.places.entry import Entry, real_path
+from tokenmill.hub.places.entry import FoundModel, real_path
 from tokenmill.hub.places.here import entries_here
 from tokenmill.loader.at_hand.facts import Facts, facts_of, plain_title
 from tokenmill.loader.at_hand.kept import Kept, all_kept
@@ -21,7 +21,7 @@ _SAYS_NOTHING = frozenset({"", "model", "ggmlmodel", "main", "consolidated", "we
 class Model:
     """An entry whose headers were read."""
 
-    entry: Entry
+    entry: FoundModel
     facts: Facts
     kept: Kept
 
@@ -35,9 +35,9 @@ class Pair:
     is_same: bool
 
 
-def models_here(more: Iterable[Path] = ()) -> tuple[list[Model], list[Entry]]:
+def models_here(more: Iterable[Path] = ()) -> tuple[list[Model], list[FoundModel]]:
     """The models, and what is no model and why. Something that cannot even be outlined is no model."""
-    kept, models, others = all_kept(), list[Model](), list[Entry]()
+    kept, models, others = all_kept(), list[Model](), list[FoundModel]()
     for entry in entries_here(more):
         if entry.path is None:
             others.append(entry)

@@ -24,14 +24,14 @@ from tokenmill.model.rope_config import read_rope
 from tokenmill.registry import FAMILIES, lookup
 from tokenmill.value_reader import ValueReader, brief
 
-__all__ = ["Family", "InGGUF", "TextPart", "architectures", "find_family", "gguf_facts", "in_gguf", "read_config"]
+__all__ = ["Family", "InGGUF", "InnerTextModel", "architectures", "find_family", "gguf_facts", "in_gguf", "read_config"]
 
 
 _OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
 
 
 @dataclass(frozen=True)
-class TextPart:
+class InnerTextModel:
     """Where the text part of a model lies that sees or hears, too; nothing else of the model is read.
 
     families: what the `model_type` of that part may be, the first where its config does not say it. key: of
@@ -103,7 +103,7 @@ class Family:
     constants: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     further: tuple[str, ...] = ()
     gguf: InGGUF | None = None
-    text: TextPart | None = None
+    text: InnerTextModel | None = None
     also: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
-from tokenmill.model.families import Family, InGGUF, TextPart
+from tokenmill.model.families import Family, InGGUF, InnerTextModel
 from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import FULL, SLIDING, GGUFKeys, has_bias, like_llama, window_metadata
 from tokenmill.model.families.gguf_names import norms_less_one
@@ -169,7 +169,7 @@ GEMMA3 = replace(
 GEMMA3_VISION = replace(
     GEMMA3,
     gguf=None,
-    text=TextPart(
+    text=InnerTextModel(
         ("gemma3_text",),
         untied_by_null=True,
         ignored=(*_SEEN, "boi_token_id", "eoi_token_id", "image_token_id"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
-from tokenmill.model.families import Family, InGGUF, TextPart
+from tokenmill.model.families import Family, InGGUF, InnerTextModel
 from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
 from tokenmill.model.families.gguf_names import paired
@@ -86,7 +86,7 @@ _TEXT = {
 MISTRAL3 = replace(
     MISTRAL,
     gguf=None,
-    text=TextPart(
+    text=InnerTextModel(
         ("mistral", "ministral3"),
         default=_TEXT,
         ignored=(

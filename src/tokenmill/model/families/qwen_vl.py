@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.families import Family, InGGUF, TextPart
+from tokenmill.model.families import Family, InGGUF, InnerTextModel
 from tokenmill.model.families.defaults import sizes
 from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, like_llama_with_biases
 from tokenmill.model.families.llama import PACKED_EXPERTS
@@ -73,13 +73,15 @@ def _in_gguf(name: str, of: str, read: Callable[[GGUFKeys], dict[str, Any]]) -> 
     return InGGUF(name, read=read_text)
 
 
-def _seeing(family: Family, text: TextPart, gguf: InGGUF) -> Family:
+def _seeing(family: Family, text: InnerTextModel, gguf: InGGUF) -> Family:
     return replace(family, text=replace(text, ignored=("vision_config", *_SEEN), tied=False), gguf=gguf)
 
 
-_TEXT_2 = TextPart(("qwen2_vl_text",), is_flat=True, read_as="qwen2", words=lambda text: _plain(text, _DEFAULTS_2, 1e6))
-_TEXT_3 = TextPart(("qwen3_vl_text",), read_as="qwen3", words=lambda text: _plain(text, _DEFAULTS_3, 5e5))
-_TEXT_MOE = TextPart(("qwen3_vl_moe_text",), read_as="qwen3_moe", words=_plain_moe)
+_TEXT_2 = InnerTextModel(
+    ("qwen2_vl_text",), is_flat=True, read_as="qwen2", words=lambda text: _plain(text, _DEFAULTS_2, 1e6)
+)
+_TEXT_3 = InnerTextModel(("qwen3_vl_text",), read_as="qwen3", words=lambda text: _plain(text, _DEFAULTS_3, 5e5))
+_TEXT_MOE = InnerTextModel(("qwen3_vl_moe_text",), read_as="qwen3_moe", words=_plain_moe)
 _TRANSPOSED = {name: f"{target} | transpose" for name, target in PACKED_EXPERTS.items()}
 _PER_EXPERT = {name: target for name, target in QWEN3_MOE.names.items() if "{e}" in name}
 

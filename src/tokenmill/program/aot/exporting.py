@@ -70,7 +70,7 @@ class Part(nn.Module):
         return out
 
 
-class Export(NamedTuple):
+class ExportedPart(NamedTuple):
     """A part of the forward, the example inputs that it is compiled with, and which of their sizes are dynamic."""
 
     name: str
@@ -109,7 +109,9 @@ def write_package(
     return num_bytes
 
 
-def _exports(decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ...]) -> tuple[list[int], list[Export]]:
+def _exports(
+    decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ...]
+) -> tuple[list[int], list[ExportedPart]]:
     """Find the number of each layer's code, and what to compile."""
     known: dict[object, int] = {}
     layers = [known.setdefault(_kind_of(layer), len(known)) for layer in decoder.layers if isinstance(layer, Layer)]
@@ -120,10 +122,10 @@ def _exports(decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ...
             index = layers.index(number)
             layer = OneLayer(decoder.layers[index], pool.rows[index], attend)
             inputs = _layer_inputs(x_TD, decoder, index, pool.rows[index].tensors, kind)
-            exports.append(Export(f"layer-{kind}-{number}", layer, *inputs))
+            exports.append(ExportedPart(f"layer-{kind}-{number}", layer, *inputs))
         if kind != "chunk":
             rows = {0: Dim("rows", min=2)} if kind == "many" else None
-            exports.append(Export(f"end-{kind}", End(decoder), (x_TD,), (rows,)))
+            exports.append(ExportedPart(f"end-{kind}", End(decoder), (x_TD,), (rows,)))
     return layers, exports
 
 
@@ -149,7 +151,7 @@ def _layer_inputs(
 
 
 @torch.no_grad()
-def compile_part(part: Export, path: Path) -> None:
+def compile_part(part: ExportedPart, path: Path) -> None:
     weights = weights_of(part.module)
     code = BytesIO()  # torch's own writer of files ends the process where a disk is full
     sizes = {"inputs": part.dynamic_sizes, "weights": dict.fromkeys(weights)}

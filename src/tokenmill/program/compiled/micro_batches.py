@@ -24,7 +24,7 @@ from tokenmill.program.forward import ModelParts, Output
 
 
 @dataclass(frozen=True)
-class Shape:
+class StepShape:
     """num_sequences of num_tokens each, which look at num_keys positions; logits of all tokens, or one a sequence."""
 
     num_sequences: int
@@ -51,16 +51,16 @@ class StaticShapes:
         self.tokens = [1, *_powers(8, 4, min(max_step_tokens, max_length))]
         self.keys = _powers(256, 4, max_length)
 
-    def of(self, batch: MicroBatch) -> Shape:
+    def of(self, batch: MicroBatch) -> StepShape:
         """Find the smallest declared shape that it fits in."""
-        return Shape(
+        return StepShape(
             self.sequences[bisect_left(self.sequences, len(batch))],
             self.tokens[bisect_left(self.tokens, batch[0].count)],
             self.keys[bisect_left(self.keys, max(span.length for span in batch))],
             batch[0].num_logits > 1,
         )
 
-    def compilation(self, shape: Shape) -> tuple[Shape, Shape]:
+    def compilation(self, shape: StepShape) -> tuple[StepShape, StepShape]:
         """Return what tells the compiled function of a shape from others, and the shape to compile it with: both
         itself.
         """
@@ -78,21 +78,21 @@ class DynamicShapes:
     def __init__(self, max_positions: int) -> None:
         self._max_positions = max_positions
 
-    def of(self, batch: MicroBatch) -> Shape:
+    def of(self, batch: MicroBatch) -> StepShape:
         longest = max(span.length for span in batch)
         keys = min(longest + -longest % self.VECTOR, self._max_positions)
-        return Shape(len(batch), batch[0].count, keys, batch[0].num_logits > 1)
+        return StepShape(len(batch), batch[0].count, keys, batch[0].num_logits > 1)
 
-    def compilation(self, shape: Shape) -> tuple[Shape, Shape]:
+    def compilation(self, shape: StepShape) -> tuple[StepShape, StepShape]:
         """See StaticShapes. A size of 1 is always a case of its own.
 
         The shape to compile with is long enough to be worth dividing among threads, and no two of its sizes are alike,
         because the compiler would take them for one.
         """
-        key = Shape(min(shape.num_sequences, 2), min(shape.num_tokens, 2), 0, shape.all_rows)
+        key = StepShape(min(shape.num_sequences, 2), min(shape.num_tokens, 2), 0, shape.all_rows)
         num_keys = max(shape.num_keys, min(self.LONG, self._max_positions))
         num_sequences, num_tokens = (size + (size == num_keys) for size in (shape.num_sequences, shape.num_tokens))
-        return key, Shape(num_sequences, num_tokens, num_keys, shape.all_rows)
+        return key, StepShape(num_sequences, num_tokens, num_keys, shape.all_rows)
 
 
 def _powers(first: int, factor: int, last: int) -> list[int]:
@@ -172,7 +172,7 @@ class MicroBatched(Eager):
         logits = [parts[span.first] for span in step.spans]
         return Output(logits[0] if len(logits) == 1 else torch.cat(logits))
 
-    def stage(self, batch: MicroBatch, shape: Shape, step: Step) -> Inputs:
+    def stage(self, batch: MicroBatch, shape: StepShape, step: Step) -> Inputs:
         """Pad a micro-batch to `shape`, by repeating the last token of a sequence and the last sequence."""
         token_ids, positions, tables = lists = list[list[int]](), list[list[int]](), list[list[int]]()
         for span in batch:

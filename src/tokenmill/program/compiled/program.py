@@ -24,7 +24,15 @@ from tokenmill.cache.step import Step
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.decoder import Decoder, run_layer
-from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroBatch, MicroBatched, Shape, StaticShapes
+from tokenmill.program.compiled.micro_batches import (
+    Cache,
+    Call,
+    Inputs,
+    MicroBatch,
+    MicroBatched,
+    StaticShapes,
+    StepShape,
+)
 from tokenmill.program.forward import ModelParts
 
 log = logging.getLogger(__name__)
@@ -47,7 +55,7 @@ class Compiled(MicroBatched):
         if self._mode != "no":
             check_backend(config.compile_backend)
         self.capture: Capture | None = cuda_graph if on_gpu and self._mode != "dynamic" else None
-        self.calls: dict[Shape, Call | None] = {}
+        self.calls: dict[StepShape, Call | None] = {}
         self._forward = Forward(decoder, pool, self.padded)
 
     def find(self, batch: MicroBatch, step: Step) -> Call | None:
@@ -82,7 +90,7 @@ class Compiled(MicroBatched):
         log.info("compiled in %.1f s", seconds)
         return call if self.capture is None else Captured(call, self.capture)
 
-    def _compile_aside(self, key: Shape, inputs: Inputs, has_begun: threading.Event) -> None:
+    def _compile_aside(self, key: StepShape, inputs: Inputs, has_begun: threading.Event) -> None:
         torch.get_num_threads()  # now, during the step: a new thread keeps the number that it finds at its first call
         has_begun.set()
         try:

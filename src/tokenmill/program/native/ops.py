@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tokenmill.cache.formats.layer import LayerKV
-from tokenmill.kernels.native_structs import Op, Unit
+from tokenmill.kernels.native_structs import TmOp, TmUnit
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.description import DecoderDescription, ExpertsBlock, LayerDescription, MlpBlock
 from tokenmill.model.mixers.attention import AttentionBlock
@@ -51,7 +51,7 @@ class Ops:
     ) -> None:
         self.layers_kv, self.weights, self._shapes = layers_kv, weights, parameter_shapes(decoder)
         self.tables = tables
-        self._ops, self._linears, self._held = list[Op](), list[Linear](), list[Any]()
+        self._ops, self._linears, self._held = list[TmOp](), list[Linear](), list[Any]()
         config, number = decoder.config, getattr(torch, dtype)
         learned = config.positions == "learned"
         positions = self._keep("position_embedding.weight", number) if learned else None
@@ -74,7 +74,7 @@ class Ops:
         if is_coded and config.tie_embeddings:
             head = self._linears[-1].op
             embed.units, embed.num_units = head.units, head.num_units
-        self.array = (Op * len(self._ops))(*self._ops)
+        self.array = (TmOp * len(self._ops))(*self._ops)
 
     def _layer(self, layer: int, description: LayerDescription, block: AttentionBlock, layer_kv: LayerKV) -> None:
         mlp_norm = "attention_norm" if description.shared_norm else "mlp_norm"
@@ -217,8 +217,8 @@ class Ops:
         self._held.append(held)
         return ctypes.addressof(held)
 
-    def _add(self, kind: int, **fields: Any) -> Op:
-        op = Op(kind=kind, **{"scale": 1.0, **fields})
+    def _add(self, kind: int, **fields: Any) -> TmOp:
+        op = TmOp(kind=kind, **{"scale": 1.0, **fields})
         self._ops.append(op)
         return op
 
@@ -236,7 +236,7 @@ class Ops:
 
     def _place(self) -> None:
         for linear, places in zip(self._linears, self.weights.place(self._linears), strict=True):
-            op, units = linear.op, (Unit * len(linear.unit_rows))()
+            op, units = linear.op, (TmUnit * len(linear.unit_rows))()
             elsewhere = next((Place(0, each.layout, 0, each.gate_layout) for each in places.values()), NOWHERE)
             for number, (unit, row) in enumerate(zip(units, linear.unit_rows, strict=True)):
                 place = places.get(number, elsewhere)

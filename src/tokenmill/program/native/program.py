@@ -56,7 +56,7 @@ class Native(Program):
         tables = PositionTables(description, config.max_length)
         self._ops = Ops(description, source.scheme, config.dtype, pool.rows, self._weights, tables)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
-        self._spec = native_structs.Model(
+        self._spec = native_structs.TmModel(
             hidden=shape.hidden_size,
             num_heads=shape.num_heads,
             intermediate=max(mlp.down.inputs for layer in description.layers for mlp in layer.mlps),
@@ -100,7 +100,7 @@ class Native(Program):
 
     def _start(self) -> None:
         """Start the threads. Done again in a forked process, where those of the first are missing."""
-        self._call, self._why = native_structs.Step(), ctypes.create_string_buffer(WHY_BYTES)
+        self._call, self._why = native_structs.TmStep(), ctypes.create_string_buffer(WHY_BYTES)
         self._model = self._made()
         if not self._model:
             self._ranks.check()

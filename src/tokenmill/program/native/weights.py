@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokenmill.errors import PackedModelError
 from tokenmill.kernels.native_library import library
-from tokenmill.kernels.native_structs import Op
+from tokenmill.kernels.native_structs import TmOp
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.memory.arena import Allocate, Allocation, Arena
 from tokenmill.parallel.division import ALONE, Rank
@@ -54,7 +54,7 @@ class Linear:
     unless `whole`, the last one of a part may have fewer.
     """
 
-    op: Op
+    op: TmOp
     matrices: Sequence[tuple[int | None, str]]
     parts: Sequence[int]
     count: int

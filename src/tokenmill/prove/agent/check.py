@@ -17,14 +17,14 @@ import httpx2
 from tokenmill.bench.address import check_address, check_key, headers_of
 from tokenmill.errors import TokenmillError
 from tokenmill.prove.agent.log import Recorded
-from tokenmill.prove.agent.outcome import Outcome, Parting, Turn
+from tokenmill.prove.agent.outcome import AgentOutcome, Parting, Turn
 from tokenmill.prove.agent.routes import ROUTES
 
 MAX_REFUSAL = 300  # characters of a server's own words that are shown
 
 
 @dataclass(frozen=True)
-class Settings:
+class AgentSettings:
     """url: of the server. model: the name to ask for in place of the recorded one. num_new: tokens of each answer."""
 
     url: str
@@ -41,16 +41,16 @@ class Settings:
 class AgentCheck:
     """Sends the requests of a log, one after the other."""
 
-    def __init__(self, settings: Settings, listen: Callable[[Turn], None] = lambda _: None) -> None:
+    def __init__(self, settings: AgentSettings, listen: Callable[[Turn], None] = lambda _: None) -> None:
         self._settings, self._listen = settings, listen
         self._salt = secrets.token_hex(8)
         self._texts: list[tuple[int, list[int], int]] = []  # line, ids of prompt and answer, length of the prompt
         verify: Any = httpx2.create_ssl_context(trust_env=False) if settings.url.startswith("https") else False
         self._http = httpx2.Client(verify=verify, trust_env=False, timeout=settings.limit_s)
 
-    def run(self, log: List[Recorded]) -> Outcome:
+    def run(self, log: List[Recorded]) -> AgentOutcome:
         """Send all of them; TokenmillError if the server cannot be reached."""
-        outcome = Outcome()
+        outcome = AgentOutcome()
         with self._http:
             for recorded in log:
                 if recorded.path not in ROUTES:

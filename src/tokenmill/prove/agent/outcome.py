@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from tokenmill.prove.agent.log import Recorded
-from tokenmill.prove.agent.routes import Usage
+from tokenmill.prove.agent.routes import TokenUsage
 
-UNTOLD = Usage(None, None)
+UNTOLD = TokenUsage(None, None)
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Turn:
     """
 
     recorded: Recorded
-    usage: Usage = UNTOLD
+    usage: TokenUsage = UNTOLD
     num_before: int | None = None
     parting: Parting | None = None
     seconds: float = 0.0
@@ -46,7 +46,7 @@ class Turn:
 
 
 @dataclass
-class Outcome:
+class AgentOutcome:
     """What a check has found. skipped: how many lines of each path ask for nothing that is computed."""
 
     turns: list[Turn] = field(default_factory=list)

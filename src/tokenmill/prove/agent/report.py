@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from tokenmill.prove.agent.outcome import Outcome, Turn
+from tokenmill.prove.agent.outcome import AgentOutcome, Turn
 from tokenmill.version import __version__
 
 HEADER = ("turn", "route", "prompt", "stood before", "found", "computed again", "new", "found share", "seconds")
 UNKNOWN = "-"
 
 
-def rows(outcome: Outcome) -> list[tuple[str, ...]]:
+def rows(outcome: AgentOutcome) -> list[tuple[str, ...]]:
     """A row for each turn, and one for all."""
     turns = [(str(number), *_row(turn)) for number, turn in enumerate(outcome.turns, start=1)]
     total = sum(turn.usage.num_prompt or 0 for turn in outcome.turns)
@@ -43,7 +43,7 @@ def percent(share: float | None) -> str:
     return "100 %" if share == 1 else f"{min(100 * share, 99.99):.2f} %"
 
 
-def notes(outcome: Outcome) -> Iterator[str]:
+def notes(outcome: AgentOutcome) -> Iterator[str]:
     """What a reader needs beside the counts."""
     for number, turn in enumerate(outcome.turns, start=1):
         if turn.refusal:
@@ -62,7 +62,7 @@ def notes(outcome: Outcome) -> Iterator[str]:
         yield "the server does not say how many tokens it found (cached tokens in usage)"
 
 
-def document(outcome: Outcome, url: str) -> dict[str, Any]:
+def document(outcome: AgentOutcome, url: str) -> dict[str, Any]:
     """The whole result, for --json."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

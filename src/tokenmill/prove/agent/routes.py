@@ -8,7 +8,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Usage:
+class TokenUsage:
     """The tokens of a prompt, and how many of them the server found in its cache; None where it does not say."""
 
     num_prompt: int | None
@@ -20,7 +20,7 @@ class Route:
     """limits: the names that the largest number of new tokens may have; the first is set. usage: reads an answer's."""
 
     limits: tuple[str, ...]
-    usage: Callable[[Json], Usage]
+    usage: Callable[[Json], TokenUsage]
 
     def body(self, recorded: Json, model: str | None, num_new: int, more: Json) -> dict[str, Any]:
         """The body that is sent: whole and not streamed, of so many new tokens at most."""
@@ -37,25 +37,25 @@ def _count(value: Any, *names: str) -> int | None:
     return value if type(value) is int else None
 
 
-def _of_chat(answer: Json) -> Usage:
-    return Usage(
+def _of_chat(answer: Json) -> TokenUsage:
+    return TokenUsage(
         _count(answer, "usage", "prompt_tokens"),
         _count(answer, "usage", "prompt_tokens_details", "cached_tokens"),
     )
 
 
-def _of_responses(answer: Json) -> Usage:
-    return Usage(
+def _of_responses(answer: Json) -> TokenUsage:
+    return TokenUsage(
         _count(answer, "usage", "input_tokens"),
         _count(answer, "usage", "input_tokens_details", "cached_tokens"),
     )
 
 
-def _of_messages(answer: Json) -> Usage:
+def _of_messages(answer: Json) -> TokenUsage:
     """Anthropic's input_tokens are those that were neither found in the cache nor written to it."""
     found = _count(answer, "usage", "cache_read_input_tokens")
     counts = (_count(answer, "usage", "input_tokens"), found, _count(answer, "usage", "cache_creation_input_tokens"))
-    return Usage(None if counts[0] is None else sum(each or 0 for each in counts), found)
+    return TokenUsage(None if counts[0] is None else sum(each or 0 for each in counts), found)
 
 
 ROUTES = {

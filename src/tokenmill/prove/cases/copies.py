@@ -5,7 +5,7 @@ a seed, the texts of one index must be the same whenever the request is sent; an
 seed that is i more (as vLLM and tokenmill do), also that of a request with that seed.
 """
 
-from tokenmill.prove.ask import Ask
+from tokenmill.prove.ask import ProofRequest
 from tokenmill.prove.cases.case import Case
 from tokenmill.prove.trial import Trial
 
@@ -33,7 +33,7 @@ class Copies(Case):
         if not trial.is_seeded or trial.offers("seed + index"):
             await self._one_by_one(trial, ask)
 
-    async def _one_by_one(self, trial: Trial, ask: Ask) -> None:
+    async def _one_by_one(self, trial: Trial, ask: ProofRequest) -> None:
         at_once = await trial.alone(ask)
         for index in range(COPIES):
             own = {"seed": ask.fields["seed"] + index} if trial.is_seeded else {}

@@ -9,13 +9,13 @@ a tool and its results. Messages of one role in a row become one where the templ
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tokenmill.text.turns import Turns
+from tokenmill.text.turns import TurnRules
 
 Json = dict[str, Any]
 GAP = "\n\n"  # between two messages that are made one
 
 
-def in_turns(messages: Iterable[Mapping[str, Any]], turns: Turns) -> list[Json]:
+def in_turns(messages: Iterable[Mapping[str, Any]], turns: TurnRules) -> list[Json]:
     """The messages, their contents texts, as the template takes them."""
     made: list[Json] = []
     for message in _calls_first(map(dict, messages)):

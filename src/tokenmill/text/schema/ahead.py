@@ -12,11 +12,11 @@ from tokenmill.text.schema.charset import letters
 from tokenmill.text.schema.expression import (
     ANYTHING,
     NOTHING,
-    Choice,
+    Chain,
     Look,
     Node,
+    OneOf,
     PatternError,
-    Row,
     Set,
     Times,
     has_look,
@@ -90,9 +90,9 @@ def _before(node: Node, behind: _Made, place: _Place) -> _Made:
         return _row(node, behind)
     if isinstance(node, Look):
         return _Both(behind, _begun(node, place), node.is_negative)
-    if isinstance(node, Choice):
+    if isinstance(node, OneOf):
         return _choice([_before(part, behind, place) for part in node.parts])
-    if isinstance(node, Row):
+    if isinstance(node, Chain):
         for number in range(len(node.parts) - 1, -1, -1):
             is_first = all(isinstance(part, Look) for part in node.parts[:number])
             behind = _before(node.parts[number], behind, place._replace(at_start=place.at_start and is_first))
@@ -119,18 +119,18 @@ def _begun(look: Look, place: _Place) -> _Made:
 
 
 def _row(*parts: _Made) -> _Made:
-    flat = [each for part in parts for each in (part.parts if isinstance(part, Row) else (part,))]
-    return flat[0] if len(flat) == 1 else Row(tuple(flat))  # type: ignore[arg-type]  # a row may hold both
+    flat = [each for part in parts for each in (part.parts if isinstance(part, Chain) else (part,))]
+    return flat[0] if len(flat) == 1 else Chain(tuple(flat))  # type: ignore[arg-type]  # a row may hold both
 
 
 def _choice(parts: list[_Made]) -> _Made:
-    return parts[0] if len(parts) == 1 else Choice(tuple(parts))  # type: ignore[arg-type]  # as in _row
+    return parts[0] if len(parts) == 1 else OneOf(tuple(parts))  # type: ignore[arg-type]  # as in _row
 
 
 def _inner(node: _Made) -> "tuple[_Made, ...]":
     if isinstance(node, _Both):
         return node.node, node.other
-    if isinstance(node, Row | Choice):
+    if isinstance(node, Chain | OneOf):
         return node.parts
     return (node.part,) if isinstance(node, Times | Look) else ()
 
@@ -157,16 +157,16 @@ def _lark(node: _Made, of_text: Callable[[Node], str]) -> str:
         return f"({_lark(node.node, of_text)} & {'~' if node.is_negative else ''}{other})"
     if not _has_both(node):
         return f"/{inner}/" if (inner := of_text(node)) else '""'
-    assert isinstance(node, Row | Choice)  # a repetition has no _Both in it
-    if isinstance(node, Choice):
+    assert isinstance(node, Chain | OneOf)  # a repetition has no _Both in it
+    if isinstance(node, OneOf):
         return f"({' | '.join(_lark(part, of_text) for part in node.parts)})"
     words, plain_parts = list[str](), list[Node]()
     for part in node.parts:
         if not _has_both(part):
             plain_parts.append(part)
             continue
-        words += [_lark(Row(tuple(plain_parts)), of_text)] if plain_parts else []
+        words += [_lark(Chain(tuple(plain_parts)), of_text)] if plain_parts else []
         words.append(_lark(part, of_text))
         plain_parts = []
-    words += [_lark(Row(tuple(plain_parts)), of_text)] if plain_parts else []
+    words += [_lark(Chain(tuple(plain_parts)), of_text)] if plain_parts else []
     return f"({' '.join(words)})"

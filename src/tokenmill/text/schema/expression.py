@@ -43,14 +43,14 @@ class Property:
 
 
 @dataclass(frozen=True)
-class Row:
+class Chain:
     """One part after the other."""
 
     parts: "tuple[Node, ...]"
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """One of several."""
 
     parts: "tuple[Node, ...]"
@@ -80,14 +80,14 @@ class Look:
     is_negative: bool
 
 
-Node = Set | Property | Row | Choice | Times | Edge | Look
-NOTHING = Row(())
+Node = Set | Property | Chain | OneOf | Times | Edge | Look
+NOTHING = Chain(())
 ANYTHING = Times(Set(ANY), 0, None)
 
 
 def has_look(node: Node) -> bool:
     """Whether an expression looks ahead."""
-    parts = node.parts if isinstance(node, Row | Choice) else (node.part,) if isinstance(node, Times) else ()
+    parts = node.parts if isinstance(node, Chain | OneOf) else (node.part,) if isinstance(node, Times) else ()
     return isinstance(node, Look) or any(map(has_look, parts))
 
 
@@ -145,7 +145,7 @@ class _Reader:
             row, flags = self._row(flags, depth)
             found.append(row)
             if not self.text.startswith("|", self.at):
-                return found[0] if len(found) == 1 else Choice(tuple(found))
+                return found[0] if len(found) == 1 else OneOf(tuple(found))
             self.at += 1
 
     def _row(self, flags: _Flags, depth: int) -> tuple[Node, _Flags]:
@@ -166,7 +166,7 @@ class _Reader:
                 parts.append(self._set(flags))
             else:
                 parts.append(self._atom(found, flags))
-        return (parts[0] if len(parts) == 1 else Row(tuple(parts))), flags
+        return (parts[0] if len(parts) == 1 else Chain(tuple(parts))), flags
 
     def _group(self, mark: str, flags: _Flags, depth: int) -> tuple[Node | None, _Flags]:
         """A group behind its mark, or the flags that it sets; the flags behind it."""

@@ -30,7 +30,7 @@ MOST_ITEMS = 5_000
 
 
 @dataclass(frozen=True)
-class Style:
+class JsonStyle:
     """How JSON is written: its separators, and llguidance's options that say the same."""
 
     options: Mapping[str, Any]
@@ -43,7 +43,7 @@ class Style:
         return bool(self.options.get("lenient"))
 
 
-def rules_of(schema: Mapping[str, Any], prefix: str, style: Style) -> tuple[str, Mapping[str, str]] | None:
+def rules_of(schema: Mapping[str, Any], prefix: str, style: JsonStyle) -> tuple[str, Mapping[str, str]] | None:
     """The name of the first rule and all rules in Lark; None where llguidance reads the schema as it is.
 
     schema: as `spelled` has it. prefix: of the names of rules. ValueError, in words, for one that cannot be.
@@ -106,7 +106,7 @@ def _counts_names(schema: Mapping[str, Any]) -> bool:
 class _Writer:
     """Makes the rules of a schema's values."""
 
-    def __init__(self, root: Mapping[str, Any], rules: Rules, style: Style) -> None:
+    def __init__(self, root: Mapping[str, Any], rules: Rules, style: JsonStyle) -> None:
         self._root, self._rules, self._style = root, rules, style
         self._names: dict[tuple[str, ...], str] = {}
         self._waiting: list[tuple[str, tuple[Any, ...]]] = []

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from itertools import product
 
 from tokenmill.text.schema.charset import ANY, Ranges, letters, quoted, ranges_of, without
-from tokenmill.text.schema.expression import Choice, Node, Row, Times
+from tokenmill.text.schema.expression import Chain, Node, OneOf, Times
 from tokenmill.text.schema.pattern import anywhere, in_json, matches
 
 NAME = f'/"(?:{quoted(ANY)})*"/'
@@ -60,4 +60,4 @@ def _is_endless(node: Node) -> bool:
     """Whether there are names without end that fit, so that some are not named."""
     if isinstance(node, Times):
         return node.most is None or _is_endless(node.part)
-    return isinstance(node, Row | Choice) and any(map(_is_endless, node.parts))
+    return isinstance(node, Chain | OneOf) and any(map(_is_endless, node.parts))

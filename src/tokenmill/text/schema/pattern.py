@@ -13,13 +13,13 @@ from tokenmill.text.schema.charset import ESCAPED, Ranges, members, quoted, rang
 from tokenmill.text.schema.expression import (
     ANYTHING,
     NOTHING,
-    Choice,
+    Chain,
     Edge,
     Look,
     Node,
+    OneOf,
     PatternError,
     Property,
-    Row,
     Set,
     Times,
     has_look,
@@ -66,7 +66,7 @@ def of_schema(text: str) -> str:
     if len(found) == 1:
         ((begin, end), node), *_ = found.items()
         inner = _written(node, _without_nul, _property_without_nul)
-        return f"{'^' * begin}{f'(?:{inner})' if isinstance(node, Choice) else inner}{'$' * end}"
+        return f"{'^' * begin}{f'(?:{inner})' if isinstance(node, OneOf) else inner}{'$' * end}"
     inner = _written(anywhere(text), _without_nul, _property_without_nul)
     return f"^(?:{inner})$"
 
@@ -97,7 +97,7 @@ def _without_look(text: str) -> Node:
 
 
 def _num_edges(node: Node) -> int:
-    parts = node.parts if isinstance(node, Row | Choice) else (node.part,) if isinstance(node, Times | Look) else ()
+    parts = node.parts if isinstance(node, Chain | OneOf) else (node.part,) if isinstance(node, Times | Look) else ()
     return int(isinstance(node, Edge)) + sum(map(_num_edges, parts))
 
 
@@ -131,10 +131,10 @@ def _written(
         return of_set(node.ranges) if isinstance(node, Set) else of_property(node)
     if isinstance(node, Edge):
         return edges[not node.is_begin]
-    if isinstance(node, Row):
+    if isinstance(node, Chain):
         parts = ((part, _written(part, of_set, of_property, edges)) for part in node.parts)
-        return "".join(f"(?:{inner})" if isinstance(part, Choice) else inner for part, inner in parts)
-    if isinstance(node, Choice):
+        return "".join(f"(?:{inner})" if isinstance(part, OneOf) else inner for part, inner in parts)
+    if isinstance(node, OneOf):
         return "|".join(_written(part, of_set, of_property, edges) for part in node.parts)
     inner = _written(node.part, of_set, of_property, edges)
     if isinstance(node, Look):
@@ -154,11 +154,11 @@ def _repeated(node: Times, inner: str) -> str:
 def _around(edges: tuple[bool, bool], node: Node) -> Node:
     """The texts that have this in them, at the edges that it demands."""
     begin, end = edges
-    return Row((*(() if begin else (ANYTHING,)), node, *(() if end else (ANYTHING,))))
+    return Chain((*(() if begin else (ANYTHING,)), node, *(() if end else (ANYTHING,))))
 
 
 def _choice(nodes: list[Node]) -> Node:
-    return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes)) if nodes else Set(())
+    return nodes[0] if len(nodes) == 1 else OneOf(tuple(nodes)) if nodes else Set(())
 
 
 def _variants(node: Node) -> Variants:
@@ -167,13 +167,13 @@ def _variants(node: Node) -> Variants:
         return {(False, False): node}
     if isinstance(node, Edge):
         return {(node.is_begin, not node.is_begin): NOTHING}
-    if isinstance(node, Row):
+    if isinstance(node, Chain):
         found: Variants = {(False, False): NOTHING}
         for has_edge, parts in groupby(node.parts, _has_edge):
-            for part in parts if has_edge else (Row(tuple(parts)),):
+            for part in parts if has_edge else (Chain(tuple(parts)),):
                 found = _joined(found, _variants(part))
         return found
-    if isinstance(node, Choice):
+    if isinstance(node, OneOf):
         return _union([_variants(part) for part in node.parts])
     assert isinstance(node, Times)
     if node.most != 1:
@@ -188,8 +188,8 @@ def _joined(first: Variants, second: Variants) -> Variants:
         if (late_begin and not _may_be_empty(one)) or (early_end and not _may_be_empty(other)):
             continue
         parts = (_emptied(one) if late_begin else one, _emptied(other) if early_end else other)
-        kept = [each for part in parts for each in (part.parts if isinstance(part, Row) else (part,))]
-        found.append({(begin or late_begin, early_end or end): kept[0] if len(kept) == 1 else Row(tuple(kept))})
+        kept = [each for part in parts for each in (part.parts if isinstance(part, Chain) else (part,))]
+        found.append({(begin or late_begin, early_end or end): kept[0] if len(kept) == 1 else Chain(tuple(kept))})
     return _union(found)
 
 
@@ -202,9 +202,9 @@ def _union(several: list[Variants]) -> Variants:
 
 
 def _may_be_empty(node: Node) -> bool:
-    if isinstance(node, Row):
+    if isinstance(node, Chain):
         return all(map(_may_be_empty, node.parts))
-    if isinstance(node, Choice):
+    if isinstance(node, OneOf):
         return any(map(_may_be_empty, node.parts))
     return isinstance(node, Edge | Look) or (isinstance(node, Times) and (node.least == 0 or _may_be_empty(node.part)))
 
@@ -213,16 +213,16 @@ def _emptied(node: Node) -> Node:
     """What a node demands where it is empty, as it may be: that of its look-ahead."""
     if not has_look(node) or isinstance(node, Look):
         return node if isinstance(node, Look) else NOTHING
-    if isinstance(node, Row):
-        return Row(tuple(map(_emptied, node.parts)))
-    if isinstance(node, Choice):
+    if isinstance(node, Chain):
+        return Chain(tuple(map(_emptied, node.parts)))
+    if isinstance(node, OneOf):
         return _choice([_emptied(part) for part in node.parts if _may_be_empty(part)])
     assert isinstance(node, Times)
     return NOTHING if node.least == 0 else _emptied(node.part)
 
 
 def _has_edge(node: Node) -> bool:
-    if isinstance(node, Row | Choice):
+    if isinstance(node, Chain | OneOf):
         return any(map(_has_edge, node.parts))
     return isinstance(node, Edge) or (isinstance(node, Times) and _has_edge(node.part))
 

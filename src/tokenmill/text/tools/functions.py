@@ -43,7 +43,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ToolChoice:
     """mode: whether functions may or must be called. name: the one that must be. parallel: several calls may be.
 
     allowed: those that may be called, if they are not all that are shown.
@@ -90,7 +90,7 @@ def read_functions(tools: Sequence[Mapping[str, Any]]) -> tuple[Function, ...]:
     return found
 
 
-def forced(functions: Sequence[Function], wanted: Choice) -> tuple[Function, ...]:
+def forced(functions: Sequence[Function], wanted: ToolChoice) -> tuple[Function, ...]:
     """The functions, whose arguments fit their schemas where one of them has to be called: `strict: false` leaves
     arguments free that the model gives on its own.
     """
@@ -99,23 +99,23 @@ def forced(functions: Sequence[Function], wanted: Choice) -> tuple[Function, ...
     return tuple(replace(each, strict=None) if each.strict is False else each for each in functions)
 
 
-def read_choice(given: Any, functions: Sequence[Function], parallel: bool | None = None) -> Choice:
+def read_choice(given: Any, functions: Sequence[Function], parallel: bool | None = None) -> ToolChoice:
     """A request's `tool_choice`, which is a mode or names a function; RequestError for any other."""
     parallel = True if parallel is None else parallel
     names = [function.name for function in functions]
     if isinstance(given, Mapping):
         if given.get("type") == "allowed_tools":
             return _allowed(given.get("allowed_tools", given), names, parallel)
-        return Choice("required", _name(given, names), parallel=False)
+        return ToolChoice("required", _name(given, names), parallel=False)
     mode: Any = OTHER_MODES.get(given, given) if given is None or isinstance(given, str) else given
     if mode not in MODES:
         raise RequestError(f"tool_choice = {brief(given)} is not allowed: one of {', '.join(MODES)}, or a function")
     if mode == "required" and not functions:
         raise RequestError(f"tool_choice = {brief(given)} needs tools, and there are none: give them, or leave it out")
-    return Choice(mode if functions else "none", None, parallel)
+    return ToolChoice(mode if functions else "none", None, parallel)
 
 
-def _allowed(given: Any, names: Sequence[str], parallel: bool) -> Choice:
+def _allowed(given: Any, names: Sequence[str], parallel: bool) -> ToolChoice:
     """The functions that may be called, some of those that are shown."""
     mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, Mapping) else (None, None)
     if mode not in ("auto", "required") or not isinstance(tools, list) or not (tools or mode == "auto"):
@@ -123,7 +123,7 @@ def _allowed(given: Any, names: Sequence[str], parallel: bool) -> Choice:
             f"tool_choice = {brief(given)} is not allowed: the object allowed_tools has a mode, auto or required, and "
             'tools, a list of {"type": "function", "function": …}'
         )
-    return Choice(mode, None, parallel, tuple(_name(tool, names) for tool in tools))
+    return ToolChoice(mode, None, parallel, tuple(_name(tool, names) for tool in tools))
 
 
 def _name(given: Any, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ possible, and after them the end. Thinking, where the model may or must begin wi
 from collections.abc import Mapping, Sequence
 
 from tokenmill.text.thinking import Thinking
-from tokenmill.text.tools.functions import Choice, Function
+from tokenmill.text.tools.functions import Function, ToolChoice
 from tokenmill.text.tools.lark import ANYTHING, FORCING, Lark, choice
 from tokenmill.text.tools.tool_format import ToolFormat
 
@@ -17,7 +17,7 @@ GAP = r'("\n" | "\n\n")?'
 def calls_grammar(
     form: ToolFormat,
     functions: Sequence[Function],
-    wanted: Choice,
+    wanted: ToolChoice,
     *,
     control: Mapping[str, int],
     thinking: Thinking | None = None,
@@ -56,7 +56,7 @@ def _answer(
     lark: Lark,
     form: ToolFormat,
     functions: Sequence[Function],
-    wanted: Choice,
+    wanted: ToolChoice,
     thinking: Thinking | None,
     own_text: str | None,
 ) -> str:

@@ -11,12 +11,12 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tokenmill.text.tools.functions import Choice, Function
+from tokenmill.text.tools.functions import Function, ToolChoice
 from tokenmill.text.tools.json_scanner import read_json
 from tokenmill.text.tools.lark import Lark, choice
 from tokenmill.text.tools.lark_rules import arguments_of
 from tokenmill.text.tools.source import Reading, Source
-from tokenmill.text.tools.tool_format import Reader, Taker, ToolFormat
+from tokenmill.text.tools.tool_format import AnswerReader, Taker, ToolFormat
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
@@ -31,7 +31,7 @@ _HEADER = re.compile(
 )
 
 
-class Header(NamedTuple):
+class MessageHeader(NamedTuple):
     """The header of a message. receiver: "" for none."""
 
     text: str
@@ -83,7 +83,7 @@ class HarmonyCall:
         return f" to={RECEIVER}{name}{CHANNEL}commentary json{MESSAGE}{json.dumps(arguments, ensure_ascii=False)}"
 
 
-def answer_of(lark: Lark, functions: Sequence[Function], wanted: Choice, own_text: str | None = None) -> str:
+def answer_of(lark: Lark, functions: Sequence[Function], wanted: ToolChoice, own_text: str | None = None) -> str:
     """An expression for messages of which the last is the answer or, where functions may be called, a call.
 
     own_text: an expression for the answer, in the place of any text.
@@ -97,7 +97,7 @@ def answer_of(lark: Lark, functions: Sequence[Function], wanted: Choice, own_tex
     return f"{before}* {choice(last)}"
 
 
-def read_answer(reader: Reader) -> Generator[None, None, None]:
+def read_answer(reader: AnswerReader) -> Generator[None, None, None]:
     """Read messages to the end of an answer."""
     source = reader.source
     while source.at < len(source.text) or not source.ended:
@@ -125,7 +125,7 @@ def read_answer(reader: Reader) -> Generator[None, None, None]:
                 break
 
 
-def _read_text(reader: Reader) -> Generator[None, None, None]:
+def _read_text(reader: AnswerReader) -> Generator[None, None, None]:
     """Read what is no message, up to where the next may begin."""
     source = reader.source
     reader.show_text(source.text[source.at : source.at + 1])
@@ -133,7 +133,7 @@ def _read_text(reader: Reader) -> Generator[None, None, None]:
     yield from reader.read_up_to((START, CHANNEL), "", reader.show_text)
 
 
-def _read_header(source: Source) -> Generator[None, None, Header | None]:
+def _read_header(source: Source) -> Generator[None, None, MessageHeader | None]:
     """Read up to a message, if one begins here."""
     while True:
         text = source.text[source.at : source.at + MAX_HEADER]
@@ -146,7 +146,7 @@ def _read_header(source: Source) -> Generator[None, None, Header | None]:
         yield
 
 
-def _header(found: re.Match[str]) -> Header | None:
+def _header(found: re.Match[str]) -> MessageHeader | None:
     """A header as openai-harmony 0.0.8 reads it: a content type may stand behind the receiver, and the receiver without
     its mark. None for one with more words than these.
     """
@@ -157,7 +157,7 @@ def _header(found: re.Match[str]) -> Header | None:
         *before, last = before
     elif not last.startswith(("to=", RECEIVER)):  # a content type alone
         last = ""
-    return None if before else Header(found[0], found["channel"], last.removeprefix("to="))
+    return None if before else MessageHeader(found[0], found["channel"], last.removeprefix("to="))
 
 
 def _may_begin(text: str) -> bool:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tokenmill.text.schema.grammar import Style, rules_of
+from tokenmill.text.schema.grammar import JsonStyle, rules_of
 from tokenmill.text.schema.spelled import all_spelled
 
 ESCAPES = 'bfnrtu"\\'  # those that Python's json writes, so that an old call is written as the model wrote it
@@ -75,7 +75,7 @@ class Lark:
             read = all_spelled(schema)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
-        made = rules_of(read, f"{name}_json", Style(own, ", ", ": "))
+        made = rules_of(read, f"{name}_json", JsonStyle(own, ", ", ": "))
         if made is None:
             return self.rule(name, "%json " + json.dumps({**read, "x-guidance": own}, ensure_ascii=False))
         first, rules = made

@@ -8,7 +8,7 @@ from tokenmill.errors import RequestError
 from tokenmill.registry import TEMPLATES, TOOL_FORMATS, check_name, lookup
 from tokenmill.text.thinking import Thinking, marks_of
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.text.tools.functions import Choice, Function
+from tokenmill.text.tools.functions import Function, ToolChoice
 from tokenmill.text.tools.grammar import calls_grammar
 from tokenmill.text.tools.history import as_plain_turns, with_objects
 from tokenmill.text.tools.parser import Parser
@@ -43,7 +43,7 @@ class ModelTools:
         return as_plain_turns(made, tools, self.form), {}
 
     def grammar(
-        self, functions: Sequence[Function], wanted: Choice, *, is_open: bool = False, text: str | None = None
+        self, functions: Sequence[Function], wanted: ToolChoice, *, is_open: bool = False, text: str | None = None
     ) -> str | None:
         """The text of llguidance's grammar for an answer; None where no call is allowed.
 
@@ -55,7 +55,7 @@ class ModelTools:
         return calls_grammar(self.form, allowed, wanted, control=control, thinking=thinking, is_open=is_open, text=text)
 
     def parser(
-        self, functions: Sequence[Function], wanted: Choice, *, is_open: bool = False, is_trusted: bool = True
+        self, functions: Sequence[Function], wanted: ToolChoice, *, is_open: bool = False, is_trusted: bool = True
     ) -> Parser:
         """The parser of an answer; is_trusted: the grammar made it."""
         allowed = wanted.among(functions)

@@ -11,7 +11,7 @@ from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, Think
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.functions import Function
 from tokenmill.text.tools.source import Reading, Source
-from tokenmill.text.tools.tool_format import Body, ToolFormat
+from tokenmill.text.tools.tool_format import CallBody, ToolFormat
 
 Reads = Generator[None, None, None]
 MAX_BREAKS = 2  # after the mark that ends thinking
@@ -142,8 +142,8 @@ class Parser:
             if not goes_on:
                 return True
 
-    def read_call(self, body: Body, name: str) -> Reading:
-        """Read and show a call of this function; whether it is complete. See Reader."""
+    def read_call(self, body: CallBody, name: str) -> Reading:
+        """Read and show a call of this function; whether it is complete. See AnswerReader."""
         taken = self._new_call()
         taken.begin(name)
         is_complete = yield from body.read(self.source, taken)

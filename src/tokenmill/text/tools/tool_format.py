@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tokenmill.text.tools.functions import Choice, Function
+from tokenmill.text.tools.functions import Function, ToolChoice
 from tokenmill.text.tools.lark import Lark
 from tokenmill.text.tools.source import Reading, Source
 
@@ -26,7 +26,7 @@ class Taker(Protocol):
         """A piece of the arguments, which are JSON text."""
 
 
-class Body(Protocol):
+class CallBody(Protocol):
     """How one call is written inside its frame."""
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
@@ -48,7 +48,7 @@ class Body(Protocol):
         """All texts of its own in which control tokens may stand."""
 
 
-class Reader(Protocol):
+class AnswerReader(Protocol):
     """The parser of an answer, as a format uses it that reads the whole answer in a way of its own."""
 
     source: Source
@@ -63,7 +63,7 @@ class Reader(Protocol):
     def read_up_to(self, marks: Sequence[str], lead: str, show: Callable[[str], None]) -> Generator[None, None, bool]:
         """Show text up to the first mark, and up to the lead where one stands before it; whether there is a mark."""
 
-    def read_call(self, body: Body, name: str) -> Reading:
+    def read_call(self, body: CallBody, name: str) -> Reading:
         """Read and show a call of this function."""
 
 
@@ -82,7 +82,7 @@ class ToolFormat:
 
     name: str
     words: tuple[str, ...]
-    body: Body
+    body: CallBody
     mark: str = ""
     opening: str = ""
     closing: str = ""
@@ -90,8 +90,8 @@ class ToolFormat:
     lead: str = ""
     is_alone: bool = False
     is_single: bool = False
-    reader: Callable[[Reader], Generator[None, None, None]] | None = None
-    answer: Callable[[Lark, Sequence[Function], Choice, str | None], str] | None = None
+    reader: Callable[[AnswerReader], Generator[None, None, None]] | None = None
+    answer: Callable[[Lark, Sequence[Function], ToolChoice, str | None], str] | None = None
     id_prefix: str = "call_"
     id_length: int = 24
     numbered: str = ""

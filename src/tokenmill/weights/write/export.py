@@ -23,7 +23,7 @@ Rounded = Callable[[str, Tensor], Stored]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportPlan:
     """The quantised model that is to be written.
 
     shapes: of every tensor, by the checkpoint's name. bits: of those that become codes. targets: which parameter each
@@ -40,7 +40,7 @@ class Plan:
     group: int
     symmetric: bool
 
-    def with_8_bits(self, names: Collection[str]) -> "Plan":
+    def with_8_bits(self, names: Collection[str]) -> "ExportPlan":
         """Plan the same with 8 bits for these tensors."""
         return replace(self, bits={**self.bits, **dict.fromkeys(names, 8)})
 
@@ -81,15 +81,15 @@ class Export:
         """Raise ConfigError for a path that cannot be written to."""
         raise NotImplementedError
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: ExportPlan) -> None:
         """Raise ConfigError for a plan that the format cannot hold. Reads no tensor."""
         raise NotImplementedError
 
-    def num_bytes(self, plan: Plan, name: str) -> int:
+    def num_bytes(self, plan: ExportPlan, name: str) -> int:
         """Count the bytes of one tensor as it is written."""
         raise NotImplementedError
 
-    def write(self, plan: Plan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:
+    def write(self, plan: ExportPlan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:
         """Write all of it. CapacityError when the disk has no space, CheckpointError when writing fails or a tensor
         cannot be written; then nothing is left behind.
         """

@@ -19,7 +19,7 @@ from tokenmill.weights.codes.gptq import GPTQ
 from tokenmill.weights.codes.layout import Layout
 from tokenmill.weights.codes.own import Own
 from tokenmill.weights.write.convert import Unit, check_new, plain_unit, write_directory
-from tokenmill.weights.write.export import Export, Plan, Rounded
+from tokenmill.weights.write.export import Export, ExportPlan, Rounded
 
 
 class DirectoryExport(Export):
@@ -33,24 +33,24 @@ class DirectoryExport(Export):
         """Make the parts of one matrix, by their names."""
         raise NotImplementedError
 
-    def settings(self, plan: Plan) -> Mapping[str, Any]:
+    def settings(self, plan: ExportPlan) -> Mapping[str, Any]:
         """Make quantization_config of config.json, without its method."""
         raise NotImplementedError
 
     def check_output(self, path: Path) -> None:
         check_new(path)
 
-    def num_bytes(self, plan: Plan, name: str) -> int:
+    def num_bytes(self, plan: ExportPlan, name: str) -> int:
         return self._unit(plan, name, None).num_bytes()
 
-    def write(self, plan: Plan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:
+    def write(self, plan: ExportPlan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:
         units = [self._unit(plan, name, rounded) for name in plan.shapes]
         method = self.layout(plan.scheme_bits, plan.group).method
         settings = {"quant_method": method, **self.settings(plan)}
         config = {"torch_dtype": plan.model.dtype, "quantization_config": settings}
         write_directory(plan.checkpoint, path, units, config, progress, stage)
 
-    def _unit(self, plan: Plan, name: str, rounded: Rounded | None) -> Unit:
+    def _unit(self, plan: ExportPlan, name: str, rounded: Rounded | None) -> Unit:
         """Plan what a tensor becomes; without `rounded`, only its types and shapes are of use."""
         shape = plan.shapes[name]
         if name not in plan.bits:
@@ -84,12 +84,12 @@ class OwnExport(DirectoryExport):
     def leaves(self, bits: int, shape: tuple[int, ...]) -> bool:
         return bits == 4 and shape[1] % 2 == 1  # two codes to a byte
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: ExportPlan) -> None:
         _refuse_transposed(plan)
         if plan.symmetric:
             raise ConfigError("symmetric", True, "only with export gptq or gguf; our own layout stores minimums")
 
-    def settings(self, plan: Plan) -> dict[str, Any]:
+    def settings(self, plan: ExportPlan) -> dict[str, Any]:
         return {"bits": plan.scheme_bits, "group_size": plan.group, "version": 1}
 
 
@@ -108,7 +108,7 @@ class GPTQExport(DirectoryExport):
     def grid(self, bits: int, symmetric: bool) -> str:
         return "symmetric" if symmetric or bits == 8 else "zero_point"
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: ExportPlan) -> None:
         _refuse_transposed(plan)
         for name, bits in plan.bits.items():
             if name.endswith("]"):
@@ -127,13 +127,13 @@ class GPTQExport(DirectoryExport):
                 allowed = f"one whose matrices have multiples of {fields} outputs; {name} has {num_rows}"
                 raise ConfigError("model", str(plan.checkpoint.path), f"for a GPTQ export, {allowed}")
 
-    def settings(self, plan: Plan) -> dict[str, Any]:
+    def settings(self, plan: ExportPlan) -> dict[str, Any]:
         bits = plan.scheme_bits
         numbers = {"bits": bits, "group_size": plan.group, "desc_act": False, "lm_head": False}
         return numbers | {"sym": self.grid(bits, plan.symmetric) == "symmetric", "checkpoint_format": "gptq"}
 
 
-def _refuse_transposed(plan: Plan) -> None:
+def _refuse_transposed(plan: ExportPlan) -> None:
     if any(plan.is_transposed(name) for name in plan.bits):
         allowed = "a family whose files store matrices [out, in]; this one's are [in, out]. Use export gguf"
         raise ConfigError("model", f"{plan.model.family} at {plan.checkpoint.path}", allowed)

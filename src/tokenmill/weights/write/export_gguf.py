@@ -36,7 +36,7 @@ from tokenmill.weights.gguf.header import TensorInfo
 from tokenmill.weights.gguf.kinds import FLOATS
 from tokenmill.weights.relaid import RelaidCheckpoint, in_layout
 from tokenmill.weights.write.convert import check_space
-from tokenmill.weights.write.export import Export, Plan, Rounded
+from tokenmill.weights.write.export import Export, ExportPlan, Rounded
 from tokenmill.weights.write.gguf_metadata import (
     check_read_back,
     metadata_of,
@@ -92,7 +92,7 @@ class GGUFExport(Export):
         if path.exists() or path.suffix != ".gguf":
             raise ConfigError("output", str(path), "a file that does not exist yet, whose name ends in .gguf")
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: ExportPlan) -> None:
         model = plan.model
         if plan.group != GROUP and plan.bits:
             raise ConfigError("group", plan.group, f"{GROUP}, which all types of GGUF that can be written have")
@@ -106,10 +106,10 @@ class GGUFExport(Export):
                 raise ConfigError("model", model.family, f"for a GGUF file, one {told}, which llama.cpp requires")
         check_read_back(plan.checkpoint.path, model, metadata_of(model), [source.info for source in _sources(plan)])
 
-    def num_bytes(self, plan: Plan, name: str) -> int:
+    def num_bytes(self, plan: ExportPlan, name: str) -> int:
         return _size(_kind(plan, name), plan.shapes[name]) if name in plan.targets else 0
 
-    def write(self, plan: Plan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:
+    def write(self, plan: ExportPlan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:
         sources = _sources(plan)
         infos = [source.info for source in sources]
         metadata = {**_general(plan, path), **metadata_of(plan.model), **_numbers(plan)}
@@ -134,7 +134,7 @@ class GGUFExport(Export):
                 _pad(out)
 
 
-def _sources(plan: Plan) -> list[_Source]:
+def _sources(plan: ExportPlan) -> list[_Source]:
     """List the tensors of the file in order, layer by layer, with the place of each."""
     stacks: dict[str, list[str]] = {}
     for name in sorted((name for name in plan.targets if not is_number(name)), key=_layer):
@@ -154,7 +154,7 @@ def _end(sources: list[_Source]) -> int:
     return _padded(sources[-1].info.offset + sources[-1].info.num_bytes) if sources else 0
 
 
-def _numbers(plan: Plan) -> dict[str, list[float]]:
+def _numbers(plan: ExportPlan) -> dict[str, list[float]]:
     """Read the weights that stand in the metadata, in the order of their layers."""
     found: dict[str, list[float]] = {}
     for name in sorted(filter(is_number, plan.targets), key=_layer):
@@ -174,7 +174,7 @@ def _info(name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, of
     return TensorInfo(name, shape, kind, offset, _size(kind, shape))
 
 
-def _kind(plan: Plan, name: str) -> gguf.GGMLQuantizationType:
+def _kind(plan: ExportPlan, name: str) -> gguf.GGMLQuantizationType:
     if name in plan.bits:
         return KIND.Q8_0 if plan.bits[name] == 8 else KIND.Q4_0 if plan.symmetric else KIND.Q4_1
     small = len(plan.shapes[name]) == 1 or plan.targets[name].parameter.endswith(_ALWAYS_F32)
@@ -194,7 +194,7 @@ def _pad(out: BinaryIO) -> None:
     out.write(bytes(-out.tell() % ALIGNMENT))
 
 
-def _parts(plan: Plan, source: _Source, rounded: Rounded) -> Iterator[Tensor]:
+def _parts(plan: ExportPlan, source: _Source, rounded: Rounded) -> Iterator[Tensor]:
     """Yield the data of one tensor, expert after expert."""
     if not source.names:
         yield torch.tensor(rope_lists(plan.model.rope)[source.info.name])
@@ -208,7 +208,7 @@ def _parts(plan: Plan, source: _Source, rounded: Rounded) -> Iterator[Tensor]:
             yield cast(name, numbers, getattr(torch, FLOATS[source.info.type]))
 
 
-def _general(plan: Plan, path: Path) -> dict[str, Any]:
+def _general(plan: ExportPlan, path: Path) -> dict[str, Any]:
     most = Counter(_kind(plan, name) for name in plan.bits or plan.targets if len(plan.shapes[name]) > 1)
     return {
         "general.type": "model",

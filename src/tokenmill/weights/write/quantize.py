@@ -30,7 +30,7 @@ from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.codes.layout import GROUPS
 from tokenmill.weights.coverage import match_tensors
 from tokenmill.weights.write.convert import weights_of
-from tokenmill.weights.write.export import Export, Plan, find_export
+from tokenmill.weights.write.export import Export, ExportPlan, find_export
 
 Rounder = Callable[[str, Tensor, int], Stored | None]
 """Rounds the matrix of that name, [R, K] in any floating type, to so many bits; None leaves it to round_to_nearest."""
@@ -126,7 +126,7 @@ def plan_quantization(
     head: str | None = None,
     export: str = "tokenmill",
     symmetric: bool = False,
-) -> tuple[Plan, Export]:
+) -> tuple[ExportPlan, Export]:
     """Plan what `quantize` would write, and the export that writes it; ConfigError where it cannot. Reads no tensor."""
     model, to = read_config(checkpoint.config), find_export(export)
     check_choice("scheme", scheme, (*BITS, "none") if to.is_for_floats else BITS)
@@ -141,7 +141,7 @@ def plan_quantization(
 
 def _plan(
     checkpoint: Checkpoint, model: ModelConfig, to: Export, scheme: str, group: int, head: str | None, symmetric: bool
-) -> Plan:
+) -> ExportPlan:
     """Decide which tensors become codes of how many bits."""
     # A router is small, and its choices are all or nothing.
     matrices = matrices_of(describe(model)).items()
@@ -158,17 +158,17 @@ def _plan(
         for name, target in targets.items()
         if (number := BITS.get(schemes.get(target.parameter, "none"))) and not to.leaves(number, shapes[name])
     }
-    return Plan(checkpoint, model, shapes, bits, targets, BITS.get(scheme, 0), group, symmetric)
+    return ExportPlan(checkpoint, model, shapes, bits, targets, BITS.get(scheme, 0), group, symmetric)
 
 
-def _key(plan: Plan, name: str) -> str:
+def _key(plan: ExportPlan, name: str) -> str:
     """The kind of a tensor is found by this key: matrices of a kind may have 4 bits or 8."""
     title, stored_as = _title(plan, name)
     own = plan.bits.get(name, plan.scheme_bits) == plan.scheme_bits or plan.targets[name].parameter == "head.weight"
     return title if own else f"{title} in {stored_as}"
 
 
-def _title(plan: Plan, name: str) -> tuple[str, str]:
+def _title(plan: ExportPlan, name: str) -> tuple[str, str]:
     """The kind that a tensor belongs to, and what it is stored as."""
     if name not in plan.bits:
         return "the rest", plan.model.dtype
