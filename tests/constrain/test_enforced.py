@@ -38,7 +38,29 @@ def test_a_word_that_no_grammar_knows_is_told():
     assert admitted(grammar, '<tool_call>\n{"name": "f", "arguments": {"a": [1, 1]}}\n</tool_call>') == "whole"
 
 
-@pytest.mark.parametrize("schema", [REMOTE, LOOKS_BACK])
+LOST = {  # as Strands sends a discriminated union of pydantic: without the $defs
+    "type": "object",
+    "properties": {
+        "payment": {"oneOf": [{"$ref": "#/$defs/Card"}, {"$ref": "#/$defs/Bank"}]},
+        "notes": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["payment", "notes"],
+}
+
+
+@pytest.mark.parametrize("schema", [LOST, REMOTE], ids=["lost", "remote"])
+def test_a_reference_that_leads_nowhere_is_left_out_alone(schema):
+    ((function,), (told,)) = enforced([Function("f", "", schema)], "hermes")
+    assert told.startswith("f: parts of its parameters are not enforced: at #/properties/") and "$ref names" in told
+    grammar = calls_grammar(HERMES, [function], Choice("required"), control={})
+    call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+    for arguments in ('{"a": {"x": 1}}', "{}") if schema is REMOTE else ('{"payment": {"x": 1}, "notes": ["y"]}',):
+        assert admitted(grammar, call % arguments) == "whole"
+    for arguments in ('{"b": 1}', '{"payment": 1}', '{"payment": 1, "notes": 2}'):
+        assert admitted(grammar, call % arguments) != "whole"
+
+
+@pytest.mark.parametrize("schema", [LOOKS_BACK])
 def test_a_schema_that_cannot_be_read_is_left_out_and_told(schema):
     ((function,), (told,)) = enforced([Function("f", "", schema)], "hermes")
     assert function.strict is False and told.startswith("f: its parameters are not enforced: ")
@@ -55,7 +77,7 @@ def test_a_pattern_that_is_none_is_told(tool_format):
         enforced([Function("f", "", schema, True)], tool_format)
 
 
-@pytest.mark.parametrize("schema", [UNKNOWN, REMOTE, LOOKS_BACK])
+@pytest.mark.parametrize("schema", [UNKNOWN, REMOTE, LOST, LOOKS_BACK])
 def test_a_strict_function_is_refused(schema):
     with pytest.raises(RequestError, match=r"^f: strict is not possible: .*: leave that out of its parameters"):
         enforced([Function("f", "", schema, True)], "hermes")

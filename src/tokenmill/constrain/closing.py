@@ -6,7 +6,7 @@ choice those of the one that is chosen. Likewise a list that names its first ite
 what has properties or items is an object or a list where no type is told.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -52,22 +52,48 @@ class Inner(NamedTuple):
 
 def close(schema: Json) -> None:
     """Close the objects and lists of a schema, in which all references lead somewhere."""
-    _Closing(schema).run()
+    _Closing(schema).run([schema])
+
+
+def seal(root: Json, nodes: Iterable[Json]) -> None:
+    """Close the objects of these schemas, which say `unevaluatedProperties: false`, to the properties for which they
+    have schemas, and say it so. Values inside of them are left as they are. root: what the schemas are parts of.
+    """
+    closing = _Closing(root, is_sealing=True)
+    for node in nodes:
+        node.pop("unevaluatedProperties")
+    closing.run(nodes)
+
+
+def two_choices(root: Json, nodes: Mapping[Path, Any]) -> set[Path]:
+    """Return the places of the schemas for which two choices decide at once what properties a value has."""
+    closing = _Closing(root)
+    return {path for path, node in nodes.items() if isinstance(node, dict) and closing.chooses_twice(node)}
 
 
 class _Closing:
-    """The schema, and what is left to be closed. before: the schema as it was, to which references lead."""
+    """The schema, and what is left to be closed. before: the schema as it was, to which references lead. is_sealing:
+    values inside of those that are given are left as they are.
+    """
 
-    def __init__(self, schema: Json) -> None:
-        self._root, self._before = schema, deepcopy(schema)
+    def __init__(self, schema: Json, *, is_sealing: bool = False) -> None:
+        self._root, self._before, self._is_sealing = schema, deepcopy(schema), is_sealing
         self._waiting, self._met = list[tuple[Any, Said]](), set[int]()
         self._copies: dict[tuple[Path, str], str] = {}
         self._said: dict[Path, Said] = {}
-        self._value(schema)
 
-    def run(self) -> None:
+    def run(self, nodes: Iterable[Json]) -> None:
+        for node in nodes:
+            self._value(node)
         while self._waiting:
             self._part(*self._waiting.pop())
+
+    def chooses_twice(self, node: Json) -> bool:
+        inner = list(self._inner(node))
+        said = [self._said_by(each.whole) for each in inner] if len(inner) > 1 else []
+        return (
+            sum(each.chooses and (each.opens or any(each.names.values()) or bool(each.patterns)) for each in said) > 1
+        )
 
     def _value(self, node: Any) -> None:
         """Have the schema of a value closed."""
@@ -92,7 +118,7 @@ class _Closing:
                 rest = _together([own, *(one for place, one in enumerate(said) if place != number)])
             self._descend(node, each, rest._replace(chooses=False))
         if not any(each.chooses for each in said[1:]):
-            _close(node, own, others)
+            (_seal if self._is_sealing else _close)(node, own, others)
 
     def _descend(self, node: Json, inner: Inner, around: Said) -> None:
         for each in inner.nodes:
@@ -102,6 +128,8 @@ class _Closing:
 
     def _values(self, node: Json, others: Said) -> None:
         """Have the parts of a value closed. Where other schemas speak of one of them, too, it is left as it is."""
+        if self._is_sealing:
+            return
         for key, told in (("properties", others.names), ("patternProperties", others.patterns)):
             for name, each in node[key].items() if isinstance(node.get(key), dict) else ():
                 self._inside(each, is_shared=told.get(name, False))
@@ -119,7 +147,9 @@ class _Closing:
     def _refer(self, node: Json, around: Said) -> None:
         """Have a reference lead to a schema that is closed as this part has to be."""
         place, found = target_of(self._before, (), node["$ref"])
-        if around == NOTHING and not (len(place) > 1 and place[-2] in ("allOf", *CHOICES)):
+        if self._is_sealing and around.opens:
+            return
+        if not self._is_sealing and around == NOTHING and not (len(place) > 1 and place[-2] in ("allOf", *CHOICES)):
             self._value(target_of(self._root, (), node["$ref"])[1])
             return
         key = place, repr(around)
@@ -219,13 +249,25 @@ def _close(node: Json, own: Said, others: Said) -> None:
     is_free = every.opens or "additionalProperties" in node or "enum" in node or "const" in node
     is_enough = every.least <= len(every.names) or bool(every.patterns)
     if "object" in types and every.declares and is_enough and not is_free:
-        for key, names in (("properties", every.names), ("patternProperties", every.patterns)):
-            known: Json = each if isinstance(each := node.get(key), dict) else {}
-            if names:
-                node[key] = {**known, **{name: True for name in names if name not in known}}
-        node["additionalProperties"] = False
+        _admit(node, every.names, every.patterns)
     if "array" in types and not (others.lists or others.opens or "unevaluatedItems" in node):
         _close_list(node)
+
+
+def _seal(node: Json, own: Said, others: Said) -> None:
+    """Close an object, if nothing opens it, to the properties for which there are schemas."""
+    every = _together([own, others])
+    if not every.opens and "additionalProperties" not in node:
+        _admit(node, [name for name, is_told in every.names.items() if is_told], every.patterns)
+
+
+def _admit(node: Json, names: Iterable[str], patterns: Iterable[str]) -> None:
+    """Have an object no other properties than these. Of those that others speak of it says nothing."""
+    for key, found in (("properties", names), ("patternProperties", patterns)):
+        known: Json = each if isinstance(each := node.get(key), dict) else {}
+        if added := {name: True for name in found if name not in known}:
+            node[key] = {**known, **added}
+    node["additionalProperties"] = False
 
 
 def _close_list(node: Json) -> None:

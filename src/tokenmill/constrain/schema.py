@@ -8,7 +8,7 @@ from collections.abc import Collection
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from tokenmill.constrain import property_names
+from tokenmill.constrain import property_names, unevaluated
 from tokenmill.constrain.closing import close
 from tokenmill.constrain.schema_parts import Path, Reached, SchemaError, finite, keep_targets, reach
 from tokenmill.constrain.schema_words import COUNTS, NOTHING, asks_nothing, is_annotation, refused, told
@@ -47,14 +47,16 @@ def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient:
         return SchemaReading({}, [], [])
     if schema is False:
         raise SchemaError((), "no text with an end fits this part")
-    found = reach(schema)
+    made, lost = deepcopy(schema), dict[Path, SchemaError]()
+    found = reach(made, lost if is_lenient else None)
+    for path in lost:
+        del found.nodes[path]["$ref"]
     wrong = [each for path, node in found.nodes.items() for each in refused(path, node)]
     if wrong and not is_lenient:
         raise wrong[0][1]
     _check_ends(found)
-    made = deepcopy(schema)
+    warnings, left_out = told(found), [str(error) for error in (*lost.values(), *(each for _, each in wrong))]
     _tidy(made)
-    left_out = [str(error) for _, error in wrong]
     _reword(made, is_lenient, left_out)
     if not is_open:
         close(made)
@@ -65,7 +67,11 @@ def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient:
         reached = reach(made)
         endless = _check_ends(reached)
     dropped = _left_out(reached, made)
+<<<<<<< HEAD
     return SchemaReading(_rebuilt(made, (), endless, dropped, reached.nodes), told(found), left_out)
+=======
+    return Reading(_rebuilt(made, (), endless, dropped, reached.nodes), warnings, left_out)
+>>>>>>> d8ec45c3 (unevaluatedProperties and unevaluatedItems hold; keywords without the one that they need, and null ones, are told; a tool's lost reference is left out alone)
 
 
 def _tidy(schema: dict[str, Any]) -> None:
@@ -74,7 +80,7 @@ def _tidy(schema: dict[str, Any]) -> None:
     keep_targets(schema, found, _annotations(found))
     for node in found.nodes.values():
         for key, value in list(node.items()) if isinstance(node, dict) else ():
-            if is_annotation(key, value):
+            if is_annotation(node, key):
                 del node[key]
             elif key in COUNTS and isinstance(value, float) and value.is_integer():
                 node[key] = int(value)
@@ -85,8 +91,8 @@ def _annotations(found: Reached) -> set[Path]:
     return {
         (*path, key)
         for path, node in found.nodes.items()
-        for key, value in (node.items() if isinstance(node, dict) else ())
-        if is_annotation(key, value)
+        for key in (node if isinstance(node, dict) else ())
+        if is_annotation(node, key)
     }
 
 
@@ -97,7 +103,7 @@ def _left_out(found: Reached, schema: Any) -> set[Path]:
         for path, node in found.nodes.items()
         for key, value in (node.items() if isinstance(node, dict) else ())
         if key in NOTHING
-        or is_annotation(key, value)
+        or is_annotation(node, key)
         or (key == "uniqueItems" and (value is not True or values_of(node, schema) is None))
     }
 
@@ -113,6 +119,7 @@ def _check_ends(found: Reached) -> set[Path]:
 
 def _reword(schema: Any, is_lenient: bool, left_out: list[str]) -> None:
     """Say by other keywords what llguidance does not implement."""
+    unevaluated.rewrite(schema, left_out if is_lenient else None)
     for path, node in reach(schema).nodes.items():
         if not isinstance(node, dict) or "propertyNames" not in node:
             continue

@@ -11,7 +11,7 @@ Path = tuple[str | int, ...]
 
 MAPS = ("properties", "patternProperties")
 LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-SINGLE = ("items", "additionalItems", "additionalProperties")
+SINGLE = ("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
 """Keywords whose value is an object of schemas, a list of them, or one."""
 
 
@@ -48,9 +48,11 @@ class Reached(NamedTuple):
         return {target[:length] for target in self.targets.values() for length in range(1, len(target) + 1)}
 
 
-def reach(schema: Any) -> Reached:
+def reach(schema: Any, lost: dict[Path, SchemaError] | None = None) -> Reached:
     """Everything that is part of a schema or referred to by a part. SchemaError for a reference that leads nowhere, and
     for any where parts have names of their own: llguidance resolves some of them otherwise than the standard.
+
+    lost: takes the places of references that lead nowhere, with the errors, where these are not to be raised.
     """
     nodes, targets = dict[Path, Any](), dict[Path, Path]()
     waiting: list[tuple[Path, Any]] = [((), schema)]
@@ -64,10 +66,16 @@ def reach(schema: Any) -> Reached:
         if isinstance(node, bool):
             continue
         waiting += _children(path, node)
-        if "$ref" in node:
+        if node.get("$ref") is not None:
             if not targets and _has_inner_ids(schema):
                 raise SchemaError(path, "$ref is not possible where parts have an $id of their own: leave those out")
-            target, found = target_of(schema, path, node["$ref"])
+            try:
+                target, found = target_of(schema, path, node["$ref"])
+            except SchemaError as error:
+                if lost is None:
+                    raise
+                lost[path] = error
+                continue
             targets[path] = target
             waiting.append((target, found))
     return Reached(nodes, targets)

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tokenmill.constrain.schema_parts import LISTS, MAPS, SINGLE, Path, Reached, SchemaError, is_never, pointer
+from tokenmill.constrain.unevaluated import WORDS as UNEVALUATED
 from tokenmill.text.schema.unique import values_of
 
 READ = frozenset(
@@ -46,8 +47,7 @@ HARMLESS = frozenset(
 are like them."""
 
 NOTHING: Mapping[str, tuple[Any, ...]] = {
-    "unevaluatedProperties": (True, {}),
-    "unevaluatedItems": (True, {}),
+    **dict.fromkeys(UNEVALUATED, (True, {})),
     "propertyNames": (True, {}, {"type": "string"}),
     "contains": (),
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), ({},)),
@@ -58,8 +58,16 @@ NOTHING: Mapping[str, tuple[Any, ...]] = {
 }
 """Keywords of some draft that are not implemented → their values that ask for nothing, with which they are left out.
 
-`not` and `propertyNames` have values that are said by other keywords: see schema.py.
+`not`, `propertyNames`, `unevaluatedProperties` and `unevaluatedItems` have values that are said by other keywords: see
+schema.py.
 """
+
+BESIDE: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("then", "else"), ("if",)),
+    "if": ("then", "else"),
+    **dict.fromkeys(("minContains", "maxContains"), ("contains",)),
+}
+"""Keywords that say nothing by themselves → those of which one has to stand beside them."""
 
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid".split())
 """Formats that llguidance implements."""
@@ -80,15 +88,21 @@ def asks_nothing(key: str, value: Any) -> bool:
     return any(value == each and type(value) is type(each) for each in NOTHING[key])
 
 
-def is_annotation(key: str, value: Any) -> bool:
-    """Whether a keyword allows no text less, as far as the standard tells. Go writes null for an empty list."""
-    if value is None and key in READ and key not in ("const", "$ref"):
+def is_annotation(node: Mapping[str, Any], key: str) -> bool:
+    """Whether a keyword of a schema allows no text less, as far as the standard tells."""
+    value = node[key]
+    if _is_null(key, value) or (key in BESIDE and all(node.get(each) is None for each in BESIDE[key])):
         return True
     if key == "format":
         return isinstance(value, str) and value not in FORMATS
     if key in IDS:
         return isinstance(value, str) and not _URI.fullmatch(value)
     return key not in READ and key not in NOTHING
+
+
+def _is_null(key: str, value: Any) -> bool:
+    """Whether a keyword is null, as Go writes an empty list, and other programs what is not there."""
+    return value is None and key != "const" and (key in READ or key in NOTHING)
 
 
 def told(reached: Reached) -> list[str]:
@@ -98,8 +112,8 @@ def told(reached: Reached) -> list[str]:
     found: dict[str, list[Path]] = {}
     holding = reached.outer_places()
     for path, node in reached.nodes.items():
-        for key, value in node.items() if isinstance(node, dict) else ():
-            for sentence in _sentences(key, value) if (*path, key) not in holding else ():
+        for key in node if isinstance(node, dict) else ():
+            for sentence in _sentences(node, key) if (*path, key) not in holding else ():
                 found.setdefault(sentence, []).append(path)
         if is_passed_over(node, reached.nodes[()]):
             found.setdefault(_NOT_UNIQUE, []).append(path)
@@ -121,16 +135,20 @@ def _order(path: Path) -> tuple[int, str]:
     return len(path), pointer(path)
 
 
-def _sentences(key: str, value: Any) -> Iterator[str]:
+def _sentences(node: Mapping[str, Any], key: str) -> Iterator[str]:
+    value = node[key]
     if key == "propertyNames" and isinstance(value, dict) and "format" in value and not value.keys() & _NAMING:
         yield f"the format {str(value['format'])[:_SHOWN]!r} of names is not enforced"
-    if not is_annotation(key, value) or key in HARMLESS or key in IDS or (key.startswith("x-") and key != "x-guidance"):
+    if not is_annotation(node, key) or key in HARMLESS or key in IDS or (key.startswith("x-") and key != "x-guidance"):
         return
-    if value is None and key in READ:
+    if _is_null(key, value):
         yield f"{key!r} is null, so it is not enforced"
         return
     if key == "format":
         yield f"the format {value[:_SHOWN]!r} is not known, so it is not enforced"
+        return
+    if key in BESIDE:
+        yield f"{key!r} stands without {' or '.join(map(repr, BESIDE[key]))}, so it is not enforced"
         return
     near = get_close_matches(key, [*READ, *HARMLESS, *NOTHING], n=1)
     hint = f"; is {near[0]!r} meant?" if near else ""
@@ -144,8 +162,8 @@ def _more(number: int) -> str:
 def refused(path: Path, node: Any) -> Iterator[tuple[str, SchemaError]]:
     """The keywords of a schema that are not implemented, each with the error for it."""
     for key, value in node.items() if isinstance(node, dict) else ():
-        is_said = key == "propertyNames" or (key == "not" and is_never(node))  # by other keywords
+        is_said = key in ("propertyNames", *UNEVALUATED) or (key == "not" and is_never(node))  # by other keywords
         if key == "uniqueItems" and not isinstance(value, bool):
             yield key, SchemaError(path, f"the keyword 'uniqueItems' is true or false, and not {value!r:.50}")
-        if key in NOTHING and not asks_nothing(key, value) and not is_said:
+        if key in NOTHING and not (is_said or asks_nothing(key, value) or is_annotation(node, key)):
             yield key, SchemaError(path, f"the keyword {key!r} is not implemented")
