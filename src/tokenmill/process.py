@@ -1,11 +1,26 @@
-"""The thread of this process that was forked, if any: noted from the first import of tokenmill on, before torch is
+"""Forked processes: the thread of this one that was forked, and what a child lets go of that belongs to its parent.
+
+An engine is used in the process that loaded it. Forks are noted from the first import of tokenmill on, before torch is
 imported.
 """
 
 import os
 from _thread import get_ident
+from weakref import WeakSet
+
+TYPE_CHECKING = False  # as in __init__.py
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Inherited(Protocol):
+        """An object that a forked child has a copy of, and cannot use."""
+
+        def forget(self) -> None:
+            """Let go, in the child, of what the parent still uses."""
+
 
 _forked: list[int] = []  # identifiers of threads; the process of a thread that forks again has another entry
+_inherited: "WeakSet[Inherited]" = WeakSet()
 
 
 def is_forked_thread() -> bool:
@@ -13,4 +28,15 @@ def is_forked_thread() -> bool:
     return get_ident() in _forked
 
 
-os.register_at_fork(after_in_child=lambda: _forked.append(get_ident()))
+def forget_in_child(owner: "Inherited") -> None:
+    """Have `forget` of an object called in every child that is forked from this process."""
+    _inherited.add(owner)
+
+
+def _note_fork() -> None:
+    _forked.append(get_ident())
+    for each in list(_inherited):
+        each.forget()
+
+
+os.register_at_fork(after_in_child=_note_fork)

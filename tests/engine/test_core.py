@@ -1,7 +1,5 @@
 """Requests as objects: several continuations, cancel, deadline, priority, tenants, a full queue, threads."""
 
-import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -249,43 +247,6 @@ def test_an_engine_that_is_closed_while_it_is_used_says_so(use, llama):
     for later in (lambda: engine.memory, engine.session, lambda: engine.open_session("x.kv"), engine.core.step):
         with pytest.raises(RequestError, match="this engine is closed"):
             later()
-
-
-@pytest.mark.parametrize("program", [pytest.param("native", marks=needs_native), "eager"])
-def test_a_forked_process_goes_on_with_a_thread_of_its_own(program, llama):
-    """It is forked while another thread generates: between two steps, and its copy of that request is not asked for."""
-    engine = load(llama, program=program, dtype="float32", max_length=64, max_sequences=2, threads=1)
-    wanted, running, over = engine.generate(START, PLAIN).tokens, threading.Event(), threading.Event()
-    stream = engine.stream(START, PLAIN)
-    tokens = next(stream).tokens
-
-    def others():
-        while not over.is_set():
-            engine.generate(START, PLAIN)
-            running.set()
-
-    thread = threading.Thread(target=others)
-    thread.start()
-    running.wait()
-    for _ in range(5):
-        read, write = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                signal.alarm(60)
-                rest = sum((piece.tokens for piece in stream), ())
-                is_same = tokens + rest == wanted == engine.generate(START, PLAIN).tokens
-                os.write(write, b"same" if is_same else b"another")
-            finally:
-                os._exit(0)
-        os.close(write)
-        os.waitpid(child, 0)
-        assert os.read(read, 9) == b"same"
-        os.close(read)
-    over.set()
-    thread.join()
-    assert tokens + sum((piece.tokens for piece in stream), ()) == wanted
-    check_empty(engine.core)
 
 
 def test_a_stream_that_waits_for_its_turn_is_closed_after_one_step(llama):

@@ -1,8 +1,14 @@
-"""The process is not ours: an engine leaves torch's threads as it found them, and goes on, or refuses, in a fork."""
+"""The process is not ours: an engine leaves torch's threads as it found them, and refuses its use in a forked child."""
+
+import os
+import subprocess
+import sys
+import threading
 
 import pytest
 import torch
 
+from tests.empty import check_empty
 from tests.forked import in_fork
 from tests.marks import needs_native
 from tests.tiny_models import prompt
@@ -68,36 +74,80 @@ def test_rows_are_labelled_with_the_instruction_sets_that_compute_them(llama, mo
     assert torch.backends.cpu.get_cpu_capability() in builds[0] and builds[0] != builds[1]
 
 
+PROGRAMS = [{"program": "eager", "threads": 2}, pytest.param({"threads": 2}, marks=needs_native)]
+
+
+@pytest.mark.parametrize("how", PROGRAMS, ids=str)
+def test_an_engine_refuses_its_use_in_a_forked_child(how, llama):
+    """It is forked while another thread generates. Nothing hangs in the child, and the parent goes on."""
+    engine = load(llama, dtype="float32", max_sequences=2, max_length=64, **how)
+    wanted, running, over = engine.generate(START, PLAIN).tokens, threading.Event(), threading.Event()
+    session, stream = engine.session(START), engine.stream(START, PLAIN)
+    tokens = next(stream).tokens
+
+    def others():
+        while not over.is_set():
+            engine.generate(START, PLAIN)
+            running.set()
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    running.wait()
+    said = (
+        f"this engine was loaded in process {os.getpid()}, and this is a forked child of it: "
+        "load the model in the child, or start the child with spawn or exec"
+    )
+    for use in (
+        lambda: engine.generate(START, PLAIN),
+        lambda: next(stream),
+        lambda: engine.session(START).generate(params=PLAIN),
+        lambda: session.generate(params=PLAIN),
+        lambda: session.save("x.kv"),
+        lambda: engine.logits(START),
+        lambda: engine.score(START, [[1, 2]]),
+        engine.core.step,
+        lambda: engine.core.watch(lambda: None, print),
+    ):
+        assert in_fork(use) == f"RequestError({said!r})"
+    over.set()
+    thread.join()
+    assert tokens + sum((piece.tokens for piece in stream), ()) == wanted
+    assert session.generate(params=PLAIN).tokens == wanted
+    session.close()
+    check_empty(engine.core)
+
+
+@pytest.mark.parametrize("how", PROGRAMS, ids=str)
+def test_a_model_may_be_loaded_in_a_forked_child(how, llama):
+    wanted = load(llama, dtype="float32", **how).generate(START, PLAIN).tokens
+    assert in_fork(lambda: load(llama, dtype="float32", **how).generate(START, PLAIN).tokens) == repr(wanted)
+
+
 @pytest.mark.parametrize(
-    "how",
+    "settings",
     [
-        {"program": "eager", "threads": 1},
-        {"program": "eager", "threads": 2},
-        pytest.param({"threads": 2}, marks=needs_native),
+        {"program": "eager"},
+        pytest.param({}, marks=needs_native),
+        pytest.param({"program": "eager", "tensor_parallel": 2}, marks=pytest.mark.slow),
+        pytest.param({"program": "native", "tensor_parallel": 2}, marks=[pytest.mark.slow, needs_native]),
     ],
     ids=str,
 )
-def test_an_engine_goes_on_in_a_fork(how, llama, tmp_path):
-    engine = load(llama, dtype="float32", **how)
-    wanted = engine.generate(START, PLAIN).tokens
-    session, file = engine.session(START), tmp_path / "x.kv"
-
-    def child():
-        told = session.generate(params=PLAIN).tokens
-        session.save(file)
-        engine.open_session(file).close()
-        engine.logits(START)
-        return told
-
-    assert in_fork(child) == repr(wanted)
-
-
-@pytest.mark.parametrize("how", [{"program": "eager"}, {"program": "eager", "threads": 2}, {}], ids=str)
-def test_an_engine_may_be_loaded_in_a_fork(how, llama):
-    wanted = load(llama, dtype="float32").generate(START, PLAIN).tokens
-
-    def child():
-        engine = load(llama, dtype="float32", **how)
-        return engine.generate(START, PLAIN).tokens, engine.config.threads if how else None
-
-    assert in_fork(child) == repr((wanted, 1 if how else None))
+def test_a_child_that_only_exits_leaves_nothing_broken(settings, llama, tmp_path):
+    """It leaves the contexts of its parent's engine and session, and the interpreter takes itself apart."""
+    settings = {"dtype": "float32", "threads": 1, "max_length": 64, "suffix_dir": str(tmp_path), **settings}
+    code = f"""
+import os, pathlib, sys, tokenmill
+with tokenmill.load({str(llama)!r}, **{settings!r}) as engine, engine.session({START!r}) as session:
+    wanted = engine.generate({START!r}, max_new_tokens=20, ignore_eos=True).tokens
+    session.generate(max_new_tokens=2)
+    if not (child := os.fork()):
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not list(pathlib.Path({str(tmp_path)!r}).rglob("*.texts"))
+    assert engine.generate({START!r}, max_new_tokens=20, ignore_eos=True).tokens == wanted
+    session.generate(max_new_tokens=2)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.rglob("*.texts"))

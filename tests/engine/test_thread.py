@@ -1,6 +1,5 @@
-"""The engine's thread: what it calls and when, who waits, interrupts, signal handlers, forks, its end."""
+"""The engine's thread: what it calls and when, who waits, interrupts, signal handlers, its end."""
 
-import _thread
 import gc
 import os
 import signal
@@ -14,7 +13,6 @@ from functools import partial
 import pytest
 
 from tests.interrupts import lines
-from tokenmill.engine import forks
 from tokenmill.engine.thread import EngineThread
 
 
@@ -232,30 +230,6 @@ sys.exit(3)
     assert (done.returncode, done.stderr) == (3, "") and set(done.stdout.split("\n")) == {"a step", ""}
 
 
-def test_a_fork_waits_for_the_end_of_a_step(thread):
-    half = []
-
-    def step():
-        half.append(1)
-        steps.count += 1
-        half.pop()
-
-    steps = Steps()
-    waiting = threading.Thread(target=lambda: thread.wait(lambda: 1 if over.is_set() else None, step), daemon=True)
-    over = threading.Event()
-    waiting.start()
-    for _ in range(20):
-        child = os.fork()
-        if not child:
-            signal.alarm(60)
-            count = steps.count
-            os._exit(0 if not half and thread.call(lambda: steps.count) == count else 1)
-        assert os.waitpid(child, 0)[1] == 0
-    over.set()
-    waiting.join(60)
-    assert not waiting.is_alive()
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -286,66 +260,3 @@ def test_an_error_where_nobody_waits_leaves_the_others_alone(thread, caplog):
     thread.tidy(fail)
     assert thread.call(lambda: 5) == 5
     assert [record.exc_info[0] for record in caplog.records] == [ValueError, ValueError]
-
-
-def test_a_child_does_what_was_to_be_tidied(thread):
-    thread.call(lambda: None)
-    for _ in range(10):
-        done = []
-        thread.tidy(partial(done.append, 1))
-        child = os.fork()
-        if not child:
-            signal.alarm(60)
-            thread.call(lambda: None)
-            os._exit(0 if done == [1] else 1)
-        assert os.waitpid(child, 0)[1] == 0
-
-
-def test_a_signal_handler_uses_it_between_the_hooks_of_a_fork(thread):
-    """Where its own thread holds every turn; the fork holds them again then."""
-    thread.call(lambda: None)
-    forks.hold_all()
-    assert thread.turn._is_owned() and thread.call(lambda: "handled") == "handled" and thread.turn._is_owned()
-    forks.let_all_go()
-    assert not thread.turn._is_owned() and thread.call(lambda: 5) == 5
-
-
-def test_an_interrupt_while_a_fork_waits_for_a_step(thread, monkeypatch):
-    """The child finds no half step, and the interrupt is raised after the fork."""
-    half, over, within, sent, forked = [], *(threading.Event() for _ in range(4))
-    interrupt = _thread.interrupt_main  # called when the number of the child is known
-    monkeypatch.setattr(_thread, "interrupt_main", lambda: (forked.wait(60), interrupt()))
-
-    def step():
-        half.append(1)
-        within.set()
-        sent.wait(60)
-        half.pop()
-
-    def send():
-        while not forks.forking:
-            time.sleep(0.001)
-        time.sleep(0.02)  # until the fork has come from there to its waiting
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        sent.set()
-
-    waiting = threading.Thread(target=lambda: thread.wait(lambda: over.is_set() or None, step), daemon=True)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    children = []
-    try:
-        waiting.start()
-        within.wait()
-        threading.Thread(target=send, daemon=True).start()
-        with pytest.raises(KeyboardInterrupt):
-            children.append(os.fork())
-            if not children[0]:
-                os._exit(1 if half else 0)
-            forked.set()
-            for _ in range(600):  # an interrupt that is no signal wakes no sleep
-                time.sleep(0.01)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert os.waitpid(children[0], 0)[1] == 0
-    over.set()
-    waiting.join(60)
-    assert not waiting.is_alive()

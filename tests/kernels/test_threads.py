@@ -7,7 +7,7 @@ import torch
 
 from tests.forked import in_fork
 from tokenmill.kernels import threads
-from tokenmill.kernels.threads import default_threads, over_rows, torch_threads, usable_threads
+from tokenmill.kernels.threads import default_threads, over_rows, torch_threads
 from tokenmill.process import is_forked_thread
 
 
@@ -27,15 +27,19 @@ def test_the_number_is_given_back(error):
 def test_a_forked_thread_computes_alone_and_its_own_threads_do_not():
     def child():
         found = []
-        with torch_threads(2):
-            table = torch.ones(512, 512)
-            found.append((is_forked_thread(), torch.get_num_threads(), float((table @ table).sum())))
-        aside = threading.Thread(target=lambda: found.append((is_forked_thread(), usable_threads(2))))
+
+        def compute():
+            with torch_threads(2):
+                table = torch.ones(512, 512)
+                found.append((is_forked_thread(), torch.get_num_threads(), float((table @ table).sum())))
+
+        compute()
+        aside = threading.Thread(target=compute)
         aside.start()
         aside.join()
         return found
 
-    assert in_fork(child) == repr([(True, 1, 512.0**3), (False, 2)])
+    assert in_fork(child) == repr([(True, 1, 512.0**3), (False, 2, 512.0**3)])
     assert not is_forked_thread()
 
 

@@ -101,19 +101,10 @@ def test_torch_computes_in_the_threads_of_the_settings(llama):
 
 
 @needs_native
-def test_a_program_with_threads_of_its_own_leaves_torch_one(llama, monkeypatch, caplog):
-    monkeypatch.setattr(module, "usable_threads", lambda count: 1)
+def test_a_program_with_threads_of_its_own_leaves_torch_one(llama, caplog):
     loaded = loaded_of(llama, program="native", threads=2)
     assert loaded.config.threads == 2 and not caplog.messages
     assert loaded.num_torch_threads == 1
-
-
-@pytest.mark.parametrize(("given", "warned"), [(1, False), (2, True), (None, False)])
-def test_threads_that_a_forked_process_does_not_have_are_warned_of(llama, monkeypatch, caplog, given, warned):
-    monkeypatch.setattr(module, "usable_threads", lambda count: 1)
-    assert loaded_of(llama, threads=given).config.threads == 1
-    said = "threads = 2 is ignored: program eager computes with torch, whose threads a forked process does not have"
-    assert caplog.messages == ([said] if warned else [])
 
 
 @pytest.mark.parametrize(

@@ -150,16 +150,7 @@ def test_a_rank_of_another_version_is_refused(llama, monkeypatch):
     assert ranks_of(os.getpid()) == []
 
 
-def test_a_fork_has_no_ranks(llama):
-    engine = in_ranks(llama)
-    said = in_fork(lambda: engine.generate([1, 2, 3], max_new_tokens=1))
-    assert "RankLost" in said
-    assert "are those of the process that was forked" in said
-    engine.generate([1, 2, 3], max_new_tokens=1)
-    engine.close()
-
-
-def test_an_engine_that_a_fork_closes_goes_on_in_its_own_process(llama):
+def test_an_engine_that_a_forked_child_closes_goes_on_in_its_own_process(llama):
     engine = in_ranks(llama)
     wanted = engine.generate([1, 2, 3], max_new_tokens=3).tokens
     assert in_fork(engine.close) == "None"

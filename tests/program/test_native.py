@@ -1,6 +1,5 @@
 """The native program: eager's numbers, and the same bits however they were computed."""
 
-import os
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -248,20 +247,6 @@ def test_the_real_model_says_the_same_bits_in_pieces():
     whole = engine.logits(tokens)
     pieces = load("smollm2-135m", program="native", max_length=700, max_step_tokens=61, block_size=16, threads=1)
     assert torch.equal(pieces.logits(tokens), whole)
-
-
-def test_a_fork_has_threads_of_its_own(models):
-    engine = native(save("llama", models), threads=2)
-    expected = engine.generate(LONG, max_new_tokens=4).tokens
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        tokens = engine.generate(LONG, max_new_tokens=4).tokens
-        os.write(writing, repr(tokens).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reading, 1000).decode() == repr(expected)
-    assert engine.generate(LONG, max_new_tokens=4).tokens == expected
 
 
 @pytest.mark.parametrize(

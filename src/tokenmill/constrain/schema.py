@@ -67,11 +67,7 @@ def reading(schema: dict[str, Any] | bool, *, is_open: bool = False, is_lenient:
         reached = reach(made)
         endless = _check_ends(reached)
     dropped = _left_out(reached, made)
-<<<<<<< HEAD
-    return SchemaReading(_rebuilt(made, (), endless, dropped, reached.nodes), told(found), left_out)
-=======
-    return Reading(_rebuilt(made, (), endless, dropped, reached.nodes), warnings, left_out)
->>>>>>> d8ec45c3 (unevaluatedProperties and unevaluatedItems hold; keywords without the one that they need, and null ones, are told; a tool's lost reference is left out alone)
+    return SchemaReading(_rebuilt(made, (), endless, dropped, reached.nodes), warnings, left_out)
 
 
 def _tidy(schema: dict[str, Any]) -> None:

@@ -238,7 +238,12 @@ class Core:
         self.thread.when_collected(owner, release)
 
     def close(self) -> None:
-        """End every sequence with an error, and let go of weights and cache. In the midst of a step, at its end."""
+        """End every sequence with an error, and let go of weights and cache. In the midst of a step, at its end.
+
+        In a forked child it does nothing, so that a child can leave the context of its parent's engine.
+        """
+        if self.thread.is_inherited:
+            return
         if self.thread.is_current and self.step_begun_s is None:  # as a draft model by the `_end_all` of its engine
             self._end_all()
         else:

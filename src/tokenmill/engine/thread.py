@@ -8,17 +8,19 @@ The waiting is done with bare locks, because a signal handler may use the engine
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
-from weakref import ref
+from weakref import WeakSet, ref
 
-from tokenmill.engine import forks
+from tokenmill.errors import RequestError
+from tokenmill.process import forget_in_child
 
 log = logging.getLogger(__name__)
 
@@ -104,25 +106,27 @@ def _guarded(do: Callable[[], object]) -> None:
 
 
 class EngineThread:
-    """One thread, begun by the first call, which ends after `stop`. After a fork the child has one of its own."""
+    """One thread, begun by the first call, which ends after `stop`. A forked child has none, and refuses to use it.
+
+    is_inherited: whether this process is a forked child of the one that made it.
+    """
 
     def __init__(self) -> None:
         self._collected: deque[ref[Any]] = deque()
         self._when_collected: dict[int, tuple[ref[Any], Callable[[], None]]] = {}  # by the id of the reference
-        self._untidy: deque[Callable[[], None]] = deque()
-        self.begin_anew()
-        forks.threads.add(self)
-
-    def begin_anew(self) -> None:
-        """Begin anew in a process that was just forked, which has neither the thread nor anybody who waited for it."""
         self._inbox: SimpleQueue[_Task[Any] | None] = SimpleQueue()
         self._tasks: list[_Task[Any]] = []  # that wait for steps
-        self.turn = threading.RLock()  # held in a step or a function, so that a fork finds neither half done
         self._runs = threading.Lock()  # held by the thread, so that there is one
         self._ident: int | None = None
         self._quitter: int | None = None  # the thread that has called `quit`
-        self._is_stopping = self._is_quitting = False
-        self.post(self._tidy_up)
+        self._is_stopping = self._is_quitting = self.is_inherited = False
+        self._process = os.getpid()
+        _threads.add(self)
+        forget_in_child(self)
+
+    def forget(self) -> None:
+        """Refuse every later use: this is a forked child, which has neither the thread nor those of the program."""
+        self.is_inherited, self._ident = True, None
 
     @property
     def is_current(self) -> bool:
@@ -144,12 +148,13 @@ class EngineThread:
         on_error: Callable[[BaseException], None] = _log_error,
     ) -> None:
         """Do what `call` does, or with `step` what `wait` does, without a waiting caller."""
+        self._check_process()
         self._inbox.put(_Task(do, step, on_error))
 
     def tidy(self, do: Callable[[], None]) -> None:
-        """Do what `post` does, in a process that is forked before it was done as well."""
-        self._untidy.append(do)
-        self.post(self._tidy_up)
+        """Do what `post` does; in a forked child nothing, which has nothing to tidy."""
+        if not self.is_inherited:
+            self.post(do)
 
     def when_collected(self, owner: object, do: Callable[[], None]) -> None:
         """Have a function called, before anything else is, once an object was garbage-collected."""
@@ -171,12 +176,7 @@ class EngineThread:
         self._await_end()
 
     def _ask(self, task: _Task[T]) -> T:
-        if forks.is_forking():  # a signal handler, between the hooks of a fork
-            forks.let_all_go()
-            try:
-                return self._ask(task)
-            finally:
-                forks.hold_all()
+        self._check_process()
         try:
             self._inbox.put(task)
             if self._quitter == threading.get_ident():
@@ -187,6 +187,14 @@ class EngineThread:
         except BaseException:
             task.take_back()  # this may be an interrupt
             raise
+
+    def _check_process(self) -> None:
+        """Raise RequestError in a forked child: its copy of the engine has no threads, and a step would never end."""
+        if self.is_inherited:
+            raise RequestError(
+                f"this engine was loaded in process {self._process}, and this is a forked child of it: "
+                "load the model in the child, or start the child with spawn or exec"
+            )
 
     def start(self) -> None:
         """Begin the thread if it does not run. What was posted before is done then."""
@@ -239,43 +247,36 @@ class EngineThread:
         if task is None:
             self._is_stopping = True
             return
-        with self._my_turn():
-            self._finalize()
-            if not task.attempt():
-                self._tasks.append(task)
-            elif task.step is None:  # it may have changed what others wait for
-                self._tasks = [each for each in self._tasks if not each.attempt()]
+        self._finalize()
+        if not task.attempt():
+            self._tasks.append(task)
+        elif task.step is None:  # it may have changed what others wait for
+            self._tasks = [each for each in self._tasks if not each.attempt()]
 
     def _move(self) -> None:
         """Make one step, and look at what those wait for who wait."""
-        with self._my_turn():
-            self._finalize()
-            for step in {task.step for task in self._tasks if task.step is not None}:
-                error: BaseException | None = None
-                try:
-                    step()
-                except BaseException as raised:  # noqa: BLE001  (it is raised where somebody waits)
-                    error = raised
-                self._tasks = [task for task in self._tasks if task.step != step or not task.attempt(error)]
-                del error  # whose traceback holds this frame
-
-    def _tidy_up(self) -> None:
-        while self._untidy:
-            _guarded(self._untidy.popleft())
+        self._finalize()
+        for step in {task.step for task in self._tasks if task.step is not None}:
+            error: BaseException | None = None
+            try:
+                step()
+            except BaseException as raised:  # noqa: BLE001  (it is raised where somebody waits)
+                error = raised
+            self._tasks = [task for task in self._tasks if task.step != step or not task.attempt(error)]
+            del error  # whose traceback holds this frame
 
     def _finalize(self) -> None:
         while self._collected:
             known = self._collected.popleft()
             _guarded(self._when_collected.pop(id(known))[1])
 
-    def _my_turn(self) -> AbstractContextManager[object]:
-        """Return the turn, after whoever wants to fork had a moment in which to take it."""
-        forks.give_way()
-        return self.turn
+
+_threads: "WeakSet[EngineThread]" = WeakSet()
 
 
 @atexit.register
 def _quit_all() -> None:
     """End all threads, because none may be within a library when the interpreter takes itself apart."""
-    for thread in list(forks.threads):
-        thread.quit()
+    for thread in list(_threads):
+        if not thread.is_inherited:
+            thread.quit()

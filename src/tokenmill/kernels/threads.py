@@ -18,11 +18,6 @@ from tokenmill.process import is_forked_thread
 Found = TypeVar("Found")
 
 
-def usable_threads(count: int) -> int:
-    """The number of `count` threads in which torch can compute when this thread of Python calls it."""
-    return 1 if count > 1 and is_forked_thread() else count
-
-
 def default_threads() -> int:
     """The number of threads without a setting: torch's own, at most the processors that this process may use."""
     return min(torch.get_num_threads(), available_processors())
@@ -33,7 +28,7 @@ def torch_threads(count: int) -> Iterator[None]:
     """Inside, torch computes in so many threads, in this thread of Python and in those that are begun inside."""
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(usable_threads(count))
+        torch.set_num_threads(1 if is_forked_thread() else count)
         yield
     finally:
         torch.set_num_threads(before)

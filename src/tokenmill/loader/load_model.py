@@ -15,7 +15,7 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
 from tokenmill.hub.names import locate
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
-from tokenmill.kernels.threads import torch_threads, usable_threads
+from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.find_tokenizer import find_tokenizer
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.ranks import Alone, find_ranks, threads_of_machine
@@ -78,7 +78,6 @@ def _load(
     tokenizer = find_tokenizer(checkpoint, config.tokenizer, model.vocab_size)
     shapes = describe(model).attention_shapes
     kernel_name, kernel = choose_kernel(config.kernel, resolved.cache, device, config.max_length, shapes)
-    config = replace(config, threads=_threads(resolved))
     config = choose_proposer(config, resolved.program.finds_drafts)
     lookup(PROPOSERS, config.speculate, "speculate")
     # Before the weights, because the files may be replaced later.
@@ -116,20 +115,6 @@ def _tell(resolved: ResolvedModel) -> None:
     if as_float32 and config.device == "cpu":
         message = "the float16 checkpoint is computed in %s: on a CPU program %s would be slow in float16"
         log.info(message, config.dtype, resolved.program_name)
-
-
-def _threads(resolved: ResolvedModel) -> int:
-    """Count the threads of a program. In a forked process one that computes with torch has one; see
-    kernels/threads.py.
-    """
-    count, given = resolved.config.threads, resolved.given.threads
-    usable = count if resolved.program.has_threads else usable_threads(count)
-    if given is not None and given > usable:
-        message = (
-            "threads = %d is ignored: program %s computes with torch, whose threads a forked process does not have"
-        )
-        log.warning(message, given, resolved.program_name)
-    return usable
 
 
 def _check_fused(config: ResolvedConfig) -> None:

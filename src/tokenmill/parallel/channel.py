@@ -6,9 +6,7 @@ ended, for then the system closes it, whatever ended the process.
 """
 
 import json
-import os
 import socket
-import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from threading import Lock
@@ -16,6 +14,8 @@ from typing import Any, NamedTuple
 
 from safetensors.torch import load, save
 from torch import Tensor
+
+from tokenmill.process import forget_in_child
 
 
 class Message(NamedTuple):
@@ -32,7 +32,7 @@ class Channel:
     def __init__(self, connected: socket.socket) -> None:
         self._connection = Connection(connected.detach())
         self._sending = Lock()
-        _channels.add(self)
+        forget_in_child(self)
 
     def send(self, name: str, facts: Any = None, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send a message; OSError if the other process has ended."""
@@ -50,7 +50,6 @@ class Channel:
 
     def forget(self) -> None:
         """Close what a forked process has inherited, which would keep the connection open after this one has ended."""
-        self._sending = Lock()
         self._connection.close()
 
     def close(self) -> None:
@@ -61,14 +60,3 @@ class Channel:
                 connected.detach()
         except OSError:
             pass  # it was closed before, by either side
-
-
-_channels: "weakref.WeakSet[Channel]" = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for channel in list(_channels):
-        channel.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)

@@ -6,8 +6,6 @@ never run on a GPU.
 """
 
 import ctypes
-import os
-import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,6 +17,7 @@ from torch._C._distributed_c10d import Store
 from torch.nn import functional as F
 
 from tokenmill.errors import RankLost
+from tokenmill.process import forget_in_child
 
 PATIENCE = timedelta(minutes=5)
 """For a rank that is alive and late, as in the first long prompt on a slow machine. One that has died is noticed by its
@@ -31,7 +30,7 @@ class Group:
     def __init__(self, store: Store, rank: int, size: int, device: torch.device, address: str) -> None:
         self.rank, self.size = rank, size
         self._backend: Any = _backend(store, rank, size, device, address)
-        _groups.add(self)
+        forget_in_child(self)
 
     def gather(self, own_TC: Tensor, sizes: Sequence[int]) -> Tensor:
         """Join the columns of all ranks, [T, sum of sizes], from those of each, [T, its size]."""
@@ -65,17 +64,6 @@ class Group:
     def forget(self) -> None:
         """Keep torch's group for ever, in a forked process: its end would wait for threads that are not there."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
-
-
-_groups: "weakref.WeakSet[Group]" = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for group in list(_groups):
-        group.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 def _backend(store: Store, rank: int, size: int, device: torch.device, address: str) -> Any:

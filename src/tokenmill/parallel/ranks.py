@@ -5,7 +5,6 @@ it ended, so that rank 0 knows within milliseconds; and the others end when rank
 """
 
 import json
-import os
 import selectors
 import signal
 import socket
@@ -21,6 +20,7 @@ from tokenmill.errors import RankLost
 from tokenmill.memory.shared_memory import SharedMemory
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.parallel.environment import environment
+from tokenmill.process import forget_in_child
 
 END_S = 2.0  # that the others have to end by themselves
 MODULE = "tokenmill.loader.rank"  # what the other ranks run
@@ -60,7 +60,7 @@ class OtherRanks(Ranks):
         self._lost, self._at_end, self._lock = "", list[Callable[[], None]](), threading.Lock()
         self._at_loss: list[Callable[[RankLost], None]] = []
         self._is_ending = False
-        _groups.add(self)
+        forget_in_child(self)
 
     def start(self, told: Mapping[str, Any]) -> None:
         assert self.steps is not None
@@ -139,23 +139,8 @@ class OtherRanks(Ranks):
 
     def forget(self) -> None:
         """Close what a forked process has inherited, so that the ranks end with the process that they belong to."""
-        self._is_ending = True
         for each in self._sockets:
             each.close()
-        # Closed here, the engine must not end what the other process still uses.
-        self._sockets, self._processes, self._at_end = [], [], []
-        self._lost = self._lost or "the ranks of this model are those of the process that was forked"
-
-
-_groups: "weakref.WeakSet[OtherRanks]" = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for group in list(_groups):
-        group.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 def _watch(known: "weakref.ref[OtherRanks]", sockets: list[socket.socket]) -> None:

@@ -20,6 +20,7 @@ from tokenmill.errors import ConfigError, RankLost
 from tokenmill.parallel.channel import Channel, Message
 from tokenmill.parallel.collectives import Group
 from tokenmill.parallel.rendezvous import Meeting
+from tokenmill.process import forget_in_child
 
 END_S = 2.0  # for processes to end by themselves
 NOTICE_S = 2.0  # until the thread of a channel has read what the process group has noticed
@@ -41,6 +42,7 @@ class Team:
             reader = threading.Thread(target=_read, args=(weakref.ref(self), index, channel), daemon=True)
             reader.start()
         self._finalizer = weakref.finalize(self, _end, meeting)
+        forget_in_child(self)
 
     def agree(self, facts: Mapping[str, Any], decided: Any, device: torch.device) -> Group:
         """Compare the facts of all ranks with those of rank 0, then tell them what that has decided, and make the
@@ -152,6 +154,10 @@ class Team:
         with self._lock:
             self._is_closed = True
         self._finalizer()
+
+    def forget(self) -> None:
+        """Leave the other ranks, in a forked process, to the process that has started them."""
+        self._finalizer.detach()
 
 
 def _read(team: "weakref.ref[Team]", index: int, channel: Channel) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.memory.file_lock import NO_LOCKS, locked
+from tokenmill.process import forget_in_child
 from tokenmill.speculate.text_index import (
     BYTES_PER_TOKEN,
     FORMAT,
@@ -63,6 +64,7 @@ class SuffixStore:
         self._folder = SegmentFolder(directory, identity, limit_bytes)
         self._pending = PendingTexts(self._folder.num_pending_tokens)
         self._finish = weakref.finalize(self, _finish, self._folder, self._pending)  # also when the process ends
+        forget_in_child(self)
 
     def add(self, tokens: List[int]) -> None:
         """Keep a finished text. One with anything but token ids is left out, which is said once."""
@@ -105,6 +107,10 @@ class SuffixStore:
         self._is_closed = True
         self._finish()
         self._folder.segments = []
+
+    def forget(self) -> None:
+        """Write nothing in a forked process: what is pending is its parent's, which writes it."""
+        self._finish.detach()
 
     def _following(self, matched: int, texts: TextIndex, at: int, limit: int) -> tuple[list[int], int]:
         """Read the tokens from there on, up to the end of that text, and the length of the match."""

@@ -5,7 +5,6 @@ threads, sums never are.
 """
 
 import ctypes
-import os
 import weakref
 from array import array
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from tokenmill.memory.nodes import memory_nodes
 from tokenmill.model.description import describe
 from tokenmill.parallel.division import Rank
 from tokenmill.parallel.ranks import Ranks
+from tokenmill.process import forget_in_child
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.program.native.layouts import LAYOUTS, kv_number
 from tokenmill.program.native.ops import Ops
@@ -31,10 +31,9 @@ from tokenmill.program.parts import Opened
 WHY_BYTES = 500
 
 
-def _free(model: int, process: int, ranks: Ranks) -> None:
-    if os.getpid() == process:  # a fork has the memory without the threads: nothing can be joined there
-        ranks.end()  # first: a step that waits for them fails
-        native_library.library().tm_free(model)
+def _free(model: int, ranks: Ranks) -> None:
+    ranks.end()  # first: a step that waits for them fails
+    native_library.library().tm_free(model)
 
 
 class Native(Program):
@@ -99,14 +98,14 @@ class Native(Program):
         self._spec.thread_nodes = (ctypes.c_int32 * threads)(*(thread * len(nodes) // count for thread in own))
 
     def _start(self) -> None:
-        """Start the threads. Done again in a forked process, where those of the first are missing."""
+        """Start the threads."""
         self._call, self._why = native_structs.TmStep(), ctypes.create_string_buffer(WHY_BYTES)
         self._model = self._made()
         if not self._model:
             self._ranks.check()
             raise CapacityError("threads", self._spec.num_threads, 0, f"threads ({self._why.value.decode()})")
-        self._process = os.getpid()
-        weakref.finalize(self, _free, self._model, self._process, self._ranks)
+        self._finalizer = weakref.finalize(self, _free, self._model, self._ranks)
+        forget_in_child(self)
 
     def _made(self) -> Any:
         """Make the model. It waits for the other ranks in a thread, so that this one can be interrupted meanwhile."""
@@ -133,9 +132,6 @@ class Native(Program):
 
     def run(self, step: Step) -> Output:
         """The logits are float32."""
-        if os.getpid() != self._process:
-            self._ranks.check()
-            self._start()
         logits_RV = torch.empty(step.num_rows, self._vocab_size)
         # One array, one struct for every step, no tensors: since the last step all of Python is out of the caches.
         numbers = array("q", step.token_ids if step.fed_R is None else step.token_ids_T.tolist())
@@ -165,6 +161,10 @@ class Native(Program):
 
     def close(self) -> None:
         self._ranks.end()
+
+    def forget(self) -> None:
+        """Free nothing in a forked process, which has the memory without the threads: none can be joined there."""
+        self._finalizer.detach()
 
     def follow(self) -> None:
         if native_library.library().tm_follow(self._model, self._why, WHY_BYTES):
