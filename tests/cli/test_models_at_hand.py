@@ -16,9 +16,8 @@ from tests import disk_of_models
 from tests.disk_of_models import COMMIT, OLDER, contents, repository
 from tests.word_model import save_chat_model
 from tokenmill.cli import remove
-from tokenmill.errors import RequestError
 from tokenmill.hub.names import locate
-from tokenmill.hub.places import folders, hub_removal
+from tokenmill.hub.places import folders
 from tokenmill.hub.places.here import entries_here
 from tokenmill.hub.short_names import SHORT_NAMES
 from tokenmill.loader.at_hand.facts import facts_of
@@ -179,8 +178,8 @@ def test_rm_of_one_file_of_a_repository(disk, tm, made):
     blob = sha256(made.qwen.read_bytes()).hexdigest()
     wanted = [f"{folder}/blobs/{blob}", f"{folder}/snapshots/{COMMIT}/a-q8_0.gguf"]
     assert removed(disk, tm, "one/files:a-q8_0.gguf", "--yes") == wanted
-    # The last one goes with all that is left of the repository.
-    assert removed(disk, tm, "one/files:a-f32.gguf", "--yes")[0] == folder
+    assert len(removed(disk, tm, "one/files:a-f32.gguf", "--yes")) == 2
+    assert removed(disk, tm, "one/files", "--yes")[0] == folder  # what is left, as README.md
 
 
 def test_rm_of_one_revision_leaves_the_blobs_of_the_other(disk, tm):
@@ -193,6 +192,12 @@ def test_rm_of_one_revision_leaves_the_blobs_of_the_other(disk, tm):
 def test_rm_of_a_repository_takes_all_of_its_revisions(disk, tm):
     wanted = below(disk, disk.hub / "models--one--moved")
     assert removed(disk, tm, "one/moved", "--yes") == wanted
+
+
+def test_rm_of_a_repository_takes_a_link_and_not_its_target(disk, tm):
+    wanted = below(disk, disk.hub / "models--one--outside")
+    assert removed(disk, tm, "one/outside", "--yes") == wanted
+    assert (disk.root / "elsewhere.gguf").is_file()
 
 
 def test_a_commit_of_two_repositories_is_deleted_of_one(disk, tm):
@@ -211,10 +216,7 @@ REFUSED = {
     "~/cache/mine.gguf": "which has not fetched it",
     "cut": "bytes, and has",
     "linked": "is a link to",
-    "one/foreign:x.gguf": "notes.txt was not written by the hub's client",
-    "one/foreign": "notes.txt was not written by the hub's client",
-    "one/outside": "z.gguf was not written by the hub's client",
-    "one/outside:z.gguf": "is no link of the hub's client",
+    "one/outside:z.gguf": "has a link to ",
     "one/dangling": "is damaged in the hub's cache",
     "tiny": "is ambiguous: one/tiny (in ",
     "nothing": "is no model on this machine",
@@ -279,18 +281,6 @@ def test_without_anybody_to_ask_nothing_goes(disk, tm, piped):
     assert code == 2 and "--yes deletes without a question" in err and (disk.home / "cache" / "whole.gguf").is_file()
 
 
-def test_a_repository_that_is_being_fetched_stays(disk, tm):
-    import fcntl
-
-    locks = disk.hub / ".locks" / "models--one--tiny"
-    locks.mkdir(parents=True)
-    with (locks / "x.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        code, _, err = tm("rm", "one/tiny", "--yes")
-    assert code == 2 and "is being fetched by another process" in err
-    assert (disk.hub / "models--one--tiny").is_dir()
-
-
 def test_a_fetched_model_that_is_being_fetched_again_stays(disk, tm):
     import fcntl
 
@@ -298,15 +288,6 @@ def test_a_fetched_model_that_is_being_fetched_again_stays(disk, tm):
         fcntl.flock(held, fcntl.LOCK_EX)
         code, _, err = tm("rm", "whole", "--yes")
     assert code == 2 and "is being fetched by another process" in err and (disk.home / "cache" / "whole.gguf").is_file()
-
-
-def test_a_repository_that_is_a_link_stays(disk, tm):
-    folder = disk.hub / "models--one--tiny"
-    folder.rename(disk.root / "elsewhere")
-    folder.symlink_to(disk.root / "elsewhere")
-    before = contents(disk.root)
-    code, _, err = tm("rm", "one/tiny", "--yes")
-    assert code == 2 and "is a link, which the hub's client has not made" in err and contents(disk.root) == before
 
 
 def test_what_cannot_be_deleted_is_said(disk, tm, monkeypatch):
@@ -317,7 +298,7 @@ def test_what_cannot_be_deleted_is_said(disk, tm, monkeypatch):
 
 
 def test_old_clients_delete_whole_snapshots_alone(disk, tm, monkeypatch):
-    monkeypatch.delattr(hub_removal.HFCacheInfo, "delete_files", raising=False)
+    monkeypatch.delattr(huggingface_hub.HFCacheInfo, "delete_files", raising=False)
     code, _, err = tm("rm", "one/files:a-q8_0.gguf", "--yes")
     assert code == 2 and "`tokenmill rm one/files`" in err
 
@@ -330,24 +311,6 @@ def refused(disk, tm, name):
     return err
 
 
-def hand_made(folder):
-    (folder / "blobs").rmdir()
-    (folder / "refs" / "main").unlink()
-    (folder / "snapshots" / COMMIT).rename(folder / "snapshots" / "mine")
-
-
-@pytest.mark.parametrize("change", [lambda folder: None, hand_made], ids=["without links", "placed by hand"])
-def test_files_in_the_place_of_links_are_no_proof(disk, tm, change):
-    """The client puts files there on a file system without links, and so does a person."""
-    folder = repository(disk.hub, "one/plain", {})
-    snapshot = folder / "snapshots" / COMMIT
-    (snapshot / "plain.gguf").write_bytes(b"GGUF")
-    (snapshot / "sub").mkdir()
-    (snapshot / "sub" / "thesis.txt").write_text("of the user")
-    change(folder)
-    assert f"`rm -r {folder.resolve()}` deletes all of it" in refused(disk, tm, "one/plain")
-
-
 def test_other_weights_of_a_repository_stay(disk, tm, made):
     beside = {"model.onnx": b"onnx", "original/consolidated.00.pth": b"pth", "README.md": b"text"}
     folder = repository(disk.hub, "one/onnx", {"m.gguf": made.qwen.read_bytes(), **beside})
@@ -356,77 +319,27 @@ def test_other_weights_of_a_repository_stay(disk, tm, made):
     assert (folder / "snapshots" / COMMIT / "original" / "consolidated.00.pth").read_bytes() == b"pth"
 
 
-def test_a_begun_fetch_of_other_weights_stays(disk, tm, made):
-    folder = repository(disk.hub, "one/begun", {"m.gguf": made.qwen.read_bytes()})
-    begun = folder / "blobs" / f"{'c' * 64}.incomplete"
-    begun.write_bytes(b"half")
-    assert len(removed(disk, tm, "one/begun:m.gguf", "--yes")) == 2 and begun.is_file()
-    assert "an empty snapshot" in tm("list")[1]
-    assert begun.relative_to(disk.root).as_posix() in removed(disk, tm, "one/begun", "--yes")
+def test_the_only_file_of_a_repository_goes_with_the_repository(disk, tm, made):
+    folder = repository(disk.hub, "one/single", {"m.gguf": made.qwen.read_bytes()})
+    wanted = below(disk, folder)
+    assert removed(disk, tm, "one/single:m.gguf", "--yes") == wanted
 
 
-@pytest.mark.parametrize("name", ["one/files", "one/files:a-q8_0.gguf"])
-def test_blobs_that_lie_elsewhere_stay(disk, tm, name):
-    blobs = disk.hub / "models--one--files" / "blobs"
-    blobs.rename(disk.root / "mine")
-    blobs.symlink_to(disk.root / "mine")
-    assert "nothing is deleted" in (err := refused(disk, tm, name)) or "is not deleted" in err
+def test_files_of_several_snapshots_are_deleted_one_by_one(disk, tm, made):
+    repository(disk.hub, "one/two", {"m.gguf": made.qwen.read_bytes()})
+    repository(disk.hub, "one/two", {"m.gguf": made.qwen.read_bytes(), "README.md": b"text"}, OLDER, None)
+    names = ("one/two:m.gguf", f"one/two/blob/{OLDER}/m.gguf")
+    code, _, err = tm("rm", *names, "--yes")
+    assert code == 2 and "has several snapshots of this: delete them one by one" in err
+    for name in names:
+        assert removed(disk, tm, name, "--yes")
 
 
-@pytest.mark.parametrize("name", ["one/files", "one/files:a-q8_0.gguf"])
-def test_a_blob_that_is_a_link_elsewhere_stays(disk, tm, made, name):
-    link = disk.hub / "models--one--files" / "snapshots" / COMMIT / "a-q8_0.gguf"
-    blob = link.parent / link.readlink()
-    blob.rename(disk.root / "mine.gguf")
-    blob.symlink_to(disk.root / "mine.gguf")
-    refused(disk, tm, name)
-
-
-def test_a_blob_in_the_store_that_repositories_share_goes(disk, tm):
-    """As the client lays it out: a marker, and files by their first two letters and their whole digest."""
-    store, digest = disk.hub / "blobs", "ab" + "0" * 62
-    (store / "ab").mkdir(parents=True)
-    (store / ".huggingface-shared-blobs").write_text("1")
-    link = disk.hub / "models--one--files" / "snapshots" / COMMIT / "a-q8_0.gguf"
-    blob = link.parent / link.readlink()
-    blob.rename(store / "ab" / digest)
-    blob.symlink_to(f"../../blobs/ab/{digest}")
-    gone = removed(disk, tm, "one/files", "--yes")
-    assert all(path.startswith(("home/hub/models--one--files", f"home/hub/blobs/ab/{digest}")) for path in gone)
-
-
-def add_a_note(disk):
-    (disk.hub / "models--one--tiny" / "snapshots" / COMMIT / "notes.txt").write_text("of the user")
-
-
-def begin_a_fetch(disk):
-    (disk.hub / "models--one--tiny" / "blobs" / f"{'c' * 64}.incomplete").write_bytes(b"half")
-
-
-def replace_the_file(disk):
-    (disk.home / "cache" / "whole.gguf").unlink()
-    (disk.home / "cache" / "whole.gguf").write_text("my only copy of something else")
-
-
-@pytest.mark.parametrize("change", [add_a_note, begin_a_fetch, replace_the_file])
-def test_what_changes_while_it_asks_refuses_all(disk, tm, monkeypatch, change):
-    before = {}
-
-    def agrees(_):
-        change(disk)
-        before.update(contents(disk.root))
-        return True
-
-    monkeypatch.setattr(remove, "_agrees", agrees)
-    code, _, err = tm("rm", "whole", "one/tiny")
-    assert code == 2 and "Traceback" not in err and contents(disk.root) == before
-
-
-def test_what_changes_after_the_answer_is_seen_too(disk):
-    removal = hub_removal.remove_from_hub([each for each in entries_here() if each.name == "one/tiny"], True)
-    add_a_note(disk)
-    with pytest.raises(RequestError, match=r"notes\.txt was not written by the hub's client"):
-        removal.run()
+def test_what_changes_while_it_asks_is_refused(disk, tm, monkeypatch):
+    path = disk.home / "cache" / "whole.gguf"
+    monkeypatch.setattr(remove, "_agrees", lambda _: bool(path.write_text("my only copy of something else")))
+    code, _, err = tm("rm", "whole")
+    assert code == 2 and "has sha256" in err and path.read_text() == "my only copy of something else"
 
 
 @pytest.mark.parametrize(
@@ -434,15 +347,13 @@ def test_what_changes_after_the_answer_is_seen_too(disk):
     [
         (("one/files:a-q8_0.gguf", "one/files"), "home/hub/models--one--files"),
         (("one/files", "one/files:a-q8_0.gguf"), "home/hub/models--one--files"),
-        (("one/files:a-f32.gguf", "one/files:a-q8_0.gguf"), "home/hub/models--one--files"),
     ],
 )
 def test_names_of_one_repository_go_together(disk, tm, names, gone):
     code, out, _ = tm("rm", *names, "--dry-run", "--json")
     document = json.loads(out)
     assert code == 0 and document["would_delete"] == [str((disk.root / gone).resolve())]
-    files = [*(disk.root / gone / "blobs").iterdir(), disk.root / gone / "refs" / "main"]
-    assert document["num_bytes"] == sum(file.stat().st_size for file in files)
+    assert document["num_bytes"] == sum(file.stat().st_size for file in (disk.root / gone / "blobs").iterdir())
     assert all(path.startswith(gone) for path in removed(disk, tm, *names, "--yes"))
 
 

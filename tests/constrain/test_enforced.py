@@ -52,7 +52,7 @@ LOST = {  # as Strands sends a discriminated union of pydantic: without the $def
 def test_a_reference_that_leads_nowhere_is_left_out_alone(schema):
     ((function,), (told,)) = enforced([Function("f", "", schema)], "hermes")
     assert told.startswith("f: parts of its parameters are not enforced: at #/properties/") and "$ref names" in told
-    grammar = calls_grammar(HERMES, [function], Choice("required"), control={})
+    grammar = calls_grammar(HERMES, [function], ToolChoice("required"), control={})
     call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
     for arguments in ('{"a": {"x": 1}}', "{}") if schema is REMOTE else ('{"payment": {"x": 1}, "notes": ["y"]}',):
         assert admitted(grammar, call % arguments) == "whole"

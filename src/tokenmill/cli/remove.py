@@ -66,9 +66,9 @@ def command(
 ) -> None:
     """Delete models, with their packed copies and stored blocks of prompts, after saying so and asking.
 
-    Deleted is only what was provably fetched by tokenmill or lies in the hub's cache as its client writes it. For the
-    models of Ollama, LM Studio and llama.cpp, and in folders of yours, the command is told that deletes them there. A
-    program that uses a model goes on with it: its files are gone when it ends.
+    Deleted is what tokenmill has fetched, which its sha256 proves; from the hub's cache the hub's own client deletes.
+    For the models of Ollama, LM Studio and llama.cpp, and in folders of yours, the command is told that deletes them
+    there. A program that uses a model goes on with it: its files are gone when it ends.
     """
     entries = entries_here(dirs or ())
     plans = _plans(names, entries, kept_only)
@@ -79,9 +79,6 @@ def command(
     if not dry_run and any(plan.paths for plan in plans):
         if not yes and not _agrees(total):
             raise RequestError("nothing was deleted")
-        for plan in plans:  # nothing goes if something has changed meanwhile
-            if plan.removal is not None:
-                plan.removal.check()
         for plan in plans:
             _run(plan)
     if json:

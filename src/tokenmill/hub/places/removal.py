@@ -1,4 +1,4 @@
-"""Models that `tokenmill rm` deletes: what was fetched by tokenmill or the hub's client, and nothing else."""
+"""Models that `tokenmill rm` deletes: what a name means, and the deletion of a file that tokenmill has fetched."""
 
 import fcntl
 from collections.abc import Callable, Sequence
@@ -16,16 +16,12 @@ from tokenmill.value_reader import with_home
 
 @dataclass(frozen=True)
 class Removal:
-    """What goes for one name. paths: as they are told. files: those that a process may use.
-
-    check: RequestError if they are no longer what they were. run: checks that again, and deletes them.
-    """
+    """What goes for one name. paths: as they are told. files: those that a process may use. run: deletes them."""
 
     name: str
     paths: tuple[Path, ...]
     files: tuple[Path, ...]
     num_bytes: int
-    check: Callable[[], None]
     run: Callable[[], None]
 
 
@@ -60,7 +56,7 @@ def remove_own(entry: FoundModel) -> Removal:
         _check_own(entry.name, path, model.sha256)
 
     check()
-    return Removal(entry.name, (path,), (path,), path.stat().st_size, check, lambda: _unlink(path, check))
+    return Removal(entry.name, (path,), (path,), path.stat().st_size, lambda: _unlink(path, check))
 
 
 def _check_own(name: str, path: Path, sha256: str) -> None:
