@@ -248,8 +248,6 @@ COMPUTES = {
     "ik_llama.cpp": "the same, repacked",
     "xllamacpp": "llama.cpp as a wheel",
     "openvino": "GenAI, int8",
-    "mistral.rs": "the file's 4 bits, as a wheel",
-    "vllm": "bfloat16",
     "transformers": "bfloat16",
 }
 

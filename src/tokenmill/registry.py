@@ -192,10 +192,8 @@ EXPORTS: Names = {
 
 PICTURES: Names = {
     "sweep": "tokenmill.bench.plot.sweep:draw",
-    "latency": "tokenmill.bench.plot.latency:draw",
     "roofline": "tokenmill.bench.plot.roofline:draw",
     "ladder": "tokenmill.bench.plot.ladder:draw",
-    "load": "tokenmill.bench.plot.load:draw",
 }
 
 # How calls of functions are written. A chat template's format is the first of which it holds all words.

@@ -295,14 +295,14 @@ def tm(tm, tmp_path, monkeypatch):
 def test_ours_and_transformers_say_the_same_in_processes_of_their_own(tm, tmp_path):
     path = save("llama", tmp_path)
     sizes = ("--prompt", 8, "--new", 4, "--batch", 2, "--rounds", 1, "--threads", 1, "--dtype", "float32")
-    code, out, err = tm("peers", path, "--only", "transformers,vllm", *sizes, "--json")
+    code, out, err = tm("peers", path, "--only", "transformers,xllamacpp", *sizes, "--json")
     assert code == 0, err
     rows = {row["label"]: row for row in json.loads(out)["rows"]}
-    ours, theirs, absent = rows["tokenmill"], rows["transformers"], rows["vllm"]
+    ours, theirs, absent = rows["tokenmill"], rows["transformers"], rows["xllamacpp"]
     assert ours["status"] == theirs["status"] == "ok"
     assert theirs["same_tokens"] == 1.0 and theirs["hash"] == ours["hash"]
     assert "float32" in ours["note"] and "attention" in theirs["note"]
-    assert absent["status"] == "absent" and "tokenmill bench install-peer vllm" in err
+    assert absent["status"] == "absent" and "tokenmill bench install-peer xllamacpp" in err
     if "program native" in ours["note"]:
         guessing = rows["tokenmill-speculation"]
         assert "speculate multi_step" in ours["note"] and "speculate adaptive" in guessing["note"]
@@ -337,9 +337,12 @@ def test_more_prompts_than_there_is_text_are_refused_before_anything_runs(tm):
     ("arguments", "says"),
     [
         (("--only", "pytorch"), "no peer 'pytorch': there are tokenmill, tokenmill-speculation, transformers"),
-        (("--peer", "vllm"), "--peer = 'vllm' is not allowed: NAME=PATH"),
+        (("--peer", "openvino"), "--peer = 'openvino' is not allowed: NAME=PATH"),
         (("--batch", "0"), "--batch = '0' is not allowed: integers of at least 1"),
-        (("--peer", "vllm=/nowhere"), "--peer = 'vllm=/nowhere' is not allowed: the path of a Python interpreter"),
+        (
+            ("--peer", "openvino=/nowhere"),
+            "--peer = 'openvino=/nowhere' is not allowed: the path of a Python interpreter",
+        ),
     ],
 )
 def test_wrong_words_are_named(tm, tmp_path, arguments, says):

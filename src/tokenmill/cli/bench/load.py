@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # imports httpx2, which is optional
 
 EXAMPLES = examples(
     "tokenmill bench load --concurrency 8",
-    "tokenmill bench load --concurrency 1,2,4,8,16 --output load.jsonl && tokenmill bench plot load.jsonl",
+    "tokenmill bench load --concurrency 1,2,4,8,16 --output load.jsonl",
     "tokenmill bench load --rate 4 --num-prompts 200 --goodput ttft:500 --goodput tpot:50",
     "tokenmill bench load --url http://10.0.0.5:8000 --chat --rate inf --concurrency 32 --output load.jsonl",
 )

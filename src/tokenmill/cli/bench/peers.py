@@ -23,14 +23,14 @@ from tokenmill.units import counted
 EXAMPLES = examples(
     "tokenmill bench peers",
     "tokenmill bench peers --only tokenmill,llama.cpp --batch 1,16 --prompt 128 --new 64",
-    "tokenmill bench peers --peer vllm=/opt/vllm/bin/python --peer llama-bench=./llama-bench",
+    "tokenmill bench peers --peer openvino=/opt/openvino/bin/python --peer llama-bench=./llama-bench",
     "tokenmill bench install-peer llama.cpp",
 )
 
 PEERS = "Peers"
 # Follow from the points, or are the same for all engines.
 FIXED = (*OWN, "max_length", "cache", "device")
-AUTOMATIC = ("tokenmill", "transformers", "llama.cpp", "xllamacpp", "openvino", "vllm")
+AUTOMATIC = ("tokenmill", "transformers", "llama.cpp", "xllamacpp", "openvino")
 PLAIN = ("off", "multi_step")  # decoding without guesses: the tokens of several steps in one call are none
 
 Only = Annotated[str | None, option(PEERS, "--only", metavar="NAMES", help="Only these peers, as a,b,c.")]

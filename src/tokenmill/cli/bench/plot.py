@@ -28,7 +28,7 @@ def command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw results: curves over batch and prompt, time between tokens, roofline, ladder, load on a server.
+    """Draw results: curves over batch and prompt, roofline, ladder.
 
     Each picture for which the files have data is written as PNG and SVG; which were left out, and why, is said on
     stderr. Needs matplotlib: pip install 'tokenmill[bench]'.
