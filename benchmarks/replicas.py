@@ -29,8 +29,8 @@ from typing import Any
 import httpx2
 
 from tokenmill import SamplingParams, load
-from tokenmill.serve.address import Address, listen
-from tokenmill.serve.options import Options
+from tokenmill.serve.http.address import Address, listen
+from tokenmill.serve.start.options import Options
 from tokenmill.settings.engine_config import EngineConfig
 
 WORDS = "the of and river light stone under morning people small between never house green early voice".split()

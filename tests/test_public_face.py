@@ -22,7 +22,7 @@ CAUGHT = {
     "NotInvertible": "calibrate/rounding.py makes a CheckpointError of it",
     "NumberError": "constrain/grammar.py makes a ConfigError of it",
     "PatternError": "constrain/grammar.py makes a ConfigError of it",
-    "RefersToItself": "serve/custom_tools.py takes another way",
+    "RefersToItself": "serve/request/custom_tools.py takes another way",
     "SchemaError": "constrain/compile.py makes a ConfigError of it",
     "TerminalError": "constrain/gbnf_words.py takes another way",
     "TooMany": "text/schema/number_rules.py leaves multipleOf to llguidance",

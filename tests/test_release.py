@@ -11,7 +11,7 @@ import yaml
 import tokenmill
 
 ROOT = Path(__file__).parents[1]
-VENDOR = ROOT / "src" / "tokenmill" / "serve" / "static" / "vendor"
+VENDOR = ROOT / "src" / "tokenmill" / "serve" / "facts" / "static" / "vendor"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

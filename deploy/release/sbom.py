@@ -20,7 +20,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 ROOT = Path(__file__).resolve().parents[2]
-VENDOR = ROOT / "src" / "tokenmill" / "serve" / "static" / "vendor"
+VENDOR = ROOT / "src" / "tokenmill" / "serve" / "facts" / "static" / "vendor"
 FILE = Path(__file__).with_name("tokenmill.cdx.json")
 
 # As SPDX expressions; vendor/README.md has the versions.

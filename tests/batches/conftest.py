@@ -9,7 +9,7 @@ from tokenmill import load
 from tokenmill.batches.batch import How, opened
 from tokenmill.batches.shard import Shard
 from tokenmill.batches.template import TableTask, Template
-from tokenmill.serve.batch_lines import BatchLines
+from tokenmill.serve.sessions.batch_lines import BatchLines
 from tokenmill.settings.sampling_params import SamplingParams
 
 SETTINGS = {"dtype": "float32", "max_length": 96, "max_sequences": 4, "block_size": 8}

@@ -8,9 +8,9 @@ from unittest.mock import MagicMock
 from tests.book.markdown import code, table
 from tests.book.options import escaped
 from tests.book.route_fields import FIELDS
-from tokenmill.serve.app import make_app
-from tokenmill.serve.document import REFUSALS
-from tokenmill.serve.options import Options
+from tokenmill.serve.facts.document import REFUSALS
+from tokenmill.serve.start.app import make_app
+from tokenmill.serve.start.options import Options
 
 Json = dict[str, Any]
 

@@ -23,7 +23,7 @@ RUN_BY = {
     "evaluation.md": "tests.test_documents:test_the_commands_about_evaluation_run_as_written",
     "kv-cache.md": "tests.test_documents:test_the_commands_about_the_cache_print_what_is_written",
     "models-at-hand.md": "tests.test_documents:test_the_commands_about_models_at_hand_run_as_written",
-    "ollama-api.md": "tests.serve.protocols.test_ollama_models",
+    "ollama-api.md": "tests.serve.ollama.test_ollama_models",
     "receipts.md": "tests.test_documents:test_the_commands_about_receipts_run_as_written",
     "speculation.md": "tests.test_documents:test_the_commands_about_speculation_run_as_written",
     "structured-output.md": "tests.test_documents:test_the_commands_about_structured_output_run_as_written",

@@ -7,7 +7,7 @@ import pytest
 
 from tokenmill.cli import serve
 from tokenmill.errors import ConfigError
-from tokenmill.serve.address import Address, listen
+from tokenmill.serve.http.address import Address, listen
 
 
 @pytest.fixture

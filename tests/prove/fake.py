@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from tokenmill.prove.trial import Trial
-from tokenmill.serve.address import Address, listen
+from tokenmill.serve.http.address import Address, listen
 
 WORDS = "a mill stands by the river and its wheel turns all night while we sleep".split()
 LONG = 1500  # characters of a prompt that is long

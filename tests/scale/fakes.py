@@ -11,8 +11,8 @@ from tokenmill import load
 from tokenmill.scale.fleet import Fleet, Part, ReplicaLost
 from tokenmill.scale.gate_server import GateServer
 from tokenmill.scale.mill import Mill
-from tokenmill.serve.address import Address, listen
-from tokenmill.serve.options import Options
+from tokenmill.serve.http.address import Address, listen
+from tokenmill.serve.start.options import Options
 
 LOST = object()
 

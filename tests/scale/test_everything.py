@@ -1,5 +1,5 @@
-"""Law 14 through the gate: what is tried on one server (tests/serve/test_everything.py), on three replicas of which
-each loses every twentieth message and with it the request, and one or another is always to end.
+"""Law 14 through the gate: what is tried on one server (tests/serve/loop/test_everything.py), on three replicas of
+which each loses every twentieth message and with it the request, and one or another is always to end.
 """
 
 import random
@@ -9,7 +9,7 @@ import pytest
 
 from tests.empty import check_empty
 from tests.scale.fakes import FakeFleet, at_socket
-from tests.serve.test_everything import KEYS, SCARCE, SECONDS, try_everything
+from tests.serve.loop.test_everything import KEYS, SCARCE, SECONDS, try_everything
 from tests.speculate.test_multi_step import needs_native
 from tests.word_model import save_chat_model
 from tokenmill import load

@@ -10,13 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.scale.fakes import FakeFleet, ask, at_socket, events_of
 from tests.scale.test_relay import BODIES, CHAT, COMPLETIONS, MESSAGES, SAMPLED, read, stream
-from tests.serve.test_driver import Gate as StepGate
+from tests.serve.loop.test_driver import Gate as StepGate
 from tokenmill.scale import relay
 from tokenmill.scale.fleet import AllBusy
 from tokenmill.scale.gate import Gate, merged
-from tokenmill.serve import driver
-from tokenmill.serve.guard import Guard
-from tokenmill.serve.options import Options
+from tokenmill.serve.http.guard import Guard
+from tokenmill.serve.loop import driver
+from tokenmill.serve.start.options import Options
 
 WHOLE = {"prompt": "w1 w2", "max_tokens": 5, "temperature": 0}
 

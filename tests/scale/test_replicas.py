@@ -21,7 +21,7 @@ import pytest
 from tests.parallel.processes import is_there, wait_until
 from tests.ports import unused_port
 from tests.scale.slow_model import save_slow_model
-from tests.serve.test_everything import KEYS, SCARCE, SECONDS, try_everything
+from tests.serve.loop.test_everything import KEYS, SCARCE, SECONDS, try_everything
 from tests.word_model import save_chat_model
 from tokenmill import SamplingParams, load
 

@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from tokenmill.serve import event_stream
+from tokenmill.serve.loop import event_stream
 
 PICTURES = os.environ.get("TOKENMILL_PICTURES")  # a directory: what the page looks like is written there
 KEY = "tokenmill.conversation."  # what the keys of conversations begin with in the browser's storage

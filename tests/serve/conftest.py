@@ -1,19 +1,22 @@
-"""A server in a thread, at a port that is free, with a tiny model that speaks in words."""
+"""Servers in a thread, each at a free port, with tiny models that speak in words or write bytes, and their clients."""
 
+import json
 import socket
 import threading
 import time
 from contextlib import contextmanager
 
+import anthropic
 import httpx2
 import openai
 import pytest
 
+from tests.byte_model import save_byte_model
 from tests.word_model import save_chat_model
 from tokenmill import load
-from tokenmill.serve.address import Address, listen
-from tokenmill.serve.options import Options
-from tokenmill.serve.run import Server
+from tokenmill.serve.http.address import Address, listen
+from tokenmill.serve.start.options import Options
+from tokenmill.serve.start.run import Server
 
 MODEL = "words"
 SETTINGS = {"dtype": "float32", "max_length": 96, "max_sequences": 4, "block_size": 8}
@@ -114,3 +117,70 @@ def page(driver, server):
 
     with opened(driver, server.url) as page:
         yield page
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Paris"]}, "days": {"enum": [1, 2]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+CLOCK = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@pytest.fixture
+def claude(server):
+    plain = anthropic.DefaultHttpxClient(verify=False)  # no TLS context, which takes longer than most of these tests
+    with anthropic.Anthropic(
+        base_url=server.url, api_key="none", max_retries=0, timeout=120, http_client=plain
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory):
+    return str(save_byte_model(tmp_path_factory.mktemp("bytes"), context=8192))
+
+
+@pytest.fixture(scope="module")
+def writer(byte_model):
+    """A server of a model that writes bytes."""
+    with served(byte_model, {"max_length": 8192, "block_size": 32}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def openai_writer(writer):
+    plain = openai.DefaultHttpxClient(verify=False)
+    with openai.OpenAI(
+        base_url=f"{writer.url}/v1", api_key="none", max_retries=0, timeout=120, http_client=plain
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def claude_writer(writer):
+    plain = anthropic.DefaultHttpxClient(verify=False)
+    with anthropic.Anthropic(
+        base_url=writer.url, api_key="none", max_retries=0, timeout=120, http_client=plain
+    ) as client:
+        yield client
+
+
+THINKS = """{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}
+{% endfor %}{% if add_generation_prompt %}assistant: {% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% else %}<think>
+{% endif %}{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    """A server of a model that thinks before it answers, unless it is told not to."""
+    path = save_byte_model(tmp_path_factory.mktemp("thinks"), context=4096)
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": THINKS}))
+    with served(str(path), {"max_length": 4096, "block_size": 32}) as server:
+        yield server

@@ -188,7 +188,7 @@ def _requests(name: str, seed: int | None, strict: bool, output: Path) -> "Task"
         raise ConfigError("output", str(output), f"{allowed} --column says what the prompt of a row is")
     with uninterrupted():
         try:
-            from tokenmill.serve.batch_lines import BatchLines
+            from tokenmill.serve.sessions.batch_lines import BatchLines
         except ModuleNotFoundError as error:
             raise TokenmillError(f"requests need {error.name}: pip install 'tokenmill[batch]'") from None
     return BatchLines(name, seed, strict)

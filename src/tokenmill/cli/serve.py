@@ -20,14 +20,14 @@ from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.serve_folders import batch_folder, session_folder, with_prefixes
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.registry import TOOL_FORMATS
-from tokenmill.serve.address import Address, is_loopback, listen
+from tokenmill.serve.http.address import Address, is_loopback, listen
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.settings.recommended import OPENAI, in_force, say_origins
 from tokenmill.units import counted, size
 
 if TYPE_CHECKING:  # these import torch and the server
     from tokenmill.engine.engine import Engine
-    from tokenmill.serve.options import Options
+    from tokenmill.serve.start.options import Options
 
 EXAMPLES = examples(
     "tokenmill serve",
@@ -176,7 +176,7 @@ def command(
         os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's client, which is not imported yet, asks for it
     with uninterrupted():
         try:
-            from tokenmill.serve.options import Options, read_keys
+            from tokenmill.serve.start.options import Options, read_keys
         except ModuleNotFoundError as error:
             raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
     options = Options(keys=read_keys(api_key or os.environ.get(KEY), api_key_file), **_chosen(context.params))
@@ -227,7 +227,7 @@ def _serve(
     taken = _listen(address, engine.model, quiet)
     address = address.at(taken)
     from tokenmill.loader.fit import fit_for_many
-    from tokenmill.serve.run import Server
+    from tokenmill.serve.start.run import Server
 
     with progress_on_stderr(quiet) as progress:
         model = read_model_config(engine.model, progress)

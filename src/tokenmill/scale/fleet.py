@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import Message
 
-from tokenmill.serve.resumption import Resumption
+from tokenmill.serve.loop.resumption import Resumption
 
 
 class ReplicaLost(Exception):

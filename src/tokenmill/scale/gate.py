@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from tokenmill.scale.fleet import Call, Fleet
 from tokenmill.scale.heads import SESSION_HEADERS, head_key, session_key
 from tokenmill.scale.relay import Relay
-from tokenmill.serve.errors import ApiError
-from tokenmill.serve.refusals import respond
-from tokenmill.serve.resumption import Resumption
+from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.refusals import respond
+from tokenmill.serve.loop.resumption import Resumption
 
 LINES = ("/api/chat", "/api/generate")  # Ollama's, which are streams unless they say otherwise
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", *LINES)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from tokenmill.scale.fleet import Fleet
 from tokenmill.scale.gate import Gate
-from tokenmill.serve.address import is_loopback
-from tokenmill.serve.draining import DrainingServer
-from tokenmill.serve.guard import Guard
-from tokenmill.serve.options import Options
-from tokenmill.serve.recording import recorded
+from tokenmill.serve.http.address import is_loopback
+from tokenmill.serve.http.draining import DrainingServer
+from tokenmill.serve.http.guard import Guard
+from tokenmill.serve.http.recording import recorded
+from tokenmill.serve.start.options import Options
 
 
 class GateServer(DrainingServer):

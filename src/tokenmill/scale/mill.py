@@ -11,11 +11,11 @@ from typing import Any
 from starlette.types import Message
 
 from tokenmill.engine.engine import Engine
-from tokenmill.serve.errors import EngineDied
-from tokenmill.serve.options import Options
-from tokenmill.serve.resumption import EXTENSION, Resumption
-from tokenmill.serve.served import Served
-from tokenmill.serve.warm_up import use_engine, use_routes
+from tokenmill.serve.http.errors import EngineDied
+from tokenmill.serve.loop.resumption import EXTENSION, Resumption
+from tokenmill.serve.start.options import Options
+from tokenmill.serve.start.served import Served
+from tokenmill.serve.start.warm_up import use_engine, use_routes
 
 GRACE_S = 2.0  # for the step that is being made when it ends
 

@@ -14,11 +14,11 @@ from typing import Any
 from starlette.types import Message, Send
 
 from tokenmill.scale.fleet import AllBusy, Call, Fleet, Part, ReplicaLost
-from tokenmill.serve.answers import KEEP_ALIVE
-from tokenmill.serve.disconnect import PING
-from tokenmill.serve.errors import ApiError
-from tokenmill.serve.refusals import event_of, event_of_response
-from tokenmill.serve.resumption import EXTENSION, Update
+from tokenmill.serve.http.disconnect import PING
+from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.refusals import event_of, event_of_response
+from tokenmill.serve.loop.resumption import EXTENSION, Update
+from tokenmill.serve.request.writer import KEEP_ALIVE
 
 MAX_LOST = 5  # replicas that may end while they work on a request of which nothing comes: it may be what ends them
 PAUSE_S = 0.1  # between two attempts where no other replica is known

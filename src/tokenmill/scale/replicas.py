@@ -31,9 +31,9 @@ from tokenmill.scale.gate import Gate
 from tokenmill.scale.head_router import HeadRouter
 from tokenmill.scale.known import known_replicas
 from tokenmill.scale.mill import Mill
-from tokenmill.serve.guard import Guard
-from tokenmill.serve.options import Options, read_keys
-from tokenmill.serve.resumption import Resumption
+from tokenmill.serve.http.guard import Guard
+from tokenmill.serve.loop.resumption import Resumption
+from tokenmill.serve.start.options import Options, read_keys
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.weights.checkpoint import foreseen_config
 

@@ -41,8 +41,8 @@ import openai
 import pytest
 
 from tests.serve.clients.conftest import stream_of, tokens_of
-from tests.serve.test_chat import MESSAGES
-from tests.serve.test_fields import post, refusal
+from tests.serve.openai.test_chat import MESSAGES
+from tests.serve.request.test_fields import post, refusal
 
 pytestmark = pytest.mark.clients
 

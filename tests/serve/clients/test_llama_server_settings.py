@@ -37,9 +37,9 @@ import tokenizers
 from tests.empty import check_empty
 from tests.serve.clients.conftest import tokens_of
 from tests.serve.conftest import hold, served
-from tests.serve.test_chat import MESSAGES
-from tests.serve.test_fields import post
-from tests.serve.test_metrics import samples
+from tests.serve.loop.test_metrics import samples
+from tests.serve.openai.test_chat import MESSAGES
+from tests.serve.request.test_fields import post
 
 pytestmark = pytest.mark.clients
 

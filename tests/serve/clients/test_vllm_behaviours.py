@@ -24,12 +24,12 @@ openai/chat_completion/test_chat.py (03f5298e5c)
  - chat_completion_n_*: test_several_texts
 openai/chat_completion/test_chat_error.py (0a1478aacc: system_message_accepts_text and _array): test_an_answer
 openai/chat_completion/test_chat_echo.py (41c5903d04: without echo), test_token_in_token_out.py (49d9f165f6):
- test_an_open_last_message_is_continued of tests/serve/test_fields.py
+ test_an_open_last_message_is_continued of tests/serve/request/test_fields.py
 openai/chat_completion/test_chat_logit_bias_validation.py (0c292380d4), test_chat_stop_token_ids_validation.py
  (37fa82dee5), what is valid: test_the_last_id_is_valid
 openai/chat_completion/test_cache_accounting.py (27b4dd01b2): test_what_the_cache_saved
 openai/basic/test_return_token_ids.py (06cb65b596): test_ids_of_prompts_and_texts
-openai/models/test_models.py (76a76927d5): test_models of tests/serve/test_client.py
+openai/models/test_models.py (76a76927d5): test_models of tests/serve/openai/test_client.py
 serve/tokenize/test_tokenization.py (41c5903d04): the last three tests
 
 What is refused is in test_vllm_refusals.py, what needs a server with settings of its own in test_vllm_settings.py.
@@ -43,8 +43,8 @@ import transformers
 
 from tests.serve.clients.conftest import stream_of, tokens_of
 from tests.serve.conftest import MODEL
-from tests.serve.test_chat import MESSAGES
-from tests.serve.test_fields import post, refusal
+from tests.serve.openai.test_chat import MESSAGES
+from tests.serve.request.test_fields import post, refusal
 
 pytestmark = pytest.mark.clients
 

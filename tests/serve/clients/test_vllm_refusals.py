@@ -25,8 +25,8 @@ import re
 
 import pytest
 
-from tests.serve.test_chat import MESSAGES
-from tests.serve.test_fields import post, refusal
+from tests.serve.openai.test_chat import MESSAGES
+from tests.serve.request.test_fields import post, refusal
 
 pytestmark = pytest.mark.clients
 

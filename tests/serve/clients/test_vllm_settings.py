@@ -8,7 +8,7 @@ serve/instrumentator/test_basic.py (02a69ad271)
  - health_check_engine_dead_error: test_a_dead_engine
  - request_cancellation: test_many_clients_that_leave
  - server_load: test_the_load
- - request_wrong_content_type: test_bodies_that_do_not_say_that_they_are_json of tests/serve/test_guard.py
+ - request_wrong_content_type: test_bodies_that_do_not_say_that_they_are_json of tests/serve/http/test_guard.py
 serve/instrumentator/test_metrics.py (030ea52eff): metrics_counts: test_figures_add_up; abort_metrics_reset:
  test_gauges_after_clients_have_left
 serve/middleware/test_authentication_middleware.py (0c77dea1ec): test_every_route_wants_a_key,
@@ -28,9 +28,9 @@ import pytest
 
 from tests.empty import check_empty
 from tests.serve.conftest import hold, served
-from tests.serve.test_driver import Gate
-from tests.serve.test_fields import post
-from tests.serve.test_metrics import samples
+from tests.serve.loop.test_driver import Gate
+from tests.serve.loop.test_metrics import samples
+from tests.serve.request.test_fields import post
 from tokenmill.version import __version__
 
 pytestmark = pytest.mark.clients

@@ -10,7 +10,7 @@ from tests.text.tools.byte_grammar import admitted, ids_of
 from tests.text.tools.test_formats import NAMES, control_of, form_of
 from tests.text.tools.test_lark_pattern import takes
 from tokenmill.errors import RequestError
-from tokenmill.serve.custom_tools import read_tools
+from tokenmill.serve.request.custom_tools import read_tools
 from tokenmill.text.tools.functions import ToolChoice
 from tokenmill.text.tools.grammar import calls_grammar
 from tokenmill.text.tools.hermes import HERMES

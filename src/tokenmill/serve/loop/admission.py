@@ -1,0 +1,61 @@
+"""Admission: a slot for each sequence that runs or waits; a client that finds none is told when to come again."""
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import fmean
+
+from tokenmill.serve.http.errors import QueueFull
+from tokenmill.serve.loop.metrics import Metrics
+
+NUM_REMEMBERED = 64  # requests
+LONGEST_S = 59  # openai's client in JavaScript ignores a wait of 60 s or more, that in Python one above 120 s
+
+
+class Admission:
+    """Used in the event loop alone. max_open: all slots; num_open: those that are held. clock: seconds.
+
+    max_open_of_one: of one key, so that with several keys none takes all.
+    """
+
+    def __init__(
+        self, metrics: Metrics, max_open: int, num_keys: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._metrics, self.max_open, self.num_open, self._clock = metrics, max_open, 0, clock
+        self.max_open_of_one = max_open if num_keys <= 1 else max(1, max_open - max_open // num_keys)
+        self._open_of: Counter[bytes] = Counter()
+        self._held_s: deque[float] = deque(maxlen=NUM_REMEMBERED)  # how long the last requests held their slots
+        self._begun_s: dict[object, float] = {}  # of requests that hold slots now
+
+    @contextmanager
+    def slots(self, count: int, client: bytes = b"") -> Iterator[None]:
+        """Hold so many slots inside this context; QueueFull if they are not free."""
+        free = max(min(self.max_open - self.num_open, self.max_open_of_one - self._open_of[client]), 0)
+        if count > free:
+            self._metrics.count_rejected("queue_full")
+            raise QueueFull(count, free, self.wait_s(count - free))
+        key = object()
+        self._begun_s[key] = begun_s = self._clock()
+        self.num_open += count
+        self._open_of[client] += count
+        try:
+            yield
+        finally:
+            self.num_open -= count
+            self._open_of[client] -= count
+            del self._begun_s[key]
+            self._held_s.append(self._clock() - begun_s)
+
+    def wait_s(self, count: int) -> int:
+        """Whole seconds until so many more slots will be free, at least 1 and at most LONGEST_S.
+
+        By Little's law num_open slots, each of them held for T seconds, become free at a rate of num_open / T. T is
+        the mean of the last requests, or of those that hold slots now where that is longer: a server that is stuck
+        tells its clients to come less often.
+        """
+        now_s = self._clock()
+        lengths = [self._held_s, [now_s - begun_s for begun_s in self._begun_s.values()]]
+        mean_s = max((fmean(each) for each in lengths if each), default=0.0)
+        return min(max(math.ceil(mean_s * count / max(self.num_open, 1)), 1), LONGEST_S)

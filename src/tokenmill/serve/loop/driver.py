@@ -1,0 +1,236 @@
+"""What stands between the event loop and the engine's thread, in which requests are queued and answers are collected.
+
+The event loop never waits for a step. After each step the engine's thread hands what is new of every job to it, in one
+call.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+import traceback
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, aclosing, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from tokenmill.engine.core import Core
+from tokenmill.engine.observers import Observer
+from tokenmill.engine.outputs import Piece
+from tokenmill.engine.requests import Request
+from tokenmill.engine.session import Session
+from tokenmill.errors import TokenmillError
+from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.serve.http.errors import EngineDied
+from tokenmill.serve.loop.jobs import Generation, Job, Scoring, SessionLoad, Update
+from tokenmill.serve.loop.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+HUNG_S, HUNG_TIMES = 2.0, 10.0  # a step hangs that takes so long, and so many times the longest one before
+FIRST_STEPS, FIRST_S = 8, 120.0  # until so many are known, a step may take this long
+
+SILENCE_S = 10.0  # see Driver.pieces
+
+T = TypeVar("T")
+
+
+class Steps(Observer):
+    """The number of steps and the time of the longest, in seconds."""
+
+    def __init__(self) -> None:
+        self.count, self.longest_s, self._begun_s = 0, 0.0, 0.0
+
+    def phase(self, name: str, plan: Plan | None) -> None:
+        """See Observer."""
+        if name == "begin":
+            self._begun_s = time.perf_counter()
+        elif name == "deliver":
+            self.count, self.longest_s = self.count + 1, max(self.longest_s, time.perf_counter() - self._begun_s)
+
+
+class Driver:
+    """Has steps made while there are requests.
+
+    error: set when nothing is served any more. has_failed: whether a step raised; then on_failure is called, in the
+    engine's thread.
+    """
+
+    def __init__(self, core: Core, metrics: Metrics, on_failure: Callable[[], None] = lambda: None) -> None:
+        self.core, self.metrics = core, metrics
+        self.error: EngineDied | None = None
+        self.has_failed = False
+        self.on_failure = on_failure
+        self._steps, self._observed = Steps(), ExitStack()
+        self._live: list[Job] = []
+        self._is_watching = False  # whether `_after_step` is called after each step
+
+    def start(self) -> None:
+        """Begin to serve."""
+        for observer in (self.metrics, self._steps):
+            self._observed.enter_context(self.core.observed_by(observer))
+        self.core.loaded.program.on_loss(lambda error: self._post(partial(self._failed, error)))
+        self.core.thread.start()
+
+    def stop(self, within_s: float | None = None) -> bool:
+        """End what still runs, and wait for that, so long; whether it has ended. Called from any other thread."""
+        has_stopped = threading.Event()
+
+        def stop() -> None:
+            self._observed.close()
+            self._end_all(self.error or EngineDied("the server is shutting down"))
+            has_stopped.set()
+
+        self._post(stop)
+        return has_stopped.wait(within_s)
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the step that is being made takes much longer than any before it."""
+        begun_s, steps = self.core.step_begun_s, self._steps
+        limit_s = max(HUNG_S, HUNG_TIMES * steps.longest_s) if steps.count >= FIRST_STEPS else FIRST_S
+        return begun_s is not None and time.perf_counter() - begun_s > limit_s
+
+    @property
+    def answers(self) -> dict[int, str]:
+        """The answer that each sequence writes, by its id. Read in the engine's thread."""
+        return {each.sequence.id: job.name for job in self._live for each in job.trackers}
+
+    def pieces(self, request: Request, name: str = "") -> AsyncGenerator[list[Piece], None]:
+        """Queue a request and yield what is new of it, step by step. Closed early, it is cancelled.
+
+        An empty list comes when nothing was new for SILENCE_S to twice as long. name: of the answer that it writes.
+        """
+        return self._updates(Generation(request, name))
+
+    async def score(self, sequence: Sequence) -> None:
+        """Run a sequence of which nothing is sampled, to its end."""
+        await self._finish(Scoring(sequence))
+
+    async def keep(self, session: Session, client: bytes, do: Callable[[], T]) -> T:
+        """Have the rows of a session, beside what else runs; then call a function in the engine's thread."""
+        await self._finish(job := SessionLoad(session, client, do))
+        result: T = job.result
+        return result
+
+    async def _finish(self, job: Job) -> None:
+        async with aclosing(self._updates(job)) as updates:
+            async for _ in updates:
+                pass
+
+    async def call(self, do: Callable[[], T]) -> T:
+        """Call a function in the engine's thread, between two steps; what it returns."""
+        future: Future[T] = Future()
+
+        def call() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    self.core.thread.post(partial(told, do()))
+                except Exception as error:  # noqa: BLE001  (it is the caller's)
+                    future.set_exception(error)
+
+        def told(result: T) -> None:
+            self.metrics.update_gauges()  # after the blocks that were let go of
+            future.set_result(result)
+
+        self._post(call)
+        if self.error is not None:
+            raise self.error
+        return await asyncio.wrap_future(future)
+
+    async def _updates(self, job: Job) -> AsyncGenerator[list[Piece], None]:
+        self._post(partial(self._submit, job))
+        is_over = False
+        try:
+            with job.silence_broken(SILENCE_S):
+                while (updates := await job.updates.get()) is not None:
+                    if isinstance(updates, Exception):
+                        raise updates
+                    yield updates
+            is_over = True
+        finally:
+            if not is_over:
+                self._post(partial(self._cancel, job))
+
+    def _post(self, do: Callable[[], Any]) -> None:
+        """Have a function called, even if somebody has closed the engine, whose thread has ended then."""
+        self.core.thread.post(do)
+        self.core.thread.start()
+
+    # ---- in the thread
+
+    def _submit(self, job: Job) -> None:
+        try:
+            if self.error is not None:
+                raise self.error
+            job.submit(self.core)
+        except Exception as error:  # noqa: BLE001  (the client hears of it; the others go on)
+            self._tell({job: [error]})
+            return
+        self._live.append(job)
+        if not self._is_watching:
+            self._is_watching = True
+            self.core.watch(self._after_step, self._failed)
+
+    def _cancel(self, job: Job) -> None:
+        if job in self._live:
+            self._end(job)
+            self.core.thread.post(self.metrics.update_gauges)
+
+    def _after_step(self) -> bool | None:
+        """Hand out what is new; True once no job is left."""
+        self.core.check_open()
+        self._hand_out()
+        self._is_watching = bool(self._live)
+        return None if self._live else True
+
+    def _failed(self, error: BaseException) -> None:
+        if self.has_failed:
+            return
+        self.has_failed, self._is_watching = True, False
+        is_known = isinstance(error, TokenmillError)
+        said = str(error) if is_known else "".join(traceback.format_exception(error))
+        log.error("the engine has failed, so the server ends: %s", said)
+        self.error = EngineDied(f"the engine has failed: {type(error).__name__}")  # which clients see
+        self.on_failure()
+        self._end_all(self.error)
+
+    def _end_all(self, error: EngineDied) -> None:
+        self.error = error
+        self._tell({job: [error] for job in self._live})
+        self._live = []
+
+    def _end(self, job: Job) -> None:
+        """Forget a job that is over or not wanted any more."""
+        self._live.remove(job)
+        job.cancel(self.core)
+        for tracker in job.trackers:
+            self.metrics.ended(tracker.sequence, tracker.completion)
+        self.metrics.request_ended(job.trackers)
+
+    def _hand_out(self) -> None:
+        """Hand what is new of every job to the event loop."""
+        updates: dict[Job, list[Update | None]] = {}
+        for job in list(self._live):
+            try:
+                pieces = job.take(self.core)
+                updates[job] = [*([pieces] if pieces else []), *([None] if job.is_over else [])]
+            except Exception as error:  # noqa: BLE001  (the error of this job; the others go on)
+                updates[job] = [error]
+            if updates[job] and not isinstance(updates[job][-1], list):
+                self._end(job)
+        self.metrics.update_gauges()  # before clients hear of it, so that what they ask then is up to date
+        self._tell(updates)
+
+    def _tell(self, updates: Mapping[Job, list[Any]]) -> None:
+        for loop in {job.loop for job in updates}:
+            told = [(job, new) for job, all_new in updates.items() if job.loop is loop for new in all_new]
+            if told:
+                with suppress(RuntimeError):  # the event loop is closed: no request awaits this job
+                    loop.call_soon_threadsafe(_put_all, told)
+
+
+def _put_all(told: list[tuple[Job, Any]]) -> None:
+    for job, new in told:
+        job.put(new)

@@ -1,0 +1,1 @@
+"""Anthropic's messages, as Claude Code uses them."""

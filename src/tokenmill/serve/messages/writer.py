@@ -1,0 +1,145 @@
+"""The answers of /v1/messages: a message whole, or the events of a stream, in content blocks."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as List
+from typing import Any
+
+import pydantic_core
+
+from tokenmill.engine.outputs import Completion, Piece
+from tokenmill.serve.http.json_lines import to_line
+from tokenmill.serve.request.fields import ChatBody
+from tokenmill.serve.request.prepare import Prepared
+from tokenmill.serve.request.reading import Reading
+from tokenmill.serve.request.writer import Format, Json, finite
+from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
+
+SIGNATURE = "tokenmill"  # of thinking, which clients send back; nothing here depends on it
+DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
+FIELDS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
+
+
+class MessagesFormat(Format):
+    """The blocks are made as parts come; a whole message is made of the same events."""
+
+    prefix, path = "msg_", "/v1/messages"
+
+    def __init__(self, body: ChatBody, prepared: Prepared, *more: Any) -> None:
+        super().__init__(body, prepared, *more)
+        self._reading = Reading(prepared.readers.make())
+        self._blocks: list[Json] = []  # with the text of each as a list of pieces
+        self._is_open = False  # whether the last block is
+        self._blanks = ""  # which are no text of their own if none follows
+        self._has_begun = False
+
+    def answer(self, completions: List[Completion]) -> Json:
+        """See Format."""
+        (done,) = completions
+        self._count(done.tokens)
+        for _ in self._of_parts(self._reading.take(Piece(done.text, done.tokens, done))):
+            pass
+        usage, content = self._usage(), [_whole(block) for block in self._blocks]
+        return self._message(usage, content, **self._end(done)) | self._warning_fields() | self._token_ids(done)
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """See Format. The first piece has the beginning before it: only then it is known what the cache had."""
+        if not self._has_begun:
+            self._has_begun = True
+            yield {"type": "message_start", "message": self._message(self._usage(), []) | self._warning_fields()}
+        self._count(piece.tokens)
+        yield from self._of_parts(self._reading.take(piece))
+        if piece.done is not None:
+            yield from self._close()
+            yield {"type": "message_delta", "delta": self._end(piece.done), "usage": self._usage()}
+            yield {"type": "message_stop"}
+
+    def event(self, value: Json) -> bytes:
+        """See Format."""
+        return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), to_line(value))
+
+    def _pass_over(self, piece: Piece) -> None:
+        self._has_begun = True
+        for _ in self._of_parts(self._reading.take(piece)):
+            pass
+
+    def _of_parts(self, parts: list[Part]) -> Iterator[Json]:
+        for part in parts:
+            if isinstance(part, TextPart):
+                yield from self._add("text", part.text)
+            elif isinstance(part, ThinkingPart):
+                yield from self._add("thinking", part.text)
+            elif isinstance(part, CallBegin):
+                call = self._prepared.readers.call_id(part.id, self._id, part.index)
+                yield from self._open({"type": "tool_use", "id": call, "name": part.name, "input": {}})
+            elif isinstance(part, CallArguments):
+                yield from self._add("tool_use", part.text)
+
+    def _add(self, kind: str, text: str) -> Iterator[Json]:
+        """More of a block of this kind, after the beginning of a new one where the last is another."""
+        if not self._is_open or self._blocks[-1]["type"] != kind:
+            if kind == "text":
+                text = self._blanks + text
+                if not text.strip():
+                    self._blanks = text
+                    return
+            yield from self._open({"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {}))
+        self._blocks[-1]["pieces"].append(text)
+        delta = {"type": DELTAS[kind], FIELDS[kind]: text}
+        yield {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def _open(self, block: Json) -> Iterator[Json]:
+        yield from self._close()
+        self._blocks.append({**block, "pieces": []})
+        self._is_open, self._blanks = True, ""
+        yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": block}
+
+    def _close(self) -> Iterator[Json]:
+        if not self._is_open:
+            return
+        self._is_open, index = False, len(self._blocks) - 1
+        if self._blocks[-1]["type"] == "thinking":
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+
+    def _message(self, usage: Json, content: list[Json], **end: Any) -> Json:
+        head = {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}
+        return {**head, "stop_reason": None, "stop_sequence": None, **end, "usage": usage}
+
+    def _end(self, done: Completion) -> Json:
+        """Why the text has ended. A call that was cut is one whose arguments are no JSON: the reason says so."""
+        stopped = done.stop_reason if isinstance(done.stop_reason, str) else None
+        reason = "end_turn" if stopped is None else "stop_sequence"
+        if done.finish_reason == "length":
+            reason = "model_context_window_exceeded" if self._prepared.is_clamped else "max_tokens"
+        elif self._reading.calls and stopped is None and not self._reading.is_cut:
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": stopped if reason == "stop_sequence" else None}
+
+    def _usage(self) -> Json:
+        cached, thinking = self._num_cached, self._reading.count_thinking(self._tokenizer)
+        return {
+            "input_tokens": self._num_prompt - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": self._num_new,
+            **({"output_tokens_details": {"thinking_tokens": thinking}} if thinking else {}),
+        }
+
+
+def _whole(block: Json) -> Json:
+    """A block that has ended."""
+    block = dict(block)
+    text, kind = "".join(block.pop("pieces")), block["type"]
+    if kind == "tool_use":
+        return {**block, "input": _object(text)}
+    return {**block, kind: text} | ({"signature": SIGNATURE} if kind == "thinking" else {})
+
+
+def _object(text: str) -> Json:
+    """The arguments of a call; of one that was cut, as much of them as is there."""
+    try:
+        found = pydantic_core.from_json(text or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        found = {}
+    return finite(found) if isinstance(found, dict) else {}

@@ -1,0 +1,1 @@
+"""Ollama's API, as editors and chat programs use it."""

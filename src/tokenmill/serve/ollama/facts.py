@@ -1,0 +1,159 @@
+"""The facts of the served model, as Ollama tells them: names of families and sizes, and what the model can do."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from tokenmill.model.description import count_parameters
+from tokenmill.quant.schemes import find_scheme
+from tokenmill.serve.loop.service import Service
+from tokenmill.serve.ollama.names import tagged, written
+from tokenmill.serve.request.calling import calling_of
+from tokenmill.serve.request.fields import TokenizeBody
+from tokenmill.version import __version__
+
+FOR_EVER = timedelta(days=100 * 365)  # how long a model stays loaded that is never unloaded
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+NAMES = {"repetition_penalty": "repeat_penalty"}  # of settings, in a list of parameters
+Json = dict[str, Any]
+
+
+class ModelFacts:
+    """Read when they are first asked for."""
+
+    def __init__(self, service: Service) -> None:
+        self._core, self.served = service.engine.core, service.options.name
+        self.num_positions = self._core.loaded.resolved.longest_text
+        self._started = datetime.now(UTC)
+
+    @cached_property
+    def thinks(self) -> bool:
+        """Whether the model's answers have marks of thinking."""
+        tools = calling_of(self._core.loaded, TokenizeBody()).tools
+        return tools is not None and tools.thinking is not None
+
+    @property
+    def has_template(self) -> bool:
+        """Whether there are conversations."""
+        tokenizer = self._core.loaded.tokenizer
+        return tokenizer is not None and tokenizer.template_for(None) is not None
+
+    @cached_property
+    def listed(self) -> Json:
+        """The entry in /api/tags."""
+        return {
+            **self._head,
+            "modified_at": self._modified_at,
+            "size": self._core.loaded.memory["weights_bytes"],
+            "digest": self._digest,
+            "details": self._details,
+        }
+
+    @cached_property
+    def running(self) -> Json:
+        """The entry in /api/ps."""
+        memory, device = self._core.loaded.memory, self._core.loaded.config.device
+        size = memory["weights_bytes"] + memory["cache_bytes"]
+        return {
+            **self._head,
+            "size": size,
+            "digest": self._digest,
+            "details": self._details,
+            "expires_at": written(self._started + FOR_EVER),
+            "size_vram": 0 if device == "cpu" else size,
+            "context_length": self.num_positions,
+        }
+
+    @cached_property
+    def shown(self) -> Json:
+        """The answer of /api/show."""
+        return {
+            "modelfile": f"# Served by tokenmill {__version__}, which reads no Modelfile\nFROM {self.served}\n",
+            "parameters": self._parameters,
+            "template": (self._core.loaded.tokenizer and self._core.loaded.tokenizer.chat_template) or "",
+            "details": self._details,
+            "model_info": self._model_info,
+            "capabilities": self.capabilities,
+            "modified_at": self._modified_at,
+        }
+
+    @property
+    def capabilities(self) -> list[str]:
+        """The words that clients look for."""
+        return ["completion", *(["tools"] if self.has_template else []), *(["thinking"] if self.thinks else [])]
+
+    @property
+    def _head(self) -> Json:
+        return {"name": tagged(self.served), "model": tagged(self.served)}
+
+    @cached_property
+    def _digest(self) -> str:
+        """A digest of the digests of the model's files."""
+        return sha256(json.dumps(dict(self._core.loaded.fingerprint), sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def _modified_at(self) -> str:
+        """The time of the model's file or folder; the server's start where it has none of that name."""
+        try:
+            modified = datetime.fromtimestamp(Path(self._core.loaded.config.model).stat().st_mtime, UTC)
+        except OSError:
+            modified = self._started
+        return written(modified)
+
+    @cached_property
+    def _details(self) -> Json:
+        loaded, family = self._core.loaded, self._core.loaded.model_config.family
+        return {
+            "parent_model": "",
+            "format": "gguf" if [*loaded.fingerprint] == ["weights"] else "safetensors",  # one file has all
+            "family": family,
+            "families": [family],
+            "parameter_size": _counted(sum(count_parameters(loaded.model_config).values())),
+            "quantization_level": self._level,
+        }
+
+    @property
+    def _level(self) -> str:
+        """The scheme of the matrices; the bits of their numbers, where they stay as in the files; or a dtype."""
+        loaded = self._core.loaded
+        scheme = loaded.config.scheme
+        if scheme.startswith("q"):
+            return scheme.upper()
+        if find_scheme(scheme).keeps_codes and loaded.model_config.code_bits:
+            return f"{loaded.model_config.code_bits:.3g} bits"
+        return DTYPES[loaded.config.dtype]
+
+    @property
+    def _parameters(self) -> str:
+        """Lines of names and values: the length that is configured, and what the model's files recommend."""
+        found = {"num_ctx": self.num_positions, **self._core.loaded.generation_defaults}
+        return "\n".join(f"{NAMES.get(name, name):<30} {value}" for name, value in found.items())
+
+    @property
+    def _model_info(self) -> Json:
+        """Facts by GGUF's names. The length is the one that is configured, since clients ask for as much as it says."""
+        model = self._core.loaded.model_config
+        family = model.family
+        return {
+            "general.architecture": family,
+            "general.basename": self.served,
+            "general.parameter_count": sum(count_parameters(model).values()),
+            f"{family}.context_length": self.num_positions,
+            f"{family}.embedding_length": model.hidden_size,
+            f"{family}.block_count": model.num_layers,
+            f"{family}.feed_forward_length": model.intermediate_size,
+            f"{family}.attention.head_count": model.num_heads,
+            f"{family}.attention.head_count_kv": model.num_kv_heads,
+            f"{family}.attention.key_length": model.head_dim,
+            f"{family}.vocab_size": model.vocab_size,
+        }
+
+
+def _counted(number: int) -> str:
+    """134515008 → "134.52M", as Ollama counts parameters."""
+    unit, letter = next(((unit, letter) for unit, letter in UNITS if number >= unit), (1, ""))
+    return f"{number / unit:.2f}".rstrip("0").rstrip(".") + letter

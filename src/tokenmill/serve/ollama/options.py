@@ -1,0 +1,124 @@
+"""`options` of a request: those that are settings become fields of the body, by the names that the settings have over
+HTTP. The others either change nothing, which is said, or would change the text, and are refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.request.ask import Translated
+from tokenmill.serve.request.field_names import nearest
+from tokenmill.serve.request.fields import SETTINGS
+from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
+from tokenmill.value_reader import brief
+
+MAX_OPTIONS = 100  # clients have some 30; to look for names that are like an unknown one takes milliseconds
+AT_START = "is chosen when the server starts"
+WITHOUT_EFFECT = {
+    **dict.fromkeys(("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "num_gqa"), AT_START),
+    **dict.fromkeys(("low_vram", "f16_kv", "use_mmap", "use_mlock"), AT_START),
+    **dict.fromkeys(("logits_all", "vocab_only", "embedding_only"), AT_START),
+    "num_keep": "is about texts that are shortened, and none is",
+    "mirostat_tau": "is about mirostat",
+    "mirostat_eta": "is about mirostat",
+    "penalize_newline": "has no effect in Ollama either",
+}
+"""Options that change nothing of a text here, with the reason."""
+MAX_COMPARED = 5  # unknown options that are compared with those that there are
+NEUTRAL: Mapping[str, tuple[float, ...]] = {"typical_p": (0, 1), "tfs_z": (0, 1), "mirostat": (0,)}
+"""Samplers that there are not, with the values that turn them off."""
+AS_FITS = (-1, -2)  # values of num_predict
+OWN = ("num_ctx", "num_predict", "repeat_last_n")  # which are read here
+PENALTIES = {"repeat_penalty": 1, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+"""With the values that turn them off."""
+
+TYPES = {entry.name: entry.type for entry in fields(SamplingParams)}
+NAMES = {
+    name: setting
+    for setting, field in HTTP_FIELDS.items()
+    if field != "n"
+    for name in (field, *SETTINGS[setting].http_aliases)
+}
+"""Names of options → settings."""
+
+
+def take_options(options: Mapping[str, Any], made: Translated, num_positions: int) -> None:
+    """Take the options of a request. num_positions: tokens of the longest text that is served."""
+    if len(options) > MAX_OPTIONS:
+        raise ApiError(400, f"options: {len(options)} of them are not allowed: at most {MAX_OPTIONS}", "options")
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name in NAMES:
+            made.fields[name] = _whole(name, value)
+        elif name in WITHOUT_EFFECT:
+            made.warn(f"options.{name} changes nothing here: it {WITHOUT_EFFECT[name]}")
+        elif name in NEUTRAL:
+            _check_neutral(name, value)
+        elif name not in OWN:
+            _note_unknown(name, made)
+    if "num_predict" in made.fields:
+        made.fields["num_predict"] = _limit(made.fields["num_predict"])
+    if (num_ctx := _count(options, "num_ctx")) is not None and num_ctx > num_positions:
+        made.warn(
+            f"options.num_ctx = {num_ctx} is more than the {num_positions} tokens that this server was started with, "
+            "which stay the limit: `--max-length` sets it"
+        )
+    if (last_n := _count(options, "repeat_last_n")) is not None:
+        _take_last_n(last_n, options, made, num_positions)
+
+
+def _whole(name: str, value: Any) -> Any:
+    """A number as its setting has it: JSON's 40.0 is 40, as it is to Ollama."""
+    is_whole = isinstance(value, float) and value.is_integer() and TYPES[NAMES[name]] in (int, int | None)
+    return int(value) if is_whole else value
+
+
+def _count(options: Mapping[str, Any], name: str) -> int | None:
+    value = options.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is not None and type(value) is not int:
+        raise ApiError(400, f"options.{name} = {brief(value)} is not allowed: a whole number", "options")
+    return value
+
+
+def _limit(value: Any) -> Any:
+    if type(value) is int and value < 1:
+        if value not in AS_FITS:
+            allowed = "at least 1, or -1 or -2 for as many tokens as fit"
+            raise ApiError(400, f"options.num_predict = {value} is not allowed: {allowed}", "options")
+        return -1
+    return value
+
+
+def _check_neutral(name: str, value: Any) -> None:
+    if value not in NEUTRAL[name]:
+        *_, off = NEUTRAL[name]
+        message = f"options.{name} = {brief(value)} is not served: leave it out, or give {off}, which turns it off"
+        raise ApiError(400, message, "options", "unsupported_parameter")
+
+
+def _note_unknown(name: str, made: Translated) -> None:
+    known = (*NAMES, *WITHOUT_EFFECT, *NEUTRAL, *OWN)
+    is_new = len(made.unknown) < MAX_COMPARED
+    if is_new and (meant := nearest(name, known)) is not None:
+        raise ApiError(400, f"there is no option {name!r}: {meant!r} is meant?", "options", "unknown_parameter")
+    made.unknown.append(f"options.{name}")
+
+
+def _take_last_n(last_n: int, options: Mapping[str, Any], made: Translated, num_positions: int) -> None:
+    """Penalties are over the whole text here, which is what -1 means; 0 turns them off."""
+    wanted = [name for name, off in PENALTIES.items() if options.get(name) not in (None, off)]
+    if last_n == 0:
+        for name in wanted:
+            made.fields[name] = PENALTIES[name]
+    elif wanted and 0 < last_n < num_positions:
+        message = (
+            f"options.repeat_last_n = {last_n} is not served beside {wanted[0]}: penalties are over the whole text, "
+            "so give -1, which says so, or 0 for none"
+        )
+        raise ApiError(400, message, "options", "unsupported_parameter")
+    elif last_n < -1:
+        raise ApiError(400, f"options.repeat_last_n = {last_n} is not allowed: -1 for the whole text, or 0", "options")

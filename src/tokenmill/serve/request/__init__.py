@@ -1,0 +1,1 @@
+"""One request as no protocol spells it, and what becomes of it."""

@@ -1,0 +1,136 @@
+"""The form of an answer: how an endpoint writes a continuation, whole or as the events of a stream.
+
+Texts of events, joined, are the text of the same request without streaming.
+"""
+
+import json
+import secrets
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as List
+from hashlib import sha256
+from typing import Any
+
+from tokenmill.engine.outputs import Completion, Piece
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.serve.http.json_lines import to_line
+from tokenmill.serve.http.refusals import event_of
+from tokenmill.serve.loop.resumption import Resumption
+from tokenmill.serve.request.fields import SamplingBody
+from tokenmill.serve.request.prepare import Prepared
+from tokenmill.text.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+LARGEST = sys.float_info.max
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment among server-sent events
+
+
+def finite(value: Any) -> Any:
+    """A value of JSON with the largest float in the place of numbers beyond it, such as 1e999, which JSON could not say
+    again."""
+    if isinstance(value, float):
+        return min(max(value, -LARGEST), LARGEST)
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    return {name: finite(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+def system_fingerprint(loaded: LoadedModel) -> str:
+    """`system_fingerprint` of OpenAI's API. It is another one where a text may be another one: with another model, chat
+    template, program, format or version.
+    """
+    facts = {name: value for name, value in loaded.compatibility.items() if name != "model"}  # which may be moved
+    facts["chat_templates"] = [] if loaded.tokenizer is None else loaded.tokenizer.templates
+    return f"fp_{sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]}"
+
+
+class Format(ABC):
+    """The form of the answer to one request. An answer and its events have the same id, time and model.
+
+    prefix: what ids begin with. path: of the route, by which errors have their form. ending: the bytes after the last
+    event. keep_alive: the bytes for a stream on which nothing has come for a while.
+    """
+
+    prefix: str
+    path: str
+    ending = b""
+    keep_alive = KEEP_ALIVE
+
+    def __init__(
+        self, body: SamplingBody, prepared: Prepared, model: str, fingerprint: str, tokenizer: Tokenizer | None
+    ) -> None:
+        self._body, self._prepared, self._tokenizer = body, prepared, tokenizer
+        self._model, self._fingerprint = model, fingerprint
+        self._id, self._created = f"{self.prefix}{secrets.token_hex(12)}", int(time.time())
+        self._warnings = prepared.warnings
+        self._num_new = 0
+
+    @property
+    def id(self) -> str:
+        """The id of the answer."""
+        return self._id
+
+    @property
+    def begun(self) -> Json:
+        """What another answer needs to be this one: its id, its time, and the fingerprint of what has made it."""
+        return {"id": self._id, "created": self._created, "system_fingerprint": self._fingerprint}
+
+    def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
+        """Go on with an answer of which events were written by another server. texts: by continuation."""
+        self._id = str(written.begun.get("id", self._id))
+        self._created = int(written.begun.get("created", self._created))
+        self._warnings = [] if written.is_opened else self._warnings
+        for index, tokens in written.tokens.items():
+            self._count(tokens)
+            if index not in written.ended:
+                self._pass_over(Piece(texts.get(index, ""), tuple(tokens), index=index))
+
+    @abstractmethod
+    def answer(self, completions: List[Completion]) -> Json:
+        """All continuations."""
+
+    def opening(self) -> Iterator[Json]:
+        """Events that are sent before the first piece."""
+        yield from ()
+
+    @abstractmethod
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """The events for what is new of one continuation."""
+
+    def closing(self) -> Iterator[Json]:
+        """Events after the last piece."""
+        yield from ()
+
+    def event(self, value: Json) -> bytes:
+        """An event as bytes."""
+        return b"data: " + to_line(value) + b"\n\n"
+
+    def failure(self, error: Exception) -> bytes:
+        """The last event of a stream that has failed."""
+        return event_of(error, self.path)
+
+    @abstractmethod
+    def _pass_over(self, piece: Piece) -> None:
+        """Note a piece that was written, where what follows depends on it."""
+
+    def _count(self, tokens: List[int]) -> None:
+        self._num_new += len(tokens) * (not self._prepared.only_prompts)
+
+    def _warning_fields(self) -> Json:
+        return {"warnings": self._warnings} if self._warnings else {}
+
+    def _token_ids(self, done: Completion) -> Json:
+        """The ids of the only prompt and of its continuation, if they are wanted."""
+        if not self._body.return_token_ids:
+            return {}
+        return {"prompt_token_ids": self._prepared.prompts[0], "token_ids": list(done.tokens)}
+
+    @property
+    def _num_prompt(self) -> int:
+        return sum(map(len, self._prepared.prompts))
+
+    @property
+    def _num_cached(self) -> int:
+        return sum(each.num_cached_tokens or 0 for each in self._prepared.request.sequences[:: self._prepared.num_each])

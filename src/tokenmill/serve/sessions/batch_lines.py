@@ -1,0 +1,205 @@
+"""Lines of OpenAI's batches: a body for one of the routes that generate, answered as the server answers it.
+
+The body of an answer has the bytes that the route would send, but for what depends on the moment: ids are made of the
+row's key, `created` is 0, and so is `cached_tokens`, which tells what was computed before. A request without a seed
+gets one that depends on the line alone.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from tokenmill.batches.row import Columns, Json, TableRow
+from tokenmill.batches.task import Key, RowWork, Task
+from tokenmill.engine.core import Core
+from tokenmill.engine.outputs import Completion
+from tokenmill.errors import RequestError, TokenmillError
+from tokenmill.serve.http.errors import ApiError, api_error_of
+from tokenmill.serve.http.refusals import body_of
+from tokenmill.serve.loop.resumption import Resumption
+from tokenmill.serve.openai.chat import ChatFormat
+from tokenmill.serve.openai.completions import CompletionFormat
+from tokenmill.serve.request.fields import Body, ChatBody, CompletionBody, SamplingBody, check_model
+from tokenmill.serve.request.prepare import Prepared, prepare_chat, prepare_completion
+from tokenmill.serve.request.writer import Format, system_fingerprint
+from tokenmill.serve.responses.body import ResponsesBody
+from tokenmill.serve.responses.request import as_chat
+
+MAX_TEXTS = 1024  # of one request
+FIELDS = ("custom_id", "method", "url", "body")
+Asked = tuple[SamplingBody, Callable[[Core, Any, bytes], Prepared], Callable[..., Format]]
+"""The body of a line, what prepares it, and the form of its answer."""
+
+
+def _as_it_is(given: Body, is_strict: bool) -> Asked:
+    """A body that needs no translation."""
+    prepare, form = (
+        (prepare_chat, ChatFormat) if isinstance(given, ChatBody) else (prepare_completion, CompletionFormat)
+    )
+    assert isinstance(given, SamplingBody)
+    given.check()
+    if is_strict and given.unknown:
+        raise ApiError(400, f"there is no field {given.unknown[0]!r}", given.unknown[0], "unknown_parameter")
+    return given, prepare, form
+
+
+ROUTES: dict[str, tuple[type[Body], Callable[[Any, bool], Asked]]] = {
+    "/v1/chat/completions": (ChatBody, _as_it_is),
+    "/v1/completions": (CompletionBody, _as_it_is),
+    "/v1/responses": (ResponsesBody, as_chat),
+}
+
+
+class BatchLines(Task):
+    """name: of the model, to clients. seed: of requests that name none; None gives each one of its own. is_strict:
+    unknown fields are refused. url: the only one that lines may have. tenant, priority: see Core.request. client: the
+    name under which lines share the engine with others.
+    """
+
+    id_field = "custom_id"
+
+    def __init__(
+        self,
+        name: str,
+        seed: int | None = None,
+        is_strict: bool = False,
+        url: str | None = None,
+        tenant: bytes = b"",
+        priority: int = 0,
+        client: bytes | None = None,
+    ) -> None:
+        self._name, self._seed, self._is_strict, self._url = name, seed, is_strict, url
+        self._tenant, self._priority, self._client = tenant, priority, tenant if client is None else client
+        self._fingerprint = ""
+
+    def begin(self, core: Core) -> None:
+        """See Task."""
+        self._fingerprint = system_fingerprint(core.loaded)
+
+    def check(self, columns: Columns) -> None:
+        """See Task."""
+        if missing := [name for name in FIELDS if name not in columns]:
+            there = ", ".join(map(repr, list(columns)[:20])) or "none"
+            raise RequestError(
+                f"no line has {missing[0]!r}: a line of a batch has {', '.join(FIELDS)}, and these have {there}; of a "
+                "table, say what the prompt is, with prompt or column"
+            )
+
+    def facts(self, core: Core) -> Json:
+        """See Task."""
+        return {
+            "kind": "requests",
+            "served_model_name": self._name,
+            "seed": self._seed,
+            "strict": self._is_strict,
+            "url": self._url,
+            "defaults": dict(core.inputs.defaults),
+        }
+
+    def columns(self, columns: Columns) -> Columns:
+        """See Task."""
+        return {"id": "text", "custom_id": "text", "response": "json", "error": "json"}
+
+    def prepare(self, core: Core, row: TableRow, key: Key) -> RowWork:
+        """See Task."""
+        body, prepare, form = self._read(row)
+        if body.seed is None or body.seed == -1:
+            body.seed = key.seed if self._seed is None else self._seed
+        body.priority = self._priority
+        prepared = prepare(core, body, self._tenant)
+        scored = [sequence for sequence, _ in prepared.prompt_logprobs]
+        for sequence in (*scored, *prepared.request.sequences):
+            sequence.client = self._client
+
+        def answer(completions: List[Completion]) -> Any:
+            made = form(body, prepared, self._name, self._fingerprint, core.loaded.tokenizer)
+            made.resume(Resumption({"id": f"{made.prefix}{key.text}"}), {})  # of which the ids of calls are made
+            return self._response(key, 200, _without_moment(made.answer(completions), made.prefix, key))
+
+        return RowWork(prepared.request, prepared.prompts[0], answer, scored)
+
+    def _read(self, row: TableRow) -> Asked:
+        """What a line asks, checked as the server does."""
+        if (problem := self.problem(row)) is not None:
+            raise _NoRequest(*problem)
+        assert row.values is not None, "it has no problem"
+        kind, read = ROUTES[row.values["url"]]
+        try:
+            given = kind.model_validate(row.values["body"])
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+        check_model(given.model, self._name)
+        body, prepare, form = read(given, self._is_strict)
+        for name, nothing in (("stream", False), ("timeout", None)):
+            if getattr(body, name) != nothing:
+                raise ApiError(400, f"{name} is not possible in a batch, whose rows wait for their turn", name)
+        if body.num_sequences > MAX_TEXTS:
+            raise ApiError(
+                400, f"{body.num_sequences} texts are more than the {MAX_TEXTS} that one request may ask for"
+            )
+        return body, prepare, form
+
+    def problem(self, row: TableRow) -> tuple[str, str, str | None] | None:
+        """Why a line is no request at all: a code, a message, and the field; None for a line that is one."""
+        if (values := row.values) is None:
+            return "invalid_json_line", row.problem, None
+        where = f"line {row.line}"
+        if not isinstance(values.get("custom_id"), str) or not values["custom_id"]:
+            return "missing_required_parameter", f"{where} has no custom_id, which is a text", "custom_id"
+        if values.get("method") != "POST":
+            return (
+                "invalid_method",
+                f"{where}: method is {values.get('method')!r}, and only 'POST' is possible",
+                "method",
+            )
+        urls = list(ROUTES) if self._url is None else [self._url]
+        if values.get("url") not in urls:
+            allowed = " or ".join(map(repr, urls))
+            return "invalid_url", f"{where}: url is {values.get('url')!r}, and has to be {allowed}", "url"
+        if not isinstance(values.get("body"), dict):
+            return "missing_required_parameter", f"{where} has no body, which is an object", "body"
+        return None
+
+    def refusal(self, row: TableRow, key: Key, error: Exception) -> Any:
+        """See Task."""
+        if isinstance(error, _NoRequest):
+            return {"response": None, "error": {"code": error.code, "message": str(error)}}
+        if not isinstance(error, TokenmillError | RequestValidationError | ApiError):
+            raise error
+        told, url = api_error_of(error), "" if row.values is None else str(row.values.get("url"))
+        return self._response(key, told.status, body_of(told, url))
+
+    def output(self, row: TableRow, key: Key, answer: Any) -> Json:
+        """See Task."""
+        custom_id = None if row.values is None else row.values.get("custom_id")
+        return {"id": f"batch_req_{key.text}", "custom_id": custom_id, **answer}
+
+    def key_of(self, written: Json) -> object:
+        """See Task."""
+        return str(written.get("id")).removeprefix("batch_req_")
+
+    def has_failed(self, answer: Any) -> bool:
+        """See Task."""
+        return answer["response"] is None or answer["response"]["status_code"] != 200
+
+    def _response(self, key: Key, status: int, body: Any) -> Json:
+        return {"response": {"status_code": status, "request_id": f"req_{key.text}", "body": body}, "error": None}
+
+
+class _NoRequest(Exception):
+    """A line that no route could be asked with."""
+
+    def __init__(self, code: str, message: str, field: str | None) -> None:
+        super().__init__(message)
+        self.code, self.field = code, field
+
+
+def _without_moment(answer: Json, prefix: str, key: Key) -> Json:
+    """An answer without what depends on the moment at which it is made."""
+    created, usage = "created_at" if "created_at" in answer else "created", answer["usage"]
+    details = "input_tokens_details" if "input_tokens_details" in usage else "prompt_tokens_details"
+    usage = {**usage, details: {**usage.get(details, {}), "cached_tokens": 0}}
+    return {**answer, "id": f"{prefix}{key.text}", created: 0, "usage": usage}

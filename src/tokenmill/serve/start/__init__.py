@@ -1,0 +1,1 @@
+"""The server of one engine: its options, its application and its life."""
