@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
-from unittest.mock import MagicMock
 
 from tests.book.markdown import code, table
 from tests.book.options import escaped
 from tests.book.route_fields import FIELDS
-from tokenmill.serve.facts.document import REFUSALS
-from tokenmill.serve.start.app import make_app
+from tokenmill.serve.facts.document import REFUSALS, document_of
+from tokenmill.serve.routes import ROUTES
 from tokenmill.serve.start.options import Options
 
 Json = dict[str, Any]
@@ -17,7 +16,7 @@ Json = dict[str, Any]
 HEAD = """# HTTP
 
 Every route of `tokenmill serve`, with the fields that its bodies have. This page is made by `python -m tests.book`, of
-the document that a running server gives at `/openapi.json`, which also has the forms of all answers.
+the document that a running server gives at `/openapi.json`.
 [Serving](serving.md) tells how the routes are used, what is promised of them, and what other servers do otherwise.
 
 A body is JSON, sent with `Content-Type: application/json`. A field that is `null` is as one that is not there. A field
@@ -44,7 +43,7 @@ def page() -> str:
 @cache
 def document() -> Json:
     """The document of a server that has keys."""
-    return make_app(MagicMock(options=Options(name="MODEL", keys=("key",)))).openapi()
+    return document_of(ROUTES, Options(name="MODEL", keys=("key",)))
 
 
 def operations(document: Json) -> Iterator[tuple[str, str, Json]]:

@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from tokenmill.serve.loop import event_stream
+from tokenmill.serve.loop import answer
 
 PICTURES = os.environ.get("TOKENMILL_PICTURES")  # a directory: what the page looks like is written there
 KEY = "tokenmill.conversation."  # what the keys of conversations begin with in the browser's storage
@@ -124,7 +124,7 @@ class Page:
 
 def held_stream(monkeypatch):
     """Streams stop after their first pieces while the list that is returned is not empty."""
-    held, events = ["hold"], event_stream._events
+    held, events = ["hold"], answer._events
 
     async def slow(*arguments):
         async for event in events(*arguments):
@@ -132,7 +132,7 @@ def held_stream(monkeypatch):
             while held and b'"content":"w' in event[0]:
                 await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(event_stream, "_events", slow)
+    monkeypatch.setattr(answer, "_events", slow)
     return held
 
 

@@ -33,7 +33,11 @@ def served(path, settings=None, tell=None, **options):
     """A server that is drained at the end. `url` is where it is."""
     taken = listen(Address(port=0))
     options = Options(**{"name": MODEL, "drain_s": 5.0, **options})
-    server = Server(load(path, **(SETTINGS | (settings or {}))), taken, options, tell)
+    try:
+        server = Server(load(path, **(SETTINGS | (settings or {}))), taken, options, tell)
+    except BaseException:
+        taken.close()
+        raise
     server.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     thread = threading.Thread(target=server.serve_to_end, daemon=True)
     thread.start()

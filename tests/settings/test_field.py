@@ -9,7 +9,7 @@ import pytest
 from mypy import api
 
 from tokenmill.errors import ConfigError
-from tokenmill.serve.request.fields import ChatBody, CompletionBody
+from tokenmill.serve.openai.parse import ChatBody, CompletionBody
 from tokenmill.settings.constraint import CONSTRAINTS
 from tokenmill.settings.engine_config import EngineConfig, EngineKeywords
 from tokenmill.settings.field import (

@@ -18,8 +18,8 @@ from tokenmill.scale.fleet import Call, Fleet
 from tokenmill.scale.heads import SESSION_HEADERS, head_key, session_key
 from tokenmill.scale.relay import Relay
 from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.http.refusals import respond
 from tokenmill.serve.loop.resumption import Resumption
+from tokenmill.serve.protocols import refusals_at
 
 LINES = ("/api/chat", "/api/generate")  # Ollama's, which are streams unless they say otherwise
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", *LINES)
@@ -55,7 +55,7 @@ class Gate:
             finally:
                 self.num_open -= not is_probe
         except ApiError as error:
-            await respond(error, path)(scope, receive, send)
+            await refusals_at(path).respond(error)(scope, receive, send)
 
     def _check_open(self, path: str) -> None:
         """ApiError 503 for what needs a replica, or for new requests at the end."""

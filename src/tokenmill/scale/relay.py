@@ -11,14 +11,14 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.types import Message, Send
 
 from tokenmill.scale.fleet import AllBusy, Call, Fleet, Part, ReplicaLost
-from tokenmill.serve.http.disconnect import PING
 from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.http.refusals import event_of, event_of_response
+from tokenmill.serve.http.streams import KEEP_ALIVE, PING
 from tokenmill.serve.loop.resumption import EXTENSION, Update
-from tokenmill.serve.request.writer import KEEP_ALIVE
+from tokenmill.serve.protocols import refusals_at
 
 MAX_LOST = 5  # replicas that may end while they work on a request of which nothing comes: it may be what ends them
 PAUSE_S = 0.1  # between two attempts where no other replica is known
@@ -44,7 +44,7 @@ class Relay:
 
     def __init__(self, fleet: Fleet, call: Call, send: Send, patience_s: float, state: dict[str, Any]) -> None:
         self._fleet, self._call, self._send, self._patience_s, self._state = fleet, call, send, patience_s, state
-        self._written = call.written
+        self._written, self._refusals = call.written, refusals_at(call.scope["path"])
         self._avoid: set[str] = set()
         self._kept: set[str] = set()  # replicas that are to end, whose streams no other one takes
         self._begun_s = self._came_s = asyncio.get_running_loop().time()  # and when something came last
@@ -200,7 +200,7 @@ class Relay:
         """Hand on what a replica has said."""
         body = b"".join(message.get("body", b"") for message in answer)
         if self._is_begun:
-            await self._end(event_of_response(body, self._call.scope["path"], self._begun))
+            await self._end(self._refusals.event(from_json(body), self._begun))
             return
         for message in answer:
             await self._send(message)
@@ -210,7 +210,7 @@ class Relay:
         """Send an error: as a response, if none was begun; else as the last event of a stream."""
         if not self._is_begun:
             raise error
-        await self._end(event_of(error, self._call.scope["path"], self._begun))
+        await self._end(self._refusals.event_of(error, self._begun))
 
     async def _end(self, event: bytes) -> None:
         if self._written is not None:

@@ -13,7 +13,7 @@ from tests.book.routes import document, operations
 from tokenmill.cli.elsewhere.named import Named
 from tokenmill.cli.parser.other_names import ALIASES
 from tokenmill.registry import VERBS
-from tokenmill.serve.request.fields import ChatBody, CompletionBody
+from tokenmill.serve.openai.parse import ChatBody, CompletionBody
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams

@@ -8,8 +8,7 @@ import httpx2
 import pytest
 
 from tests.serve.conftest import served
-from tokenmill.serve.facts.cache_view import cache_view
-from tokenmill.serve.facts.page import FILES
+from tokenmill.serve.facts.page import FILES, cache_view
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams
 
@@ -141,7 +140,7 @@ def test_cache_names_the_answer_that_runs(http, client):
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc"])
 def test_the_reference_names_every_route_and_field_and_loads_nothing_from_elsewhere(http, path):
-    """FastAPI's own, which people look for there, loads its viewer from another host."""
+    """Where FastAPI has its own, people look for one; that loads its viewer from another host."""
     said = http.get(path)
     assert said.status_code == 200 and said.headers["content-type"].startswith("text/html")
     assert said.headers["content-security-policy"].startswith("default-src 'none'")
@@ -151,7 +150,7 @@ def test_the_reference_names_every_route_and_field_and_loads_nothing_from_elsewh
         for method, operation in operations.items():
             assert f"<code>{method.upper()} {route}</code></h2><p>{html.escape(operation['description'])}" in said.text
     names = set(re.findall(r"<tr><th>([^<]+)</th>", said.text))
-    for body in ("ChatBody", "MessagesBody", "ResponsesBody", "OllamaGenerateBody", "SessionBody", "BatchBody"):
+    for body in ("ChatBody", "MessagesBody", "ResponsesBody", "OllamaGenerateBody", "TokenizeBody", "BatchBody"):
         assert names >= document["components"]["schemas"][body]["properties"].keys()
     for linked in re.findall(r'(?:src|href)="([^"]+)"', said.text):
         assert http.get(linked).status_code == 200, linked

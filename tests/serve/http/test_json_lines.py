@@ -11,8 +11,8 @@ from tokenmill.batches.row import dumps
 from tokenmill.cli.process.display import print_json
 from tokenmill.prove.agent.log import read_log
 from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.http.json_lines import to_line
-from tokenmill.serve.http.refusals import event_of
+from tokenmill.serve.http.streams import to_line
+from tokenmill.serve.protocols import refusals_at
 from tokenmill.text.json_lines import one_line
 
 ENDS = "a\u2028b\u2029c\x85d"
@@ -53,7 +53,7 @@ def test_each_line_of_a_stream_is_whole(writer, route):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/responses", "/api/chat"])
 def test_an_error_at_the_end_of_a_stream_is_one_line(path):
-    event = event_of(ApiError(400, f"stop = {ENDS}"), path).decode()
+    event = refusals_at(path).event_of(ApiError(400, f"stop = {ENDS}"), {}).decode()
     (line,) = [line for line in event.splitlines() if line and not line.startswith("event: ")]
     assert ENDS in json.dumps(json.loads(line.removeprefix("data: ")), ensure_ascii=False)
 

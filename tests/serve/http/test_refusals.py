@@ -13,7 +13,7 @@ from openai.types.responses import ResponseFailedEvent
 from tests.serve.conftest import MODEL, served
 from tests.serve.loop.test_driver import Gate
 from tokenmill.serve.http.errors import ApiError, EngineDied, TooLong
-from tokenmill.serve.http.refusals import body_of, event_of
+from tokenmill.serve.protocols import refusals_at
 
 ASKED = [{"role": "user", "content": "w1 w2"}]
 BODIES = {
@@ -25,8 +25,8 @@ BODIES = {
 
 def test_a_prompt_that_is_too_long():
     error = TooLong(120, 100, "messages")
-    assert body_of(error)["error"]["code"] == body_of(error, "/v1/responses")["error"]["code"]
-    assert body_of(error, "/v1/messages") == {
+    assert refusals_at("").body(error)["error"]["code"] == refusals_at("/v1/responses").body(error)["error"]["code"]
+    assert refusals_at("/v1/messages").body(error) == {
         "type": "error",
         "error": {"type": "invalid_request_error", "message": "prompt is too long: 120 tokens > 99 maximum"},
     }
@@ -49,7 +49,7 @@ def test_a_field_has_the_name_that_the_protocol_gives_it(http, path, body, field
 
 
 def test_codex_reads_how_long_it_should_wait():
-    told = body_of(ApiError(429, "the server is full.", retry_after_s=7), "/v1/responses")["error"]
+    told = refusals_at("/v1/responses").body(ApiError(429, "the server is full.", retry_after_s=7))["error"]
     assert told["code"] == "rate_limit_exceeded" and told["message"].endswith("Please try again in 7s.")
 
 
@@ -69,14 +69,14 @@ def test_codex_reads_how_long_it_should_wait():
     ],
 )
 def test_kinds_of_anthropic(status, kind):
-    assert body_of(ApiError(status, "x"), "/v1/messages")["error"] == {"type": kind, "message": "x"}
+    assert refusals_at("/v1/messages").body(ApiError(status, "x"))["error"] == {"type": kind, "message": "x"}
 
 
 def test_events():
     error = EngineDied("it has failed")
-    assert event_of(error).startswith(b'data: {"error":')
-    assert event_of(error, "/v1/messages").startswith(b'event: error\ndata: {"type":"error"')
-    name, data = event_of(error, "/v1/responses", {"id": "resp_1"}).decode().strip().split("\n")
+    assert refusals_at("").event_of(error, {}).startswith(b'data: {"error":')
+    assert refusals_at("/v1/messages").event_of(error, {}).startswith(b'event: error\ndata: {"type":"error"')
+    name, data = refusals_at("/v1/responses").event_of(error, {"id": "resp_1"}).decode().strip().split("\n")
     told = json.loads(data.removeprefix("data: "))
     assert name == "event: response.failed" and told["type"] == "response.failed"
     assert (told["response"]["id"], told["response"]["status"]) == ("resp_1", "failed")

@@ -11,8 +11,8 @@ from tests.serve.ollama.test_ollama import asked, error, lines, whole
 from tests.serve.scripted import save_scripted_model, scripted
 from tests.text.tools.templates import TEMPLATES
 from tokenmill import load
-from tokenmill.serve.ollama.context import prompt_after
-from tokenmill.serve.request.fields import ChatBody
+from tokenmill.serve.request.ask import Ask
+from tokenmill.serve.request.prompt import conversation_prompt
 
 GENERATE = asked("/api/generate")
 SETTINGS = {"max_length": 2048, "max_sequences": 2, "cache_tokens": 8192}
@@ -86,5 +86,5 @@ def test_the_turn_of_each_family(name, tmp_path):
     first, second = ({"role": "user", "content": text} for text in ("Is it?", "And now?"))
     with load(str(path), max_length=2048) as engine:
         before = [*engine.chat_prompt([first]), *engine.encode("Yes.", False)]
-        _, found, _ = prompt_after(before, engine.core, ChatBody(messages=[second]))
+        _, found, _ = conversation_prompt(engine.core, Ask([second], after=before))
         assert found == engine.chat_prompt([first, {"role": "assistant", "content": "Yes."}, second])

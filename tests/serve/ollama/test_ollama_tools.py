@@ -11,8 +11,8 @@ import pytest
 from tests.serve.conftest import CLOCK, MODEL, WEATHER, served
 from tests.serve.ollama.test_ollama import lines, whole
 from tests.serve.scripted import call, save_scripted_model, scripted
-from tokenmill.serve.ollama.body import OllamaChatBody
-from tokenmill.serve.ollama.parse import translate_chat
+from tokenmill.serve.ollama.parse import OllamaChatBody, parse_chat
+from tokenmill.serve.request.prompt import Model
 
 FUNCTION = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}
 TOOLS = [{"type": "function", "function": FUNCTION}, {"function": {"name": "get_time", "parameters": CLOCK}}]
@@ -135,14 +135,15 @@ def test_calls_and_results_in_the_history(results, writes):
     assert done.prompt_eval_count == wanted["usage"]["prompt_tokens"]
 
 
-def test_results_find_their_calls():
+def test_results_find_their_calls(quiet):
     """By the id that the client gave the call, else by the name of the function, else in their order."""
     names, ids = ("a", "b", "a", "c"), ("1", None, "3", ["4"])
     calls = [{"id": own, "function": {"name": name, "arguments": {}}} for own, name in zip(ids, names, strict=True)]
     results = [{"tool_call_id": "3"}, {"tool_name": "b"}, {"tool_name": "a"}, {"tool_call_id": ["4"]}, {"name": "a"}]
     messages = [{"role": "assistant", "tool_calls": calls}, *({"role": "tool", **result} for result in results)]
     messages += [{"role": "assistant", "tool_calls": calls[:1]}, {"role": "tool", "tool_call_id": "3"}]
-    made = translate_chat(OllamaChatBody(model=MODEL, messages=messages), thinks=False, num_positions=96).messages
+    model = Model(quiet.core.loaded, MODEL, False)
+    made = parse_chat(OllamaChatBody(model=MODEL, messages=messages), model).messages
     given = [call["id"] for call in made[0]["tool_calls"]]
     assert [message["tool_call_id"] for message in made[1:6]] == [given[2], given[1], given[0], given[3], None]
     assert made[-1]["tool_call_id"] == made[-2]["tool_calls"][0]["id"] not in given
@@ -180,7 +181,7 @@ def test_a_format(path, writes):
 
 
 def _text(answer):
-    return answer.message.content if hasattr(answer, "message") else answer.response
+    return answer.message.content if "message" in answer else answer.response
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])

@@ -9,7 +9,8 @@ import pytest
 
 from tests.serve.openai.test_chat import MESSAGES
 from tests.serve.request.test_fields import PROMPT, post, refusal
-from tokenmill.serve.request.fields import ChatBody, CompletionBody, TokenizeBody
+from tokenmill.serve.facts.tokens import TokenizeBody
+from tokenmill.serve.openai.parse import ChatBody, CompletionBody
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 BODIES = {CHAT: {"messages": MESSAGES}, COMPLETION: {"prompt": PROMPT}, "/tokenize": {"prompt": PROMPT}}

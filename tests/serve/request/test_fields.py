@@ -9,8 +9,8 @@ import pytest
 from tests.serve.conftest import MODEL, served
 from tests.serve.openai.test_chat import ASK, MESSAGES
 from tests.tiny_models import save
-from tokenmill.serve.request.fields import CompletionBody
-from tokenmill.serve.request.prepare import prepare_completion
+from tokenmill.serve.request.ask import Ask
+from tokenmill.serve.request.prepare import prepare
 
 PROMPT = "w1 w2 w3"
 OPEN = [*MESSAGES, {"role": "assistant", "content": "w7 w8"}]
@@ -236,6 +236,6 @@ def test_a_deadline_ends_the_scoring_of_a_prompt(chat_model):
 
 
 def test_the_scoring_of_a_prompt_is_its_clients(quiet):
-    body = CompletionBody(prompt="w1 w2", prompt_logprobs=1)
-    prepared = prepare_completion(quiet.core, body, b"key")
+    ask = Ask(prompts=["w1 w2"], num_prompt_logprobs=1, tenant=b"key")
+    prepared = prepare(quiet.core, ask)
     assert [each.client for each, _ in prepared.prompt_logprobs] == [b"key"]

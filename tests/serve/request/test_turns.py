@@ -5,7 +5,7 @@ import pytest
 
 from tests.serve.conftest import served
 from tests.word_model import ROLES, save_word_model
-from tokenmill.serve.request.turns import in_turns
+from tokenmill.serve.request.calling import in_turns
 from tokenmill.text.turns import TurnRules
 
 ANY, ONE_SYSTEM, STRICT = TurnRules(True, True, True), TurnRules(False, True, True), TurnRules(False, False, False)

@@ -1,21 +1,28 @@
-"""The text of /openapi.json beside the bodies of requests: statuses, ranges, keys and the model.
+"""The document at /openapi.json, made of the table of routes and of the forms of bodies, and the page at /docs.
 
-FastAPI documents a status that this server does not use, 422, and knows nothing of what stands before the routes. The
-document is that of one server: it names the model that is served, and wants a key only if the server does.
+The document is that of one server: it names the model that is served, and wants a key only if the server does. The page
+tells of the program alone, so it wants none; it needs no network, since this server's pages load nothing from
+elsewhere.
 """
 
+import asyncio
+from collections.abc import Iterator
+from collections.abc import Sequence as List
+from html import escape
 from typing import Any
 
-from fastapi import FastAPI
-from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from tokenmill.serve.facts.answer_schema import ErrorAnswer
-from tokenmill.serve.http.guard import OPEN_PATHS
-from tokenmill.serve.loop.work import EVENTS, LINES
-from tokenmill.serve.request.fields import ChatBody, CompletionBody
+from tokenmill.serve.facts.page import HEADERS
+from tokenmill.serve.http.streams import EVENTS
+from tokenmill.serve.loop.service import Call
+from tokenmill.serve.request.fields import Settings
+from tokenmill.serve.request.route import Route
 from tokenmill.serve.start.options import Options
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
+from tokenmill.version import __version__
 
 Json = dict[str, Any]
 
@@ -36,97 +43,121 @@ REFUSALS: dict[int, tuple[str, Json]] = {
     504: ("The request did not end within its `timeout`", {}),
     507: ("There is no room to write it", {}),
 }
-ALWAYS = (401, 403, 413, 415, 431, 500)
+ALWAYS = (413, 415, 431, 500)
 """The statuses of refusals that any request may meet, most of them before it reaches a route."""
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>tokenmill: routes</title>
+<link rel="icon" href="/page/icon.svg" type="image/svg+xml">
+<link rel="stylesheet" href="/page/docs.css">
+</head>
+<body>
+<h1>Routes of tokenmill {version}</h1>
+<p>The same for programs: <a href="/openapi.json">/openapi.json</a>. The page to talk to
+the model: <a href="/">/</a>. A body is JSON, sent with <code>Content-Type: application/json</code>.</p>
+{routes}
+</body>
+</html>
+"""
+STREAMS = {
+    True: "Server-sent events, each with an object in JSON",
+    False: "Lines, each an object; `done` is true in the last, or it has an `error`",
+}
+REF = "#/components/schemas/{model}"
 
 
-def answers(
-    form: type[BaseModel] | None,
-    *refusals: int,
-    streams: bool = False,
-    lines: bool = False,
-    error: type[BaseModel] = ErrorAnswer,
-) -> dict[int | str, Json]:
-    """The `responses` of a route: the form of its answer, the statuses that it refuses with, and their form.
+async def openapi(call: Call) -> Response:
+    """Give the document."""
+    given = call.service.routes, call.service.options
+    return await asyncio.to_thread(lambda: JSONResponse(document_of(*given)))
 
-    streams, lines: the answer may also come as server-sent events, or as lines of JSON.
-    """
-    told = {
-        **({EVENTS: "Server-sent events, each a chunk in JSON; the last is [DONE]"} if streams else {}),
-        **({LINES: "Lines, each an object; `done` is true in the last, or it has an `error`"} if lines else {}),
-    }
-    # Of no type: OpenAPI 3.1 does not say whether this is the schema of the whole stream or of each event.
-    kinds = {kind: {"schema": {"description": text}} for kind, text in told.items()}
-    content = {"content": kinds} if kinds else {}
-    found: dict[int | str, Json] = {200: {"description": "Done", **({"model": form} if form else {}), **content}}
-    for status in sorted(refusals):
+
+async def reference(call: Call) -> Response:
+    """Give the page."""
+    given = call.service.routes, call.service.options
+    html = await asyncio.to_thread(lambda: reference_of(document_of(*given)))
+    return HTMLResponse(html, headers=HEADERS)
+
+
+def document_of(routes: List[Route], options: Options) -> Json:
+    """Make the document of a server with these routes."""
+    shown = [route for route in routes if not route.is_hidden]
+    forms = dict.fromkeys(form for route in shown if (form := route.body or route.form) is not None)
+    schemas: Json = models_json_schema([(form, "validation") for form in forms], ref_template=REF)[1]["$defs"]
+    for form in forms:
+        if issubclass(form, Settings):
+            _describe_settings(form, schemas[form.__name__]["properties"])
+    for schema in schemas.values():
+        _describe_body(schema, options.name)
+    paths: Json = {}
+    for route in shown:
+        operation = _operation(route, options)
+        paths.setdefault(route.path.replace(":path", ""), {})[route.method.lower()] = operation
+    components = {"schemas": schemas}
+    components |= {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}} if options.keys else {}
+    told = {"title": "tokenmill", "version": __version__}
+    return {"openapi": "3.1.0", "info": told, "paths": paths, "components": components}
+
+
+def _operation(route: Route, options: Options) -> Json:
+    """Describe a route: its parameters, its body, the statuses that it answers with, and whether it wants a key."""
+    needs_key = bool(options.keys) and not route.is_open
+    kinds: Json = {"application/json": {"schema": {}}}
+    if route.writer is not None:
+        # Of no type: OpenAPI 3.1 does not say whether this is the schema of the whole stream or of each event.
+        kind = route.protocol.stream
+        kinds[kind] = {"schema": {"description": STREAMS[kind == EVENTS]}}
+    answers: Json = {"200": {"description": "Done", "content": kinds}}
+    before = (403 if not options.keys else 401 if needs_key else 500, *ALWAYS)
+    for status in sorted({*route.refuses, *before}):
         text, headers = REFUSALS[status]
-        found[status] = {"model": error, "description": text} | ({"headers": headers} if headers else {})
+        content = {"application/json": {"schema": {"type": "object", "required": ["error"]}}}
+        answers[str(status)] = {"description": text, "content": content} | ({"headers": headers} if headers else {})
+    found: Json = {"description": route.description, "responses": answers, "security": [{"key": []}] * needs_key}
+    if parameters := list(_parameters(route, options.name)):
+        found["parameters"] = parameters
+    if (form := route.body or route.form) is not None:
+        kind = "application/json" if route.form is None else "multipart/form-data"
+        schema = {"schema": {"$ref": REF.format(model=form.__name__)}}
+        found["requestBody"] = {"required": True, "content": {kind: schema}}
     return found
 
 
-def set_document(app: FastAPI, options: Options) -> None:
-    """Replace the application's document by one that tells the truth about this server."""
-    plain = app.openapi
-
-    def document() -> Json:
-        if app.openapi_schema is None:
-            found = plain()
-            _describe_bodies(found["components"]["schemas"], options.name)
-            _describe_routes(found, bool(options.keys))
-            found["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["schema"]["examples"] = [options.name]
-            for unused in ("HTTPValidationError", "ValidationError"):
-                found["components"]["schemas"].pop(unused, None)
-        assert app.openapi_schema is not None
-        return app.openapi_schema
-
-    app.openapi = document  # type: ignore[method-assign]
+def _parameters(route: Route, model: str) -> Iterator[Json]:
+    if "{name" in route.path:
+        examples = {"examples": [model]} if "models" in route.path else {}
+        yield {"name": "name", "in": "path", "required": True, "schema": {"type": "string", **examples}}
+    if route.query is not None:
+        for name, schema in route.query.model_json_schema()["properties"].items():
+            yield {"name": name, "in": "query", "required": False, "schema": schema}
 
 
-def _describe_bodies(schemas: Json, model: str) -> None:
-    """Ranges, which SamplingParams has; the name of the model; and the only values of fields that are not served."""
+def _describe_settings(form: type[Settings], properties: Json) -> None:
+    """Set the ranges, which SamplingParams has, and the only values of fields that are not served."""
     told = settings_of(SamplingParams)
     bounds: dict[str, Any] = {field: told[setting].limits for setting, field in HTTP_FIELDS.items()}
     # -1 stands for as many tokens as fit, or for any seed; 0 tokens are possible with echo alone
     bounds |= {name: {"minimum": -1} for name in ("max_tokens", "max_completion_tokens", "seed")}
-    for kind in (CompletionBody, ChatBody):
-        properties = schemas[kind.__name__]["properties"]
-        for name, values in kind.UNSERVED.items():
-            properties[name] = {"enum": [*values, None], "description": "not supported: no other value"}
-        for name in properties.keys() & bounds.keys():
-            _set_bounds(properties[name], bounds[name])
-    for name in (
-        "CompletionBody",
-        "ChatBody",
-        "MessagesBody",
-        "CountBody",
-        "ResponsesBody",
-        "OllamaChatBody",
-        "OllamaGenerateBody",
-        "OllamaModelBody",
-        "OllamaCopyBody",
-        "OllamaEmbedBody",
-        "TokenizeBody",
-        "DetokenizeBody",
-        "SessionBody",
-        "BatchBody",
-        "StreamOptions",
-    ):
-        required = schemas[name].get("required", ())
-        for field, schema in schemas[name]["properties"].items():
-            if field not in required:
-                _allow_null(schema)
-    for schema in schemas.values():
-        if "model" in schema.get("properties", {}) and schema.get("additionalProperties") is True:
-            is_needed = "model" in schema.get("required", ())
-            schema["properties"]["model"] = {"enum": [model] if is_needed else [model, None]}
+    for name, values in form.UNSERVED.items():
+        properties[name] = {"enum": [*values, None], "description": "not supported: no other value"}
+    for name in properties.keys() & bounds.keys():
+        _set_bounds(properties[name], bounds[name])
 
 
-def _allow_null(schema: Json) -> None:
-    """A field that need not be there may be null."""
-    if "type" in schema:
-        kept = {key: schema.pop(key) for key in list(schema) if key not in ("default", "title", "description")}
-        schema["anyOf"] = [kept, {"type": "null"}]
+def _describe_body(schema: Json, model: str) -> None:
+    """Name the only model. A field that need not be there may be null."""
+    if schema.get("additionalProperties") is not True:
+        return
+    required, properties = schema.get("required", ()), schema["properties"]
+    for field, each in properties.items():
+        if field not in required and "type" in each:
+            kept = {key: each.pop(key) for key in list(each) if key not in ("default", "title", "description")}
+            each["anyOf"] = [kept, {"type": "null"}]
+    if "model" in properties:
+        properties["model"] = {"enum": [model] if "model" in required else [model, None]}
 
 
 def _set_bounds(schema: Json, bounds: Any) -> None:
@@ -139,18 +170,32 @@ def _set_bounds(schema: Json, bounds: Any) -> None:
                 each["maximum"] = bounds["maximum"]
 
 
-def _describe_routes(document: Json, has_keys: bool) -> None:
-    """Say who needs a key, show errors as JSON whatever the answer is in, and drop 422: a wrong body gets 400."""
-    if has_keys:
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    for path, operations in document["paths"].items():
-        needs_key = has_keys and path not in OPEN_PATHS
-        for operation in operations.values():
-            operation["security"] = [{"key": []}] if needs_key else []
-            refusals = {status: each for status, each in operation["responses"].items() if status != "200"}
-            own = refusals.get("400")  # which says the protocol's form; that of what stands before the routes is alike
-            for status, each in refusals.items():
-                if status in ("422", "403" if has_keys else "401") or (status == "401" and not needs_key):
-                    del operation["responses"][status]
-                else:
-                    each["content"] = {"application/json": next(iter((own or each)["content"].values()))}
+def reference_of(document: Json) -> str:
+    """Write the page of an OpenAPI document."""
+    schemas = document["components"]["schemas"]
+    routes = [
+        "".join(_route(method.upper(), path, operation, schemas))
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    return PAGE.format(version=escape(__version__), routes="\n".join(routes))
+
+
+def _route(method: str, path: str, operation: Json, schemas: Json) -> Iterator[str]:
+    yield f"<section><h2><code>{method} {escape(path)}</code></h2><p>{escape(operation['description'])}"
+    yield "</p>" if not operation["security"] else " It wants a key: <code>Authorization: Bearer KEY</code>.</p>"
+    content: Json = operation.get("requestBody", {}).get("content", {})
+    kind = next(iter(content), "")
+    schema: Json = content[kind]["schema"] if content else {}
+    schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    required = schema.get("required", ())
+    if rows := [_row(name, each, name in required) for name, each in schema.get("properties", {}).items()]:
+        yield f"<details><summary>Fields of {escape(kind)}</summary><table>{''.join(rows)}</table></details>"
+    yield "</section>"
+
+
+def _row(name: str, schema: Json, is_required: bool) -> str:
+    kinds = dict.fromkeys(each.get("type", "object") for each in schema.get("anyOf", [schema]))
+    words = [*(kind for kind in kinds if kind != "null"), *(["required"] if is_required else [])]
+    told = schema.get("description", "")
+    return f"<tr><th>{escape(name)}</th><td>{escape(', '.join(words))}</td><td>{escape(told)}</td></tr>"

@@ -1,23 +1,21 @@
-"""The page at `/`: `page.html` with a field for each setting, its files in `static/`, and their headers.
+"""The page at `/`: `page.html` with a field for each setting, its files in `static/` and their headers, and the view of
+the cache that it shows.
 
 Its files are static, but for the fields of settings. It may load and ask nothing but this server, and run no script but
 its own, whatever a model writes.
 """
 
+from collections.abc import Collection, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
 
-from tokenmill.serve.facts.answer_schema import CacheAnswer
-from tokenmill.serve.facts.cache_view import cache_view
-from tokenmill.serve.facts.document import answers
-from tokenmill.serve.loop.service import Service, tenant_of
+from tokenmill.schedule.scheduler import Scheduler
+from tokenmill.schedule.sequence import Sequence
+from tokenmill.serve.loop.service import Call
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.recommended import OPENAI, Recommended, in_force, say_origins
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
@@ -25,6 +23,8 @@ from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 RUNNING = "Ollama is running"  # what its clients ask for at /, and browsers never do
 VARY = {"Vary": "Accept"}
 FILES = Path(__file__).with_name("static")
+_FILES = StaticFiles(directory=FILES)
+Json = dict[str, Any]
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
@@ -40,31 +40,65 @@ HEADERS = {
 }
 
 
-def page(service: Service) -> APIRouter:
-    """The routes."""
-    routes = APIRouter()
+async def index(call: Call) -> Response:
+    """Give the page to a browser."""
+    if "text/html" in call.request.headers.get("accept", ""):
+        return HTMLResponse(_index(call.service.engine.core.inputs.defaults), headers=HEADERS | VARY)
+    return PlainTextResponse(RUNNING, headers=VARY)
 
-    html = _index(service.engine.core.inputs.defaults)
 
-    @routes.get("/", include_in_schema=False)
-    async def index(request: Request) -> Response:
-        if "text/html" in request.headers.get("accept", ""):
-            return HTMLResponse(html, headers=HEADERS | VARY)
-        return PlainTextResponse(RUNNING, headers=VARY)
+async def page_file(call: Call) -> Response:
+    """Give a file of the page."""
+    response = await _FILES.get_response(call.name, call.request.scope)
+    response.headers.update(HEADERS)
+    return response
 
-    @routes.get("/v1/cache", response_model=None, responses=answers(CacheAnswer, 503))
-    async def cache(request: Request) -> dict[str, Any]:
-        """The state of each block of the cache, and who holds blocks."""
-        service.check_ready()
-        driver, tenant = service.driver, tenant_of(request)
-        return await driver.call(lambda: cache_view(driver.core.scheduler, driver.answers, tenant))
 
-    routes.mount("/page", _Files(directory=FILES), name="page")
-    return routes
+async def cache(call: Call) -> Json:
+    """Tell the state of each block of the cache, and who holds blocks."""
+    call.service.check_ready()
+    driver = call.service.driver
+    return await driver.call(lambda: cache_view(driver.core.scheduler, driver.answers, call.tenant))
+
+
+def cache_view(scheduler: Scheduler, answers: Mapping[int, str], client: bytes) -> Json:
+    """blocks: a letter for each, `f` free, `k` free and kept for prompts that begin alike, `u` in use, `s` shared.
+
+    texts: those of the client, by the id of their answer. Of others, and of sessions, it says how many there are.
+    """
+    unfinished = [("running", each) for each in scheduler.running] + [("waiting", each) for each in scheduler.waiting]
+    others = [each for _, each in unfinished if each.client != client]
+    texts = [(state, each) for state, each in unfinished if each.client == client]
+    return {
+        "block_size": scheduler.allocator.block_size,
+        "blocks": "".join(map(scheduler.allocator.state_of, range(scheduler.allocator.num_blocks))),
+        "running": len(scheduler.running),
+        "waiting": len(scheduler.waiting),
+        "texts": [_describe(scheduler, state, each, answers.get(each.id)) for state, each in texts],
+        "others": _counted(others),
+        "sessions": _counted(scheduler.parked),
+    }
+
+
+def _counted(sequences: Collection[Sequence]) -> Json:
+    return {"texts": len(sequences), "blocks": len({block for each in sequences for block in each.kept.blocks})}
+
+
+def _describe(scheduler: Scheduler, state: str, sequence: Sequence, answer: str | None) -> Json:
+    references = scheduler.allocator.references
+    return {
+        "id": answer,
+        "state": state,
+        "tokens": len(sequence.tokens),
+        "prompt_tokens": sequence.num_prompt_tokens,
+        "cached_tokens": sequence.num_cached_tokens,
+        "blocks": len(sequence.kept.blocks),
+        "shared": sum(references[block] > 1 for block in sequence.kept.blocks),
+    }
 
 
 def _index(recommended: Recommended) -> str:
-    """The page, with a field for each setting that is shown there. settings.mjs sends what stands in them.
+    """Make the page, with a field for each setting that is shown there. settings.mjs sends what stands in them.
 
     An empty field shows the value that is in force, and a line below the fields says where such values come from.
     """
@@ -80,13 +114,3 @@ def _index(recommended: Recommended) -> str:
     rows.append(ORIGINS.format(text=escape(f"Where a field is empty: {say_origins(values)}")))
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     return template.replace("<!-- settings -->", "\n      ".join(rows))
-
-
-class _Files(StaticFiles):
-    """Files with the page's headers."""
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        """See StaticFiles."""
-        response = await super().get_response(path, scope)
-        response.headers.update(HEADERS)
-        return response

@@ -1,70 +1,134 @@
-"""The routes that say how the server is: health, metrics, version."""
+"""The routes that say how the server is and what it serves: health, metrics, settings, and the model.
 
+No setting that is told is a path or a secret. The model has the form of OpenAI's API, or of Anthropic's to its clients.
+"""
+
+from dataclasses import fields
+from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter
+import torch
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
-from tokenmill.serve.facts.answer_schema import LoadAnswer, ServerAnswer, StatusAnswer, VersionAnswer
-from tokenmill.serve.facts.document import answers
-from tokenmill.serve.facts.server_facts import engine_facts, sampling_facts, server_facts
+from tokenmill.loader.loaded import LoadedModel
 from tokenmill.serve.http.errors import EngineDied
-from tokenmill.serve.loop.service import Service
+from tokenmill.serve.loop.service import Call, Service
+from tokenmill.serve.messages.parse import FOREIGN
+from tokenmill.serve.request.fields import check_model
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.recommended import OLLAMA, OPENAI, in_force
 from tokenmill.version import __version__
 
+ANTHROPIC = "anthropic-version"  # a header of Anthropic's clients
+# A text that need not be given is a path, or the name of a model, which may be one.
+SETTINGS = [field.name for field in fields(EngineConfig) if field.name != "model" and field.type != str | None]
+OPTIONS = ("max_queued", "max_body", "keep_alive_s", "stall_s", "drain_s", "is_strict", "max_file", "max_stored")
+AS_HEALTH = "The same as /health, under the name that SageMaker asks for."
+Json = dict[str, Any]
 
-def status(service: Service) -> APIRouter:
-    """The routes."""
-    routes = APIRouter()
-    loaded = service.engine.core.loaded
-    facts = {
-        "engine": engine_facts(loaded),
-        "server": server_facts(service),
-        "sampling": sampling_facts(loaded.generation_defaults),
+
+async def health(call: Call) -> Json:
+    """Say whether the engine lives. It does until its last request has ended."""
+    driver = call.service.driver
+    if driver.has_failed and driver.error is not None:
+        raise driver.error
+    if driver.is_hung:
+        raise EngineDied("the engine hangs: a step takes much longer than any before it")
+    return {"status": "ok"}
+
+
+async def load(call: Call) -> Json:
+    """Tell the number of texts that run or wait, for a router that chooses among servers."""
+    return {"server_load": call.service.admission.num_open}
+
+
+async def server_info(call: Call) -> Json:
+    """Tell settings of the engine, limits, and how requests that name no sampling are sampled; no paths and no keys."""
+    loaded = call.service.engine.core.loaded
+    return {
+        "version": __version__,
+        "model": call.service.options.name,
+        "engine": _engine_facts(loaded),
+        "server": _server_facts(call.service),
+        "sampling": {
+            path: {name: found._asdict() for name, found in in_force(loaded.generation_defaults, protocol).items()}
+            for path, protocol in {"/v1": OPENAI, "/api": OLLAMA}.items()
+        },
     }
 
-    @routes.get("/health", response_model=None, responses=answers(StatusAnswer, 503))
-    async def health() -> dict[str, str]:
-        """Whether the engine lives. It does until its last request has ended."""
-        if service.driver.has_failed and service.driver.error is not None:
-            raise service.driver.error
-        if service.driver.is_hung:
-            raise EngineDied("the engine hangs: a step takes much longer than any before it")
-        return {"status": "ok"}
 
-    @routes.get("/ping", response_model=None, responses=answers(StatusAnswer, 503))
-    @routes.post("/ping", response_model=None, responses=answers(StatusAnswer, 503))
-    async def ping() -> dict[str, str]:
-        """The same as /health, under the name that SageMaker asks for."""
-        return await health()
+async def ready(call: Call) -> Json:
+    """Say whether new requests are taken."""
+    call.service.check_ready()
+    return {"status": "ok"}
 
-    @routes.get("/load", response_model=None, responses=answers(LoadAnswer))
-    async def load() -> dict[str, int]:
-        """The number of texts that run or wait, for a router that chooses among servers."""
-        return {"server_load": service.admission.num_open}
 
-    @routes.get("/server_info", response_model=None, responses=answers(ServerAnswer))
-    async def server_info() -> dict[str, Any]:
-        """The settings of the engine, the limits of the server, and how requests that name no sampling are sampled;
-        without paths and keys.
-        """
-        return {"version": __version__, "model": service.options.name, **facts}
+async def metrics(call: Call) -> Response:
+    """Give figures for Prometheus."""
+    return Response(call.service.driver.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    @routes.get("/ready", response_model=None, responses=answers(StatusAnswer, 503))
-    async def ready() -> dict[str, str]:
-        """Whether new requests are taken."""
-        service.check_ready()
-        return {"status": "ok"}
 
-    @routes.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Figures for Prometheus."""
-        return Response(service.driver.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+async def version(call: Call) -> Json:
+    """Tell the version of tokenmill."""
+    return {"version": __version__}
 
-    @routes.get("/version", response_model=None, responses=answers(VersionAnswer))
-    async def version() -> dict[str, str]:
-        """The version of tokenmill."""
-        return {"version": __version__}
 
-    return routes
+async def models(call: Call) -> Json:
+    """Tell the model that is served."""
+    name, length = call.service.options.name, call.service.engine.config.max_length
+    if ANTHROPIC in call.request.headers:
+        return {"data": [_other_card(call.service)], "has_more": False, "first_id": name, "last_id": name}
+    # What Codex looks for: the length that is configured, not the one that the model was trained for.
+    described = [{"slug": name, "display_name": name, "context_window": length}]
+    return {"object": "list", "data": [_card(call.service)], "models": described}
+
+
+async def model(call: Call) -> Json:
+    """Tell the model of that name."""
+    is_other = ANTHROPIC in call.request.headers
+    if not (is_other and call.name.startswith(FOREIGN)):
+        check_model(call.name, call.service.options.name)
+    return _other_card(call.service) if is_other else _card(call.service)
+
+
+def _engine_facts(loaded: LoadedModel) -> Json:
+    """Return the program that runs, the settings as they were resolved, and bytes of weights and cache."""
+    return {
+        **{name: getattr(loaded.config, name) for name in SETTINGS},
+        "program": loaded.program_name,
+        "kernel": loaded.kernel_name,
+        **loaded.memory,
+        "torch": str(torch.__version__),
+    }
+
+
+def _server_facts(service: Service) -> Json:
+    """Return limits of the server, by the names of `Options`; whether clients need a key; what it keeps."""
+    return {
+        **{name: getattr(service.options, name) for name in OPTIONS},
+        "max_open": service.admission.max_open,
+        "wants_key": bool(service.options.keys),
+        "keeps_sessions": service.sessions is not None,
+        "keeps_batches": service.batches is not None,
+    }
+
+
+def _card(service: Service) -> Json:
+    """Return the model in the form of OpenAI's API."""
+    head = {"id": service.options.name, "object": "model", "created": int(service.created), "owned_by": "tokenmill"}
+    return {**head, "max_model_len": service.engine.config.max_length}
+
+
+def _other_card(service: Service) -> Json:
+    """Return the model in the form of Anthropic's API."""
+    name, most = service.options.name, service.engine.config.max_length - 1
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(int(service.created), UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": most,
+        "max_tokens": most,
+    }

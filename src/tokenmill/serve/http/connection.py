@@ -8,9 +8,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from tokenmill.serve.http.disconnect import PING
-from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.http.refusals import respond
+from tokenmill.serve.http.errors import PLAIN, ApiError
+from tokenmill.serve.http.streams import PING
 
 HEAD_S = 10.0  # for all headers of a request
 STALL_S = 30.0  # for a reader that takes nothing
@@ -89,7 +88,7 @@ class HttpProtocol(H11Protocol):
         """Answer in the place of the application, for which the client has gone."""
         cycle.disconnected = True
         cycle.message_event.set()
-        told = respond(ApiError(400, HALF_CLOSED))
+        told = PLAIN.respond(ApiError(400, HALF_CLOSED))
         headers = [*told.raw_headers, (b"connection", b"close")]
         self._write(h11.Response(status_code=told.status_code, headers=headers, reason=b"Bad Request"))
         self._write(h11.Data(data=bytes(told.body)))

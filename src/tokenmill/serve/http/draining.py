@@ -1,5 +1,11 @@
-"""A server at a socket that ends in order: SIGTERM or Ctrl-C lets what runs end, a second one does not."""
+"""A server at a socket that ends in order: SIGTERM or Ctrl-C lets what runs end, a second one does not.
 
+What is still running when its time is over gets an error: a response of its own if nothing was sent yet, an event if it
+is a stream. So a stream ends with a finish or with an error, and no client takes a broken connection for the end of a
+text.
+"""
+
+import asyncio
 import socket
 import time
 from abc import abstractmethod
@@ -7,13 +13,16 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmill.serve.http.access import AccessLog
 from tokenmill.serve.http.connection import HttpProtocol
-from tokenmill.serve.http.endings import Endings
+from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.streams import ANSWER_ID, EVENTS, LINES
+from tokenmill.serve.protocols import refusals_at
 from tokenmill.serve.start.options import Options
 
+STREAMS = (EVENTS.encode(), LINES.encode())
 GRACE_S = 2  # for what is not waited for: requests that compute nothing, connections, the step that is being made
 
 
@@ -82,3 +91,60 @@ def _config(app: AccessLog, options: Options) -> uvicorn.Config:
         ssl_certfile=options.certificate,
         ssl_keyfile=options.key_file,
     )
+
+
+class Endings:
+    """Around the application. What is still being answered at the time that `end_at` sets is broken off then."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._open: set[asyncio.Timeout] = set()
+        self._ends_s: float | None = None
+
+    def end_at(self, ends_s: float) -> None:
+        """Set the time, or an earlier one, by the event loop's clock, in which it is called."""
+        if self._ends_s is None or ends_s < self._ends_s:
+            self._ends_s = ends_s
+            for limit in self._open:
+                if not limit.expired():
+                    limit.reschedule(ends_s)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        state = scope.setdefault("state", {})
+        answer, limit = _Answer(send), asyncio.timeout_at(self._ends_s)
+        try:
+            async with limit:
+                self._open.add(limit)
+                await self._app(scope, receive, answer.send)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await answer.break_off(scope, receive, {"id": state[ANSWER_ID]} if ANSWER_ID in state else {})
+        finally:
+            self._open.discard(limit)
+
+
+class _Answer:
+    """Notes how much of an answer was sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_begun = self._is_stream = self._is_over = False
+
+    async def send(self, message: Message) -> None:
+        """See ASGI."""
+        if message["type"] == "http.response.start":
+            kinds = [value for name, value in message["headers"] if name == b"content-type"]
+            self._is_begun, self._is_stream = True, any(kind.startswith(STREAMS) for kind in kinds)
+        elif not message.get("more_body"):
+            self._is_over = True
+        await self._send(message)
+
+    async def break_off(self, scope: Scope, receive: Receive, begun: dict[str, str]) -> None:
+        """Say that the server has ended, if it can still be said. begun: what is known of a stream's answer."""
+        error = ApiError(503, "the server has shut down before this request had ended", code="shutting_down")
+        if not self._is_begun:
+            await refusals_at(scope["path"]).respond(error)(scope, receive, self._send)
+        elif self._is_stream and not self._is_over:
+            await self._send({"type": "http.response.body", "body": refusals_at(scope["path"]).event_of(error, begun)})

@@ -1,17 +1,23 @@
-"""Errors: any exception becomes an ApiError, which refusals.py writes in the form of a protocol."""
+"""Errors: any exception becomes an ApiError, and Refusals write it in the form of a protocol."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
-from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
 from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, DeadlinePassed, RequestError
+from tokenmill.serve.http.streams import to_line
 from tokenmill.settings.sampling_params import HTTP_FIELDS
 
+Json = dict[str, Any]
+
 RETRY_AFTER_S = 1
+MAX_MESSAGE = 1000  # characters: values that a client has sent may be millions
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 CLIENT_CLOSED = 499  # nginx's status for a client that has closed the connection
 
 
@@ -28,8 +34,7 @@ class QueueFull(CapacityError):
 
 
 class ApiError(HTTPException):
-    """A refusal. param: the field that it is about. FastAPI lets this kind through while it reads a body.
-
+    """A refusal. param: the field that it is about.
     retry_after_s: what the header Retry-After says with status 429 or 503.
     """
 
@@ -100,10 +105,10 @@ def _in_fields(error: ConfigError | RequestError) -> str:
     return SETTING.sub(lambda found: FIELDS[found[0]], str(error))
 
 
-def _of_validation(error: RequestValidationError) -> ApiError:
+def _of_validation(error: ValidationError) -> ApiError:
     """The first thing that is wrong, with the name of its field."""
     first: Mapping[str, Any] = error.errors()[0]
-    places = [str(each) for each in first["loc"] if each != "body"]
+    places = [str(each) for each in first["loc"]]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     name = places[0] if places else None
@@ -114,7 +119,7 @@ def _of_validation(error: RequestValidationError) -> ApiError:
 
 DESCRIPTIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ApiError: lambda error: error,
-    RequestValidationError: _of_validation,
+    ValidationError: _of_validation,
     HTTPException: lambda error: ApiError(error.status_code, str(error.detail)),
     ConfigError: lambda error: ApiError(400, _in_fields(error), _field(error.name)),
     DeadlinePassed: lambda error: ApiError(504, str(error), "timeout", "deadline_exceeded"),
@@ -137,3 +142,46 @@ def about(field: str) -> Iterator[None]:
         for advice, route in ROUTES.items() if field == "messages" else ():
             message = message.replace(advice, route)
         raise ApiError(400, message, field) from None
+
+
+class Refusals:
+    """The form in which a protocol says an error: as a response, and as the last event of a stream. This is OpenAI's,
+    one object with the same four keys, whatever the status. NAMES: what a protocol calls fields that have other names
+    here.
+    """
+
+    NAMES: ClassVar[dict[str, str]] = {}
+
+    def body(self, error: ApiError) -> Json:
+        """The object that a response, or an event of a stream, carries."""
+        kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+        param = error.param and self.NAMES.get(error.param, error.param[:MAX_MESSAGE])
+        return {"error": {"message": self.message(error), "type": kind, "param": param, "code": error.code}}
+
+    def message(self, error: ApiError) -> str:
+        """What is said of an error. A field with which it begins has the protocol's own name."""
+        name, sign, rest = error.message.partition(" = ")
+        return _cut(f"{self.NAMES.get(name, name)}{sign}{rest}")
+
+    def event(self, body: Json, begun: Json) -> bytes:
+        """Write the last event of a stream. begun: what is known of the answer."""
+        return b"data: " + to_line(body) + b"\n\n"
+
+    def event_of(self, error: Exception, begun: Json) -> bytes:
+        """Write the last event of a stream that has failed: after its first byte there is no status to say it with."""
+        return self.event(self.body(api_error_of(error)), begun)
+
+    def respond(self, error: Exception) -> JSONResponse:
+        """Make the response of a request that is refused or has failed."""
+        told = api_error_of(error)
+        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}  # Allow, with 405
+        headers |= {"Retry-After": str(told.retry_after_s)} if told.status in (429, 503) else {}
+        headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read
+        return JSONResponse(self.body(told), told.status, headers)
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …"
+
+
+PLAIN = Refusals()

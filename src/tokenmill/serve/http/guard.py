@@ -12,14 +12,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.http.refusals import respond
+from tokenmill.serve.protocols import refusals_at
+from tokenmill.serve.routes import routes_at
 from tokenmill.serve.start.options import Options
 
-OPEN_PATHS = ("/health", "/ping", "/ready", "/", "/docs", "/redoc")
-OPEN_FOLDER = "/page/"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 BODY_S = 30.0  # for its whole body
-FILES, FILE_S, FORM_BYTES = "/v1/files", 900.0, 65536  # a file, which is larger, in its form
+FILE_S, FORM_BYTES = 900.0, 65536  # a file, which is larger, in its form
 MAX_HEAD, MAX_HEADERS = 65536, 200
 LINGER_S = 1.0  # for the rest of a body that nobody wants
 
@@ -34,12 +33,12 @@ class Guard:
         """See ASGI."""
         if scope["type"] != "http":
             return
-        is_file = scope["path"] == FILES
+        is_file = any(route.form is not None for route in routes_at(scope["path"]))
         max_bytes = self._options.max_file + FORM_BYTES if is_file else self._options.max_body
         body = _Body(receive, max_bytes, FILE_S if is_file else BODY_S)
         send = _after_the_body(body, send)
         if (refusal := self._refusal(scope, max_bytes)) is not None:
-            response = respond(refusal, scope["path"])
+            response = refusals_at(scope["path"]).respond(refusal)
             response.headers["Connection"] = "close"  # since the body is not read
             await response(scope, receive, send)
             return
@@ -132,8 +131,8 @@ def _after_the_body(body: _Body, send: Send) -> Send:
 
 
 def _is_open(path: str) -> bool:
-    """Probes of load balancers may ask with a slash at the end."""
-    return (path.removesuffix("/") or "/") in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+    """Return whether a path wants no key. Probes of load balancers may ask with a slash at the end."""
+    return any(route.is_open for route in (*routes_at(path), *routes_at(path.removesuffix("/"))))
 
 
 def _host(header: str) -> str:

@@ -1,37 +1,38 @@
-"""The Service that all routes use, and the reading of their bodies."""
+"""The Service that all routes use, and a Call of a route, whose body is read here."""
 
 import asyncio
-import json
+import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import pydantic_core
-from fastapi.routing import APIRoute
-from starlette.requests import Request
-from starlette.responses import Response
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
 from tokenmill.engine.engine import Engine
-from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.errors import CLIENT_CLOSED, ApiError
 from tokenmill.serve.loop.admission import Admission
 from tokenmill.serve.loop.driver import Driver
-from tokenmill.serve.request.fields import Body, check_model
+from tokenmill.serve.request.prompt import Model
+from tokenmill.serve.request.route import Route
 from tokenmill.serve.request.writer import system_fingerprint
 from tokenmill.serve.sessions.batch_worker import BatchWorker
 from tokenmill.serve.sessions.sessions import Sessions
 from tokenmill.serve.start.options import Options
 
 THREADS_OF_ONE = 3  # of the six or more that asyncio has for all
+OF_PAGES = ("origin", "sec-fetch-site")  # headers that browsers send, and no page can leave out
 T = TypeVar("T")
 
 
 @dataclass
 class Service:
-    """One engine, served. sessions, batches: None if none are kept. is_draining: new requests are refused.
-
-    fingerprint: see answers.system_fingerprint.
+    """One engine, served. sessions, batches: None if none are kept. routes: all that it answers. is_draining: new
+    requests are refused. created: when it began, in seconds. fingerprint: see writer.system_fingerprint.
     """
 
     engine: Engine
@@ -40,13 +41,17 @@ class Service:
     options: Options
     sessions: Sessions | None = None
     batches: BatchWorker | None = None
+    routes: Sequence[Route] = ()
     is_draining: bool = False
+    created: float = field(default_factory=time.time)
     _turns: defaultdict[bytes, asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(partial(asyncio.Semaphore, THREADS_OF_ONE))
     )
 
     def __post_init__(self) -> None:
-        self.fingerprint = system_fingerprint(self.engine.core.loaded)
+        loaded = self.engine.core.loaded
+        self.fingerprint = system_fingerprint(loaded)
+        self.model = Model(loaded, self.options.name, self.options.is_strict)
 
     async def in_thread(self, request: Request, do: Callable[..., T], *given: Any) -> T:
         """Call a function in a thread. One key has few at once, so that nobody waits for a hundred of another's."""
@@ -54,57 +59,74 @@ class Service:
             return await asyncio.to_thread(do, *given)
 
     def check_ready(self) -> None:
-        """ApiError 503 if no request can be taken."""
+        """Raise ApiError 503 if no request can be taken."""
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
         if self.driver.error is not None:
             raise self.driver.error
 
-    def check_model(self, name: str | None) -> None:
-        """ApiError 404 for another model than the one that is served."""
-        check_model(name, self.options.name)
-
-    def check(self, body: Body) -> None:
-        """ApiError for a body that asks for what is not served."""
-        self.check_model(body.model)
-        body.check()
-        if self.options.is_strict and body.unknown:
-            raise ApiError(400, f"there is no field {body.unknown[0]!r}", body.unknown[0], "unknown_parameter")
-
 
 def tenant_of(request: Request) -> bytes:
-    """The digest that stands for the client's key; empty on a server without keys. See Guard."""
+    """Return the digest that stands for the client's key; it is empty on a server without keys. See Guard."""
     tenant: bytes = getattr(request.state, "tenant", b"")
     return tenant
 
 
-class _JsonRequest(Request):
-    """Reads JSON with a parser that has a limit on depth and takes no lone surrogates."""
+@dataclass
+class Call:
+    """One call of a route. body, query: as they were read."""
 
-    async def json(self) -> Any:
-        """See Request."""
-        try:
-            return pydantic_core.from_json(await self.body())
-        except ValueError as error:
-            raise json.JSONDecodeError(str(error), "", 0) from None
+    service: Service
+    request: Request
+    route: Route
+    body: Any = None
+    query: Any = None
+
+    @property
+    def name(self) -> str:
+        """The name in the path."""
+        return str(self.request.path_params["name"])
+
+    @property
+    def tenant(self) -> bytes:
+        """The client; see tenant_of."""
+        return tenant_of(self.request)
 
 
-class JsonRoute(APIRoute):
-    """A route whose body is read by that parser.
+def endpoint(
+    service: Service, route: Route, do: Callable[[Call], Awaitable[Any]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Make the function that reads the requests of a route and answers them as `do` says."""
 
-    It must say that it is JSON: a web page can send anything else to a server at 127.0.0.1 without asking it first.
+    async def answer(request: Request) -> Response:
+        call = Call(service, request, route)
+        if route.body is not None:
+            call.body = await _read(request, route, route.body)
+        if route.query is not None:
+            call.query = route.query.model_validate(dict(request.query_params))
+        found = await do(call)
+        return found if isinstance(found, Response) else JSONResponse(found)
+
+    return answer
+
+
+async def _read(request: Request, route: Route, form: type[BaseModel]) -> BaseModel:
+    """Read a body, with a parser that has a limit on depth and takes no lone surrogates.
+
+    It must say that it is JSON: a web page can send anything else to a server at 127.0.0.1 without asking it first. A
+    protocol whose documents show curl without that header does not want it of programs.
     """
-
-    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        """See APIRoute."""
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            read = _JsonRequest(request.scope, request.receive)
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if self.body_field is not None and kind != "application/json":
-                await read.body()
-                raise ApiError(415, "send the body as JSON, with the header Content-Type: application/json")
-            return await handler(read)
-
-        return handle
+    try:
+        content = await request.body()
+    except ClientDisconnect:
+        raise ApiError(CLIENT_CLOSED, "the client has gone") from None
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and (route.protocol.needs_type or any(name in request.headers for name in OF_PAGES)):
+        raise ApiError(415, "send the body as JSON, with the header Content-Type: application/json")
+    try:
+        given = pydantic_core.from_json(content) if content else None
+    except ValueError as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ApiError(400, "the body: an object is needed")
+    return form.model_validate(given)

@@ -2,30 +2,69 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence as List
-from typing import Any
+from typing import Any, ClassVar
 
 import pydantic_core
 
 from tokenmill.engine.outputs import Completion, Piece
-from tokenmill.serve.http.json_lines import to_line
-from tokenmill.serve.request.fields import ChatBody
+from tokenmill.serve.http.errors import ApiError, Refusals, TooLong
+from tokenmill.serve.http.streams import to_line
+from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.serve.request.reading import Reading
-from tokenmill.serve.request.writer import Format, Json, finite
+from tokenmill.serve.request.writer import Json, Writer, finite
 from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
 
 SIGNATURE = "tokenmill"  # of thinking, which clients send back; nothing here depends on it
 DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
 FIELDS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
+CODES = ("thread_unsupported_request",)  # those of ours that Anthropic's API has too
 
 
-class MessagesFormat(Format):
+class MessagesRefusals(Refusals):
+    """The form of errors of Anthropic's API. Claude Code reads the two numbers out of the refusal of a prompt."""
+
+    NAMES: ClassVar[dict[str, str]] = {
+        "reasoning_effort": "output_config.effort",
+        "response_format": "output_config.format",
+        "stop": "stop_sequences",
+        "thinking_budget": "thinking.budget_tokens",
+    }
+    KINDS: ClassVar[dict[int, str]] = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        500: "api_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
+
+    def body(self, error: ApiError) -> Json:
+        """See Refusals."""
+        kind = self.KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        message = self.message(error)
+        if isinstance(error, TooLong):
+            message = f"prompt is too long: {error.num_tokens} tokens > {error.limit - 1} maximum"
+        details = {"details": {"error_code": error.code}} if error.code in CODES else {}
+        return {"type": "error", "error": {"type": kind, "message": message, **details}}
+
+    def event(self, body: Json, begun: Json) -> bytes:
+        """See Refusals."""
+        return b"event: error\ndata: " + to_line(body) + b"\n\n"
+
+
+REFUSALS = MessagesRefusals()
+
+
+class MessagesWriter(Writer):
     """The blocks are made as parts come; a whole message is made of the same events."""
 
-    prefix, path = "msg_", "/v1/messages"
+    prefix, refusals = "msg_", REFUSALS
 
-    def __init__(self, body: ChatBody, prepared: Prepared, *more: Any) -> None:
-        super().__init__(body, prepared, *more)
+    def __init__(self, ask: Ask, prepared: Prepared, *more: Any) -> None:
+        super().__init__(ask, prepared, *more)
         self._reading = Reading(prepared.readers.make())
         self._blocks: list[Json] = []  # with the text of each as a list of pieces
         self._is_open = False  # whether the last block is
@@ -33,7 +72,7 @@ class MessagesFormat(Format):
         self._has_begun = False
 
     def answer(self, completions: List[Completion]) -> Json:
-        """See Format."""
+        """See Writer."""
         (done,) = completions
         self._count(done.tokens)
         for _ in self._of_parts(self._reading.take(Piece(done.text, done.tokens, done))):
@@ -42,7 +81,7 @@ class MessagesFormat(Format):
         return self._message(usage, content, **self._end(done)) | self._warning_fields() | self._token_ids(done)
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """See Format. The first piece has the beginning before it: only then it is known what the cache had."""
+        """See Writer. The first piece has the beginning before it: only then it is known what the cache had."""
         if not self._has_begun:
             self._has_begun = True
             yield {"type": "message_start", "message": self._message(self._usage(), []) | self._warning_fields()}
@@ -54,7 +93,7 @@ class MessagesFormat(Format):
             yield {"type": "message_stop"}
 
     def event(self, value: Json) -> bytes:
-        """See Format."""
+        """See Writer."""
         return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), to_line(value))
 
     def _pass_over(self, piece: Piece) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from tokenmill.model.description import count_parameters
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.serve.loop.service import Service
 from tokenmill.serve.ollama.names import tagged, written
-from tokenmill.serve.request.calling import calling_of
-from tokenmill.serve.request.fields import TokenizeBody
 from tokenmill.version import __version__
 
 FOR_EVER = timedelta(days=100 * 365)  # how long a model stays loaded that is never unloaded
@@ -23,26 +20,13 @@ Json = dict[str, Any]
 
 
 class ModelFacts:
-    """Read when they are first asked for."""
+    """The answers of routes that tell of it."""
 
     def __init__(self, service: Service) -> None:
-        self._core, self.served = service.engine.core, service.options.name
-        self.num_positions = self._core.loaded.resolved.longest_text
-        self._started = datetime.now(UTC)
-
-    @cached_property
-    def thinks(self) -> bool:
-        """Whether the model's answers have marks of thinking."""
-        tools = calling_of(self._core.loaded, TokenizeBody()).tools
-        return tools is not None and tools.thinking is not None
+        self._core, self._served, self._model = service.engine.core, service.options.name, service.model
+        self._started = datetime.fromtimestamp(service.created, UTC)
 
     @property
-    def has_template(self) -> bool:
-        """Whether there are conversations."""
-        tokenizer = self._core.loaded.tokenizer
-        return tokenizer is not None and tokenizer.template_for(None) is not None
-
-    @cached_property
     def listed(self) -> Json:
         """The entry in /api/tags."""
         return {
@@ -53,7 +37,7 @@ class ModelFacts:
             "details": self._details,
         }
 
-    @cached_property
+    @property
     def running(self) -> Json:
         """The entry in /api/ps."""
         memory, device = self._core.loaded.memory, self._core.loaded.config.device
@@ -65,37 +49,38 @@ class ModelFacts:
             "details": self._details,
             "expires_at": written(self._started + FOR_EVER),
             "size_vram": 0 if device == "cpu" else size,
-            "context_length": self.num_positions,
+            "context_length": self._model.num_positions,
         }
 
-    @cached_property
+    @property
     def shown(self) -> Json:
         """The answer of /api/show."""
         return {
-            "modelfile": f"# Served by tokenmill {__version__}, which reads no Modelfile\nFROM {self.served}\n",
+            "modelfile": f"# Served by tokenmill {__version__}, which reads no Modelfile\nFROM {self._served}\n",
             "parameters": self._parameters,
             "template": (self._core.loaded.tokenizer and self._core.loaded.tokenizer.chat_template) or "",
             "details": self._details,
             "model_info": self._model_info,
-            "capabilities": self.capabilities,
+            "capabilities": self._capabilities,
             "modified_at": self._modified_at,
         }
 
     @property
-    def capabilities(self) -> list[str]:
+    def _capabilities(self) -> list[str]:
         """The words that clients look for."""
-        return ["completion", *(["tools"] if self.has_template else []), *(["thinking"] if self.thinks else [])]
+        found = {"completion": True, "tools": self._model.has_template, "thinking": self._model.thinks}
+        return [word for word, is_there in found.items() if is_there]
 
     @property
     def _head(self) -> Json:
-        return {"name": tagged(self.served), "model": tagged(self.served)}
+        return {"name": tagged(self._served), "model": tagged(self._served)}
 
-    @cached_property
+    @property
     def _digest(self) -> str:
         """A digest of the digests of the model's files."""
         return sha256(json.dumps(dict(self._core.loaded.fingerprint), sort_keys=True).encode()).hexdigest()
 
-    @cached_property
+    @property
     def _modified_at(self) -> str:
         """The time of the model's file or folder; the server's start where it has none of that name."""
         try:
@@ -104,7 +89,7 @@ class ModelFacts:
             modified = self._started
         return written(modified)
 
-    @cached_property
+    @property
     def _details(self) -> Json:
         loaded, family = self._core.loaded, self._core.loaded.model_config.family
         return {
@@ -130,7 +115,7 @@ class ModelFacts:
     @property
     def _parameters(self) -> str:
         """Lines of names and values: the length that is configured, and what the model's files recommend."""
-        found = {"num_ctx": self.num_positions, **self._core.loaded.generation_defaults}
+        found = {"num_ctx": self._model.num_positions, **self._core.loaded.generation_defaults}
         return "\n".join(f"{NAMES.get(name, name):<30} {value}" for name, value in found.items())
 
     @property
@@ -140,9 +125,9 @@ class ModelFacts:
         family = model.family
         return {
             "general.architecture": family,
-            "general.basename": self.served,
+            "general.basename": self._served,
             "general.parameter_count": sum(count_parameters(model).values()),
-            f"{family}.context_length": self.num_positions,
+            f"{family}.context_length": self._model.num_positions,
             f"{family}.embedding_length": model.hidden_size,
             f"{family}.block_count": model.num_layers,
             f"{family}.feed_forward_length": model.intermediate_size,

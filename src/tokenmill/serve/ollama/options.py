@@ -7,12 +7,12 @@ from dataclasses import fields
 from typing import Any
 
 from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.request.ask import Translated
-from tokenmill.serve.request.field_names import nearest
-from tokenmill.serve.request.fields import SETTINGS
+from tokenmill.serve.request.ask import Ask
+from tokenmill.serve.request.fields import SETTINGS, nearest
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 from tokenmill.value_reader import brief
 
+Json = dict[str, Any]
 MAX_OPTIONS = 100  # clients have some 30; to look for names that are like an unknown one takes milliseconds
 AT_START = "is chosen when the server starts"
 WITHOUT_EFFECT = {
@@ -43,30 +43,32 @@ NAMES = {
 """Names of options → settings."""
 
 
-def take_options(options: Mapping[str, Any], made: Translated, num_positions: int) -> None:
-    """Take the options of a request. num_positions: tokens of the longest text that is served."""
+def take_options(options: Mapping[str, Any], ask: Ask, num_positions: int) -> Json:
+    """Return the options that are settings, by their names. num_positions: tokens of the longest text."""
+    found = Json()
     if len(options) > MAX_OPTIONS:
         raise ApiError(400, f"options: {len(options)} of them are not allowed: at most {MAX_OPTIONS}", "options")
     for name, value in options.items():
         if value is None:
             continue
         if name in NAMES:
-            made.fields[name] = _whole(name, value)
+            found[name] = _whole(name, value)
         elif name in WITHOUT_EFFECT:
-            made.warn(f"options.{name} changes nothing here: it {WITHOUT_EFFECT[name]}")
+            ask.warn(f"options.{name} changes nothing here: it {WITHOUT_EFFECT[name]}")
         elif name in NEUTRAL:
             _check_neutral(name, value)
         elif name not in OWN:
-            _note_unknown(name, made)
-    if "num_predict" in made.fields:
-        made.fields["num_predict"] = _limit(made.fields["num_predict"])
+            _note_unknown(name, ask)
+    if "num_predict" in found:
+        found["num_predict"] = _limit(found["num_predict"])
     if (num_ctx := _count(options, "num_ctx")) is not None and num_ctx > num_positions:
-        made.warn(
+        ask.warn(
             f"options.num_ctx = {num_ctx} is more than the {num_positions} tokens that this server was started with, "
             "which stay the limit: `--max-length` sets it"
         )
     if (last_n := _count(options, "repeat_last_n")) is not None:
-        _take_last_n(last_n, options, made, num_positions)
+        found |= _last_n(last_n, options, num_positions)
+    return found
 
 
 def _whole(name: str, value: Any) -> Any:
@@ -100,25 +102,25 @@ def _check_neutral(name: str, value: Any) -> None:
         raise ApiError(400, message, "options", "unsupported_parameter")
 
 
-def _note_unknown(name: str, made: Translated) -> None:
+def _note_unknown(name: str, ask: Ask) -> None:
     known = (*NAMES, *WITHOUT_EFFECT, *NEUTRAL, *OWN)
-    is_new = len(made.unknown) < MAX_COMPARED
+    is_new = len(ask.unknown) < MAX_COMPARED
     if is_new and (meant := nearest(name, known)) is not None:
         raise ApiError(400, f"there is no option {name!r}: {meant!r} is meant?", "options", "unknown_parameter")
-    made.unknown.append(f"options.{name}")
+    ask.unknown.append(f"options.{name}")
 
 
-def _take_last_n(last_n: int, options: Mapping[str, Any], made: Translated, num_positions: int) -> None:
-    """Penalties are over the whole text here, which is what -1 means; 0 turns them off."""
+def _last_n(last_n: int, options: Mapping[str, Any], num_positions: int) -> Json:
+    """Return the penalties that are turned off, by 0. They are over the whole text here, which is what -1 means."""
     wanted = [name for name, off in PENALTIES.items() if options.get(name) not in (None, off)]
     if last_n == 0:
-        for name in wanted:
-            made.fields[name] = PENALTIES[name]
-    elif wanted and 0 < last_n < num_positions:
+        return {name: PENALTIES[name] for name in wanted}
+    if wanted and 0 < last_n < num_positions:
         message = (
             f"options.repeat_last_n = {last_n} is not served beside {wanted[0]}: penalties are over the whole text, "
             "so give -1, which says so, or 0 for none"
         )
         raise ApiError(400, message, "options", "unsupported_parameter")
-    elif last_n < -1:
+    if last_n < -1:
         raise ApiError(400, f"options.repeat_last_n = {last_n} is not allowed: -1 for the whole text, or 0", "options")
+    return {}

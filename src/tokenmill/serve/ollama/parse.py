@@ -1,79 +1,184 @@
-"""A body of Ollama's API becomes the one request.
+"""Bodies of Ollama's routes that generate become Asks. Types are strict for what is read; what is not known is named in
+`warnings`.
 
 Calls have no ids in older clients, and results name the function or nothing: each is given to the first call before it
 that waits for one.
 """
 
 import json
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import Field
+
 from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.ollama.body import IGNORED, OllamaBody, OllamaChatBody
+from tokenmill.serve.ollama.names import check_served, unloads
 from tokenmill.serve.ollama.options import take_options
-from tokenmill.serve.request.ask import Translated, field_of
+from tokenmill.serve.ollama.writer import Own, loaded
+from tokenmill.serve.request.ask import Ask, field_of
+from tokenmill.serve.request.constraints import Schema
+from tokenmill.serve.request.fields import Body, Int64, ListOf, NumTop
+from tokenmill.serve.request.prompt import Model
 from tokenmill.settings.recommended import OLLAMA
 from tokenmill.value_reader import brief
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 LEVELS = ("low", "medium", "high", "max")  # of thinking
+AS_FITS = -1
+PLAIN = "/api/generate takes a prompt as text"
 Json = dict[str, Any]
 
+IGNORED = {
+    "truncate": "a prompt that is too long is refused, and nothing is ever cut",
+    "shift": "no text is ever dropped from a context",
+}
+"""Fields that change nothing of a text here, with the reason."""
 
-def translate_chat(body: OllamaChatBody, thinks: bool, num_positions: int) -> Translated:
-    """The messages and fields of a ChatBody. thinks: whether the model does. num_positions: see take_options."""
-    made, calls = translate_fields(body, thinks, num_positions), _Calls()
-    for number, message in enumerate(body.messages or ()):
-        made.messages.append(_message(message, f"messages[{number}]", calls))
+
+class OllamaBody(Body):
+    """The fields of both routes that generate. Names that are like others are ignored as all unknown ones are."""
+
+    model: str = Field(min_length=1)
+    stream: bool = True
+    format: Schema | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: float | str | None = None
+    think: bool | str | None = None
+    logprobs: bool = False
+    top_logprobs: NumTop | None = None
+
+
+class OllamaChatBody(OllamaBody):
+    """POST /api/chat. Without messages it asks whether the model is loaded."""
+
+    messages: ListOf[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
+
+
+class OllamaGenerateBody(OllamaBody):
+    """POST /api/generate. Without a prompt it asks whether the model is loaded."""
+
+    prompt: str = ""
+    suffix: str = ""
+    system: str = ""
+    template: str = ""
+    context: ListOf[Int64] | None = None
+    raw: bool = False
+    images: ListOf[str] | None = None
+
+
+def parse_chat(body: OllamaChatBody, model: Model) -> Ask | Json:
+    """Read a conversation; without messages, the whole answer, which says that the model is loaded."""
+    arrived_s, wants_unload = time.perf_counter(), _checked(body, model)
+    if not body.messages:
+        return loaded(body.model, {"message": {"role": "assistant", "content": ""}}, wants_unload)
+    if not model.has_template:
+        raise ApiError(400, f'"{body.model}" does not support chat: it has no chat template. {PLAIN}', "messages")
+    ask, calls = _begun(body), _Calls()
+    named = _fields(body, ask, model)
+    for number, message in enumerate(body.messages):
+        ask.messages.append(_message(message, f"messages[{number}]", calls))
     if body.tools:
-        made.fields["tools"] = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(body.tools)]
-    made.open_last()
-    return made
+        named["tools"] = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(body.tools)]
+    _take(named | ask.open_last(), body, ask, model)
+    ask.own = Own(body.model, arrived_s, may_call=bool(body.tools))
+    return ask
 
 
-def translate_fields(body: OllamaBody, thinks: bool, num_positions: int) -> Translated:
-    """All but the messages."""
-    made = Translated(protocol=OLLAMA)
-    made.fields["stream"] = body.stream
-    if body.format is not None and body.format != "":
-        made.fields["format"] = body.format
-    take_options(body.options or {}, made, num_positions)
-    if body.think is not None:
-        _take_think(body, made, thinks)
-    if body.logprobs:
-        made.fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    elif body.top_logprobs:
+def parse_generate(body: OllamaGenerateBody, model: Model) -> Ask | Json:
+    """Read a prompt: a conversation of one turn, or a plain prompt where no template is wanted or there is none."""
+    arrived_s, wants_unload = time.perf_counter(), _checked(body, model)
+    if not body.prompt:
+        return loaded(body.model, {"response": ""}, wants_unload)
+    _check_generate(body, model)
+    ask = _begun(body)
+    named = _fields(body, ask, model)
+    ask.after = list(body.context or ())
+    if body.raw or not model.has_template:
+        ask.prompts = [body.prompt]
+    else:
+        if body.system and ask.after:
+            ask.warn("system is not said again: the context has what was said to the model at its beginning")
+        elif body.system:
+            ask.messages.append({"role": "system", "content": body.system})
+        ask.messages.append({"role": "user", "content": body.prompt})
+    _take(named, body, ask, model)
+    ask.own = Own(body.model, arrived_s, has_context=not body.raw)
+    return ask
+
+
+def _checked(body: OllamaBody, model: Model) -> bool:
+    """Check the model's name and keep_alive; whether the model is to be unloaded."""
+    check_served(body.model, model.name)
+    return unloads(body.keep_alive)
+
+
+def _begun(body: OllamaBody) -> Ask:
+    return Ask(stream=body.stream, protocol=OLLAMA)
+
+
+def _fields(body: OllamaBody, ask: Ask, model: Model) -> Json:
+    """Read the settings, by their names over HTTP."""
+    named = Json() if body.format is None or body.format == "" else {"format": body.format}
+    return named | take_options(body.options or {}, ask, model.num_positions)
+
+
+def _take(named: Json, body: OllamaBody, ask: Ask, model: Model) -> None:
+    """Take the settings, and what both routes have beside."""
+    think = _think(body, ask, model)
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    made.take_others(body.model_extra, IGNORED)
-    return made
+    ask.take_fields(named, body.model_extra, IGNORED)
+    ask.sampling["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    ask.take_effort(think)
+    model.check_known(ask.unknown)
 
 
-def check_images(images: Any, where: str) -> None:
+def _check_generate(body: OllamaGenerateBody, model: Model) -> None:
+    """ApiError for what is not served, and for fields that contradict each other."""
+    _check_images(body.images, "images")
+    if body.raw and (body.template or body.system or body.context):
+        raise ApiError(400, "raw mode does not support template, system, or context", "raw")
+    if body.suffix:
+        message = f'"{body.model}" does not support insert: no text is put between a prompt and a suffix here'
+        raise ApiError(400, message, "suffix", "unsupported_parameter")
+    if body.template:
+        message = "template is not served: the model's own is used, or a Jinja template by `tokenmill serve "
+        raise ApiError(400, f"{message}--chat-template FILE`", "template", "unsupported_parameter")
+    if body.system and not model.has_template:
+        raise ApiError(400, "system needs a chat template, and this model has none: put it into the prompt", "system")
+
+
+def _check_images(images: Any, where: str) -> None:
     """ApiError for any image, since a model that cannot see one would answer all the same."""
     if images:
         raise ApiError(400, f"{where} is not served: this model reads text alone, so leave images out", "images")
 
 
-def _take_think(body: OllamaBody, made: Translated, thinks: bool) -> None:
-    """Whether the model thinks before it answers, and for how long."""
+def _think(body: OllamaBody, ask: Ask, model: Model) -> str | None:
+    """Read whether the model thinks before it answers; the effort of it, if one is asked for."""
+    if body.think is None:
+        return None
     if isinstance(body.think, str) and body.think not in LEVELS:
         names = ", ".join(f'"{level}"' for level in LEVELS)
         raise ApiError(400, f"think = {brief(body.think)} is not allowed: true, false, {names}", "think")
-    if not thinks:
+    if not model.thinks:
         if body.think:
             raise ApiError(400, f'"{body.model}" does not support thinking', "think")
-    elif body.think is True:
-        made.variables["enable_thinking"] = True
-    else:
-        made.effort = body.think or "none"
+        return None
+    if body.think is True:
+        ask.hints["enable_thinking"] = True
+        return None
+    return body.think or "none"
 
 
 def _message(given: Json, where: str, calls: "_Calls") -> Json:
     role = ROLES.get(named := field_of(given, "role", str, where).lower())
     if role is None:
         raise ApiError(400, f"{where}.role = {brief(named)} is not allowed: {', '.join(ROLES)}", "messages")
-    check_images(given.get("images"), f"{where}.images")
+    _check_images(given.get("images"), f"{where}.images")
     content = field_of({"content": "", **_given(given)}, "content", str, where)
     if role == "tool":
         return {"role": role, "tool_call_id": calls.answered(given), "content": content}

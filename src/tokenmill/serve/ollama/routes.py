@@ -1,86 +1,75 @@
-"""The routes of Ollama's API that generate, as editors and chat programs use them."""
+"""The routes of Ollama's API that tell about the model.
 
-import time
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+One model is served, for as long as the server runs: there are no routes that would fetch, make or delete another. A
+pull of the served model succeeds, since clients pull before they chat.
+"""
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from typing import Any, ClassVar
 
-from tokenmill.serve.facts.document import answers
+from starlette.responses import Response
+
 from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.loop.answering import answered
-from tokenmill.serve.loop.service import Service
-from tokenmill.serve.loop.work import LINES, Work
-from tokenmill.serve.ollama.answer_schema import OllamaChatAnswer, OllamaError, OllamaGenerateAnswer
-from tokenmill.serve.ollama.body import OllamaBody, OllamaChatBody, OllamaGenerateBody
+from tokenmill.serve.http.streams import LINES, to_line
+from tokenmill.serve.loop.service import Call
 from tokenmill.serve.ollama.facts import ModelFacts
-from tokenmill.serve.ollama.generate import translate_generate
-from tokenmill.serve.ollama.names import check_served, unloads
-from tokenmill.serve.ollama.parse import translate_chat
-from tokenmill.serve.ollama.program_route import ProgramRoute
-from tokenmill.serve.ollama.writer import Asked, OllamaChatFormat, OllamaGenerateFormat, loaded
-from tokenmill.serve.request.ask import Translated
+from tokenmill.serve.ollama.names import VERSION, check_served, tagged
+from tokenmill.serve.request.fields import Body
+from tokenmill.value_reader import brief
+from tokenmill.version import __version__
 
-REFUSALS = (400, 404, 408, 429, 503, 504)
-PLAIN = "/api/generate takes a prompt as text"
-STAYS = "the model stays loaded as long as the server runs"
-NOTHING: dict[type[OllamaBody], dict[str, Any]] = {
-    OllamaChatBody: {"message": {"role": "assistant", "content": ""}},
-    OllamaGenerateBody: {"response": ""},
-}
-"""The fields of text in an answer that has none."""
+Json = dict[str, Any]
+PULLED = ({"status": "pulling manifest"}, {"status": "success"})
+MAX_NAME = 100  # characters of a name that are worth giving back
 
 
-def ollama(service: Service) -> APIRouter:
-    """The routes."""
-    routes, facts = APIRouter(route_class=ProgramRoute), ModelFacts(service)
+class OllamaModelBody(Body):
+    """The bodies of routes about models. name: what older clients call it. stream: of the progress of a pull."""
 
-    @routes.post("/api/chat", responses=answers(OllamaChatAnswer, *REFUSALS, lines=True, error=OllamaError))
-    async def chat(request: Request, body: OllamaChatBody) -> Response:
-        """Answer a conversation, as Ollama does."""
-        arrived_s, wants_unload = time.perf_counter(), _checked(service, body)
-        if not body.messages:
-            return _loaded(service, body, wants_unload)
-        if not facts.has_template:
-            raise ApiError(400, f'"{body.model}" does not support chat: it has no chat template. {PLAIN}', "messages")
-        made = translate_chat(body, facts.thinks, facts.num_positions)
-        _check_strict(service, made)
-        asked = Asked(body.model, arrived_s, may_call=bool(body.tools))
-        form: Callable[..., Any] = partial(OllamaChatFormat, asked)
-        return await answered(Work(service, request, made.body(), made.prepare, form, LINES))
+    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
-    @routes.post("/api/generate", responses=answers(OllamaGenerateAnswer, *REFUSALS, lines=True, error=OllamaError))
-    async def generate(request: Request, body: OllamaGenerateBody) -> Response:
-        """Continue a prompt, in the model's chat template unless it is `raw`, as Ollama does."""
-        arrived_s, wants_unload = time.perf_counter(), _checked(service, body)
-        if not body.prompt:
-            return _loaded(service, body, wants_unload)
-        one = translate_generate(body, facts)
-        _check_strict(service, one.made)
-        form = partial(OllamaGenerateFormat, Asked(body.model, arrived_s, has_context=not body.raw))
-        return await answered(Work(service, request, one.body, one.prepare, form, LINES))
+    name: str | None = None
+    stream: bool = True
 
-    return routes
+    @property
+    def asked(self) -> str:
+        """The name that is given; "" for none."""
+        return self.model or self.name or ""
 
 
-def _checked(service: Service, body: OllamaBody) -> bool:
-    """Check the model's name and keep_alive; whether the model is to be unloaded."""
-    check_served(body.model, service.options.name)
-    return unloads(body.keep_alive)
+async def tags(call: Call) -> Json:
+    """Tell the model that is served."""
+    return {"models": [ModelFacts(call.service).listed]}
 
 
-def _check_strict(service: Service, made: Translated) -> None:
-    if service.options.is_strict:
-        made.check_strict()
+async def running(call: Call) -> Json:
+    """Tell the model that is loaded, which is the same."""
+    return {"models": [ModelFacts(call.service).running]}
 
 
-def _loaded(service: Service, body: OllamaBody, wants_unload: bool) -> Response:
-    """The answer to a body without a prompt."""
-    service.check_ready()
-    fields = NOTHING[type(body)]
-    if wants_unload:
-        return JSONResponse(loaded(body.model, fields, "unload", [STAYS]))
-    return JSONResponse(loaded(body.model, fields, "load"))
+async def version(call: Call) -> Json:
+    """Tell the version of Ollama's API that is followed, since clients refuse an older one, and tokenmill's own."""
+    return {"version": VERSION, "tokenmill": __version__}
+
+
+async def show(call: Call) -> Json:
+    """Tell what the model is and can do."""
+    _check_named(call)
+    return ModelFacts(call.service).shown
+
+
+async def pull(call: Call) -> Response | Json:
+    """Do nothing, for the model that is served."""
+    name, served = call.body.asked[:MAX_NAME], call.service.options.name
+    if name and tagged(call.body.asked).casefold() != tagged(served).casefold():
+        message = f"model {brief(name)} is not served here: run `tokenmill pull {name}` and `tokenmill serve {name}`"
+        raise ApiError(400, message, "model")
+    _check_named(call)
+    lines = b"".join(to_line(each) + b"\n" for each in PULLED)
+    return Response(lines, media_type=LINES) if call.body.stream else PULLED[-1]
+
+
+def _check_named(call: Call) -> None:
+    """Raise ApiError where a body names no model, or another than the one that is served."""
+    if not call.body.asked:
+        raise ApiError(400, "model is required", "model")
+    check_served(call.body.asked, call.service.options.name)

@@ -14,21 +14,43 @@ import pydantic_core
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
-from tokenmill.serve.http.json_lines import to_line
+from tokenmill.serve.http.errors import ApiError, Refusals
+from tokenmill.serve.http.streams import to_line
 from tokenmill.serve.loop.resumption import Resumption
 from tokenmill.serve.ollama.names import nanoseconds, now
 from tokenmill.serve.openai.choices import logprob_entries
-from tokenmill.serve.request.fields import SamplingBody
+from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.serve.request.reading import Reading
-from tokenmill.serve.request.writer import Format, Json, finite
+from tokenmill.serve.request.writer import Json, Writer, finite
 from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
 from tokenmill.text.token_bytes import Spelling
 
+ABSENT = (
+    "there is no such route here: one model is served, and none is made, copied, deleted or uploaded over HTTP, and no "
+    "embeddings are computed; `tokenmill --help` has the commands"
+)
+STAYS = "the model stays loaded as long as the server runs"
+
+
+class OllamaRefusals(Refusals):
+    """The form of errors of /api, as Ollama has it: one text, which is a line of its own in a stream."""
+
+    def body(self, error: ApiError) -> Json:
+        """See Refusals."""
+        return {"error": self.message(error)}
+
+    def event(self, body: Json, begun: Json) -> bytes:
+        """See Refusals."""
+        return to_line(body) + b"\n"
+
+
+REFUSALS = OllamaRefusals()
+
 
 @dataclass(frozen=True)
-class Asked:
-    """What an answer needs of its request. model: as the client names it. arrived_s: time.perf_counter then.
+class Own:
+    """What an answer needs beside, see Ask.own. model: as the client names it. arrived_s: time.perf_counter then.
 
     has_context: whether the answer has the ids of its text. may_call: whether it may call functions.
     """
@@ -39,14 +61,15 @@ class Asked:
     may_call: bool = False
 
 
-class OllamaFormat(Format):
+class OllamaWriter(Writer):
     """What is common to both routes. said: the fields of an object that hold text."""
 
-    prefix = "ollama-"
+    prefix, refusals = "ollama-", REFUSALS
 
-    def __init__(self, asked: Asked, body: SamplingBody, prepared: Prepared, *more: Any) -> None:
-        super().__init__(body, prepared, *more)
-        self._asked, self._ready_s = asked, time.perf_counter()
+    def __init__(self, ask: Ask, prepared: Prepared, *more: Any) -> None:
+        super().__init__(ask, prepared, *more)
+        self._own: Own = ask.own
+        self._ready_s = time.perf_counter()
         self._reading = Reading(prepared.readers.make())
         self._spelling: Spelling | None = None
         self._open: int | None = None  # the call that has not ended
@@ -56,28 +79,28 @@ class OllamaFormat(Format):
 
     @property
     def begun(self) -> Json:
-        """See Format."""
+        """See Writer."""
         return super().begun | {"keep_alive": self.keep_alive}
 
     @property
     def keep_alive(self) -> bytes:  # type: ignore[override]
-        """See Format: an object without text, since a line that is no JSON ends the stream for some clients."""
+        """See Writer: an object without text, since a line that is no JSON ends the stream for some clients."""
         return self.event(self._object(_Said()))
 
     def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
-        """See Format."""
+        """See Writer."""
         super().resume(written, texts)
         self._before_s = written.elapsed_s
 
     def answer(self, completions: List[Completion]) -> Json:
-        """See Format."""
+        """See Writer."""
         (done,) = completions
         self._count(done.tokens)
         said = self._said(self._reading.take(Piece(done.text, done.tokens, done)), done)
         return self._object(said) | self._logprobs(done.tokens, done.logprobs) | self._end(done)
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """See Format."""
+        """See Writer."""
         self._count(piece.tokens)
         said = self._said(self._reading.take(piece), piece.done)
         logprobs = self._logprobs(piece.tokens, piece.logprobs)
@@ -87,7 +110,7 @@ class OllamaFormat(Format):
             yield self._object(_Said()) | self._end(piece.done)
 
     def event(self, value: Json) -> bytes:
-        """See Format."""
+        """See Writer."""
         return to_line(value) + b"\n"
 
     def _pass_over(self, piece: Piece) -> None:
@@ -120,7 +143,7 @@ class OllamaFormat(Format):
     def _add_text(self, text: str, said: "_Said") -> None:
         """Add text; blanks wait for the text behind them, where a call may come instead."""
         text = self._blanks + text
-        end = len(text.rstrip()) if self._asked.may_call else len(text)
+        end = len(text.rstrip()) if self._own.may_call else len(text)
         said.text, self._blanks = said.text + text[:end], text[end:]
 
     def _close(self, said: "_Said") -> None:
@@ -140,22 +163,22 @@ class OllamaFormat(Format):
     # ---- objects
 
     def _object(self, said: "_Said") -> Json:
-        return {"model": self._asked.model, "created_at": now(), **self._told(said), "done": False}
+        return {"model": self._own.model, "created_at": now(), **self._told(said), "done": False}
 
     def _told(self, said: "_Said") -> Json:
         raise NotImplementedError
 
     def _end(self, done: Completion) -> Json:
         """The fields of the last object: why the text has ended, and times. What the cache had counts as read."""
-        total_s = time.perf_counter() - self._asked.arrived_s
-        load_s = self._ready_s - self._asked.arrived_s
+        total_s = time.perf_counter() - self._own.arrived_s
+        load_s = self._ready_s - self._own.arrived_s
         prompt_s = done.timing.ttft_s
         decode_s = sum(done.timing.itl_s) or total_s - load_s - prompt_s  # of a single token: what is left
         total_s, decode_s = total_s + self._before_s, decode_s + self._before_s
         return {
             "done": True,
             "done_reason": "length" if done.finish_reason == "length" else "stop",
-            **({"context": [*self._prepared.prompts[0], *done.tokens]} if self._asked.has_context else {}),
+            **({"context": [*self._prepared.prompts[0], *done.tokens]} if self._own.has_context else {}),
             "total_duration": nanoseconds(total_s),
             "load_duration": nanoseconds(load_s),
             "prompt_eval_count": self._num_prompt,
@@ -175,15 +198,13 @@ class OllamaFormat(Format):
     def _spell(self) -> Spelling:
         """That of the next token."""
         if self._spelling is None:
-            skips = self._body.skip_special_tokens
+            skips = self._ask.sampling["skip_special_tokens"]
             self._spelling = Spelling(self._tokenizer, self._prepared.prompts[0], skip_special=skips)
         return self._spelling
 
 
-class OllamaChatFormat(OllamaFormat):
+class OllamaChatWriter(OllamaWriter):
     """/api/chat."""
-
-    path = "/api/chat"
 
     def _told(self, said: "_Said") -> Json:
         message: Json = {"role": "assistant", "content": said.text}
@@ -191,10 +212,8 @@ class OllamaChatFormat(OllamaFormat):
         return {"message": message | ({"tool_calls": said.calls} if said.calls else {})}
 
 
-class OllamaGenerateFormat(OllamaFormat):
+class OllamaGenerateWriter(OllamaWriter):
     """/api/generate."""
-
-    path = "/api/generate"
 
     def _told(self, said: "_Said") -> Json:
         return {"response": said.text} | ({"thinking": said.thinking} if said.thinking else {})
@@ -212,10 +231,10 @@ class _Said:
         return bool(self.text or self.thinking or self.calls)
 
 
-def loaded(model: str, fields: Json, reason: str, warnings: List[str] = ()) -> Json:
-    """The answer to a request that asks for no text, but whether the model is loaded."""
-    head = {"model": model, "created_at": now(), **fields, "done": True, "done_reason": reason}
-    return head | ({"warnings": list(warnings)} if warnings else {})
+def loaded(model: str, fields: Json, wants_unload: bool) -> Json:
+    """Make the answer to a request that asks for no text, but whether the model is loaded. fields: of text."""
+    head = {"model": model, "created_at": now(), **fields, "done": True}
+    return head | ({"done_reason": "unload", "warnings": [STAYS]} if wants_unload else {"done_reason": "load"})
 
 
 def _arguments(text: str) -> Json | None:

@@ -8,8 +8,8 @@ from typing import Any
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.openai.choices import Choices, end_of, logprob_entries
+from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.custom_tools import input_of, is_json
-from tokenmill.serve.request.fields import ChatBody
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.serve.request.reading import Reading
 from tokenmill.serve.request.writer import Json
@@ -17,19 +17,19 @@ from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, Think
 from tokenmill.text.token_bytes import Spelling
 
 
-class ChatFormat(Choices):
+class ChatWriter(Choices):
     """/v1/chat/completions."""
 
-    path, prefix, whole, chunk = "/v1/chat/completions", "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, body: ChatBody, prepared: Prepared, *more: Any) -> None:
-        super().__init__(body, prepared, *more)
+    def __init__(self, ask: Ask, prepared: Prepared, *more: Any) -> None:
+        super().__init__(ask, prepared, *more)
         self._spellings: dict[int, Spelling] = {}
         self._shown_inputs = set[tuple[int, int]]()  # of calls of custom tools
         self._readings = defaultdict[int, Reading](lambda: Reading(prepared.readers.make()))
 
     def answer(self, completions: List[Completion]) -> Json:
-        """See Format."""
+        """See Writer."""
         return {**super().answer(completions), **self._prompt_logprobs(0), **self._prompt_ids(0)}
 
     def _choice(self, index: int, done: Completion) -> Json:
@@ -45,7 +45,7 @@ class ChatFormat(Choices):
         return choice | self._ids(done.tokens) | self._receipt(done)
 
     def opening(self) -> Iterator[Json]:
-        """See Format: the role of each continuation."""
+        """See Writer: the role of each continuation."""
         for index in range(len(self._prepared.request.sequences)):
             chunk = self._chunk([_delta(index, {"role": "assistant", "content": ""})])
             yield chunk if index else chunk | self._prompt_ids(0)
@@ -53,7 +53,7 @@ class ChatFormat(Choices):
     def _deltas(self, piece: Piece) -> Iterable[Json]:
         logprobs = self._logprobs(piece.index, piece.tokens, piece.logprobs)
         deltas = list(self._of_parts(piece))
-        if not deltas and (logprobs or self._body.return_token_ids):
+        if not deltas and (logprobs or self._ask.wants_ids):
             deltas = [{"content": ""}]
         for number, delta in enumerate(deltas):
             about_tokens = {} if number else {"logprobs": logprobs} | self._ids(piece.tokens)
@@ -119,12 +119,12 @@ class ChatFormat(Choices):
         for _ in self._of_parts(piece):
             pass
         spelling = self._spelling(piece.index)
-        for token in piece.tokens if self._body.logprobs else ():
+        for token in () if self._ask.sampling.get("logprobs") is None else piece.tokens:
             spelling.go_on(token)
 
     def _spelling(self, index: int) -> Spelling:
         """That of the next token of a continuation."""
-        prompt, skips = self._prepared.prompts[0], self._body.skip_special_tokens
+        prompt, skips = self._prepared.prompts[0], self._ask.sampling["skip_special_tokens"]
         return self._spellings.setdefault(index, Spelling(self._tokenizer, prompt, skip_special=skips))
 
 

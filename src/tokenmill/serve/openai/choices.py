@@ -10,24 +10,25 @@ from typing import Any
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.loop.resumption import Resumption
-from tokenmill.serve.request.fields import SamplingBody
+from tokenmill.serve.openai.parse import StreamOptions
+from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
-from tokenmill.serve.request.writer import Format, Json
+from tokenmill.serve.request.writer import Json, Writer
 from tokenmill.text.token_bytes import Spelling
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
-class Choices(Format):
+class Choices(Writer):
     """whole, chunk: the names of both kinds of objects."""
 
     whole: str
     chunk: str
     ending = b"data: [DONE]\n\n"
 
-    def __init__(self, body: SamplingBody, prepared: Prepared, *more: Any) -> None:
-        super().__init__(body, prepared, *more)
-        options = body.stream_options
+    def __init__(self, ask: Ask, prepared: Prepared, *more: Any) -> None:
+        super().__init__(ask, prepared, *more)
+        options: StreamOptions | None = ask.own
         self._wants_usage = options is not None and options.include_usage
         self._counts_on = options is not None and options.continuous_usage_stats
         self._num_shown = prepared.num_shown
@@ -43,7 +44,7 @@ class Choices(Format):
         }
 
     def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
-        """See Format."""
+        """See Writer."""
         self._begun |= set(written.tokens)
         super().resume(written, texts)
 
@@ -61,13 +62,13 @@ class Choices(Format):
         }
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """See Format."""
+        """See Writer."""
         self._count(piece.tokens)
         for choice in self._deltas(piece):
             yield self._chunk([choice])
 
     def closing(self) -> Iterator[Json]:
-        """See Format."""
+        """See Writer."""
         if self._wants_usage:
             yield {**self._chunk([]), "usage": self._usage()}
 
@@ -102,7 +103,7 @@ class Choices(Format):
 
     def _prompt_logprobs(self, number: int) -> Json:
         """If it is wanted, for each token of a prompt a map of token ids, the prompt's own first, as vLLM has it."""
-        if (num_top := self._body.prompt_logprobs) is None:
+        if (num_top := self._ask.shown_prompt_logprobs) is None:
             return {}
         prompt, (_, logprobs_of) = self._prepared.prompts[number], self._prepared.prompt_logprobs[number]
         entries: list[Json | None] = [None]  # nothing is before the first token
@@ -121,18 +122,18 @@ class Choices(Format):
         return {"prompt_logprobs": entries}
 
     def _ids(self, tokens: List[int]) -> Json:
-        return {"token_ids": list(tokens)} if self._body.return_token_ids else {}
+        return {"token_ids": list(tokens)} if self._ask.wants_ids else {}
 
     def _receipt(self, done: Completion | None) -> Json:
         """If it is wanted, the receipt of a text that has ended, which names the model as the server does."""
-        if done is None or not self._body.receipt:
+        if done is None or not self._ask.wants_receipt:
             return {}
         made = done.receipt()
         return {"receipt": replace(made, model={**made.model, "name": self._model}).document}
 
     def _prompt_ids(self, number: int) -> Json:
         """If they are wanted, the token ids of a prompt."""
-        return {"prompt_token_ids": self._prepared.prompts[number]} if self._body.return_token_ids else {}
+        return {"prompt_token_ids": self._prepared.prompts[number]} if self._ask.wants_ids else {}
 
 
 def likeliest(token: int, entry: TokenLogprobs, count: int) -> list[tuple[int, float]]:

@@ -8,21 +8,59 @@ from typing import Any
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.openai.choices import Choices, end_of, likeliest
-from tokenmill.serve.openai.token_offsets import TokenOffsets
-from tokenmill.serve.request.fields import CompletionBody
+from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.serve.request.writer import Json
+from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.token_bytes import Spelling
+from tokenmill.text.tokenizer import Tokenizer
 
 
-class CompletionFormat(Choices):
+class TokenOffsets:
+    """The offset in characters at which each token begins. spelling: of the token that comes next."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, before: List[int], skip_special: bool, given: str | None = None
+    ) -> None:
+        """before: tokens before those that are counted. given: a text that begins with their text, as it was sent: a
+        special token is part of it only where it spells that token.
+        """
+        self._tokenizer, self._given, self._length, self._held = tokenizer, given, 0, b""
+        skips = skip_special or given is not None
+        self._left_out = tokenizer.special_ids if tokenizer is not None and skips else frozenset()
+        self.spelling = Spelling(tokenizer, before, skip_special=skips)
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(tokenizer, prompt=before, skip_special=skips)
+
+    def next(self, token: int) -> int:
+        """The offset of a token, which follows those of the calls before."""
+        # Of text that is still held back only characters that are complete count.
+        start = self._length + len(self._held.decode(errors="ignore"))
+        if self._detokenizer is not None:
+            shown = len(self._detokenizer.push([token]))
+            is_text = token not in self._left_out
+            self._held = b"" if shown else self._held + (self.spelling.bytes(token) if is_text else b"")
+            self._length += shown or self._spelled_length(token)
+        self.spelling.go_on(token)
+        return start
+
+    def _spelled_length(self, token: int) -> int:
+        """The length of a special token that the given text spells; 0 for others."""
+        if self._given is None or self._tokenizer is None or token not in self._tokenizer.special_ids:
+            return 0
+        text = self.spelling.text(token)
+        return len(text) if self._given.startswith(text, self._length) else 0
+
+
+class CompletionWriter(Choices):
     """/v1/completions."""
 
-    path, prefix, whole, chunk = "/v1/completions", "cmpl-", "text_completion", "text_completion"
+    prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, body: CompletionBody, prepared: Prepared, *more: Any) -> None:
-        super().__init__(body, prepared, *more)
-        self._given, self._echo, self._num_top = body.prompts, body.echo, body.logprobs
+    def __init__(self, ask: Ask, prepared: Prepared, *more: Any) -> None:
+        super().__init__(ask, prepared, *more)
+        self._given, self._echo, self._num_top = ask.prompts, ask.echo, ask.sampling.get("logprobs")
         self._offsets: dict[int, TokenOffsets] = {}
 
     def _choice(self, index: int, done: Completion) -> Json:
@@ -60,7 +98,9 @@ class CompletionFormat(Choices):
         given = self._prepared.prompts[index // self._num_shown] if given is None else given
         if isinstance(given, str):
             return given
-        return "" if self._tokenizer is None else self._tokenizer.decode(given, self._body.skip_special_tokens)
+        return (
+            "" if self._tokenizer is None else self._tokenizer.decode(given, self._ask.sampling["skip_special_tokens"])
+        )
 
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs | None]) -> Json:
         offsets = self._offsets.get(index) or self._offsets.setdefault(index, self._offsets_of(index))
@@ -81,7 +121,7 @@ class CompletionFormat(Choices):
             offsets.next(token)
 
     def _offsets_of(self, index: int) -> TokenOffsets:
-        number, skips = index // self._num_shown, self._body.skip_special_tokens
+        number, skips = index // self._num_shown, self._ask.sampling["skip_special_tokens"]
         if not self._echo:
             return TokenOffsets(self._tokenizer, self._prepared.prompts[number], skips)
         given = self._given[number]

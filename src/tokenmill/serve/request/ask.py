@@ -1,56 +1,155 @@
-"""A body of another protocol as the one request that the server knows, a ChatBody."""
+"""Ask: one request, which no protocol spells. Each protocol's parser makes one, and all that computes reads it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
-
-from tokenmill.engine.core import Core
 from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.request.calling import model_tools
-from tokenmill.serve.request.effort import BUDGETS
-from tokenmill.serve.request.fields import ChatBody
-from tokenmill.serve.request.prepare import Prepared, PromptOf, chat_prompt, prepare_chat
-from tokenmill.serve.request.turns import in_turns
+from tokenmill.serve.request.constraints import Constraint, constraint_of
+from tokenmill.serve.request.fields import ConversationSettings, Settings
 from tokenmill.settings.recommended import OPENAI, Recommended
-from tokenmill.text.turns import turns_of
+from tokenmill.settings.sampling_params import HTTP_FIELDS
 from tokenmill.value_reader import brief
 
-MAX_NAME = 100  # characters of a field's name that are worth giving back
-NO_PLACE = ("logprobs", "top_logprobs", "prompt_logprobs", "stream_options", "receipt")
-"""Fields of ours whose results an answer of another protocol has no place for."""
-NOT_TAKEN = ("messages", "model", "stream", "n", *NO_PLACE)
+BUDGETS: dict[str, int | None] = {
+    "none": 0,
+    "minimal": 512,
+    "low": 1024,
+    "medium": 4096,
+    "high": 16384,
+    "xhigh": None,
+    "max": None,
+}
+"""Efforts → the most tokens of thinking; None leaves it to the model."""
 PLACEHOLDER = "[{what}, which this model cannot read]"
 Json = dict[str, Any]
 
 
-def field_of(given: Any, name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """A field of an object, of a type; ApiError if it is another one."""
-    value = given.get(name) if isinstance(given, Mapping) else None
-    if not isinstance(value, kind) or isinstance(value, bool):
-        names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
-        raise ApiError(400, f"{where}.{name}: a {names} is needed, not {brief(value)}", where)
-    return value
-
-
 @dataclass
-class Translated:
-    """The messages and fields of a ChatBody. variables: of the chat template, where it reads them. unknown: names of
-    fields that mean nothing here. warnings: what else the client said without effect. prompt_of, protocol: see
-    prepare_chat.
+class Ask:
+    """messages: a conversation; without one, prompts: texts and token ids, of which None is the beginning of a text.
+    after: token ids of an earlier text, behind which the prompt is put.
+
+    sampling: settings by their names in SamplingParams. constraint: the field that constrains the text, by which
+    refusals name it, and the settings that it becomes. best_of, echo, num_prompt_logprobs, shown_prompt_logprobs: of
+    completions; the latter is the number that is shown. tools, tool_choice, parallel_calls: of a conversation.
+
+    variables: of the chat template, which are named in a warning where it does not read them; hints: those that it gets
+    if it reads them. effort, budget: of thinking; a budget is a limit where answers have marks of thinking.
+    opens_answer, continues_last: how a prompt ends. is_as_sent: messages are put into turns only if the template
+    refuses them. tenant, salt: rows of the cache are shared by requests that have both in common. kept_tokens: of a
+    prompt that is cut, at its end if cuts_end.
+
+    unknown: names of fields that mean nothing here. warnings: what else the client said without effect. protocol: the
+    defaults of its sampling. own: what the protocol's writer needs beside.
     """
 
     messages: list[Json] = field(default_factory=list)
-    fields: Json = field(default_factory=dict)
+    prompts: list[Any] = field(default_factory=list)
+    after: list[int] = field(default_factory=list)
+    sampling: Json = field(default_factory=dict)
+    constraint: Constraint = ("", {})
+    max_tokens_field: str = "max_tokens"
+    best_of: int | None = None
+    echo: bool = False
+    num_prompt_logprobs: int | None = None
+    shown_prompt_logprobs: int | None = None
+    tools: list[Json] = field(default_factory=list)
+    tool_choice: str | Json | None = None
+    parallel_calls: bool | None = None
     variables: Json = field(default_factory=dict)
+    hints: Json = field(default_factory=dict)
     effort: str | None = None
-    thinking_budget: int | None = None
+    budget: int | None = None
+    opens_answer: bool = True
+    continues_last: bool = False
+    is_as_sent: bool = False
+    adds_special: bool = True
+    kept_tokens: int | None = None
+    cuts_end: bool = False
+    stream: bool = False
+    priority: int = 0
+    timeout_s: float | None = None
+    tenant: bytes = b""
+    salt: str = ""
+    wants_ids: bool = False
+    wants_receipt: bool = False
     unknown: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    prompt_of: PromptOf | None = None
     protocol: Recommended = field(default_factory=lambda: OPENAI)
+    own: Any = None
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that is asked for; -1: any."""
+        found: int | None = self.sampling.get("seed")
+        return found
+
+    @seed.setter
+    def seed(self, value: int | None) -> None:
+        self.sampling["seed"] = value
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that the request would run, before anything of it is checked or encoded."""
+        return max(len(self.prompts), 1) * max(self.sampling.get("n") or 1, self.best_of or 1, 1)
+
+    @property
+    def opens_objects(self) -> bool:
+        """Whether objects may have other properties than their schemas name."""
+        return bool(self.sampling.get("additional_properties"))
+
+    def take(self, given: Settings) -> None:
+        """Take the settings that all protocols have in common."""
+        for setting, name in HTTP_FIELDS.items():
+            if (value := getattr(given, name)) is not None:
+                self.sampling[setting] = value
+        self.constraint = constraint_of(given)
+        self.priority, self.timeout_s, self.salt = given.priority, given.timeout, given.cache_salt or ""
+        self.kept_tokens, self.cuts_end = given.truncate_prompt_tokens, given.truncation_side == "right"
+        self.wants_ids = given.return_token_ids
+        if isinstance(given, ConversationSettings):
+            self.tools, self.tool_choice = given.tools or [], given.tool_choice
+            self.parallel_calls, self.effort = given.parallel_tool_calls, given.reasoning_effort
+            self.variables = given.chat_template_kwargs or {}
+            self.opens_answer, self.continues_last = given.add_generation_prompt, given.continue_final_message
+            if given.max_completion_tokens is not None:
+                self.sampling["max_new_tokens"], self.max_tokens_field = (
+                    given.max_completion_tokens,
+                    "max_completion_tokens",
+                )
+
+    def take_fields(self, named: Mapping[str, Any], extra: Mapping[str, Any] | None, known: Collection[str]) -> None:
+        """Take settings by their names over HTTP. named: those that the protocol has. extra: the fields of a body that
+        it does not have: our own settings count, and others are named in warnings. known: those of them that change
+        nothing here.
+        """
+        fields = {name: value for name, value in named.items() if value is not None}
+        for name, value in (extra or {}).items():
+            if name in known:
+                continue
+            if name in ConversationSettings.model_fields and name not in ("model", "n"):
+                fields.setdefault(name, value)
+            else:
+                self.unknown.append(name)
+        settings: ConversationSettings = ConversationSettings.model_validate(fields)
+        settings.check()
+        self.take(settings)
+
+    def open_last(self) -> Json:
+        """Return the fields by which an answer is continued that the client has begun."""
+        last = self.messages[-1] if self.messages else {}
+        is_begun = last.get("role") == "assistant" and not last.get("tool_calls")
+        return {"add_generation_prompt": False, "continue_final_message": True} if is_begun else {}
+
+    def take_effort(self, effort: object) -> None:
+        """Take an effort of thinking of which a protocol does not say which there are."""
+        if not isinstance(effort, str):
+            return
+        if effort in BUDGETS and self.effort is None:
+            self.effort = effort
+        else:
+            self.warn(f"an effort of {brief(effort)} is not known, so it changes nothing")
 
     def warn(self, text: str) -> None:
         """Add a warning, once."""
@@ -58,79 +157,15 @@ class Translated:
             self.warnings.append(text)
 
     def placeholder(self, what: str) -> str:
-        """The text that stands for what the model cannot read."""
+        """Return the text that stands for what the model cannot read."""
         self.warn(f"{what} is not shown to the model, which reads text alone")
         return PLACEHOLDER.format(what=what)
 
-    def take_others(self, extra: Mapping[str, Any] | None, known: Mapping[str, str]) -> None:
-        """Take the fields that a protocol does not have: our own settings count, others are named in warnings, and so
-        are those for which an answer has no place. known: those that change nothing here, with the reason.
-        """
-        for name, value in (extra or {}).items():
-            if name in known:
-                continue
-            if name in ChatBody.model_fields and name not in NOT_TAKEN:
-                self.fields.setdefault(name, value)
-            else:
-                self.unknown.append(name)
 
-    def open_last(self) -> None:
-        """Have an answer continued that the client has begun."""
-        last = self.messages[-1] if self.messages else {}
-        if last.get("role") == "assistant" and not last.get("tool_calls"):
-            self.fields |= {"add_generation_prompt": False, "continue_final_message": True}
-
-    def check_strict(self) -> None:
-        """ApiError for a field that is not known."""
-        if self.unknown:
-            raise ApiError(400, f"there is no field {self.unknown[0]!r}", self.unknown[0], "unknown_parameter")
-
-    def body(self) -> ChatBody:
-        """The ChatBody."""
-        if not self.messages:
-            raise ApiError(400, "there are no messages: give at least one", "messages")
-        try:
-            made: ChatBody = ChatBody.model_validate({**self.fields, "messages": self.messages})
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from None
-        return made
-
-    def prepare(self, core: Core, body: ChatBody, tenant: bytes) -> Prepared:
-        """See prepare.py, with the messages in turns that the chat template takes."""
-        self._settle(core, body)
-        return self.noted(prepare_chat(core, body, tenant, self.prompt_of, self.protocol))
-
-    def noted(self, prepared: Prepared) -> Prepared:
-        """A request with the warnings that this has."""
-        unknown = [f"unknown field {name[:MAX_NAME]!r} is ignored" for name in self.unknown]
-        prepared.warnings[:0] = [*unknown, *self.warnings]
-        return prepared
-
-    def count(self, core: Core) -> int:
-        """The tokens of the conversation."""
-        body = self.body()
-        self._settle(core, body)
-        return len(chat_prompt(core, body)[1])
-
-    def _settle(self, core: Core, body: ChatBody) -> None:
-        """Give the model's chat template the turns and the variables that it takes."""
-        if (tokenizer := core.loaded.tokenizer) is not None:
-            body.messages = in_turns(body.messages, turns_of(tokenizer))
-            unread = core.inputs.unread_variables(self.variables)
-            read = {name: value for name, value in self.variables.items() if name not in unread}
-            body.chat_template_kwargs = {**read, **(body.chat_template_kwargs or {})} or None
-        if self.effort in BUDGETS and body.reasoning_effort is None:
-            body.reasoning_effort = self.effort
-        elif self.effort is not None:
-            self.warn(f"an effort of {brief(self.effort)} is not known, so it changes nothing")
-        self._limit_thinking(core, body)
-
-    def _limit_thinking(self, core: Core, body: ChatBody) -> None:
-        """Set the budget that a protocol names, if the model's answers have marks of thinking."""
-        if self.thinking_budget is None:
-            return
-        tokenizer = core.loaded.tokenizer
-        if tokenizer is not None and model_tools(tokenizer).thinking is not None:
-            body.thinking_budget = self.thinking_budget
-        else:
-            self.warn("a budget of thinking changes nothing: this model's answers have no marks of thinking")
+def field_of(given: Any, name: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """Return a field of an object, of a type; ApiError if it is of another one."""
+    value = given.get(name) if isinstance(given, Mapping) else None
+    if not isinstance(value, kind) or isinstance(value, bool):
+        names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+        raise ApiError(400, f"{where}.{name}: a {names} is needed, not {brief(value)}", where)
+    return value

@@ -1,10 +1,15 @@
 """The tools of a conversation: what the chat template shows of them, and what an answer may be made of.
 
 The model's format of calls, text/tools/, makes both the grammar of the answer and the parser that reads it.
+
+Agents put system messages among the others, and several messages of one role in a row. A system message that stands
+inside is kept where the template renders it as an insertion; else it is added to the message before it, so that a
+conversation that grows keeps the text that it had, and with it the rows of the cache. It never comes between a call of
+a tool and its results. Messages of one role in a row become one where the template refuses them.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,23 +19,21 @@ from tokenmill.constrain.compile import Compiler
 from tokenmill.constrain.enforced import enforced
 from tokenmill.constrain.grammar import behind, grammar_text, spec_of, text_of
 from tokenmill.engine.inputs import InputProcessor, plain_message
-from tokenmill.errors import RequestError
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.request.constraints import about_constraint, constraint_of, told_of
+from tokenmill.serve.http.errors import ApiError, about
+from tokenmill.serve.request.ask import Ask
+from tokenmill.serve.request.constraints import Constraint, about_constraint, told_of
 from tokenmill.serve.request.custom_tools import CustomTool, read_tools
-from tokenmill.serve.request.fields import ChatBody, TokenizeBody
 from tokenmill.serve.request.reading import Readers
-from tokenmill.serve.request.turns import in_turns
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.functions import Function, ToolChoice, forced, read_choice
 from tokenmill.text.tools.lark import FORCING
 from tokenmill.text.tools.model_tools import ModelTools, tools_of
-from tokenmill.text.turns import turns_of
+from tokenmill.text.turns import TurnRules, turns_of
 
-Constraint = tuple[str, dict[str, Any]]
 Json = dict[str, Any]
+GAP = "\n\n"  # between two messages that are made one
 
 _known: WeakKeyDictionary[Tokenizer, tuple[str, tuple[str, ...], ModelTools]] = WeakKeyDictionary()
 """With the name of the format, and the templates that they were found for, since an option may replace them."""
@@ -38,7 +41,7 @@ _known: WeakKeyDictionary[Tokenizer, tuple[str, tuple[str, ...], ModelTools]] = 
 
 @dataclass(frozen=True)
 class Answer:
-    """How an answer is constrained and read. constraint: see constraint_of; None if that of the body counts.
+    """How an answer is constrained and read. constraint: None if the one of the request counts.
     shown_ids: special tokens that its reader needs. warnings: what the constraint says without effect.
     """
 
@@ -71,7 +74,7 @@ class Calling:
             return [*messages]
         return in_turns(messages, turns_of(self.tokenizer))
 
-    def answer(self, inputs: InputProcessor, prompt: List[int], body: ChatBody) -> Answer:
+    def answer(self, inputs: InputProcessor, prompt: List[int], ask: Ask) -> Answer:
         """How the answer to a prompt is constrained and read."""
         if (tools := self.tools) is None or self.tokenizer is None:
             return Answer()
@@ -86,7 +89,7 @@ class Calling:
         custom = frozenset(each.name for each in allowed if isinstance(each, CustomTool))
         form = tools.form
         readers = Readers(make, form.id_prefix, form.id_length, bool(form.numbered), custom)
-        grammar, warnings = self._grammar(tools, inputs, body, is_open) if allowed else (None, ())
+        grammar, warnings = self._grammar(tools, inputs, ask, is_open) if allowed else (None, ())
         if grammar is not None or tools.form.reader is not None:
             constraint = None if grammar is None else ("tools", {"grammar": grammar})
             return Answer(constraint, tuple(sorted(tools.shown_ids)), readers, warnings)
@@ -94,20 +97,20 @@ class Calling:
         return Answer(None, tuple(tools.control[mark] for mark in marks if mark in tools.control), readers)
 
     def _grammar(
-        self, tools: ModelTools, inputs: InputProcessor, body: ChatBody, is_open: bool
+        self, tools: ModelTools, inputs: InputProcessor, ask: Ask, is_open: bool
     ) -> tuple[str | None, tuple[str, ...]]:
-        """The grammar of an answer that may have calls, and what the body's constraint says without effect. That is
+        """The grammar of an answer that may have calls, and what the request's constraint says without effect. That is
         about an answer without any call.
         """
-        field, setting = constraint_of(body)
+        field, setting = ask.constraint
         if not setting or self.choice.mode == "required":
             return tools.grammar(self.functions, self.choice, is_open=is_open), ()
         with about_constraint(field):
-            spec = spec_of(SamplingParams(**{"additional_properties": body.additional_properties, **setting}))
+            spec = spec_of(SamplingParams(**{"additional_properties": ask.opens_objects, **setting}))
             if spec is None:
                 raise ApiError(400, f"{field}: there is nothing in it", field)
             compiler: Compiler = inputs.constraints.compiler
-            made = compiler.compile(spec)  # so that a refusal is about what the body says
+            made = compiler.compile(spec)  # so that a refusal is about what the request says
             grammars = json.loads(grammar_text(spec, compiler.vocabulary))["grammars"]
 
         def answer(text: str) -> str:
@@ -117,27 +120,18 @@ class Calling:
         return text_of(behind(answer, grammars)), told_of(field, made)
 
 
-def calling_of(loaded: LoadedModel, body: ChatBody | TokenizeBody) -> Calling:
-    """The tools of a request. ApiError for those that are none."""
+def calling_of(loaded: LoadedModel, ask: Ask) -> Calling:
+    """Read the tools of a request. ApiError for those that are none."""
     if (tokenizer := loaded.tokenizer) is None:
         return Calling()
     tools = model_tools(tokenizer)
-    try:
-        given = read_tools(body.tools or ())
-    except RequestError as error:
-        raise ApiError(400, str(error), "tools") from None
-    choice, is_open = ToolChoice("none"), False
-    if isinstance(body, ChatBody):
-        try:
-            choice = read_choice(body.tool_choice, given, body.parallel_tool_calls)
-        except RequestError as error:
-            raise ApiError(400, str(error), "tool_choice") from None
-        is_open = body.additional_properties
-    try:
-        functions, warnings = enforced(forced(given, choice), tools.form.name, is_open=is_open)
-    except RequestError as error:
-        raise ApiError(400, str(error), "tools") from None
-    return Calling(tools, tokenizer, functions, choice, tuple(warnings) if isinstance(body, ChatBody) else ())
+    with about("tools"):
+        given = read_tools(ask.tools)
+    with about("tool_choice"):
+        choice = read_choice(ask.tool_choice, given, ask.parallel_calls)
+    with about("tools"):
+        functions, warnings = enforced(forced(given, choice), tools.form.name, is_open=ask.opens_objects)
+    return Calling(tools, tokenizer, functions, choice, tuple(warnings))
 
 
 def set_tools(tokenizer: Tokenizer, name: str) -> str:
@@ -163,3 +157,58 @@ def _is_plain(message: Any) -> bool:
 
 def _is_about_calls(message: Mapping[str, Any]) -> bool:
     return message.get("role") == "tool" or bool(message.get("tool_calls"))
+
+
+def in_turns(messages: Iterable[Mapping[str, Any]], turns: TurnRules) -> list[Json]:
+    """The messages, their contents texts, as the template takes them."""
+    made: list[Json] = []
+    for message in _calls_first(map(dict, messages)):
+        last = made[-1] if made else None
+        is_system, is_user = message["role"] == "system", message["role"] == "user"
+        if last is not None and _is_more(last, message) and not turns.takes_answers_in_a_row:
+            made[-1] = _joined(last, message)
+        elif last is None or not (is_system or is_user):
+            made.append(message)
+        elif is_system and last["role"] == "system" and len(made) == 1:
+            made[-1] = _joined(last, message)
+        elif is_system and turns.takes_system_inside:
+            made.append(message)
+        elif last["role"] in (("user", "tool") if is_system else () if turns.takes_users_in_a_row else ("user",)):
+            made[-1] = _joined(last, message)
+        else:
+            made.append({**message, "role": "user"})
+    return made
+
+
+def _calls_first(messages: Iterable[Json]) -> Iterable[Json]:
+    """The messages, each result of a tool before what stands between it and its call."""
+    held: list[Json] = []
+    num_open = 0
+    for message in messages:
+        if message["role"] == "assistant":
+            yield from held
+            held, num_open = [], len(message.get("tool_calls") or ())
+            yield message
+        elif message["role"] == "tool":
+            num_open -= 1
+            yield message
+        elif num_open > 0:
+            held.append(message)
+        else:
+            yield from held
+            held = []
+            yield message
+    yield from held
+
+
+def _is_more(last: Json, message: Json) -> bool:
+    """Whether a message of the assistant follows another one that has called nothing."""
+    return message["role"] == last["role"] == "assistant" and not last.get("tool_calls")
+
+
+def _joined(first: Json, second: Json) -> Json:
+    made = {**second, **first}
+    for name in ("content", "reasoning_content"):
+        if any(name in each for each in (first, second)):
+            made[name] = GAP.join(text for each in (first, second) if (text := each.get(name)))
+    return made

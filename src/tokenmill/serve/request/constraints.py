@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from tokenmill.constrain.grammar import begins_forcing
 from tokenmill.errors import ConfigError, RequestError
-from tokenmill.schedule.matcher import Constraint
+from tokenmill.schedule import matcher
 from tokenmill.serve.http.errors import ApiError
 from tokenmill.settings.constraint import CONSTRAINTS
 from tokenmill.value_reader import brief
@@ -25,6 +25,8 @@ INSTEAD_OF_TAGS = (
     "JSON schema"
 )
 Schema = dict[str, Any] | bool | str
+Constraint = tuple[str, dict[str, Any]]
+"""The field that constrains a text, "" without one, and the settings that it becomes."""
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
@@ -46,8 +48,8 @@ class ConstraintFields(BaseModel):
     format: Schema | None = None
 
 
-def constraint_of(body: ConstraintFields) -> tuple[str, dict[str, Any]]:
-    """The field that constrains the text, and the setting that it becomes; "" and nothing without one."""
+def constraint_of(body: ConstraintFields) -> Constraint:
+    """Read the fields; ApiError for two of them."""
     found = []
     for field in ConstraintFields.model_fields:
         value = getattr(body, field)
@@ -63,16 +65,16 @@ def constraint_of(body: ConstraintFields) -> tuple[str, dict[str, Any]]:
     return field, setting
 
 
-def constraint_warnings(body: Any) -> list[str]:
-    """A warning where stop texts or ids may end a constrained text before it is whole; it is said once more by
+def constraint_warnings(constraint: Constraint, sampling: Mapping[str, Any]) -> list[str]:
+    """Return a warning where stop texts or ids may end a constrained text before it is whole; it is said once more by
     finish_reason and stop_reason.
     """
-    field, _ = constraint_of(body)
-    ends = [name for name in ("stop", "stop_token_ids") if field and getattr(body, name)]
+    field, _ = constraint
+    ends = [name for name in ("stop", "stop_token_ids") if field and sampling.get(name)]
     return [f"{name} ends the text also where it does not fit {field} yet" for name in ends]
 
 
-def told_of(field: str, constraint: Constraint | None) -> tuple[str, ...]:
+def told_of(field: str, constraint: matcher.Constraint | None) -> tuple[str, ...]:
     """A warning for each thing that a constraint says without effect. field: that it came from."""
     return () if constraint is None else tuple(f"{field}: {each}" for each in constraint.warnings)
 

@@ -1,4 +1,4 @@
-"""The form of an answer: how an endpoint writes a continuation, whole or as the events of a stream.
+"""The base of writers: each protocol writes a continuation with one, whole or as the events of a stream.
 
 Texts of events, joined, are the text of the same request without streaming.
 """
@@ -15,16 +15,15 @@ from typing import Any
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.serve.http.json_lines import to_line
-from tokenmill.serve.http.refusals import event_of
+from tokenmill.serve.http.errors import PLAIN, Refusals
+from tokenmill.serve.http.streams import KEEP_ALIVE, to_line
 from tokenmill.serve.loop.resumption import Resumption
-from tokenmill.serve.request.fields import SamplingBody
+from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 LARGEST = sys.float_info.max
-KEEP_ALIVE = b": keep-alive\n\n"  # a comment among server-sent events
 
 
 def finite(value: Any) -> Any:
@@ -46,22 +45,20 @@ def system_fingerprint(loaded: LoadedModel) -> str:
     return f"fp_{sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
-class Format(ABC):
-    """The form of the answer to one request. An answer and its events have the same id, time and model.
+class Writer(ABC):
+    """Writes the answer to one request. An answer and its events have the same id, time and model.
 
-    prefix: what ids begin with. path: of the route, by which errors have their form. ending: the bytes after the last
+    prefix: what ids begin with. refusals: the form of its errors. ending: the bytes after the last
     event. keep_alive: the bytes for a stream on which nothing has come for a while.
     """
 
     prefix: str
-    path: str
+    refusals: Refusals = PLAIN
     ending = b""
     keep_alive = KEEP_ALIVE
 
-    def __init__(
-        self, body: SamplingBody, prepared: Prepared, model: str, fingerprint: str, tokenizer: Tokenizer | None
-    ) -> None:
-        self._body, self._prepared, self._tokenizer = body, prepared, tokenizer
+    def __init__(self, ask: Ask, prepared: Prepared, model: str, fingerprint: str, tokenizer: Tokenizer | None) -> None:
+        self._ask, self._prepared, self._tokenizer = ask, prepared, tokenizer
         self._model, self._fingerprint = model, fingerprint
         self._id, self._created = f"{self.prefix}{secrets.token_hex(12)}", int(time.time())
         self._warnings = prepared.warnings
@@ -109,7 +106,7 @@ class Format(ABC):
 
     def failure(self, error: Exception) -> bytes:
         """The last event of a stream that has failed."""
-        return event_of(error, self.path)
+        return self.refusals.event_of(error, {})
 
     @abstractmethod
     def _pass_over(self, piece: Piece) -> None:
@@ -123,7 +120,7 @@ class Format(ABC):
 
     def _token_ids(self, done: Completion) -> Json:
         """The ids of the only prompt and of its continuation, if they are wanted."""
-        if not self._body.return_token_ids:
+        if not self._ask.wants_ids:
             return {}
         return {"prompt_token_ids": self._prepared.prompts[0], "token_ids": list(done.tokens)}
 

@@ -1,4 +1,4 @@
-"""A body of /v1/responses becomes the one request.
+"""A body of /v1/responses becomes an Ask. Types are strict for what is read; all else is accepted.
 
 Its input is a list of items. What the model wrote in one turn, thinking, text and calls of tools, is several of them
 and becomes one message again, so that the chat template shows it as it was written.
@@ -6,53 +6,133 @@ and becomes one message again, so that the chat template shows it as it was writ
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
+
+import pydantic_core
 
 from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.request.ask import Translated, field_of
-from tokenmill.serve.responses.body import IGNORED, INCLUDED, ResponsesBody
-from tokenmill.serve.responses.tools import Named, flat_name, take_tools
+from tokenmill.serve.request.ask import Ask, field_of
+from tokenmill.serve.request.fields import Body, Int64, ListOf, check_model
+from tokenmill.serve.request.prompt import Model
+from tokenmill.serve.responses.tools import flat_name, read_tools
 from tokenmill.value_reader import brief
 
+IGNORED = {
+    "client_metadata": "about the user",
+    "include": "what can be added is there, and a warning names the rest",
+    "prompt_cache_key": "the cache finds what begins alike by itself",
+    "prompt_cache_retention": "the cache keeps what it has room for",
+    "prompt_cache_options": "the cache keeps what it has room for",
+    "safety_identifier": "about the user",
+    "service_tier": "there is one",
+    "user": "about the user",
+    "stream_options": "no event is padded",
+}
+"""Fields that change nothing of a text here, with the reason."""
+INCLUDED = ("reasoning.encrypted_content",)
+"""What `include` may ask for without a warning: Codex does, and thinking is given in the clear."""
+STORED = "this server keeps no responses: send the whole conversation as input"
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "summary_text": "text"}
 TEXTS |= {"reasoning_text": "text"}
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 Json = dict[str, Any]
+ECHOED = "instructions max_output_tokens metadata parallel_tool_calls reasoning temperature text tool_choice top_p"
 
 
-def translate(body: ResponsesBody) -> tuple[Translated, dict[str, Named]]:
-    """The messages and fields of a ChatBody, and how the answer names the functions."""
-    made = Translated()
+class ResponsesBody(Body):
+    """POST /v1/responses."""
+
+    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "previous_response_id": (),
+        "conversation": (),
+        "background": (False,),
+        "prompt": (),
+    }
+
+    input: str | ListOf[dict[str, Any]] = ""
+    instructions: str | ListOf[dict[str, Any]] | None = None
+    max_output_tokens: Int64 | None = None
+    max_tool_calls: Int64 | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool = True
+    reasoning: dict[str, Any] | None = None
+    store: bool = True
+    stream: bool = False
+    temperature: float | None = None
+    text: dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] = "auto"
+    tools: ListOf[dict[str, Any]] | None = None
+    top_logprobs: Int64 | None = None
+    top_p: float | None = None
+    truncation: str = "disabled"
+
+    @property
+    def unknown(self) -> list[str]:
+        """See Body."""
+        return [name for name in super().unknown if name not in IGNORED]
+
+    def check(self) -> None:
+        """See Body. Names that are like others are ignored as all unknown ones are."""
+        for name, nothing in self.UNSERVED.items():
+            if (given := (self.model_extra or {}).get(name)) is not None and given not in nothing:
+                why = "" if name == "background" else f": {STORED}"
+                raise ApiError(400, f"{name} is not supported{why}", name, "unsupported_parameter")
+        if self.truncation not in ("disabled", "auto"):
+            raise ApiError(400, "truncation: a valid value is disabled or auto", "truncation")
+
+
+def parse_responses(body: ResponsesBody, model: Model) -> Ask:
+    """Read a conversation. Ask.own: what the answer repeats, and how it names the functions."""
+    check_model(body.model, model.name)
+    body.check()
+    ask = Ask(stream=body.stream)
     if isinstance(body.instructions, str) and body.instructions:
-        made.messages.append({"role": "system", "content": body.instructions})
+        ask.messages.append({"role": "system", "content": body.instructions})
     elif isinstance(body.instructions, list):  # as a response repeats those of a prompt
-        _Items(made, "instructions").read(body.instructions)
-    asked = [
-        {"role": "user", "content": body.input if isinstance(body.input, str) else ""}
-    ]  # a probe of Codex asks nothing
-    given = asked if isinstance(body.input, str) or not body.input else body.input
-    _Items(made, "input").read(given)
+        _Items(ask, "instructions").read(body.instructions)
+    given = body.input or ""  # a probe of Codex asks nothing
+    _Items(ask, "input").read([{"role": "user", "content": given}] if isinstance(given, str) else given)
     if body.truncation == "auto":
-        made.warn("truncation = 'auto' is not supported: nothing is ever cut, and a prompt that is too long is refused")
+        ask.warn("truncation = 'auto' is not supported: nothing is ever cut, and a prompt that is too long is refused")
     named = {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
-    made.fields |= {name: value for name, value in named.items() if value is not None} | {"stream": body.stream}
-    effort = (body.reasoning or {}).get("effort")
-    made.effort = effort if isinstance(effort, str) else None
     without_effect = {"max_tool_calls": body.max_tool_calls, "top_logprobs": body.top_logprobs}
     without_effect["text.verbosity"] = (body.text or {}).get("verbosity")
     for name, value in without_effect.items():
         if value is not None:
-            made.warn(f"{name} changes nothing here")
+            ask.warn(f"{name} changes nothing here")
     included = (body.model_extra or {}).get("include")
     for name in included if isinstance(included, list) else ():
         if name not in INCLUDED:
-            made.warn(f"include = {brief(name)} adds nothing here")
-    names = take_tools(body, made)
-    made.take_others(body.model_extra, IGNORED | dict.fromkeys(ResponsesBody.UNSERVED, ""))
-    return made, names
+            ask.warn(f"include = {brief(name)} adds nothing here")
+    names, about_tools = read_tools(body.tools or (), body.tool_choice, body.parallel_tool_calls, ask)
+    ask.take_fields(named | about_tools | _form(body), body.model_extra, (*IGNORED, *ResponsesBody.UNSERVED))
+    ask.take_effort((body.reasoning or {}).get("effort"))
+    model.check_known(ask.unknown)
+    ask.own = _echoed(body), names
+    return ask
 
 
-def _text(content: Any, where: str, made: Translated) -> str:
+def _form(body: ResponsesBody) -> Json:
+    """Read the form of the text."""
+    if (form := (body.text or {}).get("format")) is None:
+        return {}
+    kind = field_of(form, "type", str, "text.format")
+    inner = {name: each for name, each in form.items() if name != "type"}
+    return {"response_format": {"type": kind} | ({"json_schema": inner} if kind == "json_schema" else {})}
+
+
+def _echoed(body: ResponsesBody) -> dict[str, Any]:
+    """The fields of a request that its answer repeats. Nothing is stored, whatever was asked.
+
+    A number such as 1e999, which to a float is infinite, is null in it.
+    """
+    given = {**{name: getattr(body, name) for name in ECHOED.split()}, "truncation": body.truncation}
+    given["tools"] = body.tools or []
+    written = pydantic_core.from_json(pydantic_core.to_json(given, inf_nan_mode="null"))
+    return {**written, "previous_response_id": None, "store": False}
+
+
+def _text(content: Any, where: str, ask: Ask) -> str:
     """The text of a content, which is a text or a list of parts."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -63,7 +143,7 @@ def _text(content: Any, where: str, made: Translated) -> str:
         kind = field_of(part, "type", str, where)
         is_text = kind in TEXTS
         found.append(
-            field_of(part, TEXTS[kind], str, where) if is_text else made.placeholder(f"a part of type {kind[:40]!r}")
+            field_of(part, TEXTS[kind], str, where) if is_text else ask.placeholder(f"a part of type {kind[:40]!r}")
         )
     return "\n".join(found)
 
@@ -71,8 +151,8 @@ def _text(content: Any, where: str, made: Translated) -> str:
 class _Items:
     """Items of a field that are read one after the other. _turn: the message of the model that they add to."""
 
-    def __init__(self, made: Translated, field: str) -> None:
-        self._made, self._field = made, field
+    def __init__(self, ask: Ask, field: str) -> None:
+        self._ask, self._field = ask, field
         self._turn: Json | None = None
 
     def read(self, items: list[Json]) -> None:
@@ -95,17 +175,17 @@ class _Items:
             elif kind == "item_reference":
                 raise ApiError(400, f"{where}: this server keeps no items: send what it refers to", self._field)
             else:
-                self._made.warn(f"an item of type {brief(given)} is passed over")
+                self._ask.warn(f"an item of type {brief(given)} is passed over")
         self._end_turn()
 
     def _message(self, item: Json, where: str) -> None:
         given = field_of(item, "role", str, where)
         if (role := ROLES.get(given)) is None:
             raise ApiError(400, f"{where}.role = {brief(given)} is not allowed: {', '.join(ROLES)}", self._field)
-        content = _text(item.get("content"), where, self._made)
+        content = _text(item.get("content"), where, self._ask)
         if role != "assistant":
             self._end_turn()
-            self._made.messages.append({"role": role, "content": content})
+            self._ask.messages.append({"role": role, "content": content})
             return
         if self._turn is not None and "content" in self._turn and "tool_calls" not in self._turn:
             self._end_turn()
@@ -114,7 +194,7 @@ class _Items:
 
     def _reasoning(self, item: Json, where: str) -> None:
         """Thinking begins a turn. Only its own text counts; a summary where there is none."""
-        text = _text(item.get("content") or item.get("summary"), where, self._made)
+        text = _text(item.get("content") or item.get("summary"), where, self._ask)
         if self._turn is not None and set(self._turn) - {"role", "reasoning_content"}:
             self._end_turn()
         turn = self._open_turn()
@@ -137,8 +217,8 @@ class _Items:
 
     def _output(self, item: Json, where: str) -> None:
         self._end_turn()
-        call, text = field_of(item, "call_id", str, where), _text(item.get("output"), where, self._made)
-        self._made.messages.append({"role": "tool", "tool_call_id": call, "content": text})
+        call, text = field_of(item, "call_id", str, where), _text(item.get("output"), where, self._ask)
+        self._ask.messages.append({"role": "tool", "tool_call_id": call, "content": text})
 
     def _open_turn(self) -> Json:
         if self._turn is None:
@@ -148,5 +228,5 @@ class _Items:
     def _end_turn(self) -> None:
         """Add the model's message; thinking alone, of an answer that broke off, is none."""
         if self._turn is not None and set(self._turn) - {"role", "reasoning_content"}:
-            self._made.messages.append({"content": "", **self._turn})
+            self._ask.messages.append({"content": "", **self._turn})
         self._turn = None

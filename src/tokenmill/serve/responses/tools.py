@@ -3,12 +3,12 @@
 To the model all of them are functions. A custom tool is one with a single argument, `input`.
 """
 
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.request.ask import Translated, field_of
-from tokenmill.serve.responses.body import ResponsesBody
+from tokenmill.serve.request.ask import Ask, field_of
 from tokenmill.value_reader import brief
 
 SEPARATOR = "__"  # between the name of a namespace and that of a function in it
@@ -29,23 +29,16 @@ def flat_name(name: str, space: str | None) -> str:
     return name if space is None else f"{space}{SEPARATOR}{name}"
 
 
-def take_tools(body: ResponsesBody, made: Translated) -> dict[str, Named]:
-    """Take the tools, the choice among them, and the form of the text; how answers name the functions."""
+def read_tools(
+    given: List[Json], choice: str | Json, is_parallel: bool, ask: Ask
+) -> tuple[dict[str, Named], dict[str, Any]]:
+    """Return how answers name the functions, and the tools and the choice among them as fields of an Ask."""
     names: dict[str, Named] = {}
     tools: list[Json] = []
-    for number, given in enumerate(body.tools or ()):
-        _Tool(f"tools[{number}]", made, names, tools).take(given)
-    if tools:
-        made.fields["tools"] = tools
-        made.fields["parallel_tool_calls"] = body.parallel_tool_calls
-    if tools or body.tool_choice != "auto":
-        made.fields["tool_choice"] = _choice(body.tool_choice)
-    if (form := (body.text or {}).get("format")) is not None:
-        kind = field_of(form, "type", str, "text.format")
-        inner = {name: each for name, each in form.items() if name != "type"}
-        given = {"type": kind} | ({"json_schema": inner} if kind == "json_schema" else {})
-        made.fields["response_format"] = given
-    return names
+    for number, each in enumerate(given):
+        _Tool(f"tools[{number}]", ask, names, tools).take(each)
+    fields: Json = {"tools": tools, "parallel_tool_calls": is_parallel} if tools else {}
+    return names, fields | ({"tool_choice": _choice(choice)} if tools or choice != "auto" else {})
 
 
 @dataclass
@@ -53,7 +46,7 @@ class _Tool:
     """One entry of the tools, which is added to both."""
 
     where: str
-    made: Translated
+    ask: Ask
     names: dict[str, Named]
     tools: list[Json]
 
@@ -69,7 +62,7 @@ class _Tool:
             for each in field_of(given, "tools", list, self.where):
                 self.take(each, inner)
         else:
-            self.made.warn(f"a tool of type {brief(kind)} is left out, since nothing here runs it")
+            self.ask.warn(f"a tool of type {brief(kind)} is left out, since nothing here runs it")
 
     def _take_function(self, given: Json, space: str | None) -> None:
         name = field_of(given, "name", str, self.where)

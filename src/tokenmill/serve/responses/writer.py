@@ -2,60 +2,96 @@
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
-from typing import Any
+from typing import Any, ClassVar
 
 from tokenmill.engine.outputs import Completion, Piece
-from tokenmill.serve.http.json_lines import to_line
-from tokenmill.serve.http.refusals import event_of
+from tokenmill.serve.http.errors import ApiError, Refusals
+from tokenmill.serve.http.streams import to_line
 from tokenmill.serve.loop.resumption import Resumption
-from tokenmill.serve.request.fields import ChatBody
+from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.serve.request.reading import Reading
-from tokenmill.serve.request.writer import Format, Json
+from tokenmill.serve.request.writer import Json, Writer
 from tokenmill.serve.responses.items import FunctionItem, Item, TextItem, ThinkingItem, call_item
-from tokenmill.serve.responses.tools import Named
 from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
 
 MAX_EVENTS = 8  # of one token, for the numbers of a stream that goes on at another server
+CODES = ("server_error", "rate_limit_exceeded", "invalid_prompt")  # of a response that has failed
+NO_RESPONSE: Json = {
+    "object": "response",
+    "output": [],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+}
+LAST_NUMBER = 2**31 - 1  # of an event after others that somebody else has counted
 
 
-class ResponsesFormat(Format):
+class ResponsesRefusals(Refusals):
+    """The form of errors of /v1/responses. Codex reads the codes, and how long it should wait out of the message."""
+
+    NAMES: ClassVar[dict[str, str]] = {
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format",
+    }
+
+    def body(self, error: ApiError) -> Json:
+        """See Refusals."""
+        return {"error": super().body(error)["error"] | self._told(error)}
+
+    def event(self, body: Json, begun: Json) -> bytes:
+        """See Refusals."""
+        begun = dict(begun)
+        number, code = begun.pop("sequence_number", LAST_NUMBER), body["error"]["code"]
+        told = {"code": code if code in CODES else "server_error", "message": body["error"]["message"]}
+        about = {"id": "", "created_at": begun.get("created", 0), "model": ""}
+        failed = {**about, **NO_RESPONSE, **begun, "status": "failed", "error": told}
+        event = {"type": "response.failed", "sequence_number": number, "response": failed}
+        return b"event: response.failed\ndata: " + to_line(event) + b"\n\n"
+
+    def _told(self, error: ApiError) -> Json:
+        message = self.message(error)
+        if error.status == 429:
+            message = f"{message.rstrip('.')}. Please try again in {error.retry_after_s}s."
+            return {"code": "rate_limit_exceeded", "message": message}
+        return {"code": error.code or ("server_error" if error.status >= 500 else "invalid_prompt"), "message": message}
+
+
+REFUSALS = ResponsesRefusals()
+
+
+class ResponsesWriter(Writer):
     """The items are made as parts come; a whole response is made of the same.
 
-    echoed: fields of the request that the answer repeats. names: of the functions, as the answer has them.
+    Ask.own: fields of the request that the answer repeats, and the names of the functions, as the answer has them.
     """
 
-    prefix, path = "resp_", "/v1/responses"
+    prefix, refusals = "resp_", REFUSALS
 
-    def __init__(
-        self,
-        echoed: Mapping[str, Any],
-        names: Mapping[str, Named],
-        body: ChatBody,
-        prepared: Prepared,
-        *more: Any,
-    ) -> None:
-        super().__init__(body, prepared, *more)
-        self._echoed, self._names = echoed, names
+    def __init__(self, ask: Ask, prepared: Prepared, *more: Any) -> None:
+        super().__init__(ask, prepared, *more)
+        self._echoed, self._names = ask.own
         self._reading = Reading(prepared.readers.make())
         self._items: list[Item] = []
         self._blanks = ""  # which are no text of their own if none follows
         self._number = 0  # of the next event
 
     def answer(self, completions: List[Completion]) -> Json:
-        """See Format."""
+        """See Writer."""
         (done,) = completions
         self._count(done.tokens)
         self._end_all(self._reading.take(Piece(done.text, done.tokens, done)), done)
         return self._response(done) | self._token_ids(done)
 
     def opening(self) -> Iterator[Json]:
-        """See Format."""
+        """See Writer."""
         for name in ("created", "in_progress"):
             yield self._numbered({"type": f"response.{name}", "response": self._response(None)})
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """See Format."""
+        """See Writer."""
         self._count(piece.tokens)
         for event in self._of_parts(self._reading.take(piece)):
             yield self._numbered(event)
@@ -66,15 +102,15 @@ class ResponsesFormat(Format):
             yield self._numbered({"type": f"response.{response['status']}", "response": response})
 
     def event(self, value: Json) -> bytes:
-        """See Format."""
+        """See Writer."""
         return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), to_line(value))
 
     def failure(self, error: Exception) -> bytes:
-        """See Format."""
-        return event_of(error, self.path, self._response(None) | {"sequence_number": self._number})
+        """See Writer."""
+        return self.refusals.event_of(error, self._response(None) | {"sequence_number": self._number})
 
     def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
-        """See Format."""
+        """See Writer."""
         super().resume(written, texts)
         self._number = 2 * written.is_opened + MAX_EVENTS * sum(map(len, written.tokens.values()))
 

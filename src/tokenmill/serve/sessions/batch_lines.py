@@ -5,11 +5,9 @@ row's key, `created` is 0, and so is `cached_tokens`, which tells what was compu
 gets one that depends on the line alone.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as List
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from tokenmill.batches.row import Columns, Json, TableRow
@@ -18,39 +16,16 @@ from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
 from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.serve.http.errors import ApiError, api_error_of
-from tokenmill.serve.http.refusals import body_of
 from tokenmill.serve.loop.resumption import Resumption
-from tokenmill.serve.openai.chat import ChatFormat
-from tokenmill.serve.openai.completions import CompletionFormat
-from tokenmill.serve.request.fields import Body, ChatBody, CompletionBody, SamplingBody, check_model
-from tokenmill.serve.request.prepare import Prepared, prepare_chat, prepare_completion
-from tokenmill.serve.request.writer import Format, system_fingerprint
-from tokenmill.serve.responses.body import ResponsesBody
-from tokenmill.serve.responses.request import as_chat
+from tokenmill.serve.protocols import BATCHED, refusals_at
+from tokenmill.serve.request.ask import Ask
+from tokenmill.serve.request.prepare import prepare
+from tokenmill.serve.request.prompt import Model
+from tokenmill.serve.request.route import Route
+from tokenmill.serve.request.writer import system_fingerprint
 
 MAX_TEXTS = 1024  # of one request
 FIELDS = ("custom_id", "method", "url", "body")
-Asked = tuple[SamplingBody, Callable[[Core, Any, bytes], Prepared], Callable[..., Format]]
-"""The body of a line, what prepares it, and the form of its answer."""
-
-
-def _as_it_is(given: Body, is_strict: bool) -> Asked:
-    """A body that needs no translation."""
-    prepare, form = (
-        (prepare_chat, ChatFormat) if isinstance(given, ChatBody) else (prepare_completion, CompletionFormat)
-    )
-    assert isinstance(given, SamplingBody)
-    given.check()
-    if is_strict and given.unknown:
-        raise ApiError(400, f"there is no field {given.unknown[0]!r}", given.unknown[0], "unknown_parameter")
-    return given, prepare, form
-
-
-ROUTES: dict[str, tuple[type[Body], Callable[[Any, bool], Asked]]] = {
-    "/v1/chat/completions": (ChatBody, _as_it_is),
-    "/v1/completions": (CompletionBody, _as_it_is),
-    "/v1/responses": (ResponsesBody, as_chat),
-}
 
 
 class BatchLines(Task):
@@ -105,42 +80,39 @@ class BatchLines(Task):
 
     def prepare(self, core: Core, row: TableRow, key: Key) -> RowWork:
         """See Task."""
-        body, prepare, form = self._read(row)
-        if body.seed is None or body.seed == -1:
-            body.seed = key.seed if self._seed is None else self._seed
-        body.priority = self._priority
-        prepared = prepare(core, body, self._tenant)
+        route, ask = self._read(core, row)
+        if ask.seed is None or ask.seed == -1:
+            ask.seed = key.seed if self._seed is None else self._seed
+        ask.priority, ask.tenant = self._priority, self._tenant
+        prepared = prepare(core, ask)
         scored = [sequence for sequence, _ in prepared.prompt_logprobs]
         for sequence in (*scored, *prepared.request.sequences):
             sequence.client = self._client
 
         def answer(completions: List[Completion]) -> Any:
-            made = form(body, prepared, self._name, self._fingerprint, core.loaded.tokenizer)
+            assert route.writer is not None, "the route generates"
+            made = route.writer(ask, prepared, self._name, self._fingerprint, core.loaded.tokenizer)
             made.resume(Resumption({"id": f"{made.prefix}{key.text}"}), {})  # of which the ids of calls are made
             return self._response(key, 200, _without_moment(made.answer(completions), made.prefix, key))
 
         return RowWork(prepared.request, prepared.prompts[0], answer, scored)
 
-    def _read(self, row: TableRow) -> Asked:
-        """What a line asks, checked as the server does."""
+    def _read(self, core: Core, row: TableRow) -> tuple[Route, Ask]:
+        """Read what a line asks, checked as the server does."""
         if (problem := self.problem(row)) is not None:
             raise _NoRequest(*problem)
         assert row.values is not None, "it has no problem"
-        kind, read = ROUTES[row.values["url"]]
-        try:
-            given = kind.model_validate(row.values["body"])
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from None
-        check_model(given.model, self._name)
-        body, prepare, form = read(given, self._is_strict)
-        for name, nothing in (("stream", False), ("timeout", None)):
-            if getattr(body, name) != nothing:
+        route = BATCHED[row.values["url"]]
+        assert route.body is not None and route.parse is not None, "the route generates"
+        body = route.body.model_validate(row.values["body"])
+        ask = route.parse(body, Model(core.loaded, self._name, self._is_strict))
+        assert isinstance(ask, Ask), "a body of these protocols has a prompt"
+        for name, is_given in (("stream", ask.stream), ("timeout", ask.timeout_s is not None)):
+            if is_given:
                 raise ApiError(400, f"{name} is not possible in a batch, whose rows wait for their turn", name)
-        if body.num_sequences > MAX_TEXTS:
-            raise ApiError(
-                400, f"{body.num_sequences} texts are more than the {MAX_TEXTS} that one request may ask for"
-            )
-        return body, prepare, form
+        if (count := ask.num_sequences) > MAX_TEXTS:
+            raise ApiError(400, f"{count} texts are more than the {MAX_TEXTS} that one request may ask for")
+        return route, ask
 
     def problem(self, row: TableRow) -> tuple[str, str, str | None] | None:
         """Why a line is no request at all: a code, a message, and the field; None for a line that is one."""
@@ -155,7 +127,7 @@ class BatchLines(Task):
                 f"{where}: method is {values.get('method')!r}, and only 'POST' is possible",
                 "method",
             )
-        urls = list(ROUTES) if self._url is None else [self._url]
+        urls = list(BATCHED) if self._url is None else [self._url]
         if values.get("url") not in urls:
             allowed = " or ".join(map(repr, urls))
             return "invalid_url", f"{where}: url is {values.get('url')!r}, and has to be {allowed}", "url"
@@ -167,10 +139,10 @@ class BatchLines(Task):
         """See Task."""
         if isinstance(error, _NoRequest):
             return {"response": None, "error": {"code": error.code, "message": str(error)}}
-        if not isinstance(error, TokenmillError | RequestValidationError | ApiError):
+        if not isinstance(error, TokenmillError | ValidationError | ApiError):
             raise error
         told, url = api_error_of(error), "" if row.values is None else str(row.values.get("url"))
-        return self._response(key, told.status, body_of(told, url))
+        return self._response(key, told.status, refusals_at(url).body(told))
 
     def output(self, row: TableRow, key: Key, answer: Any) -> Json:
         """See Task."""
