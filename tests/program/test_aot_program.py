@@ -10,7 +10,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.loader.compile import save_aot_package
 from tokenmill.program.aot import exporting, package
-from tokenmill.program.aot.exporting import KINDS, Part
+from tokenmill.program.aot.exporting import KINDS, CompilablePart
 from tokenmill.program.aot.program import End, weights_of
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
@@ -20,7 +20,7 @@ class Uncompiled:
     """A part of the forward as it is given to the compiler. Sizes that are not dynamic are those of its example."""
 
     def __init__(self, export):
-        self.module, self.calls = Part(export.module), 0
+        self.module, self.calls = CompilablePart(export.module), 0
         self.names = list(weights_of(export.module))
         self.leaves, self.spec = tree_flatten(export.inputs)
         sizes = tree_leaves(export.dynamic_sizes, is_leaf=lambda value: value is None or self._are_sizes(value))

@@ -93,7 +93,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Ask:
+class LoadRequest:
     """One request: what its body says beyond what all bodies say, and its length in words or ids."""
 
     body: Mapping[str, Any]
@@ -119,7 +119,7 @@ def arrivals_s(load: Load) -> list[float]:
     return due_s
 
 
-def build_asks(load: Load) -> list[Ask]:
+def build_asks(load: Load) -> list[LoadRequest]:
     """Every prompt, the same for the same seed; the first n of a longer run are those of a shorter one."""
     if load.prompts is not None:
         given = _read(load.prompts, load.chat)
@@ -127,19 +127,19 @@ def build_asks(load: Load) -> list[Ask]:
     return [_invent(load, index) for index in range(load.num_prompts)]
 
 
-def _invent(load: Load, index: int) -> Ask:
+def _invent(load: Load, index: int) -> LoadRequest:
     draw = random.Random(f"prompt {load.seed} {index}")  # noqa: S311  a load, not a secret
     if load.vocab_size is not None:
-        return Ask({"prompt": [draw.randrange(load.vocab_size) for _ in range(load.prompt)]}, load.prompt)
+        return LoadRequest({"prompt": [draw.randrange(load.vocab_size) for _ in range(load.prompt)]}, load.prompt)
     return _ask(" ".join(draw.choices(_WORDS, k=load.prompt)), load.chat)
 
 
-def _ask(prompt: str | list[int], chat: bool) -> Ask:
+def _ask(prompt: str | list[int], chat: bool) -> LoadRequest:
     length = len(prompt.split() if isinstance(prompt, str) else prompt)
-    return Ask({"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}, length)
+    return LoadRequest({"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}, length)
 
 
-def _read(path: Path, chat: bool) -> list[Ask]:
+def _read(path: Path, chat: bool) -> list[LoadRequest]:
     """One prompt per line, text or a JSON object; empty lines do not count."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -152,7 +152,7 @@ def _read(path: Path, chat: bool) -> list[Ask]:
     return asks
 
 
-def _parse(line: str, chat: bool, where: str) -> Ask:
+def _parse(line: str, chat: bool, where: str) -> LoadRequest:
     if not line.startswith("{"):
         return _ask(line.removesuffix("\r"), chat)
     allowed = 'text, or a JSON object with "prompt": text' + (' or "messages": [...]' if chat else " or ids")
@@ -166,7 +166,7 @@ def _parse(line: str, chat: bool, where: str) -> Ask:
     _check("--prompts", where, type(longest) is int and longest >= 1, "max_tokens of at least 1")
     own = {"max_tokens": longest} if "max_tokens" in entry else {}
     if chat and isinstance(messages, list) and messages and prompt is None:
-        return Ask({"messages": messages, **own}, len(json.dumps(messages).split()))
+        return LoadRequest({"messages": messages, **own}, len(json.dumps(messages).split()))
     is_text = isinstance(prompt, str) and bool(prompt)
     is_ids = isinstance(prompt, list) and bool(prompt) and all(type(token) is int for token in prompt)
     _check("--prompts", where, messages is None and (is_text or (is_ids and not chat)), allowed)
@@ -196,7 +196,11 @@ def find_model(load: Load) -> str:
 
 
 def send(
-    load: Load, model: str, asks: Sequence[Ask], progress: Progress | None = None, clock: Clock = time.perf_counter
+    load: Load,
+    model: str,
+    asks: Sequence[LoadRequest],
+    progress: Progress | None = None,
+    clock: Clock = time.perf_counter,
 ) -> Outcome:
     """Send everything and wait for it. Ctrl-C ends it early, and what has come so far is the outcome."""
     _allow_sockets(min(load.num_prompts, load.concurrency or load.num_prompts))
@@ -219,7 +223,7 @@ class _Run:
     def now_s(self) -> float:
         return self.clock() - self.start_s
 
-    async def all(self, asks: Sequence[Ask]) -> Outcome:
+    async def all(self, asks: Sequence[LoadRequest]) -> Outcome:
         tasks: list[asyncio.Task[None]] = []
         due_s, interrupted = arrivals_s(self.load), False
         await self.warm_up()
@@ -256,7 +260,7 @@ class _Run:
             await asyncio.sleep(_TICK_S)
             self.lag_s = max(self.lag_s, loop.time() - due_s)
 
-    async def one(self, index: int, ask: Ask, due_s: float) -> None:
+    async def one(self, index: int, ask: LoadRequest, due_s: float) -> None:
         record = Record(due_s=due_s, input_tokens=ask.length)
         async with self.places:
             self.in_flight += 1
@@ -270,7 +274,7 @@ class _Run:
         self.ended[index] = record
         self.progress.advance(len(self.ended), self.load.num_prompts)
 
-    async def exchange(self, ask: Ask, record: Record) -> None:
+    async def exchange(self, ask: LoadRequest, record: Record) -> None:
         """One request from its first byte to its last; raises Failure for whatever goes wrong with it."""
         stream, limit_s = Stream(record), self.load.time_limit
         # A client each: one pool for all takes time that grows with the square of what is in flight.
@@ -299,7 +303,7 @@ class _Run:
                 timer.reschedule(min(timer.when() or math.inf, asyncio.get_running_loop().time() + _GOODBYE_S))
 
 
-def _body(load: Load, model: str, ask: Ask) -> dict[str, Any]:
+def _body(load: Load, model: str, ask: LoadRequest) -> dict[str, Any]:
     own = {"ignore_eos": True} if load.ignore_eos else {}
     streaming = {"stream": True, "stream_options": {"include_usage": True}}
     # max_tokens also for chat: every open server knows it, and not all know max_completion_tokens.

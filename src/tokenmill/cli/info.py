@@ -190,7 +190,7 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator["StoredTensor"]:
 def _describe(
     checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable["StoredTensor"]
 ) -> dict[str, Any]:
-    from tokenmill.loader.at_hand.kept import Kept, all_kept
+    from tokenmill.loader.at_hand.kept import KeptFiles, all_kept
     from tokenmill.loader.runs_here import runs_here
     from tokenmill.model.description import count_parameters, describe
     from tokenmill.model.families import read_config
@@ -229,7 +229,7 @@ def _describe(
         "types": _count_types(stored),
         "dequantized": checkpoint.dequantized or None,
         "num_bytes": checkpoint.num_bytes,
-        "kept_bytes": all_kept().get(str(checkpoint.path.resolve()), Kept()).num_bytes,
+        "kept_bytes": all_kept().get(str(checkpoint.path.resolve()), KeptFiles()).num_bytes,
         "kv_bytes_per_token": describe(config).kv_bytes_per_token(config.dtype),
         **runs_here(checkpoint),
     }

@@ -20,7 +20,7 @@ from tokenmill.memory.open_files import processes_with
 from tokenmill.units import counted, size
 
 if TYPE_CHECKING:  # this imports safetensors, which --help does not wait for
-    from tokenmill.loader.at_hand.kept import Kept
+    from tokenmill.loader.at_hand.kept import KeptFiles
 
 EXAMPLES = examples(
     "tokenmill rm smollm2-135m --dry-run",
@@ -42,7 +42,7 @@ class _Plan:
 
     name: str
     removal: Removal | None
-    kept: Sequence["Kept"]
+    kept: Sequence["KeptFiles"]
 
     @property
     def num_bytes(self) -> int:
@@ -103,12 +103,12 @@ def _plans(names: Sequence[str], entries: list[FoundModel], kept_only: bool) -> 
 def _plan(group: Mapping[str, list[FoundModel]], kept_only: bool) -> _Plan:
     """What goes for names of one model or repository. RequestError for something that tokenmill does not delete."""
     from tokenmill.hub.places.hub_removal import remove_from_hub, repository_of
-    from tokenmill.loader.at_hand.kept import Kept, all_kept
+    from tokenmill.loader.at_hand.kept import KeptFiles, all_kept
 
     name, all_that_is_kept = ", ".join(group), all_kept()
     named = list({(entry.name, entry.path): entry for entries in group.values() for entry in entries}.values())
     paths = {str(real_path(entry.path)) for entry in named if entry.path is not None}
-    kept = [found for path in sorted(paths) if (found := all_that_is_kept.get(path, Kept())).num_bytes]
+    kept = [found for path in sorted(paths) if (found := all_that_is_kept.get(path, KeptFiles())).num_bytes]
     if kept_only:
         return _Plan(name, None, kept)
     for entry in named:

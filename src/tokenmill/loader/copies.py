@@ -40,7 +40,7 @@ NAMES = re.compile(rf".+-[0-9a-f]{{16}}\{SUFFIX}")
 WAIT_S = 1.0  # for another process that makes room; then no copy is kept this time
 
 
-class Copy(NamedTuple):
+class PackedCopy(NamedTuple):
     """A copy on disk. source: the model that it was made of. used_at: in seconds since 1970."""
 
     path: Path
@@ -180,14 +180,14 @@ def writing_copy(path: Path) -> Iterator[bool]:
         yield is_alone
 
 
-def copies() -> list[Copy]:
+def copies() -> list[PackedCopy]:
     """All copies that are there, also of other versions, by their names. Other packed models in the folder are none."""
     found = []
     for used_at, path, num_bytes in sorted(CopiesFolder().files(), key=lambda file: file.path):
         facts = _facts(path)
         source = facts.get("source", "")
         kind = f"{facts['program']} {facts['dtype']} {facts['scheme']}" if facts else "unknown"
-        found.append(Copy(path, source, kind, num_bytes, used_at))
+        found.append(PackedCopy(path, source, kind, num_bytes, used_at))
     return found
 
 

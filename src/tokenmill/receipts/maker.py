@@ -47,7 +47,7 @@ class ReceiptMaker:
             "torch": str(torch.__version__),
         }
 
-    def note(self, sequence: Sequence) -> "Origin":
+    def note(self, sequence: Sequence) -> "TextOrigin":
         """Note what a sequence was computed from, when it ends."""
         return origin_of(self, sequence)
 
@@ -67,7 +67,7 @@ def template_digest(tokenizer: Tokenizer | None) -> str | None:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Origin:
+class TextOrigin:
     """What a text was computed from and with, for its receipt. reason: why there can be none. session: see Receipt."""
 
     maker: ReceiptMaker
@@ -78,7 +78,7 @@ class Origin:
     session: Mapping[str, Any] | None
     reason: str | None = None
 
-    def __deepcopy__(self, _: object) -> "Origin":
+    def __deepcopy__(self, _: object) -> "TextOrigin":
         return self
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -106,7 +106,7 @@ def ends_of(params: SamplingParams) -> dict[str, Any]:
     return {name: facts[name] for name in ("stop", "stop_token_ids", "ignore_eos") if name in facts}
 
 
-def origin_of(maker: ReceiptMaker, sequence: Sequence) -> Origin:
+def origin_of(maker: ReceiptMaker, sequence: Sequence) -> TextOrigin:
     """Note what a sequence was computed from, when it ends."""
     num_prompt, choosing, session = sequence.num_prompt_tokens, sequence.choosing, None
     if sequence.keep:
@@ -114,7 +114,7 @@ def origin_of(maker: ReceiptMaker, sequence: Sequence) -> Origin:
         answer_from, constrained_from = (num_prompt if start is None else start for start in starts)
         before = None if sequence.earlier is None else ends_of(sequence.earlier[1])
         session = {"answer_from": answer_from, "constrained_from": constrained_from, "before": before}
-    return Origin(
+    return TextOrigin(
         maker,
         choosing.params,
         choosing.seed,

@@ -35,7 +35,7 @@ class Draft(Protocol):
         """Give that memory back."""
 
 
-class Store(Protocol):
+class TextStore(Protocol):
     """Texts of earlier requests. See speculate/suffix_store.py."""
 
     def guess(self, tokens: List[int], limit: int) -> tuple[list[int], int]:
@@ -57,7 +57,7 @@ class ProposerContext(NamedTuple):
 
     finds_drafts: bool
     draft: Draft | None = None
-    store: Store | None = None
+    store: TextStore | None = None
 
 
 Forced = Mapping[int, List[int]]

@@ -27,7 +27,7 @@ UNEVEN = 1.15  # probes further apart than this: a noisy minute
 
 
 @dataclass(frozen=True)
-class Run:
+class ContestRun:
     """One answer. Rates are tokens of all sequences per second. drafted, accepted: of an engine that tells it."""
 
     probe_gb_s: float
@@ -47,7 +47,7 @@ class Contestant:
     variant: str = ""
     process: PeerProcess | None = None
     said: dict[str, Any] = field(default_factory=dict)
-    runs: dict[int, Run] = field(default_factory=dict)  # by round
+    runs: dict[int, ContestRun] = field(default_factory=dict)  # by round
     reason: str = ""  # why there are no figures
     status: str = "ok"
 
@@ -208,7 +208,7 @@ def _how_to_get(name: str) -> str:
     return f"not installed: tokenmill bench install-peer {name}, or --peer {name}=PYTHON"
 
 
-def _read(answer: Mapping[str, Any], probe_gb_s: float, point: Point, new: int) -> Run:
+def _read(answer: Mapping[str, Any], probe_gb_s: float, point: Point, new: int) -> ContestRun:
     """PeerFailed for an answer that cannot be."""
     try:
         times = {name: float(answer[name]) for name in ("prefill_s", "decode_s", "total_s")}
@@ -227,7 +227,7 @@ def _read(answer: Mapping[str, Any], probe_gb_s: float, point: Point, new: int) 
         )
     if tokens is not None and [len(row) for row in tokens] != [new] * point.batch:
         raise PeerFailed(f"{[len(row) for row in tokens]} tokens instead of {new} for each of {point.batch} prompts")
-    return Run(
+    return ContestRun(
         probe_gb_s,
         point.batch * point.prompt / times["prefill_s"],
         decoded / times["decode_s"],
@@ -237,7 +237,7 @@ def _read(answer: Mapping[str, Any], probe_gb_s: float, point: Point, new: int) 
     )
 
 
-def _decode_figures(runs: list[Run], point: Point) -> dict[str, Any]:
+def _decode_figures(runs: list[ContestRun], point: Point) -> dict[str, Any]:
     decode, probes = Spread.of([run.decode_tok_s for run in runs]), Spread.of([run.probe_gb_s for run in runs])
     texts = [run.tokens for run in runs if run.tokens is not None]
     drafts = [(run.drafted, run.accepted) for run in runs if run.drafted is not None and run.accepted is not None]
@@ -254,7 +254,7 @@ def _decode_figures(runs: list[Run], point: Point) -> dict[str, Any]:
     }
 
 
-def _prefill_figures(runs: list[Run], point: Point) -> dict[str, Any]:
+def _prefill_figures(runs: list[ContestRun], point: Point) -> dict[str, Any]:
     prefill, fed = Spread.of([run.prefill_tok_s for run in runs]), 1e3 * point.batch * point.prompt
     return {
         "prefill_tok_s": prefill.median,
@@ -264,14 +264,14 @@ def _prefill_figures(runs: list[Run], point: Point) -> dict[str, Any]:
     }
 
 
-def _ratios(phase: str, ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> dict[str, Any]:
+def _ratios(phase: str, ours: Mapping[int, ContestRun], theirs: Mapping[int, ContestRun]) -> dict[str, Any]:
     """Ours over theirs, round by round."""
     rate = f"{phase}_tok_s"
     ratios = [getattr(ours[at], rate) / getattr(theirs[at], rate) for at in sorted(set(ours) & set(theirs))]
     return Spread.of(ratios).columns(f"{phase}_ratio")
 
 
-def _same(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> float | None:
+def _same(ours: Mapping[int, ContestRun], theirs: Mapping[int, ContestRun]) -> float | None:
     """The share of the tokens of all rounds that are the same, each text up to the first difference."""
     pairs = [(ours[at].tokens, theirs[at].tokens) for at in sorted(set(ours) & set(theirs))]
     rows = [pair for a, b in pairs if a is not None and b is not None for pair in zip(a, b, strict=True)]

@@ -16,7 +16,7 @@ from tokenmill.cli.process.display import print_json, print_table, progress_on_s
 from tokenmill.errors import ConfigError
 
 if TYPE_CHECKING:  # imports httpx2, which is optional
-    from tokenmill.bench.load import Ask, Load
+    from tokenmill.bench.load import Load, LoadRequest
 
 EXAMPLES = examples(
     "tokenmill bench load --concurrency 8",
@@ -212,7 +212,7 @@ def _head(load: "Load", model: str, label: str | None) -> dict[str, Any]:
     }
 
 
-def _repeats(asks: "Sequence[Ask]") -> list[str]:
+def _repeats(asks: "Sequence[LoadRequest]") -> list[str]:
     # Repeated ones are the same object.
     distinct = len({id(ask) for ask in asks})
     return [] if distinct == len(asks) else [f"{distinct} prompts were repeated; a prefix cache answers those faster"]

@@ -9,7 +9,7 @@ from tokenmill.cli.parser.options import Json, Quiet, examples
 from tokenmill.cli.process.display import print_json
 from tokenmill.errors import RequestError
 from tokenmill.hub.short_names import SHORT_NAMES
-from tokenmill.loader.copies import CopiesFolder, Copy, copies, copies_folder, delete_copy
+from tokenmill.loader.copies import CopiesFolder, PackedCopy, copies, copies_folder, delete_copy
 from tokenmill.units import size
 
 EXAMPLES = examples("tokenmill cache clear", "tokenmill cache clear SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -46,6 +46,6 @@ def command(
         typer.echo(f"{len(chosen)} {word} deleted, {size(freed)}")
 
 
-def _names(copy: Copy) -> set[str]:
+def _names(copy: PackedCopy) -> set[str]:
     """The names by which a person may mean a copy."""
     return {copy.path.name, copy.source, Path(copy.source).name, Path(copy.source).name.removesuffix(".gguf")}

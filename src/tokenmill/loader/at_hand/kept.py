@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from tokenmill.cache.prefix_folders import PrefixFolder, prefix_folders
 from tokenmill.hub.download import cache_folder
-from tokenmill.loader.copies import Copy, copies
+from tokenmill.loader.copies import PackedCopy, copies
 
 
-class Kept(NamedTuple):
+class KeptFiles(NamedTuple):
     """Of one model."""
 
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[PackedCopy, ...] = ()
     prefixes: tuple[PrefixFolder, ...] = ()
 
     @property
@@ -31,13 +31,13 @@ def prefixes_folder() -> Path:
     return cache_folder() / "prefixes"
 
 
-def all_kept() -> Mapping[str, Kept]:
+def all_kept() -> Mapping[str, KeptFiles]:
     """What is kept, by the resolved path of the model; under "" what does not say of which model it is."""
-    found: dict[str, Kept] = {}
+    found: dict[str, KeptFiles] = {}
     for copy in copies():
-        known = found.get(copy.source, Kept())
+        known = found.get(copy.source, KeptFiles())
         found[copy.source] = known._replace(copies=(*known.copies, copy))
     for folder in prefix_folders(prefixes_folder()):
-        known = found.get(folder.model, Kept())
+        known = found.get(folder.model, KeptFiles())
         found[folder.model] = known._replace(prefixes=(*known.prefixes, folder))
     return found

@@ -10,7 +10,7 @@ from tokenmill.errors import CheckpointError
 from tokenmill.hub.places.entry import FoundModel, real_path
 from tokenmill.hub.places.here import entries_here
 from tokenmill.loader.at_hand.facts import Facts, facts_of, plain_title
-from tokenmill.loader.at_hand.kept import Kept, all_kept
+from tokenmill.loader.at_hand.kept import KeptFiles, all_kept
 from tokenmill.weights.fingerprint import fingerprint
 
 _SAYS_NOTHING = frozenset({"", "model", "ggmlmodel", "main", "consolidated", "weights", "latest", "hf"})
@@ -23,7 +23,7 @@ class Model:
 
     entry: FoundModel
     facts: Facts
-    kept: Kept
+    kept: KeptFiles
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def models_here(more: Iterable[Path] = ()) -> tuple[list[Model], list[FoundModel
         if entry.path is None:
             others.append(entry)
             continue
-        models.append(Model(entry, facts_of(entry.path), kept.get(str(real_path(entry.path)), Kept())))
+        models.append(Model(entry, facts_of(entry.path), kept.get(str(real_path(entry.path)), KeptFiles())))
     return models, others
 
 

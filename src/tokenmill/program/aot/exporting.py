@@ -58,7 +58,7 @@ class OneLayer(nn.Module):
         return out_TD
 
 
-class Part(nn.Module):
+class CompilablePart(nn.Module):
     """A module as a function of its inputs and of its weights, as weights_of gives them."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -157,7 +157,7 @@ def compile_part(part: ExportedPart, path: Path) -> None:
     sizes = {"inputs": part.dynamic_sizes, "weights": dict.fromkeys(weights)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)  # torch's own
-        program = export(Part(part.module), (part.inputs, weights), dynamic_shapes=sizes)
+        program = export(CompilablePart(part.module), (part.inputs, weights), dynamic_shapes=sizes)
         try:
             # Otherwise the code would always use as many threads as the machine that compiled it has.
             with inductor.patch({"cpp.dynamic_threads": True}):

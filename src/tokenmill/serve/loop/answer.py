@@ -40,7 +40,7 @@ async def generate(call: Call) -> Response | dict[str, Any]:
     if not isinstance(ask, Ask):
         return ask  # there is nothing to generate
     ask.tenant = call.tenant
-    work = Work(service, call.request, ask, call.route)
+    work = RequestWork(service, call.request, ask, call.route)
     work.check_number()
     if ask.stream:
         return EventStream(work)
@@ -49,7 +49,7 @@ async def generate(call: Call) -> Response | dict[str, Any]:
 
 
 @dataclass
-class Work:
+class RequestWork:
     """The work on one request, up to the writer of its answer."""
 
     service: Service
@@ -120,7 +120,7 @@ class Work:
         form.resume(written, texts)
 
 
-async def _whole(work: Work) -> Response:
+async def _whole(work: RequestWork) -> Response:
     prepared, form = await work.begin()
     done: list[Completion | None] = [None] * len(prepared.request.sequences)
     async with aclosing(work.service.driver.pieces(prepared.request, form.id)) as steps:
@@ -138,7 +138,7 @@ class EventStream(Response):
     processors that compute the next tokens.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: RequestWork) -> None:
         super().__init__(
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, media_type=work.route.protocol.stream
         )
