@@ -12,7 +12,8 @@ from tokenmill.loader.pack import save_packed_model
 from tokenmill.parallel.division import Rank
 from tokenmill.program.native.layouts import LAYOUTS, WIDE
 from tokenmill.program.native.pack import layout_of, pack
-from tokenmill.program.native.weights import LAYOUT, Linear, Packed, Packing, Part, Place, Run, _are_ints, _pieces
+from tokenmill.program.native.units import Linear, Part, Place, Run, pieces_of
+from tokenmill.program.native.weights import LAYOUT, Packed, Packing, _are_ints
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.settings.engine_config import EngineConfig
@@ -161,7 +162,7 @@ def linear(**how):
 def test_a_unit_that_is_not_full_ends_with_its_part():
     """Units of 20 rows in two tiles each; the last one of a part of 50 rows has 10."""
     part = Stored.plain(torch.zeros(50, 4))
-    (piece,) = _pieces(linear(count=20), [Part(0, part)], [0, 20, 40])
+    (piece,) = pieces_of(linear(count=20), [Part(0, part)], [0, 20, 40])
     rows = piece.rows.view(3, 32)
     assert rows[0].tolist() == [*range(20), *[-1] * 12] and rows[1, :20].tolist() == list(range(20, 40))
     assert rows[2].tolist() == [*range(40, 50), *[-1] * 22]
@@ -174,15 +175,15 @@ def test_units_of_several_parts():
         Part(32, Stored.plain(torch.zeros(16, 4).bfloat16())),
         Part(48, Stored.plain(torch.zeros(8, 4))),
     ]
-    pieces = list(_pieces(linear(count=16), parts[:2], [0, 16, 32]))
+    pieces = list(pieces_of(linear(count=16), parts[:2], [0, 16, 32]))
     assert [(piece.layout, piece.firsts) for piece in pieces] == [(0, [0, 16]), (1, [32])]
     assert pieces[1].rows.tolist() == list(range(16))
-    (only,) = _pieces(linear(count=8), parts, [48])
+    (only,) = pieces_of(linear(count=8), parts, [48])
     assert only.rows.tolist() == [*range(8), *[-1] * 8]
-    whole = list(_pieces(linear(count=16, whole=True), [Part(0, parts[2].stored)], [0]))
+    whole = list(pieces_of(linear(count=16, whole=True), [Part(0, parts[2].stored)], [0]))
     assert whole[0].rows.tolist() == list(range(16))
     with pytest.raises(AssertionError, match="within one part"):
-        list(_pieces(linear(), parts, [0, 56]))
+        list(pieces_of(linear(), parts, [0, 56]))
 
 
 def test_a_rank_has_the_rows_of_its_units():

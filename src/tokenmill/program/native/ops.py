@@ -20,7 +20,8 @@ from tokenmill.model.parameters import join, parameter_shapes
 from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
 from tokenmill.program.native.positions import PositionTables
 from tokenmill.program.native.spec import ACTIVATIONS, first_rows, has_coded_embedding
-from tokenmill.program.native.weights import Linear, Packed, Packing, Place
+from tokenmill.program.native.units import Linear, Place
+from tokenmill.program.native.weights import Packed, Packing
 from tokenmill.quant.schemes import GROUP, Scheme
 
 Role = tuple[int | None, str]  # the layer and the role of a matrix

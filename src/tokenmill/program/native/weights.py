@@ -8,120 +8,25 @@ has its share of the units of every matrix, and of the tables those that are loo
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import chain, islice
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenmill.errors import PackedModelError
-from tokenmill.kernels.native_library import library
-from tokenmill.kernels.native_structs import TmOp
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.memory.arena import Allocate, Allocation, Arena
 from tokenmill.parallel.division import ALONE, Rank
-from tokenmill.program.native.layouts import LAYOUTS, TILE
-from tokenmill.program.native.pack import layout_of, pack
-from tokenmill.quant.stored import Stored
+from tokenmill.program.native.layouts import LAYOUTS
+from tokenmill.program.native.pack import pack
+from tokenmill.program.native.units import NO_GATE, Linear, Part, Place, Run, pieces_of, places_of
 from tokenmill.value_reader import brief
 from tokenmill.weights.source import WeightSource, return_memory
 
 LAYOUT = 10
 """The version of the packed bytes and of the order of requests; it grows when either changes."""
-NO_GATE = -1
-
-
-class Run(NamedTuple):
-    """Units that lie one after the other, each with its gate behind it. The layout of the gates is NO_GATE without.
-
-    One stream of memory is faster than two, because the processor prefetches what follows.
-    """
-
-    address: int
-    num_units: int
-    layout: int
-    gate_layout: int = NO_GATE
-
-
-@dataclass
-class Linear:
-    """One matrix to place, or the same one of every expert.
-
-    `matrices`: the layer and the role of each; see WeightSource.matrix. `firsts`: the first row of each unit; `gates`:
-    the first row of each unit's gate, or empty. `parts`: rows of each part of the matrix. Every unit has `count` rows;
-    unless `whole`, the last one of a part may have fewer.
-    """
-
-    op: TmOp
-    matrices: Sequence[tuple[int | None, str]]
-    parts: Sequence[int]
-    count: int
-    firsts: list[int]
-    gates: list[int]
-    whole: bool
-
-    @property
-    def is_embedding(self) -> bool:
-        """Whether tokens are looked up in it, and not multiplied by it."""
-        return self.matrices == [(None, "embedding")]
-
-    @property
-    def unit_rows(self) -> list[int]:
-        return self.firsts * len(self.matrices)
-
-    def own_units(self, rank: Rank) -> list[int]:
-        """The units that a rank has, by their numbers among those of all matrices: the same share of each."""
-        each = len(self.firsts)
-        return [begin + at for begin in range(0, each * len(self.matrices), each) for at in rank.share(each)]
-
-    def own_rows(self, rank: Rank) -> list[range]:
-        """The rows of a matrix that are in the units of a rank, as stretches that are as long as can be."""
-        found = list[range]()
-        for firsts in filter(None, (self.gates, self.firsts)):
-            for at in rank.share(len(firsts)):
-                rows = range(firsts[at], min(firsts[at] + self.count, self._end_of_part(firsts[at])))
-                if found and found[-1].stop == rows.start:
-                    rows = range(found.pop().start, rows.stop)
-                found.append(rows)
-        return found
-
-    def _end_of_part(self, row: int) -> int:
-        return next(end for end in accumulate(self.parts) if row < end)
-
-    def unit_bytes(self, layout: int) -> int:
-        """Bytes of a unit of that layout; it is a number of whole tiles."""
-        tiles = -(-self.count // TILE)
-        return 0 if layout == NO_GATE else int(library().tm_tile_bytes(layout, self.op.inputs)) * tiles
-
-    def stride(self, run: Run) -> int:
-        """Bytes from one unit of a run to the next."""
-        return self.unit_bytes(run.layout) + self.unit_bytes(run.gate_layout)
-
-
-class Part(NamedTuple):
-    """Rows of a matrix as they are stored, from the row `begin` on."""
-
-    begin: int
-    stored: Stored
-
-
-class Place(NamedTuple):
-    """Where a unit of this rank lies. The gate's layout is NO_GATE, and its address 0, without."""
-
-    address: int
-    layout: int
-    gate_address: int
-    gate_layout: int
-
-
-def _places(linear: Linear, runs: Iterable[Run]) -> Iterator[Place]:
-    """The places of the units of runs, one after the other."""
-    for run in runs:
-        for address in range(run.address, run.address + run.num_units * linear.stride(run), linear.stride(run)):
-            gate = 0 if run.gate_layout == NO_GATE else address + linear.unit_bytes(run.layout)
-            yield Place(address, run.layout, gate, run.gate_layout)
 
 
 class Packing:
@@ -177,7 +82,7 @@ class Packing:
         base = self._payload.data_ptr()
         placed = [[Run(base + offset, *rest) for offset, *rest in runs] for runs in self._placed]
         return [
-            dict(zip(linear.own_units(self._rank), _places(linear, runs), strict=True))
+            dict(zip(linear.own_units(self._rank), places_of(linear, runs), strict=True))
             for linear, runs in zip(linears, placed, strict=True)
         ]
 
@@ -200,7 +105,7 @@ class Packing:
         runs = []
         for parts in matrices:
             of_rank = [[firsts[at] for at in self._rank.share(len(firsts))] for firsts in (linear.firsts, linear.gates)]
-            kinds = [_pieces(linear, parts, firsts) for firsts in of_rank if firsts]
+            kinds = [pieces_of(linear, parts, firsts) for firsts in of_rank if firsts]
             for together in zip(*kinds, strict=True):
                 sizes = [linear.unit_bytes(piece.layout) for piece in together]
                 offset, place = (
@@ -267,7 +172,7 @@ class Packed:
         return [self._own(linear, runs) for linear, runs in zip(linears, placed, strict=True)]
 
     def _own(self, linear: Linear, runs: list[Run]) -> dict[int, Place]:
-        places = list(_places(linear, runs))
+        places = list(places_of(linear, runs))
         return {number: places[number] for number in linear.own_units(self._rank)}
 
     def _fits(self, linear: Linear, runs: list[Run]) -> bool:
@@ -301,27 +206,3 @@ def _ahead(matrices: Iterator[list[Part]], num_threads: int) -> Generator[list[P
         while (parts := following.result()) is not None:
             following = thread.submit(read)
             yield parts
-
-
-class _Piece(NamedTuple):
-    """Units of a Linear that lie within one part. firsts: their first rows. rows: of the part, -1 for one of zeros."""
-
-    part: Stored
-    layout: int
-    firsts: list[int]
-    rows: Tensor
-
-
-def _pieces(linear: Linear, parts: list[Part], firsts: list[int]) -> Iterator[_Piece]:
-    """For each part that has units, what of it is packed. A unit lies within one part."""
-    found = 0
-    for begin, part in parts:
-        end = begin + part.num_rows
-        inside = [first for first in firsts if begin <= first < end]
-        if inside:
-            limit = inside[-1] + linear.count if linear.whole else end
-            rows = torch.tensor(inside)[:, None] + torch.arange(linear.count + -linear.count % TILE)
-            limits = torch.minimum(torch.tensor(inside) + linear.count, torch.tensor(limit))[:, None]
-            yield _Piece(part, layout_of(part), inside, torch.where(rows < limits, rows - begin, -1).flatten())
-        found += len(inside)
-    assert found == len(firsts), "every unit lies within one part"
