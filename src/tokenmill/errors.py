@@ -45,6 +45,10 @@ class CheckpointError(TokenmillError):
         super().__init__("; ".join([message, *parts]))
 
 
+class NumberTooLarge(CheckpointError):
+    """A model holds a number that is too large for the dtype that was asked for."""
+
+
 class PackedModelError(CheckpointError):
     """A packed model is damaged, of another version, or older than the model that it was made of."""
 

@@ -289,6 +289,7 @@ def test_public_names():
         "Engine",
         "EngineConfig",
         "NoKernel",
+        "NumberTooLarge",
         "PackageMismatch",
         "PackedModelError",
         "Piece",

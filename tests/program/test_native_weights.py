@@ -6,14 +6,14 @@ import torch
 from tests.marks import needs_native
 from tests.tiny_models import prompt, save
 from tokenmill.engine.load import load
-from tokenmill.errors import ConfigError, PackedModelError
+from tokenmill.errors import CheckpointError, ConfigError, PackedModelError
 from tokenmill.kernels import native_library
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.parallel.division import Rank
 from tokenmill.program.native.layouts import LAYOUTS, WIDE
 from tokenmill.program.native.pack import layout_of, pack
 from tokenmill.program.native.units import Linear, Part, Place, Run, pieces_of
-from tokenmill.program.native.weights import LAYOUT, Packed, Packing, _are_ints
+from tokenmill.program.native.weights import LAYOUT, Kept, Packed, Packing, _are_ints
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.settings.engine_config import EngineConfig
@@ -209,8 +209,13 @@ class Op:
     inputs = 64
 
 
-def described(**how):
-    return {"layout": LAYOUT, "kept": [], "placed": [], "matrix_bytes": 0, "num_bytes": 0, **how}
+def described(kept=(), placed=(), floats=(), **how):
+    told = {"kept": list(kept), "floats": list(floats)}
+    return {"layout": LAYOUT, "placed": list(placed), "dtypes": {"float32": told}, **how}
+
+
+def packed(*rank, **how):
+    return Packed(PAYLOAD, described(**how), "float32", *rank)
 
 
 PAYLOAD = torch.zeros(3 * 4096, dtype=torch.uint8)  # of three tiles of 64 inputs in float32
@@ -218,32 +223,61 @@ PAYLOAD = torch.zeros(3 * 4096, dtype=torch.uint8)  # of three tiles of 64 input
 
 def test_another_layout_is_refused():
     with pytest.raises(PackedModelError, match=f"has layout 5, and this tokenmill packs {LAYOUT}: make it again"):
-        Packed(PAYLOAD, described(layout=5))
+        packed(layout=5)
+
+
+def test_a_description_of_one_dtype_is_read():
+    units = linear(op=Op, firsts=[0, 16, 32])
+    old = {"layout": 10, "kept": [[8, 16]], "placed": [FULL], "matrix_bytes": 12288, "num_bytes": 12304}
+    some = Packed(PAYLOAD, old, "float32")
+    assert some.keep(Kept("x.weight", (4,))) == PAYLOAD.data_ptr() + 8
+    assert some.place([units]) == packed(placed=[FULL]).place([units])
+    assert (some.num_bytes, some.num_matrix_bytes) == (12304, 12288)
 
 
 @pytest.mark.parametrize(
     "damage",
-    [{"kept": None}, {"kept": [[1]]}, {"placed": [[[0, 1, 0]]]}, {"matrix_bytes": "7"}, {"num_bytes": [1]}],
+    [
+        {"kept": [[1]]},
+        {"placed": [[[0, 1, 0]]]},
+        {"floats": [[[0, 1, 0]]]},
+        {"dtypes": None},
+        {"dtypes": {}},
+        {"dtypes": {"float32": None}},
+        {"dtypes": {"float32": {"kept": []}}},
+        {"dtypes": {"bfloat16": {"kept": [], "floats": []}}},
+    ],
 )
 def test_a_description_that_is_none_is_refused(damage):
     with pytest.raises(PackedModelError, match="its description of the weights is none; make it again"):
-        Packed(PAYLOAD, described(**damage))
+        packed(**damage)
+
+
+def test_a_dtype_that_does_not_hold_the_numbers_says_so():
+    with pytest.raises(CheckpointError, match=r"^x holds 70000$") as raised:
+        packed(dtypes={"float32": "x holds 70000"})
+    assert not isinstance(raised.value, PackedModelError), "the packed model is right"
 
 
 def test_what_was_kept_is_given_again_in_its_order():
     end = len(PAYLOAD)
-    packed = Packed(
-        PAYLOAD, described(kept=[[8, 16], [end - 4, 4], [end - 3, 4], [-1, 4], [0, 8]], num_bytes=7, matrix_bytes=5)
-    )
-    assert (packed.num_bytes, packed.num_matrix_bytes) == (7, 5)
+    some = packed(kept=[[8, 16], [end - 4, 4], [end - 3, 4], [-1, 4], [0, 8]])
+    assert (some.num_bytes, some.num_matrix_bytes) == (36, 0)
     base = PAYLOAD.data_ptr()
-    keep = lambda kept, count: kept.keep("x.weight", (count,), torch.float32)  # noqa: E731
-    assert keep(packed, 4) == base + 8 and keep(packed, 1) == base + end - 4
+    keep = lambda kept, count: kept.keep(Kept("x.weight", (count,)))  # noqa: E731
+    assert keep(some, 4) == base + 8 and keep(some, 1) == base + end - 4
     for wanted, held in ((1, 4), (1, 4), (1, 8), (1, -1)):
         with pytest.raises(PackedModelError, match=f"holds {held} bytes where its config wants {4 * wanted}: make it"):
-            keep(packed, wanted)
-    empty = Packed(PAYLOAD, described(kept=[[0, 0]]))
-    assert keep(empty, 0) == base
+            keep(some, wanted)
+    assert keep(packed(kept=[[0, 0]]), 0) == base
+
+
+@pytest.mark.parametrize(("dtype", "sizes"), [("float32", (4, 4)), ("bfloat16", (4, 2)), ("float16", (4, 2))])
+def test_what_is_kept_in_float32_or_in_the_dtype_of_the_model(dtype, sizes):
+    kept = [[0, 3 * sizes[0]], [64, 3 * sizes[1]]]
+    some = Packed(PAYLOAD, described(dtypes={dtype: {"kept": kept, "floats": []}}), dtype)
+    assert some.keep(Kept("x.weight", (3,))) == PAYLOAD.data_ptr()
+    assert some.keep_table(Kept("x.weight", (3,), in_float32=False)) == PAYLOAD.data_ptr() + 64
 
 
 FULL = [[0, 1, 0, -1], [4096, 2, 0, -1]]
@@ -267,25 +301,41 @@ def test_runs_that_do_not_fit_are_refused(runs):
     units = linear(op=Op, firsts=[0, 16, 32])
     assert units.unit_bytes(0) == 4096 and units.unit_bytes(-1) == 0
     base = PAYLOAD.data_ptr()
-    good = Packed(PAYLOAD, described(placed=[FULL])).place([units])
+    good = packed(placed=[FULL]).place([units])
     assert good == [{unit: Place(base + 4096 * unit, 0, 0, -1) for unit in range(3)}]
-    second = Packed(PAYLOAD, described(placed=[FULL]), Rank(1, 2)).place([units])
+    second = packed(Rank(1, 2), placed=[FULL]).place([units])
     assert second == [{unit: good[0][unit] for unit in (1, 2)}]
-    with pytest.raises(PackedModelError, match="matrices are not those of its config: make it again"):
-        Packed(PAYLOAD, described(placed=[runs])).place([units])
+    for wrong in ({"placed": [runs]}, {"placed": [[]], "floats": [runs]}):
+        with pytest.raises(PackedModelError, match="matrices are not those of its config: make it again"):
+            packed(**wrong).place([units])
     with pytest.raises(PackedModelError, match="matrices are not those"):
-        Packed(PAYLOAD, described(placed=[FULL])).place([])
+        packed(placed=[FULL]).place([])
+
+
+def test_matrices_that_are_told_by_dtype_stand_where_none_is_told():
+    """And all of them count as what a token reads, but the table that tokens are looked up in."""
+    first, second = linear(op=Op, firsts=[0]), linear(op=Op, firsts=[0, 16])
+    table = linear(op=Op, firsts=[0], matrices=[(None, "embedding")])
+    run = lambda at, count: [[at, count, 0, -1]]  # noqa: E731
+    some = packed(kept=[[0, 8]], placed=[[], run(4096, 2), []], floats=[run(0, 1), run(8192, 1)])
+    begins = [
+        [place.address - PAYLOAD.data_ptr() for place in each.values()] for each in some.place([first, second, table])
+    ]
+    assert begins == [[0], [4096, 8192], [8192]]
+    assert (some.num_bytes, some.num_matrix_bytes) == (4 * 4096 + 8, 3 * 4096)
+    with pytest.raises(PackedModelError, match="matrices are not those"):
+        packed(placed=[[], run(0, 2)], floats=[]).place([first, second])
 
 
 def test_a_gate_lies_behind_its_unit():
     units = linear(op=Op, firsts=[16], gates=[0])
     assert units.stride(Run(0, 1, 0, 2)) == 4096 + native_library.library().tm_tile_bytes(2, 64)
-    (places,) = Packed(PAYLOAD, described(placed=[[[0, 1, 0, 0]]])).place([units])
+    (places,) = packed(placed=[[[0, 1, 0, 0]]]).place([units])
     assert places == {0: Place(PAYLOAD.data_ptr(), 0, PAYLOAD.data_ptr() + 4096, 0)}
     with pytest.raises(PackedModelError):
-        Packed(PAYLOAD, described(placed=[[[0, 1, 0, -1]]])).place([units])
+        packed(placed=[[[0, 1, 0, -1]]]).place([units])
     with pytest.raises(PackedModelError):
-        Packed(PAYLOAD, described(placed=[[[4096 + 1, 1, 0, 0]]])).place([units])
+        packed(placed=[[[4096 + 1, 1, 0, 0]]]).place([units])
 
 
 @pytest.mark.parametrize("family", ["llama-mha-tied", "mixtral"])

@@ -143,17 +143,20 @@ def test_other_versions_are_refused_by_field(packed, tmp_path):
         with pytest.raises(CheckpointError, match=rf"has {name} {value!r}, and this tokenmill reads"):
             load(rewritten(packed, other, **{name: value}))
     weights = read_header(packed)[0]["weights"]
-    for name, value, message in (
-        ("layout", 99, "layout 99"),
-        ("kept", weights["kept"][:-1], "where its config wants"),
-        ("kept", [[1 << 40, size] for _, size in weights["kept"]], "where its config wants"),
-        ("kept", [[-1, size] for _, size in weights["kept"]], "where its config wants"),
-        ("placed", weights["placed"][:-1], "matrices are not those"),
+    ((dtype, told),) = weights["dtypes"].items()
+    damages = [
+        ("kept", told["kept"][:-1], "where its config wants"),
+        ("kept", [[1 << 40, size] for _, size in told["kept"]], "where its config wants"),
+        ("kept", [[-1, size] for _, size in told["kept"]], "where its config wants"),
+        ("floats", told["floats"][:-1], "matrices are not those"),
         *(
-            ("placed", [[[*run[:at], wrong, *run[at + 1 :]] for run in runs] for runs in weights["placed"]], "those")
+            ("floats", [[[*run[:at], wrong, *run[at + 1 :]] for run in runs] for runs in told["floats"]], "those")
             for at, wrong in ((0, 1 << 40), (0, -64), (1, 1 << 40), (1, -1), (2, 99), (3, 99))
         ),
-    ):
+    ]
+    wrong = [("layout", 99, "layout 99"), ("placed", weights["placed"][:-1], "matrices are not those")]
+    wrong += [("dtypes", {dtype: told | {name: value}}, message) for name, value, message in damages]
+    for name, value, message in wrong:
         with pytest.raises(CheckpointError, match=message):
             load(rewritten(packed, other, weights=weights | {name: value}))
 

@@ -1,10 +1,11 @@
 """Packed copies of models in the cache folder, so that only a model's first load reads and packs its own files.
 
 A copy's name has what its weights depend on: the program, dtype and scheme, which settings and the model's config
-resolve to, and a digest of the model's files and the version of tokenmill. Copies that were not used for longest are
-deleted when there is no room for a new one. A copy that is being read may be deleted or replaced: its readers keep the
-old file. A copy says inside which one it is, so that another under its name is not taken. What else lies in the folder
-is not touched. Nothing here imports torch.
+resolve to, and a digest of the model's files and the version of tokenmill. One copy serves in any dtype where nearly
+all of it is the files' own codes, and its name says so. Copies that were not used for longest are deleted when there is
+no room for a new one. A copy that is being read may be deleted or replaced: its readers keep the old file. A copy says
+inside which one it is, so that another under its name is not taken. What else lies in the folder is not touched.
+Nothing here imports torch.
 """
 
 import glob
@@ -13,6 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from itertools import chain
 from math import inf
 from os import stat_result
 from pathlib import Path
@@ -28,7 +30,7 @@ from tokenmill.memory.file_lock import locked, locked_file
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
 from tokenmill.weights.fingerprint import files_of, fingerprint
-from tokenmill.weights.packed.reader import MAGIC, REMEDY, PackedReader, is_packed_model, read_header
+from tokenmill.weights.packed.reader import ANY_DTYPE, MAGIC, REMEDY, PackedReader, is_packed_model, read_header
 from tokenmill.weights.packed.verified import forget, last_used
 
 log = logging.getLogger(__name__)
@@ -54,15 +56,25 @@ def copies_folder() -> Path:
     return cache_folder() / "packed"
 
 
-def copy_name(model: Path, config: EngineConfig) -> str:
-    """The file name of a model's copy for resolved settings; CheckpointError where the model cannot be read."""
-    return f"{_stem(model)}-{config.program}-{config.dtype}-{config.scheme}-{_digest(model, config)}{SUFFIX}"
+def copy_names(model: Path, config: EngineConfig) -> dict[str, str]:
+    """The file names that a model's copy for resolved settings may have, by the dtype that is in them: the one of the
+    settings, or ANY_DTYPE. CheckpointError where the model cannot be read.
+    """
+    return _named(_stem(model), (config.program, config.dtype, config.scheme), _digest(model, config))
+
+
+def _named(stem: str, kind: tuple[str, str, str], digest: str) -> dict[str, str]:
+    program, dtype, scheme = kind
+    return {each: f"{stem}-{program}-{each}-{scheme}-{digest}{SUFFIX}" for each in (dtype, ANY_DTYPE)}
 
 
 def _last_used_copy(model: Path, config: EngineConfig) -> Path | None:
     """The copy for these settings that was used last; any value may stand in the place of "auto"."""
-    kind = "-".join("*" if value == "auto" else value for value in (config.program, config.dtype, config.scheme))
-    found = copies_folder().glob(f"{glob.escape(_stem(model))}-{kind}-{_digest(model, config)}{SUFFIX}")
+    program, dtype, scheme = (
+        "*" if value == "auto" else value for value in (config.program, config.dtype, config.scheme)
+    )
+    names = _named(glob.escape(_stem(model)), (program, dtype, scheme), _digest(model, config)).values()
+    found = chain.from_iterable(map(copies_folder().glob, names))
     return max(found, key=last_used, default=None)
 
 
@@ -177,7 +189,11 @@ def writing_copy(path: Path) -> Iterator[bool]:
     path.parent.mkdir(parents=True, exist_ok=True)
     CopiesFolder().remove_leftovers()
     with locked(_lock_of(path)) as is_alone:
-        yield is_alone
+        try:
+            yield is_alone
+        finally:
+            if is_alone and not path.exists():  # the copy has the other name, or there is none
+                _lock_of(path).unlink(missing_ok=True)
 
 
 def copies() -> list[PackedCopy]:

@@ -37,6 +37,7 @@ from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import recommended
 from tokenmill.weights.model_files import ModelFiles
 from tokenmill.weights.packed.model import PackedCheckpoint
+from tokenmill.weights.packed.reader import settings_of
 from tokenmill.weights.source import Progress, WeightSource, return_memory
 
 log = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ def _files(checkpoint: Checkpoint, config: ResolvedConfig) -> ModelFiles:
 
 def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:
     """Set the settings that a packed model was made for; ConfigError if another value is given."""
-    fixed = {name: packed.facts[name] for name in ("program", "dtype", "scheme")}
+    fixed = settings_of(packed.facts)
     for name, value in fixed.items():
         if (given := getattr(config, name)) not in ("auto", value):
             allowed = f"{value}: {packed.path} is packed for that; give the model, or another file"

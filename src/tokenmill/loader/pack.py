@@ -3,23 +3,24 @@
 The program packs them into the file while the model is loaded; then the header is written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.quant.schemes import find_scheme
-from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.engine_config import DTYPES, EngineConfig
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import usable
-from tokenmill.weights.packed.reader import is_packed_model
+from tokenmill.weights.packed.reader import ANY_DTYPE, is_packed_model
 from tokenmill.weights.packed.writer import PackedWriter
+from tokenmill.weights.source import WeightSource
 
 
 def save_packed_model(
@@ -38,30 +39,37 @@ def save_packed_model(
         raise ConfigError("program", resolved.program_name, "native: only its weights are packed")
     with closing(PackedWriter(path)) as writer:
         loaded = load_model(checkpoint, resolved, progress, allocate=lambda *_: writer)
-        return finish_packed(writer, loaded, checkpoint)
+        return writer.finish(packed_facts(loaded, checkpoint), loaded.tokenizer)
 
 
-def finish_packed(writer: PackedWriter, loaded: LoadedModel, checkpoint: Checkpoint, copy: str | None = None) -> int:
-    """Write the header of a packed model whose weights the writer has, and put it in its place; its size in bytes.
-
-    copy: the name of the packed copy that it is.
+def other_dtypes(loaded: LoadedModel, checkpoint: Checkpoint) -> Iterator[WeightSource]:
+    """The weights of a loaded model in other dtypes, where its matrices are the checkpoint's own codes: these are the
+    same in all of them.
     """
-    recommended = usable(checkpoint)
-    facts = {
+    resolved = loaded.resolved
+    if resolved.scheme.keeps_codes:
+        for dtype in DTYPES:
+            if dtype != resolved.config.dtype:
+                yield WeightSource(checkpoint, resolved.model, resolved.scheme, getattr(torch, dtype))
+
+
+def packed_facts(loaded: LoadedModel, checkpoint: Checkpoint, others: Iterable[WeightSource] = ()) -> dict[str, Any]:
+    """The facts of a packed model, whose weights the program has packed into a file. others: see packed_weights."""
+    recommended, weights = usable(checkpoint), loaded.program.packed_weights(others)
+    return {
         "program": loaded.program_name,
-        "dtype": loaded.config.dtype,
+        "dtype": ANY_DTYPE if len(weights["dtypes"]) > 1 else loaded.config.dtype,
         "scheme": loaded.config.scheme,
         "source": str(checkpoint.path.resolve()),
-        "copy": copy,
+        "copy": None,
         "fingerprint": loaded.fingerprint,
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
         "in_gguf": checkpoint.in_gguf,
         "generation_defaults": recommended,
         "generation_origin": recommended.origin,
-        "rounded": checkpoint.rounded if find_scheme(loaded.config.scheme).keeps_codes else "",
+        "rounded": checkpoint.rounded if loaded.resolved.scheme.keeps_codes else "",
         "dequantized": checkpoint.dequantized,
-        "weights": loaded.program.packed_weights(),
+        "weights": weights,
         "versions": {"tokenmill": __version__, "torch": torch.__version__},
     }
-    return writer.finish(facts, loaded.tokenizer)

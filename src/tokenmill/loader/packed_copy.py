@@ -13,7 +13,7 @@ from tokenmill.loader.copies import (
     SMALLEST,
     copies_folder,
     copies_limit,
-    copy_name,
+    copy_names,
     delete_copy,
     room_for_copy,
     say_unusable,
@@ -23,7 +23,7 @@ from tokenmill.loader.copies import (
 from tokenmill.loader.default_length import follow_context
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.loader.pack import finish_packed
+from tokenmill.loader.pack import other_dtypes, packed_facts
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.memory.arena import Allocation, unreserved
 from tokenmill.parallel.rendezvous import torchrun_size
@@ -31,7 +31,7 @@ from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.units import size
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
-from tokenmill.weights.packed.reader import PackedReader
+from tokenmill.weights.packed.reader import PackedReader, settings_of
 from tokenmill.weights.packed.writer import PackedWriter
 from tokenmill.weights.source import Progress, return_memory
 
@@ -81,7 +81,7 @@ def resolve_opened(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Checkp
     try:
         resolved = resolve_checkpoint(checkpoint, config)
         wanted = _wanted(resolved)
-        if all(checkpoint.facts[name] == getattr(wanted, name) for name in ("program", "dtype", "scheme")):
+        if all(getattr(wanted, name) == value for name, value in settings_of(checkpoint.facts).items()):
             return checkpoint, resolved
     except PackedModelError as error:
         _give_up(checkpoint.file, error)
@@ -142,7 +142,7 @@ class _Keeper:
         self._checkpoint, self._resolved, self._config = checkpoint, resolved, _wanted(resolved)
         has_files = not isinstance(checkpoint, PackedCheckpoint) and checkpoint.path.exists()  # a shape has none
         is_kept = has_files and self._config.packed_cache and self._config.tensor_parallel == 1  # a rank packs a part
-        self._name = copy_name(checkpoint.path, self._config) if is_kept else None
+        self._names = copy_names(checkpoint.path, self._config) if is_kept else {}
         self._writer: PackedWriter | None = None
         self._until_kept = ExitStack()
 
@@ -167,9 +167,9 @@ class _Keeper:
         return self._writer or unreserved(num_bytes, num_pieces)
 
     def _begin(self) -> None:
-        if self._name is None or (num_bytes := self._resolved.weight_bytes) < SMALLEST:
+        if not self._names or self._resolved.weight_bytes < SMALLEST:
             return
-        path = copies_folder() / self._name
+        path, num_bytes = copies_folder() / self._names[self._config.dtype], self._resolved.copy_bytes
         if self._until_kept.enter_context(writing_copy(path)):
             with room_for_copy(num_bytes, copies_limit(self._config.packed_limit)) as has_room:
                 if has_room:
@@ -181,8 +181,10 @@ class _Keeper:
         if self._writer is None:
             return
         try:
-            if copy_name(self._checkpoint.path, self._config) == self._name:
-                num_bytes = finish_packed(self._writer, loaded, self._checkpoint, self._name)
+            facts = packed_facts(loaded, self._checkpoint, other_dtypes(loaded, self._checkpoint))
+            if copy_names(self._checkpoint.path, self._config) == self._names:
+                named = {**facts, "copy": self._names[facts["dtype"]]}
+                num_bytes = self._writer.finish(named, loaded.tokenizer)
                 log.info(KEPT, self._checkpoint.path.name, size(num_bytes), copies_folder())
         except CheckpointError as error:
             self.say(error)

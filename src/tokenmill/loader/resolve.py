@@ -65,6 +65,11 @@ class ResolvedModel:
         """Memory of the weights in the form that the program multiplies with."""
         return self.program.weight_bytes(self.model, self.config.dtype, self.scheme)
 
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of the weights in a packed copy, of a program that packs them."""
+        return self.program.copy_bytes(self.model, self.config.dtype, self.scheme)
+
 
 def resolve(given: EngineConfig, model: ModelConfig, threads: int = 1) -> ResolvedModel:
     """Resolve settings and a model's config. ConfigError for what cannot be combined, with every reason.

@@ -8,7 +8,7 @@ from tokenmill.loader.resolve import resolve
 from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.packed.reader import is_packed_model, read_header
+from tokenmill.weights.packed.reader import is_packed_model, read_header, settings_of
 
 
 def runs_here(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def runs_here(checkpoint: Checkpoint) -> dict[str, Any]:
     """
     settings = {}
     if is_packed_model(checkpoint.path):
-        settings = {name: read_header(checkpoint.path)[0][name] for name in ("program", "dtype", "scheme")}
+        settings = settings_of(read_header(checkpoint.path)[0])
     try:
         resolved = resolve(EngineConfig(**settings), read_config(checkpoint.config))
     except TokenmillError as error:

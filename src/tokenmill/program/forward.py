@@ -3,7 +3,7 @@
 Programs read and write the same pool. spec.py tells what is known of one before it is made.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -57,10 +57,11 @@ class Program(Protocol):
 
     def __init__(self, parts: ModelParts) -> None: ...
 
-    def packed_weights(self) -> dict[str, Any]:
+    def packed_weights(self, others: Iterable[WeightSource] = ()) -> dict[str, Any]:
         """Describe the weights, which were packed into a file, for the header of that packed model.
 
-        ConfigError if the program does not pack them.
+        Under "dtypes" is what is told by dtype. others: the same weights in other dtypes; the file then serves these
+        too, where most of it is the same for them. ConfigError if the program does not pack them.
         """
         raise ConfigError("program", "eager", ONLY_NATIVE)
 

@@ -41,6 +41,10 @@ class ProgramSpec(Protocol):
         """Foresee num_weight_bytes of the program."""
 
     @staticmethod
+    def copy_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
+        """Foresee the bytes of the weights in a packed copy, of a program that packs."""
+
+    @staticmethod
     def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
         """Foresee num_weight_bytes of the program of each rank among which it divides a model."""
 

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import NumberTooLarge
 
 LARGEST = torch.finfo(torch.float16).max
 
 
 def cast(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give a tensor of that name in another floating type; CheckpointError where that has no such numbers."""
+    """Give a tensor of that name in another floating type; NumberTooLarge where that has no such numbers."""
     check_range(name, values, dtype)
     return values.to(dtype)
 
@@ -20,4 +20,4 @@ def check_range(name: str, values: Tensor, dtype: torch.dtype) -> None:
         low, high = (number.item() for number in values.aminmax())
         if max(-low, high) > LARGEST:
             largest = f"{max(-low, high):g}, and float16 holds numbers up to {LARGEST:g}"
-            raise CheckpointError(f"{name} holds {largest}: give dtype bfloat16 or float32")
+            raise NumberTooLarge(f"{name} holds {largest}: give dtype bfloat16 or float32")

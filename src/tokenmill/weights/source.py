@@ -175,7 +175,7 @@ class WeightSource:
         transform = TRANSFORMS[target.transform]
         read, places_R = self._stretch(name, transform, rows) if change is None else (None, None)
         values = self._read(name, dtype, read)
-        check_range(f"{self._checkpoint.path}: {name}", values, dtype)
+        check_range(name, values, dtype)
         if places_R is not None:
             return values[places_R]
         if change is not None:

@@ -15,7 +15,7 @@ from tokenmill.loader.copies import (
     CopiesFolder,
     copies,
     copies_folder,
-    copy_name,
+    copy_names,
     delete_copy,
     make_room,
     room_for_copy,
@@ -25,10 +25,14 @@ from tokenmill.loader.copies import (
 )
 from tokenmill.memory import disk_limit
 from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.weights.packed.reader import BEGIN, MAGIC
+from tokenmill.weights.packed.reader import ANY_DTYPE, BEGIN, MAGIC
 
 NAMES = [f"{letter}-{number:016x}.packed" for number, letter in enumerate("abc")]
 CONFIG = EngineConfig(program="native", dtype="float32", scheme="q8")
+
+
+def copy_name(model, config):
+    return copy_names(model, config)[config.dtype]
 
 
 @pytest.fixture
@@ -53,6 +57,7 @@ def three(folder):
 def test_the_name_of_a_copy(model, monkeypatch):
     name = copy_name(model, CONFIG)
     assert re.fullmatch(r"model-native-float32-q8-[0-9a-f]{16}\.packed", name) and module.NAMES.fullmatch(name)
+    assert copy_names(model, CONFIG) == {"float32": name, ANY_DTYPE: name.replace("float32", "any-dtype")}
     assert copy_name(model, CONFIG) == copy_name(model, replace(CONFIG, max_length=7)) == name
     others = [{"program": "eager"}, {"dtype": "bfloat16"}, {"scheme": "q4"}, {"fingerprint": "full"}]
     names = {copy_name(model, replace(CONFIG, **how)) for how in others} | {name}
@@ -182,6 +187,9 @@ def test_one_at_a_time_writes_a_copy(folder):
         assert is_alone and folder.is_dir()
         with writing_copy(path) as is_alone_too, writing_copy(folder / NAMES[1]) as writes_another:
             assert not is_alone_too and writes_another
+        path.write_text("the copy")
+    names = sorted(file.name for file in folder.iterdir())
+    assert names == [f".{path.name}.lock", path.name], "without a copy it has no lock"
 
 
 def test_what_killed_processes_left_goes(three):
@@ -226,6 +234,20 @@ def test_what_is_read(model, folder, caplog, monkeypatch):
     assert start_reading(model, CONFIG) is None
     said = f"{path} is another file under this name: its copy is 'another'; the model's own files are read, and another"
     assert caplog.messages == [f"{said} copy is made"]
+
+
+def test_a_copy_that_serves_in_any_dtype_is_read_for_each(model, folder):
+    folder.mkdir(parents=True)
+    name = copy_names(model, CONFIG)[ANY_DTYPE]
+    path = written(folder / name, copy=name, dtype=ANY_DTYPE)
+    for dtype in ("auto", "float32", "bfloat16", "float16"):
+        assert start_reading(model, replace(CONFIG, dtype=dtype)).path == path
+    assert start_reading(model, replace(CONFIG, scheme="q4")) is None
+    other = written(folder / copy_name(model, CONFIG), copy=copy_name(model, CONFIG))
+    for number, newer in enumerate((other, path)):
+        os.utime(newer, (2000 + number, 2000 + number))
+    assert start_reading(model, CONFIG).path == path, "which was used last"
+    assert [copy.kind for copy in copies()] == ["native any-dtype q8", "native float32 q8"]
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,12 @@ def pausing(*given):
         sys.stdin.readline()
     return write(*given)
 writer.os.pwrite = pausing
-print(load.load(sys.argv[1]).generate([[1, 2, 3]], max_new_tokens=8, ignore_eos=True)[0].hash)
+print(load.load(sys.argv[1], dtype=sys.argv[3]).generate([[1, 2, 3]], max_new_tokens=8, ignore_eos=True)[0].hash)
 """
 
 
-def start_writing(model, how):
-    command = [sys.executable, "-c", WRITES, str(model), how]
+def start_writing(model, how, dtype="auto"):
+    command = [sys.executable, "-c", WRITES, str(model), how, dtype]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

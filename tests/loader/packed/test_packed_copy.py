@@ -282,8 +282,13 @@ def test_a_disk_that_fills_while_the_copy_is_written(llama, folder, opened, capl
 
 
 def test_files_that_are_replaced_while_they_are_read_have_no_copy(llama, folder, monkeypatch):
-    real, names = packed_copy.copy_name, []
-    monkeypatch.setattr(packed_copy, "copy_name", lambda *given: names.append(1) or f"{len(names)}{real(*given)}")
+    real, found = packed_copy.copy_names, []
+
+    def changing(*given):
+        found.append({dtype: f"{len(found)}{name}" for dtype, name in real(*given).items()})
+        return found[-1]
+
+    monkeypatch.setattr(packed_copy, "copy_names", changing)
     assert load(llama).logits(LONG) is not None
     assert [path.name for path in folder.iterdir() if not path.name.endswith(".lock")] == []
 

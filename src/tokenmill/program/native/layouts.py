@@ -5,6 +5,7 @@ pack.py says how the tiles of each layout are made.
 """
 
 from tokenmill.quant.schemes import Scheme
+from tokenmill.settings.engine_config import DTYPES
 
 TILE, PAD = 16, 64  # rows of a tile, and inputs that its layout goes on by
 LAYOUTS = {  # numbers as in native/kernels.h
@@ -21,6 +22,7 @@ LAYOUTS = {  # numbers as in native/kernels.h
     "6 bits in halves": 10,  # with an integer factor for each half of a group
     "5 bits with minimums": 11,
 }
+FLOATS = {LAYOUTS[name] for name in DTYPES}
 WIDE = {LAYOUTS[name] for name in LAYOUTS if name.endswith("with wide scales")}  # scales and minimums are float32
 MODULES = ("plain", "codes")  # the modules of a matrix whose rows can be read
 KV_NUMBERS = {

@@ -21,7 +21,7 @@ from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
 from tokenmill.program.native.positions import PositionTables
 from tokenmill.program.native.spec import ACTIVATIONS, first_rows, has_coded_embedding
 from tokenmill.program.native.units import Linear, Place
-from tokenmill.program.native.weights import Packed, Packing
+from tokenmill.program.native.weights import Kept, Packed, Packing
 from tokenmill.quant.schemes import GROUP, Scheme
 
 Role = tuple[int | None, str]  # the layer and the role of a matrix
@@ -53,16 +53,16 @@ class Ops:
         self.layers_kv, self.weights, self._shapes = layers_kv, weights, parameter_shapes(decoder)
         self.tables = tables
         self._ops, self._linears, self._held = list[TmOp](), list[Linear](), list[Any]()
-        config, number = decoder.config, getattr(torch, dtype)
-        learned = config.positions == "learned"
-        positions = self._keep("position_embedding.weight", number) if learned else None
+        config, learned = decoder.config, decoder.config.positions == "learned"
+        positions = self._keep("position_embedding.weight", in_float32=False) if learned else None
         width, size = decoder.head.inputs, decoder.head.outputs
-        multiplier = float(torch.tensor(config.embedding_multiplier, dtype=number))
+        multiplier = float(torch.tensor(config.embedding_multiplier, dtype=getattr(torch, dtype)))
         sizes = {"inputs": width, "outputs": size}
         embed = self._add(EMBED, positions=positions, scheme=LAYOUTS[dtype], scale=multiplier, **sizes)
         is_coded = has_coded_embedding(config, scheme)
         if not is_coded:
-            embed.table = self.weights.keep_table("embedding.weight", self._shapes["embedding.weight"], number)
+            table = Kept("embedding.weight", self._shapes["embedding.weight"], in_float32=False)
+            embed.table = self.weights.keep_table(table)
         elif not config.tie_embeddings:
             units = list(range(0, size, GROUP))
             self._linears.append(Linear(embed, [(None, "embedding")], [size], GROUP, units, [], whole=False))
@@ -109,7 +109,7 @@ class Ops:
             self._norm(join(layer, role), description.after, 0, ADD, scale=description.multiplier)
 
     def _norm(self, path: str, norm: Norm, to: int, epilogue: int = TO_BUFFER, scale: float = 1.0) -> None:
-        weight, bias = self._factors(path, norm), self._floats(f"{path}.bias") if norm.bias else None
+        weight, bias = self._factors(path, norm), self._keep(f"{path}.bias") if norm.bias else None
         fields: dict[str, Any] = {"weight": weight, "bias": bias, "eps": norm.eps, "scale": scale}
         self._add(NORM, to=to, epilogue=epilogue, centred=int(norm.kind == "layer"), **fields)
 
@@ -126,7 +126,7 @@ class Ops:
         else:
             self._linear(qkv, block.qkv, QKV, ATTENTION_IN, unit=block.head_dim, **heads)
         facts = {"scale": shape.scale, "softcap": shape.softcap or 0.0, "window": shape.window or 0}
-        sinks = self._floats(join(layer, "attention.sinks")) if shape.sinks else None
+        sinks = self._keep(join(layer, "attention.sinks")) if shape.sinks else None
         self._add(ATTEND, to=ATTENDED, sinks=sinks, **facts, **cache, **sizes)
         self._linear(out, block.out, source=ATTENDED, **self._joins(description))
         self._after(layer, "attention_after_norm", description)
@@ -137,7 +137,7 @@ class Ops:
             path = join(layer, f"attention.{name}")
             found[name], found["eps"], found["centred"] = self._factors(path, norm), norm.eps, norm.kind == "layer"
             if norm.bias:
-                found[f"{name}_bias"] = self._floats(f"{path}.bias")
+                found[f"{name}_bias"] = self._keep(f"{path}.bias")
             own = OWN_HEAD if norm.heads > 1 else EACH_HEAD
             found["norm_scope"] = max(found.get("norm_scope", 0), own if block.norms_heads else ALL_HEADS)
         return found | {"norms_after_rope": int(block.norms_after_rope)}
@@ -145,7 +145,7 @@ class Ops:
     def _experts(self, layer: int, block: ExpertsBlock, description: LayerDescription) -> None:
         mixture: dict[str, Any] = {"experts": block.num, "chosen": block.chosen}
         self._linear([(layer, "mlp.router")], block.router, ROUTER, MLP_IN, unit=TILE)
-        correction = self._floats(join(layer, "mlp.correction")) if block.correction else None
+        correction = self._keep(join(layer, "mlp.correction")) if block.correction else None
         groups, chosen_groups = block.groups or (0, 0)
         choice = {"groups": groups, "chosen_groups": chosen_groups, "scale": block.scale, "correction": correction}
         choice |= {"normalise": int(block.normalise), "sigmoid": int(block.scores == "sigmoid")}
@@ -183,7 +183,7 @@ class Ops:
             return {"activation": SWIGLU, "act_a": alpha, "act_b": limit}
         found: dict[str, Any] = {"activation": ACTIVATIONS[block.activation]}
         if block.act_parameters:
-            places = (self._floats(join(layer, f"mlp.act.{name}")) for name in block.act_parameters)
+            places = (self._keep(join(layer, f"mlp.act.{name}")) for name in block.act_parameters)
             positive, negative = (ctypes.c_float.from_address(place).value for place in places)
             alphas = torch.nn.functional.softplus(torch.tensor([positive, negative])).tolist()
             found |= {"act_a": alphas[0], "act_b": 0.5 + alphas[1]}
@@ -199,7 +199,7 @@ class Ops:
         **fields: Any,
     ) -> None:
         """One matrix, or the same one of every expert."""
-        biases = [self._floats(f"{join(*place)}.bias") for place in matrices] if matrix.bias else []
+        biases = [self._keep(f"{join(*place)}.bias") for place in matrices] if matrix.bias else []
         if len(biases) > 1:
             fields["biases"] = self._array(biases)
         bias = biases[0] if len(biases) == 1 else None
@@ -226,14 +226,11 @@ class Ops:
     def _factors(self, path: str, norm: Norm) -> int:
         """What a norm multiplies by."""
         if not norm.weight:
-            return self.weights.keep(None, (norm.size,), torch.float32, 1.0)
-        return self._keep(f"{path}.weight", torch.float32, 1.0 if norm.unit_offset else 0.0)
+            return self.weights.keep(Kept(None, (norm.size,), 1.0))
+        return self._keep(f"{path}.weight", 1.0 if norm.unit_offset else 0.0)
 
-    def _floats(self, parameter: str) -> int:
-        return self._keep(parameter, torch.float32)
-
-    def _keep(self, parameter: str, dtype: torch.dtype, offset: float = 0.0) -> int:
-        return self.weights.keep(parameter, self._shapes[parameter], dtype, offset)
+    def _keep(self, parameter: str, offset: float = 0.0, in_float32: bool = True) -> int:
+        return self.weights.keep(Kept(parameter, self._shapes[parameter], offset, in_float32))
 
     def _place(self) -> None:
         for linear, places in zip(self._linears, self.weights.place(self._linears), strict=True):

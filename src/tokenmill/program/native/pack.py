@@ -16,8 +16,9 @@ from tokenmill.kernels.native_library import library
 from tokenmill.program.native.layouts import LAYOUTS, PAD, TILE, WIDE
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored
+from tokenmill.settings.engine_config import DTYPES
 
-_FLOATS = {LAYOUTS[name]: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
+_FLOATS = {LAYOUTS[name]: getattr(torch, name) for name in DTYPES}
 
 
 def layout_of(stored: Stored) -> int:

@@ -7,7 +7,7 @@ threads, sums never are.
 import ctypes
 import weakref
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +27,7 @@ from tokenmill.program.native.ops import Ops
 from tokenmill.program.native.positions import PositionTables
 from tokenmill.program.native.weights import Packed, Packing
 from tokenmill.program.parts import Opened
+from tokenmill.weights.source import WeightSource
 
 WHY_BYTES = 500
 
@@ -51,7 +52,9 @@ class Native(Program):
         if packed is None:
             self._weights: Packing | Packed = Packing(source, opened.allocate, LAYOUTS[config.dtype], rank)
         else:
-            self._weights = Packed(torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"], rank)
+            self._weights = Packed(
+                torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"], config.dtype, rank
+            )
         tables = PositionTables(description, config.max_length)
         self._ops = Ops(description, source.scheme, config.dtype, pool.rows, self._weights, tables)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
@@ -125,10 +128,10 @@ class Native(Program):
     def build_id(self) -> str:
         return f"{self.build or native_library.best_build()} {native_library.library_digest()}"
 
-    def packed_weights(self) -> dict[str, Any]:
+    def packed_weights(self, others: Iterable[WeightSource] = ()) -> dict[str, Any]:
         if not isinstance(self._weights, Packing):
             raise ConfigError("model", "a packed model", "the model itself: it is packed already")
-        return self._weights.describe()
+        return self._weights.describe(others)
 
     def run(self, step: Step) -> Output:
         """The logits are float32."""

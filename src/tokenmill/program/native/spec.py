@@ -52,6 +52,12 @@ class NativeSpec(ProgramSpec):
         return _packed_bytes(model, dtype, scheme, ALONE)
 
     @staticmethod
+    def copy_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
+        """See ProgramSpec. A copy that keeps codes may have what is floating point in every dtype."""
+        own = _packed_bytes(model, dtype, scheme, ALONE)
+        return own + 2 * DTYPES["float32"] * _count_floats(model) if scheme.keeps_codes and model.codes else own
+
+    @staticmethod
     def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
         """See ProgramSpec."""
         return [_packed_bytes(model, dtype, scheme, Rank(number, ranks)) for number in range(ranks)]
@@ -78,6 +84,19 @@ def first_rows(matrix: Projection, unit: int) -> Iterator[int]:
     for rows in matrix.parts:
         yield from range(begin, begin + rows, unit)
         begin += rows
+
+
+def _count_floats(model: ModelConfig) -> int:
+    """Count the numbers that a checkpoint of codes has in floating point: all but matrices and the table of tokens,
+    with routers.
+    """
+    decoder, parts = describe(model), count_parameters(model)
+    found = sum(parts.values()) - parts["embedding"] + (decoder.head.num_weights if model.tie_embeddings else 0)
+    for matrix, count in decoder.matrices.items():
+        found -= count * matrix.num_weights
+        if matrix.role == "router":
+            found += count * matrix.inputs * (matrix.outputs + -matrix.outputs % TILE)
+    return found
 
 
 def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme, rank: Rank) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tokenmill.kernels.native_library import library
 from tokenmill.kernels.native_structs import TmOp
 from tokenmill.parallel.division import Rank
-from tokenmill.program.native.layouts import TILE
+from tokenmill.program.native.layouts import FLOATS, TILE
 from tokenmill.program.native.pack import layout_of
 from tokenmill.quant.stored import Stored
 
@@ -28,6 +28,11 @@ class Run(NamedTuple):
     num_units: int
     layout: int
     gate_layout: int = NO_GATE
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether all of it is codes, which are the same whatever the model's dtype."""
+        return FLOATS.isdisjoint((self.layout, self.gate_layout))
 
 
 @dataclass
@@ -83,6 +88,10 @@ class Linear:
     def stride(self, run: Run) -> int:
         """Bytes from one unit of a run to the next."""
         return self.unit_bytes(run.layout) + self.unit_bytes(run.gate_layout)
+
+    def num_bytes(self, runs: Iterable[Run]) -> int:
+        """Bytes of all its units that are in these runs."""
+        return sum(run.num_units * self.stride(run) for run in runs)
 
 
 class Part(NamedTuple):

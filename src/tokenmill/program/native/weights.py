@@ -1,8 +1,10 @@
 """The addresses of the native program's weights: in an arena that is packed from a checkpoint, or in a packed model.
 
 Ops asks either for the same things in the order of the model: small tensors and tables one by one, then all matrices.
-Packing can describe the addresses that it gave as offsets in a file; Packed gives them again from such a file. A rank
-has its share of the units of every matrix, and of the tables those that are looked up there; other units have no place.
+Packing can describe the addresses that it gave as offsets in a file; Packed gives them again from such a file. Codes of
+a checkpoint are the same in every dtype: a file may hold them once, and beside them what is floating point in each
+dtype. A rank has its share of the units of every matrix, and of the tables those that are looked up there; other units
+have no place.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -10,23 +12,53 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import chain, islice
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tokenmill.errors import PackedModelError
+from tokenmill.errors import NumberTooLarge, PackedModelError
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.memory.arena import Allocate, Allocation, Arena
 from tokenmill.parallel.division import ALONE, Rank
-from tokenmill.program.native.layouts import LAYOUTS
+from tokenmill.program.native.layouts import FLOATS, LAYOUTS
 from tokenmill.program.native.pack import pack
 from tokenmill.program.native.units import NO_GATE, Linear, Part, Place, Run, pieces_of, places_of
+from tokenmill.settings.engine_config import DTYPES
 from tokenmill.value_reader import brief
 from tokenmill.weights.source import WeightSource, return_memory
 
-LAYOUT = 10
+LAYOUT = 11
 """The version of the packed bytes and of the order of requests; it grows when either changes."""
+OF_ONE_DTYPE = 10
+"""The version that differs in its description alone, which is of one dtype. Files of 0.1 have it."""
+FLOATS_SHARE = 1 / 8
+"""Of the bytes of the codes: what is floating point may take so many in all dtypes together. More would cost those who
+load a model in one dtype more than others save: norms and routers take less than a hundredth, a table of tokens that is
+floating point more than the codes."""
+
+
+class Kept(NamedTuple):
+    """A tensor that is read without packing, plus `offset`. parameter: None for zeros.
+
+    in_float32: it is held in float32, of values as the model's dtype rounds them; otherwise in that dtype.
+    """
+
+    parameter: str | None
+    shape: tuple[int, ...]
+    offset: float = 0.0
+    in_float32: bool = True
+
+    def held_in(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype that it is held in, of a model in that one."""
+        return torch.float32 if self.in_float32 else dtype
+
+    def read(self, source: WeightSource) -> Tensor:
+        """Read it as it is held."""
+        dtype = self.held_in(source.dtype)
+        zeros = torch.zeros(self.shape, dtype=dtype)
+        held = zeros if self.parameter is None else source.tensor(self.parameter).to(dtype)
+        return held + self.offset if self.offset else held
 
 
 class Packing:
@@ -36,34 +68,35 @@ class Packing:
     """
 
     def __init__(self, source: WeightSource, allocate: Allocate, widest: int, rank: Rank = ALONE) -> None:
-        self._rank = rank
+        self._rank, self._dtype = rank, source.dtype
         self._source: WeightSource | None = source  # until all is packed
         self._allocate, self._widest = allocate, widest
-        self._kept: list[Tensor] = []
+        self._wanted, self._kept = list[Kept](), list[Tensor]()
+        self._linears: Sequence[Linear] = ()
         self._placed: list[list[Run]] = []  # with offsets in the place of addresses
         self._memory: Allocation = Arena(0)
         self._payload = self._memory.bytes
         self.num_bytes = self.num_matrix_bytes = 0
 
-    def keep(self, parameter: str | None, shape: tuple[int, ...], dtype: torch.dtype, offset: float = 0.0) -> int:
-        """Address of a tensor that is read without packing, plus `offset`; of zeros, where no parameter is named."""
+    def keep(self, wanted: Kept) -> int:
+        """Give the address of a tensor that is read without packing."""
         assert self._source is not None, "asked before the matrices are placed"
-        held = torch.zeros(shape, dtype=dtype) if parameter is None else self._source.tensor(parameter).to(dtype)
-        held = held + offset if offset else held
+        held = wanted.read(self._source)
+        self._wanted.append(wanted)
         self._kept.append(held)
         self.num_bytes += held.nbytes
         return held.data_ptr()
 
-    def keep_table(self, parameter: str, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
-        """Address of the table that tokens are looked up in; None on ranks that look nothing up."""
-        return None if self._rank.number else self.keep(parameter, shape, dtype)
+    def keep_table(self, wanted: Kept) -> int | None:
+        """Give the address of the table that tokens are looked up in; None on ranks that look nothing up."""
+        return None if self._rank.number else self.keep(wanted)
 
     def place(self, linears: Sequence[Linear]) -> list[dict[int, Place]]:
         """Pack all matrices: for each, where the units of this rank lie, by their numbers."""
         # As large as it can become, since layouts depend on codes that are not read yet.
         num_bytes = sum(self._max_bytes(linear) for linear in linears)
         self._memory = self._allocate(num_bytes, sum(len(linear.unit_rows) for linear in linears))
-        source, self._source = self._source, None
+        source, self._source, self._linears = self._source, None, linears
         assert source is not None, "called once"
         matrices = chain.from_iterable(self._read(source, linear) for linear in linears)
         reading = closing(_ahead(matrices, torch.get_num_threads()))  # it holds the last matrix until it is closed
@@ -71,11 +104,11 @@ class Packing:
             for number, linear in enumerate(linears):
                 if number % 16 == 0:
                     return_memory()  # of the matrices that were released
-                begin = self._memory.used
-                self._placed.append(self._pack(linear, islice(parts, len(linear.matrices))))
+                runs = self._pack(linear, islice(parts, len(linear.matrices)))
+                self._placed.append(runs)
                 own = len(linear.own_units(self._rank))
                 if own and not linear.is_embedding:  # of all ranks: units of the others are as large as ours
-                    self.num_matrix_bytes += (self._memory.used - begin) * len(linear.unit_rows) // own
+                    self.num_matrix_bytes += linear.num_bytes(runs) * len(linear.unit_rows) // own
         self._payload = self._memory.bytes
         return_memory()
         self.num_bytes += self._memory.used
@@ -100,13 +133,19 @@ class Packing:
                     begin += stored.num_rows
             yield found
 
-    def _pack(self, linear: Linear, matrices: Iterable[list[Part]]) -> list[Run]:
-        """Pack one Linear. Its temporary memory is free on return, so that return_memory can hand it back."""
-        runs = []
+    def _pack(self, linear: Linear, matrices: Iterable[list[Part]], before: Iterable[Run] = ()) -> list[Run]:
+        """Pack one Linear. Its temporary memory is free on return, so that return_memory can hand it back.
+
+        before: the same units, packed in another dtype; of these the codes are not packed again.
+        """
+        runs, packed = [], iter(before)
         for parts in matrices:
             of_rank = [[firsts[at] for at in self._rank.share(len(firsts))] for firsts in (linear.firsts, linear.gates)]
             kinds = [pieces_of(linear, parts, firsts) for firsts in of_rank if firsts]
             for together in zip(*kinds, strict=True):
+                if (run := next(packed, None)) is not None and run.is_coded:
+                    runs.append(run)
+                    continue
                 sizes = [linear.unit_bytes(piece.layout) for piece in together]
                 offset, place = (
                     self._memory.used,
@@ -117,51 +156,95 @@ class Packing:
                 runs.append(Run(offset, len(place), *(piece.layout for piece in together)))
         return runs
 
-    def describe(self) -> dict[str, Any]:
-        """What Packed is made from: where everything lies. Called where the memory is a file, into which it puts the
-        tensors that are read without packing too.
+    def describe(self, others: Iterable[WeightSource] = ()) -> dict[str, Any]:
+        """Describe where everything lies, for Packed. Called where the memory is a file, into which it puts the tensors
+        that are read without packing too.
+
+        others: the same weights in other dtypes; where there is little beside codes, that is read and put there too.
+        The place of a matrix that is not all codes is told by dtype. A dtype that does not hold the numbers has a
+        sentence in the place of them.
         """
-        kept = []
-        for tensor in self._kept:
-            kept.append([self._memory.used, tensor.nbytes])
+        floats = [runs for runs in self._placed if not _are_coded(runs)]
+        dtypes: dict[str, Any] = {_name(self._dtype): {"kept": self._put(self._kept), "floats": floats}}
+        for source in others if self._has_few_floats() else ():
+            try:
+                dtypes[_name(source.dtype)] = self._in_dtype_of(source)
+            except NumberTooLarge as error:
+                dtypes[_name(source.dtype)] = str(error)
+        placed = [runs if _are_coded(runs) else [] for runs in self._placed]
+        return {"layout": LAYOUT, "placed": placed, "dtypes": dtypes}
+
+    def _has_few_floats(self) -> bool:
+        codes, floats = 0, sum(tensor.numel() for tensor in self._kept)
+        for linear, runs in zip(self._linears, self._placed, strict=True):
+            for run in runs:
+                for layout in (run.layout, run.gate_layout):
+                    size = run.num_units * linear.unit_bytes(layout)
+                    codes += 0 if layout in FLOATS else size
+                    floats += size // self._dtype.itemsize if layout in FLOATS else 0
+        return floats * sum(DTYPES.values()) <= FLOATS_SHARE * codes
+
+    def _in_dtype_of(self, source: WeightSource) -> dict[str, Any]:
+        """Put what is not codes into the file again, in the dtype of that source; describe where it lies."""
+        with torch_threads(1):
+            kept = self._put(wanted.read(source) for wanted in self._wanted)
+            matrices = zip(self._linears, self._placed, strict=True)
+            floats = [
+                self._pack(linear, self._read(source, linear), runs)
+                for linear, runs in matrices
+                if not _are_coded(runs)
+            ]
+        return {"kept": kept, "floats": floats}
+
+    def _put(self, tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+        """Put tensors into the memory: for each, where it begins there, and its bytes."""
+        places = []
+        for tensor in tensors:
+            places.append((self._memory.used, tensor.nbytes))
             self._memory.zeros((tensor.nbytes,), torch.uint8).copy_(tensor.reshape(-1).view(torch.uint8))
-        sizes = {"matrix_bytes": self.num_matrix_bytes, "num_bytes": self.num_bytes}
-        return {"layout": LAYOUT, "kept": kept, "placed": self._placed, **sizes}
+        return places
 
 
 class Packed:
-    """Weights from the bytes [N] of a packed model, as Packing.describe describes them.
+    """Weights from the bytes [N] of a packed model, as Packing.describe describes them, for a model in that dtype.
 
-    All ranks map the same file, whose pages are in memory once.
+    All ranks map the same file, whose pages are in memory once. NumberTooLarge where the dtype does not hold them.
     """
 
-    def __init__(self, payload: Tensor, described: dict[str, Any], rank: Rank = ALONE) -> None:
-        self._rank = rank
+    def __init__(self, payload: Tensor, described: dict[str, Any], dtype: str, rank: Rank = ALONE) -> None:
+        self._rank, self._dtype = rank, getattr(torch, dtype)
+        if described.get("layout") == OF_ONE_DTYPE:
+            described = {**described, "layout": LAYOUT, "dtypes": {dtype: {**described, "floats": []}}}
         if described.get("layout") != LAYOUT:
             raise PackedModelError(
                 f"the packed model has layout {brief(described.get('layout'))}, and this tokenmill packs {LAYOUT}: "
                 "make it again"
             )
-        fields: list[Any] = [described.get(name) for name in ("kept", "placed", "matrix_bytes", "num_bytes")]
-        kept, self._placed, self.num_matrix_bytes, self.num_bytes = fields
-        shapes = ((None, 2), (None, None, len(Run._fields)), (), ())
-        if not all(_are_ints(field, *shape) for field, shape in zip(fields, shapes, strict=True)):
+        dtypes = described.get("dtypes")
+        found = dtypes.get(dtype) if isinstance(dtypes, dict) else None
+        if isinstance(found, str):
+            raise NumberTooLarge(found)
+        told: dict[str, Any] = found if isinstance(found, dict) else {}
+        fields: list[Any] = [described.get("placed"), told.get("kept"), told.get("floats")]
+        (placed, kept, floats), runs = fields, (None, None, len(Run._fields))
+        if not (_are_ints(placed, *runs) and _are_ints(kept, None, 2) and _are_ints(floats, *runs)):
             raise PackedModelError("the packed model is damaged: its description of the weights is none; make it again")
+        of_dtype = iter(floats)
+        self._placed: list[Any] = [coded or next(of_dtype, []) for coded in placed]
         self._payload, self._kept = payload, iter(kept)
+        self.num_bytes, self.num_matrix_bytes = sum(size for _, size in kept), 0
 
-    def keep(self, parameter: str | None, shape: tuple[int, ...], dtype: torch.dtype, offset: float = 0.0) -> int:
+    def keep(self, wanted: Kept) -> int:
         """See Packing. The size of what was kept must be that of this tensor."""
         begin, size = next(self._kept, (0, -1))
-        wanted = prod(shape) * dtype.itemsize
-        if size != wanted or not 0 <= begin <= self._payload.nbytes - size:
-            raise PackedModelError(
-                f"the packed model holds {size} bytes where its config wants {wanted}: make it again"
-            )
+        right = prod(wanted.shape) * wanted.held_in(self._dtype).itemsize
+        if size != right or not 0 <= begin <= self._payload.nbytes - size:
+            raise PackedModelError(f"the packed model holds {size} bytes where its config wants {right}: make it again")
         return self._payload.data_ptr() + int(begin)
 
-    def keep_table(self, parameter: str, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
+    def keep_table(self, wanted: Kept) -> int | None:
         """See Packing."""
-        address = self.keep(parameter, shape, dtype)
+        address = self.keep(wanted)
         return None if self._rank.number else address
 
     def place(self, linears: Sequence[Linear]) -> list[dict[int, Place]]:
@@ -169,6 +252,11 @@ class Packed:
         placed = [[Run(base + offset, *rest) for offset, *rest in runs] for runs in self._placed]
         if len(placed) != len(linears) or not all(map(self._fits, linears, placed)):
             raise PackedModelError("the packed model's matrices are not those of its config: make it again")
+        sizes = [linear.num_bytes(runs) for linear, runs in zip(linears, placed, strict=True)]
+        self.num_bytes += sum(sizes)
+        self.num_matrix_bytes = sum(
+            size for linear, size in zip(linears, sizes, strict=True) if not linear.is_embedding
+        )
         return [self._own(linear, runs) for linear, runs in zip(linears, placed, strict=True)]
 
     def _own(self, linear: Linear, runs: list[Run]) -> dict[int, Place]:
@@ -184,6 +272,14 @@ class Packed:
         ends = [run.address - base + run.num_units * linear.stride(run) for run in runs]
         within = all(run.address >= base and end <= self._payload.nbytes for run, end in zip(runs, ends, strict=True))
         return within and sum(run.num_units for run in runs) == len(linear.unit_rows)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _are_coded(runs: Iterable[Run]) -> bool:
+    return all(run.is_coded for run in runs)
 
 
 def _are_ints(value: Any, *lengths: int | None) -> bool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class PackedCheckpoint(Checkpoint):
     """It raises PackedModelError, by field, if the file is damaged, of another version, or older than its model.
 
-    facts: the header; only the program, dtype and scheme that it names can use the weights.
+    facts: the header; only the settings that it was made for can use the weights, see settings_of.
     """
 
     def __init__(self, path: Path, reader: PackedReader | None = None, copy_of: Path | None = None) -> None:

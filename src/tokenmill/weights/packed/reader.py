@@ -9,6 +9,7 @@ which model it was made, and the tokenizer.
 import mmap
 import os
 import zlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,8 @@ from tokenmill.weights.packed.verified import is_verified, record_of, remember
 MAGIC, FORMAT = b"TMIMAGE\n", 6
 BEGIN = HUGE_PAGE  # of the weights in the file
 REMEDY = "make it again with `tokenmill pack`"
+ANY_DTYPE = "any-dtype"
+"""The dtype of a packed model that serves in all of them."""
 
 
 def is_packed_model(path: Path) -> bool:
@@ -41,6 +44,11 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """
     with file_errors(path, "read"), path.open("rb") as opened:
         return _header_of(path, opened)
+
+
+def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with which a packed model can be used, by its facts: any other value is another packed model's."""
+    return {name: facts[name] for name in ("program", "dtype", "scheme") if facts[name] != ANY_DTYPE}
 
 
 def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:

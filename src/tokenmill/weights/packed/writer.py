@@ -76,7 +76,7 @@ class PackedWriter:
         """Write the header and put the file in its place; its size in bytes.
 
         `facts`: program, dtype, scheme, source, copy, fingerprint, config, shapes, and what the program needs to find
-        the weights.
+        the weights. A copy takes the name that they have, beside the one that the writer was given.
         """
         self._append(self._last)
         if self._filled:
@@ -99,7 +99,7 @@ class PackedWriter:
             _write_all(self._file.fileno(), memoryview(header + text), BEGIN + self.used)
             if self._sync:
                 os.fsync(self._file.fileno())
-            self._temporary.replace(self.path)
+            self._temporary.replace(self.path.with_name(facts.get("copy") or self.path.name))
         return BEGIN + self.used + len(header) + len(text)
 
     def close(self) -> None:
