@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.byte_model import save_byte_model
 from tests.marks import needs_native
 from tests.speculate.test_multi_step import engine_for
 from tests.text.test_tokenizer import trained
@@ -181,3 +182,18 @@ def test_what_a_model_suppresses_is_never_drawn(path, plain, tmp_path, how, para
         assert engine.generate(PROMPTS[0], max_new_tokens=NEW, **params).tokens == expected.tokens
         session = engine.session(PROMPTS[0])
         assert session.generate(max_new_tokens=NEW, logit_bias={forbidden[0]: 100}, **params).tokens == expected.tokens
+
+
+def test_a_constraint_may_have_a_bad_word_spelled_by_other_tokens(tmp_path):
+    """As in vLLM: the tokens of the word are forbidden, and not its letters."""
+    path = save_byte_model(tmp_path, vocab_size=258)
+    tokenizer = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["model"]["vocab"]["no"] = 257
+    tokenizer["model"]["merges"] = [["n", "o"]]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with load(path, dtype="float32") as engine:
+        assert engine.encode("no", add_special_tokens=False) == [257]
+        assert engine.generate("x", choice=["no"]).text == "no"
+        assert engine.generate("x", choice=["no", "nx"], bad_words=["no", "x"]).tokens == (*b"no", 256)
+        with pytest.raises(RequestError, match=r"every token is masked .* bad_words"):  # forced: one spelling
+            engine.generate("x", choice=["no"], bad_words=["no"])

@@ -13,9 +13,9 @@ class Choosing:
     """One record, handed on whole to sessions, forks, drafts and the sampler's rows.
 
     stop_ids: token id → the finish reason it gives. penalties_from: the position from which presence and frequency
-    penalties count; None is the end of the prompt. bad_words: token ids of each word that the output must not hold.
-    constraint: what the tokens from constrained_from on fit; None is the end of the prompt. thinking:
-    the limit of what the model thinks, from the same position on.
+    penalties count; None is the end of the prompt. bad_words: token ids of each word, whose last must not come behind
+    the others. constraint: what the tokens from constrained_from on fit; None is the end of the prompt.
+    thinking: the limit of what the model thinks, from the same position on.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)

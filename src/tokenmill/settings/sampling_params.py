@@ -23,7 +23,8 @@ class SamplingParams:
     min_new_tokens: until then end-of-sequence and stop tokens are masked, and no stop text ends it. temperature 0 is
     argmax exactly. repetition_penalty: Keskar et al. 2019, arXiv 1909.05858; presence_penalty and frequency_penalty:
     over the output only, as OpenAI's API defines them. logit_bias: -inf forbids a token. stop_token_ids: beside the
-    model's own. bad_words: the token that would complete one is forbidden (vLLM's rule). seed: the token at position p
+    model's own. bad_words: the token that would complete one, as the tokenizer spells it alone and
+    after a space, is forbidden (vLLM's rule); the same letters in other tokens are not. seed: the token at position p
     draws one number from (seed, p). logprobs: 0 for the chosen token's alone. n: the i-th continuation uses seed + i.
 
     At most one of json_schema, regex, grammar and choice constrains the text. A json_schema may be a mapping, JSON
@@ -60,7 +61,8 @@ class SamplingParams:
         in_chat=False)
     allowed_token_ids: tuple[int, ...] | None = setting(None, "The only ids that may be chosen, as 1,2,3.",
         in_chat=False)
-    bad_words: tuple[str, ...] = setting((), "A word that the output must not hold. May be repeated.")
+    bad_words: tuple[str, ...] = setting((),
+        "A word whose tokens, alone or after a space, must not come. May be repeated.")
     stop: tuple[str, ...] = setting((), "Text that ends the output. May be repeated.",
         http_aliases=("stop_sequences", "stop_strings", "stop_words"))
     include_stop: bool = setting(False, "Keep the text that stopped the output.", http="include_stop_str_in_output")

@@ -193,6 +193,14 @@ def test_a_text_that_is_cut_says_so(http):
     assert done["warnings"] == ["stop ends the text also where it does not fit guided_choice yet"]
 
 
+def test_bad_words_beside_a_constraint_are_told(http):
+    done = ask(http, guided_choice=["ab", "cd"], bad_words=["ab"]).json()
+    assert done["choices"][0]["message"]["content"] == "cd"
+    told = "bad_words forbids the usual tokens of a word; where guided_choice leaves little else, others may spell it"
+    assert done["warnings"] == [told]
+    assert told not in ask(http, bad_words=["ab"], max_tokens=3).json().get("warnings", ())
+
+
 ENDLESS = {"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]}}}
 REFUSED = [
     ({"response_format": {"type": "sound"}}, "response_format", "use one of text, json_object, json_schema"),

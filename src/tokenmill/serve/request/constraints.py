@@ -66,12 +66,16 @@ def constraint_of(body: ConstraintFields) -> Constraint:
 
 
 def constraint_warnings(constraint: Constraint, sampling: Mapping[str, Any]) -> list[str]:
-    """Return a warning where stop texts or ids may end a constrained text before it is whole; it is said once more by
-    finish_reason and stop_reason.
+    """Warn where stop texts or ids may end a constrained text before it is whole, which finish_reason and stop_reason
+    say once more; and where the constraint may have the letters of a bad word come in other tokens.
     """
     field, _ = constraint
-    ends = [name for name in ("stop", "stop_token_ids") if field and sampling.get(name)]
-    return [f"{name} ends the text also where it does not fit {field} yet" for name in ends]
+    if not field:
+        return []
+    ends = [name for name in ("stop", "stop_token_ids") if sampling.get(name)]
+    warnings = [f"{name} ends the text also where it does not fit {field} yet" for name in ends]
+    spelled = f"bad_words forbids the usual tokens of a word; where {field} leaves little else, others may spell it"
+    return [*warnings, spelled] if sampling.get("bad_words") else warnings
 
 
 def told_of(field: str, constraint: matcher.Constraint | None) -> tuple[str, ...]:
