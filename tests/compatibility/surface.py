@@ -21,7 +21,7 @@ from tokenmill.cli.parser.other_names import ALIASES
 from tokenmill.receipts import receipt
 from tokenmill.registry import VERBS
 from tokenmill.serve.start.options import Options
-from tokenmill.serve.start.served import Served
+from tokenmill.serve.start.server import Served
 from tokenmill.weights.packed import reader
 
 PAGE = Path(__file__).with_name("public.txt")

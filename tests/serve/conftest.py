@@ -16,7 +16,7 @@ from tests.word_model import save_chat_model
 from tokenmill import load
 from tokenmill.serve.http.address import Address, listen
 from tokenmill.serve.start.options import Options
-from tokenmill.serve.start.run import Server
+from tokenmill.serve.start.server import Server
 
 MODEL = "words"
 SETTINGS = {"dtype": "float32", "max_length": 96, "max_sequences": 4, "block_size": 8}

@@ -227,7 +227,7 @@ def _serve(
     taken = _listen(address, engine.model, quiet)
     address = address.at(taken)
     from tokenmill.loader.fit import fit_for_many
-    from tokenmill.serve.start.run import Server
+    from tokenmill.serve.start.server import Server
 
     with progress_on_stderr(quiet) as progress:
         model = read_model_config(engine.model, progress)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from tokenmill.scale.fleet import Fleet
 from tokenmill.scale.gate import Gate
+from tokenmill.serve.http.access import recorded
 from tokenmill.serve.http.address import is_loopback
 from tokenmill.serve.http.draining import DrainingServer
 from tokenmill.serve.http.guard import Guard
-from tokenmill.serve.http.recording import recorded
 from tokenmill.serve.start.options import Options
 
 

@@ -14,8 +14,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.serve.http.errors import EngineDied
 from tokenmill.serve.loop.resumption import EXTENSION, Resumption
 from tokenmill.serve.start.options import Options
-from tokenmill.serve.start.served import Served
-from tokenmill.serve.start.warm_up import use_engine, use_routes
+from tokenmill.serve.start.server import Served, use_engine, use_routes
 
 GRACE_S = 2.0  # for the step that is being made when it ends
 

@@ -11,7 +11,7 @@ from openai._models import FinalRequestOptions
 from tests.serve.conftest import served
 from tokenmill.errors import CapacityError
 from tokenmill.serve.http.errors import QueueFull
-from tokenmill.serve.loop.admission import LONGEST_S, Admission
+from tokenmill.serve.loop.limits import LONGEST_S, Admission
 
 
 class Clock:

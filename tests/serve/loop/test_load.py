@@ -261,7 +261,7 @@ def test_kill_9_loses_nothing_that_was_published(chat_model, tmp_path):
     wanted = [quiet.generate(prompt, max_new_tokens=6).text for prompt in prompts]
     code = (
         "import sys; from tests.serve.conftest import SETTINGS; from tokenmill import load;"
-        "from tokenmill.serve.start.options import Options; from tokenmill.serve.start.run import Server;"
+        "from tokenmill.serve.start.options import Options; from tokenmill.serve.start.server import Server;"
         "from tokenmill.serve.http.address import Address, listen;"
         "taken = listen(Address(port=0)); print(taken.getsockname()[1], flush=True);"
         "settings = SETTINGS | {'prefix_dir': sys.argv[2]};"

@@ -8,8 +8,8 @@ from tokenmill.schedule.memory import Memory
 from tokenmill.schedule.row_blocks import RowBlocks
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence, Work
-from tokenmill.serve.loop import pace
-from tokenmill.serve.loop.pace import FIRST_TOKENS, LEAST_TOKENS, MARGIN, Pace
+from tokenmill.serve.loop import limits as pace
+from tokenmill.serve.loop.limits import FIRST_TOKENS, LEAST_TOKENS, MARGIN, Pace
 
 
 @pytest.fixture

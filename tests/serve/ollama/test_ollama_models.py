@@ -10,9 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.serve.conftest import MODEL, served
-from tokenmill.serve.ollama.facts import _counted
-from tokenmill.serve.ollama.names import tagged, unloads
-from tokenmill.serve.ollama.options import NEUTRAL, OWN, WITHOUT_EFFECT
+from tokenmill.serve.ollama.names import NEUTRAL, OWN, WITHOUT_EFFECT, tagged, unloads
+from tokenmill.serve.ollama.routes import _counted
 
 
 def test_the_model_is_listed_and_runs(http, chat_model, quiet):

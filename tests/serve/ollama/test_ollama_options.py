@@ -4,7 +4,7 @@ import pytest
 
 from tests.serve.conftest import MODEL
 from tests.serve.ollama.test_ollama import CHAT, asked, error, whole
-from tokenmill.serve.ollama.options import NEUTRAL, OWN, WITHOUT_EFFECT
+from tokenmill.serve.ollama.names import NEUTRAL, OWN, WITHOUT_EFFECT
 
 SAME = [
     ({"temperature": 0.9, "seed": 3}, {"temperature": 0.9, "seed": 3, "top_k": 40, "top_p": 0.9}),

@@ -18,7 +18,7 @@ from tokenmill.hub.progress import Silent
 from tokenmill.serve.http.address import Address, listen
 from tokenmill.serve.request.writer import system_fingerprint
 from tokenmill.serve.start.options import Options
-from tokenmill.serve.start.run import Server
+from tokenmill.serve.start.server import Server
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.text.turns import turns_of
 

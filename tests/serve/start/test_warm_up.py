@@ -7,7 +7,7 @@ from tests.serve.conftest import served
 from tests.word_model import save_chat_model
 from tokenmill import load
 from tokenmill.engine.observers import Observer
-from tokenmill.serve.start.warm_up import use_engine
+from tokenmill.serve.start.server import use_engine
 
 KEYS = ("one-key",)
 

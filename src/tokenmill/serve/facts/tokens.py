@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from pydantic import ConfigDict
 from starlette.responses import JSONResponse, Response
 
 from tokenmill.engine.engine import Engine
@@ -15,15 +14,8 @@ from tokenmill.text.token_bytes import spelled_texts
 from tokenmill.text.tokenizer import Tokenizer
 
 
-def _given(name: str, kind: str) -> dict[str, Any]:
-    """Return the schema of an object that has a field, and not as null."""
-    return {"required": [name], "properties": {name: {"type": kind}}}
-
-
 class TokenizeBody(Body):
     """POST /tokenize: a prompt, or the messages of a conversation."""
-
-    model_config = ConfigDict(json_schema_extra={"oneOf": [_given("prompt", "string"), _given("messages", "array")]})
 
     UNSERVED = Body.UNSERVED | {"chat_template": ()}
 

@@ -45,13 +45,11 @@ class HttpProtocol(H11Protocol):
     _is_half_closed = False
 
     def connection_made(self, transport: Any) -> None:
-        """See asyncio.Protocol."""
         super().connection_made(transport)
         self._wait_for_head()
         self._look_for_reader(inf)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         if self.cycle is None or self.cycle.response_complete:
             self._wait_for_head()
         before = self.cycle
@@ -60,7 +58,6 @@ class HttpProtocol(H11Protocol):
             self._head_is_here()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self._head_is_here()
         for timer in (self._look, self._stall, self._probe):
             if timer is not None:
@@ -118,12 +115,10 @@ class HttpProtocol(H11Protocol):
             self._probe = self.loop.call_later(PROBE_S, self._look_for_reset)
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
         self._stall = self.loop.call_later(STALL_S, self._abort_what_waits)
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
         self._has_drained = True
         if self._stall is not None:
             self._stall.cancel()

@@ -68,7 +68,6 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn.Server."""
         self._endings.end_at(time.monotonic() + GRACE_S)
         await super().shutdown(sockets)
 
@@ -110,7 +109,6 @@ class Endings:
                     limit.reschedule(ends_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         state = scope.setdefault("state", {})
         answer, limit = _Answer(send), asyncio.timeout_at(self._ends_s)
         try:
@@ -133,7 +131,6 @@ class _Answer:
         self._is_begun = self._is_stream = self._is_over = False
 
     async def send(self, message: Message) -> None:
-        """See ASGI."""
         if message["type"] == "http.response.start":
             kinds = [value for name, value in message["headers"] if name == b"content-type"]
             self._is_begun, self._is_stream = True, any(kind.startswith(STREAMS) for kind in kinds)

@@ -30,7 +30,6 @@ class Guard:
         self._app, self._options, self._is_loopback = app, options, is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             return
         is_file = any(route.form is not None for route in routes_at(scope["path"]))
@@ -83,7 +82,6 @@ class _Body:
         self._ends_s = asyncio.get_running_loop().time() + within_s
 
     async def receive(self) -> Message:
-        """See ASGI."""
         if self.is_whole:
             return await self._receive()
         try:

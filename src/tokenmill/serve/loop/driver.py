@@ -1,4 +1,4 @@
-"""What stands between the event loop and the engine's thread, in which requests are queued and answers are collected.
+"""The driver between the event loop and the engine's thread, in which requests are queued and answers are collected.
 
 The event loop never waits for a step. After each step the engine's thread hands what is new of every job to it, in one
 call.
@@ -9,21 +9,21 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, aclosing, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.observers import Observer
-from tokenmill.engine.outputs import Piece
+from tokenmill.engine.outputs import Piece, Tracker
 from tokenmill.engine.requests import Request
 from tokenmill.engine.session import Session
 from tokenmill.errors import TokenmillError
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.serve.http.errors import EngineDied
-from tokenmill.serve.loop.jobs import Generation, Job, Scoring, SessionLoad, Update
 from tokenmill.serve.loop.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,44 @@ FIRST_STEPS, FIRST_S = 8, 120.0  # until so many are known, a step may take this
 SILENCE_S = 10.0  # see Driver.pieces
 
 T = TypeVar("T")
+Update = list[Piece] | Exception
+
+
+@dataclass(eq=False)
+class Job:
+    """A job for a client. Its functions are called in the engine's thread: `take` returns the pieces that are new, or
+    raises the error that ended it; `cancel` is called in the end, too. trackers: of its continuations. name: of the
+    answer. updates: the pieces of each step, or the error; None once it is over. They are read in the event loop.
+    """
+
+    submit: Callable[[], None]
+    take: Callable[[], list[Piece]]
+    cancel: Callable[[], None]
+    is_over: Callable[[], bool]
+    trackers: Callable[[], list[Tracker]] = list
+    name: str = ""
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    updates: asyncio.Queue[Update | None] = field(default_factory=asyncio.Queue)
+    _is_silent: bool = False
+
+    def put(self, new: Update | None) -> None:
+        """Add to `updates`. Called in the event loop."""
+        self._is_silent = False
+        self.updates.put_nowait(new)
+
+    @contextmanager
+    def silence_broken(self, after_s: float) -> Iterator[None]:
+        """Inside this context, put an empty list into `updates` when nothing was for `after_s` to twice as long."""
+        self._timer = self.loop.call_later(after_s, self._look, after_s)
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+
+    def _look(self, after_s: float) -> None:
+        if self._is_silent:
+            self.updates.put_nowait([])
+        self._is_silent, self._timer = True, self.loop.call_later(after_s, self._look, after_s)
 
 
 class Steps(Observer):
@@ -43,7 +81,6 @@ class Steps(Observer):
         self.count, self.longest_s, self._begun_s = 0, 0.0, 0.0
 
     def phase(self, name: str, plan: Plan | None) -> None:
-        """See Observer."""
         if name == "begin":
             self._begun_s = time.perf_counter()
         elif name == "deliver":
@@ -95,24 +132,49 @@ class Driver:
     @property
     def answers(self) -> dict[int, str]:
         """The answer that each sequence writes, by its id. Read in the engine's thread."""
-        return {each.sequence.id: job.name for job in self._live for each in job.trackers}
+        return {each.sequence.id: job.name for job in self._live for each in job.trackers()}
 
     def pieces(self, request: Request, name: str = "") -> AsyncGenerator[list[Piece], None]:
         """Queue a request and yield what is new of it, step by step. Closed early, it is cancelled.
 
         An empty list comes when nothing was new for SILENCE_S to twice as long. name: of the answer that it writes.
         """
-        return self._updates(Generation(request, name))
+        core = self.core
+        doing = partial(core.submit, request), partial(core.take, request), partial(core.cancel, request)
+        return self._updates(Job(*doing, lambda: request.is_done, lambda: request.trackers, name))
 
     async def score(self, sequence: Sequence) -> None:
-        """Run a sequence of which nothing is sampled, to its end."""
-        await self._finish(Scoring(sequence))
+        """Run a sequence of which nothing is sampled, to its end; its logits go to its `on_logits`."""
+        core = self.core
+
+        def take() -> list[Piece]:
+            core.check_scored(sequence)
+            return []
+
+        doing = partial(core.enqueue, sequence), take, partial(core.release, sequence)
+        await self._finish(Job(*doing, lambda: sequence.finish_reason is not None))
 
     async def keep(self, session: Session, client: bytes, do: Callable[[], T]) -> T:
-        """Have the rows of a session, beside what else runs; then call a function in the engine's thread."""
-        await self._finish(job := SessionLoad(session, client, do))
-        result: T = job.result
-        return result
+        """Have the rows of a session, beside what else runs; then call a function in the engine's thread, before
+        another step could take their blocks. Without a result the session is of no use, and closed.
+        """
+        is_loaded, result = list[Callable[[], bool]](), list[T]()
+
+        def is_over() -> bool:
+            return is_loaded[0]()
+
+        def take() -> list[Piece]:
+            if is_over():
+                result.append(do())
+            return []
+
+        def cancel() -> None:
+            if not result:
+                session.close()
+
+        submit: Callable[[], None] = lambda: is_loaded.append(session.begin_load(client))  # noqa: E731
+        await self._finish(Job(submit, take, cancel, is_over))
+        return result[0]
 
     async def _finish(self, job: Job) -> None:
         async with aclosing(self._updates(job)) as updates:
@@ -164,7 +226,7 @@ class Driver:
         try:
             if self.error is not None:
                 raise self.error
-            job.submit(self.core)
+            job.submit()
         except Exception as error:  # noqa: BLE001  (the client hears of it; the others go on)
             self._tell({job: [error]})
             return
@@ -204,18 +266,18 @@ class Driver:
     def _end(self, job: Job) -> None:
         """Forget a job that is over or not wanted any more."""
         self._live.remove(job)
-        job.cancel(self.core)
-        for tracker in job.trackers:
+        job.cancel()
+        for tracker in job.trackers():
             self.metrics.ended(tracker.sequence, tracker.completion)
-        self.metrics.request_ended(job.trackers)
+        self.metrics.request_ended(job.trackers())
 
     def _hand_out(self) -> None:
         """Hand what is new of every job to the event loop."""
         updates: dict[Job, list[Update | None]] = {}
         for job in list(self._live):
             try:
-                pieces = job.take(self.core)
-                updates[job] = [*([pieces] if pieces else []), *([None] if job.is_over else [])]
+                pieces = job.take()
+                updates[job] = [*([pieces] if pieces else []), *([None] if job.is_over() else [])]
             except Exception as error:  # noqa: BLE001  (the error of this job; the others go on)
                 updates[job] = [error]
             if updates[job] and not isinstance(updates[job][-1], list):

@@ -70,7 +70,6 @@ class Metrics(Observer):
         return generate_latest(self._registry)
 
     def phase(self, name: str, plan: Plan | None) -> None:
-        """See Observer."""
         if plan is None or name != "plan":
             return
         self._iteration.observe(sum(work.count for work in plan.work))
@@ -155,7 +154,6 @@ class _Kept(Collector):
         self.gauges: tuple[int, int, float] = (0, 0, 0.0)
 
     def collect(self) -> Iterable[Metric]:
-        """See Collector."""
         running, waiting, usage = self.gauges
         stats, num_preemptions = self._core.speculation.stats, self._core.scheduler.num_preemptions
         for kind, name, text, value in (

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from tokenmill.engine.engine import Engine
 from tokenmill.serve.http.errors import CLIENT_CLOSED, ApiError
-from tokenmill.serve.loop.admission import Admission
 from tokenmill.serve.loop.driver import Driver
+from tokenmill.serve.loop.limits import Admission
 from tokenmill.serve.request.prompt import Model
 from tokenmill.serve.request.route import Route
 from tokenmill.serve.request.writer import system_fingerprint

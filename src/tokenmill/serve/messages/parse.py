@@ -6,7 +6,7 @@ no prompt would begin as the one before it.
 
 import json
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -41,8 +41,6 @@ NO_THREADS = "thread_unsupported_request"  # by which Anthropic's client goes on
 class CountBody(Body):
     """POST /v1/messages/count_tokens."""
 
-    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {}
-
     messages: ListOf[dict[str, Any]] = Field(min_length=1)
     system: str | ListOf[dict[str, Any]] | None = None
     tools: ListOf[dict[str, Any]] | None = None
@@ -51,13 +49,8 @@ class CountBody(Body):
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
 
-    @property
-    def unknown(self) -> list[str]:
-        """See Body."""
-        return [name for name in super().unknown if name not in IGNORED]
-
     def check(self) -> None:
-        """See Body. Names that are like others are ignored as all unknown ones are.
+        """Check what all bodies need, but for names that are like others: all unknown ones are ignored.
 
         A thread is refused at its first message, since those after it come without what was said before.
         """

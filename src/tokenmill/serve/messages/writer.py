@@ -42,7 +42,6 @@ class MessagesRefusals(Refusals):
     }
 
     def body(self, error: ApiError) -> Json:
-        """See Refusals."""
         kind = self.KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         message = self.message(error)
         if isinstance(error, TooLong):
@@ -51,7 +50,6 @@ class MessagesRefusals(Refusals):
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
     def event(self, body: Json, begun: Json) -> bytes:
-        """See Refusals."""
         return b"event: error\ndata: " + to_line(body) + b"\n\n"
 
 
@@ -72,7 +70,6 @@ class MessagesWriter(Writer):
         self._has_begun = False
 
     def answer(self, completions: List[Completion]) -> Json:
-        """See Writer."""
         (done,) = completions
         self._count(done.tokens)
         for _ in self._of_parts(self._reading.take(Piece(done.text, done.tokens, done))):
@@ -93,7 +90,6 @@ class MessagesWriter(Writer):
             yield {"type": "message_stop"}
 
     def event(self, value: Json) -> bytes:
-        """See Writer."""
         return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), to_line(value))
 
     def _pass_over(self, piece: Piece) -> None:

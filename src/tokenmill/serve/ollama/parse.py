@@ -14,8 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from tokenmill.serve.http.errors import ApiError
-from tokenmill.serve.ollama.names import check_served, unloads
-from tokenmill.serve.ollama.options import take_options
+from tokenmill.serve.ollama.names import check_served, take_options, unloads
 from tokenmill.serve.ollama.writer import Own, loaded
 from tokenmill.serve.request.ask import Ask, field_of
 from tokenmill.serve.request.constraints import Schema

@@ -4,19 +4,28 @@ One model is served, for as long as the server runs: there are no routes that wo
 pull of the served model succeeds, since clients pull before they chat.
 """
 
-from typing import Any, ClassVar
+import json
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 from starlette.responses import Response
 
+from tokenmill.model.description import count_parameters
+from tokenmill.quant.schemes import find_scheme
 from tokenmill.serve.http.errors import ApiError
 from tokenmill.serve.http.streams import LINES, to_line
-from tokenmill.serve.loop.service import Call
-from tokenmill.serve.ollama.facts import ModelFacts
-from tokenmill.serve.ollama.names import VERSION, check_served, tagged
+from tokenmill.serve.loop.service import Call, Service
+from tokenmill.serve.ollama.names import VERSION, check_served, tagged, written
 from tokenmill.serve.request.fields import Body
 from tokenmill.value_reader import brief
 from tokenmill.version import __version__
 
+FOR_EVER = timedelta(days=100 * 365)  # how long a model stays loaded that is never unloaded
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+NAMES = {"repetition_penalty": "repeat_penalty"}  # of settings, in a list of parameters
 Json = dict[str, Any]
 PULLED = ({"status": "pulling manifest"}, {"status": "success"})
 MAX_NAME = 100  # characters of a name that are worth giving back
@@ -24,8 +33,6 @@ MAX_NAME = 100  # characters of a name that are worth giving back
 
 class OllamaModelBody(Body):
     """The bodies of routes about models. name: what older clients call it. stream: of the progress of a pull."""
-
-    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     name: str | None = None
     stream: bool = True
@@ -73,3 +80,128 @@ def _check_named(call: Call) -> None:
     if not call.body.asked:
         raise ApiError(400, "model is required", "model")
     check_served(call.body.asked, call.service.options.name)
+
+
+class ModelFacts:
+    """The answers of routes that tell of it."""
+
+    def __init__(self, service: Service) -> None:
+        self._core, self._served, self._model = service.engine.core, service.options.name, service.model
+        self._started = datetime.fromtimestamp(service.created, UTC)
+
+    @property
+    def listed(self) -> Json:
+        """The entry in /api/tags."""
+        return {
+            **self._head,
+            "modified_at": self._modified_at,
+            "size": self._core.loaded.memory["weights_bytes"],
+            "digest": self._digest,
+            "details": self._details,
+        }
+
+    @property
+    def running(self) -> Json:
+        """The entry in /api/ps."""
+        memory, device = self._core.loaded.memory, self._core.loaded.config.device
+        size = memory["weights_bytes"] + memory["cache_bytes"]
+        return {
+            **self._head,
+            "size": size,
+            "digest": self._digest,
+            "details": self._details,
+            "expires_at": written(self._started + FOR_EVER),
+            "size_vram": 0 if device == "cpu" else size,
+            "context_length": self._model.num_positions,
+        }
+
+    @property
+    def shown(self) -> Json:
+        """The answer of /api/show."""
+        return {
+            "modelfile": f"# Served by tokenmill {__version__}, which reads no Modelfile\nFROM {self._served}\n",
+            "parameters": self._parameters,
+            "template": (self._core.loaded.tokenizer and self._core.loaded.tokenizer.chat_template) or "",
+            "details": self._details,
+            "model_info": self._model_info,
+            "capabilities": self._capabilities,
+            "modified_at": self._modified_at,
+        }
+
+    @property
+    def _capabilities(self) -> list[str]:
+        """The words that clients look for."""
+        found = {"completion": True, "tools": self._model.has_template, "thinking": self._model.thinks}
+        return [word for word, is_there in found.items() if is_there]
+
+    @property
+    def _head(self) -> Json:
+        return {"name": tagged(self._served), "model": tagged(self._served)}
+
+    @property
+    def _digest(self) -> str:
+        """A digest of the digests of the model's files."""
+        return sha256(json.dumps(dict(self._core.loaded.fingerprint), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _modified_at(self) -> str:
+        """The time of the model's file or folder; the server's start where it has none of that name."""
+        try:
+            modified = datetime.fromtimestamp(Path(self._core.loaded.config.model).stat().st_mtime, UTC)
+        except OSError:
+            modified = self._started
+        return written(modified)
+
+    @property
+    def _details(self) -> Json:
+        loaded, family = self._core.loaded, self._core.loaded.model_config.family
+        return {
+            "parent_model": "",
+            "format": "gguf" if [*loaded.fingerprint] == ["weights"] else "safetensors",  # one file has all
+            "family": family,
+            "families": [family],
+            "parameter_size": _counted(sum(count_parameters(loaded.model_config).values())),
+            "quantization_level": self._level,
+        }
+
+    @property
+    def _level(self) -> str:
+        """The scheme of the matrices; the bits of their numbers, where they stay as in the files; or a dtype."""
+        loaded = self._core.loaded
+        scheme = loaded.config.scheme
+        if scheme.startswith("q"):
+            return scheme.upper()
+        if find_scheme(scheme).keeps_codes and loaded.model_config.code_bits:
+            return f"{loaded.model_config.code_bits:.3g} bits"
+        return DTYPES[loaded.config.dtype]
+
+    @property
+    def _parameters(self) -> str:
+        """Lines of names and values: the length that is configured, and what the model's files recommend."""
+        found = {"num_ctx": self._model.num_positions, **self._core.loaded.generation_defaults}
+        return "\n".join(f"{NAMES.get(name, name):<30} {value}" for name, value in found.items())
+
+    @property
+    def _model_info(self) -> Json:
+        """Facts by GGUF's names. The length is the one that is configured, since clients ask for as much as it says."""
+        model = self._core.loaded.model_config
+        family = model.family
+        return {
+            "general.architecture": family,
+            "general.basename": self._served,
+            "general.parameter_count": sum(count_parameters(model).values()),
+            f"{family}.context_length": self._model.num_positions,
+            f"{family}.embedding_length": model.hidden_size,
+            f"{family}.block_count": model.num_layers,
+            f"{family}.feed_forward_length": model.intermediate_size,
+            f"{family}.attention.head_count": model.num_heads,
+            f"{family}.attention.head_count_kv": model.num_kv_heads,
+            f"{family}.attention.key_length": model.head_dim,
+            f"{family}.vocab_size": model.vocab_size,
+        }
+
+
+def _counted(number: int) -> str:
+    """134515008 → "134.52M", as Ollama counts parameters."""
+    unit, letter = next(((unit, letter) for unit, letter in UNITS if number >= unit), (1, ""))
+    return f"{number / unit:.2f}".rstrip("0").rstrip(".") + letter

@@ -37,11 +37,9 @@ class OllamaRefusals(Refusals):
     """The form of errors of /api, as Ollama has it: one text, which is a line of its own in a stream."""
 
     def body(self, error: ApiError) -> Json:
-        """See Refusals."""
         return {"error": self.message(error)}
 
     def event(self, body: Json, begun: Json) -> bytes:
-        """See Refusals."""
         return to_line(body) + b"\n"
 
 
@@ -79,7 +77,6 @@ class OllamaWriter(Writer):
 
     @property
     def begun(self) -> Json:
-        """See Writer."""
         return super().begun | {"keep_alive": self.keep_alive}
 
     @property
@@ -88,19 +85,16 @@ class OllamaWriter(Writer):
         return self.event(self._object(_Said()))
 
     def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
-        """See Writer."""
         super().resume(written, texts)
         self._before_s = written.elapsed_s
 
     def answer(self, completions: List[Completion]) -> Json:
-        """See Writer."""
         (done,) = completions
         self._count(done.tokens)
         said = self._said(self._reading.take(Piece(done.text, done.tokens, done)), done)
         return self._object(said) | self._logprobs(done.tokens, done.logprobs) | self._end(done)
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """See Writer."""
         self._count(piece.tokens)
         said = self._said(self._reading.take(piece), piece.done)
         logprobs = self._logprobs(piece.tokens, piece.logprobs)
@@ -110,7 +104,6 @@ class OllamaWriter(Writer):
             yield self._object(_Said()) | self._end(piece.done)
 
     def event(self, value: Json) -> bytes:
-        """See Writer."""
         return to_line(value) + b"\n"
 
     def _pass_over(self, piece: Piece) -> None:

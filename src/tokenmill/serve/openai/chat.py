@@ -29,7 +29,6 @@ class ChatWriter(Choices):
         self._readings = defaultdict[int, Reading](lambda: Reading(prepared.readers.make()))
 
     def answer(self, completions: List[Completion]) -> Json:
-        """See Writer."""
         return {**super().answer(completions), **self._prompt_logprobs(0), **self._prompt_ids(0)}
 
     def _choice(self, index: int, done: Completion) -> Json:

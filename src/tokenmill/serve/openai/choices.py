@@ -44,7 +44,6 @@ class Choices(Writer):
         }
 
     def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
-        """See Writer."""
         self._begun |= set(written.tokens)
         super().resume(written, texts)
 
@@ -62,13 +61,11 @@ class Choices(Writer):
         }
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """See Writer."""
         self._count(piece.tokens)
         for choice in self._deltas(piece):
             yield self._chunk([choice])
 
     def closing(self) -> Iterator[Json]:
-        """See Writer."""
         if self._wants_usage:
             yield {**self._chunk([]), "usage": self._usage()}
 

@@ -30,7 +30,6 @@ class CustomTool(Function):
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """See Function."""
         if self.pattern is None:
             return TEXT
         return {**TEXT, "properties": {INPUT: {"type": "string", "pattern": f"^{grouped(self.pattern)}$"}}}

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
-from tokenmill.engine.inputs import PARTS, WITHOUT_CONTENT
+from tokenmill.engine.inputs import PARTS
 from tokenmill.serve.http.errors import ApiError
 from tokenmill.serve.request.constraints import INSTEAD_OF_TAGS, ConstraintFields
 from tokenmill.settings.field import settings_of
@@ -32,35 +32,7 @@ def also(name: str, *names: str, default: Any = None) -> Any:
     return Field(default=default, validation_alias=AliasChoices(name, *names))
 
 
-# What engine/inputs.py checks of a message, for /openapi.json.
-_PARTS = [
-    {
-        "type": "object",
-        "required": ["type", key],
-        "properties": {"type": {"const": kind}, key: {"type": "string"}},
-    }
-    for kind, key in PARTS.items()
-]
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": _PARTS}}]}
-_MESSAGE = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {"role": {"type": "string"}},
-    "anyOf": [
-        {"required": ["content"], "properties": {"content": _CONTENT}},
-        {
-            "properties": {
-                "role": {"enum": list(WITHOUT_CONTENT)},
-                "content": {"anyOf": [*_CONTENT["anyOf"], {"type": "null"}]},
-            }
-        },
-    ],
-}
-
-
-# What settings/checks.py checks of a bias, entry by entry.
-_BIAS: dict[str, Any] = {"propertyNames": {"pattern": "^[0-9]{1,19}$"}, "additionalProperties": {"type": "number"}}
-Messages = Annotated[ListOf[dict[str, Any]], Field(min_length=1, json_schema_extra={"items": _MESSAGE})]
+Messages = Annotated[ListOf[dict[str, Any]], Field(min_length=1)]
 
 
 class Nullable(BaseModel):
@@ -134,7 +106,7 @@ _KINDS: dict[Any, Any] = {
     float: float,
     tuple[int, ...]: ListOf[Int64],
     tuple[str, ...]: ListOf[str],
-    Mapping[int, float]: Annotated[dict[str, Any], Field(json_schema_extra=_BIAS)],
+    Mapping[int, float]: dict[str, Any],
 }
 TYPES = {form: field | None for kind, field in _KINDS.items() for form in (kind, kind | None)} | {bool: bool}
 """The types of settings → those of fields. None leaves a setting as the server has it."""

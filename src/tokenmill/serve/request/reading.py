@@ -29,11 +29,9 @@ class PlainReader:
     """All is text."""
 
     def push(self, text: str) -> list[Part]:
-        """See Reader."""
         return [TextPart(text)] if text else []
 
     def finish(self) -> list[Part]:
-        """See Reader."""
         return []
 
 

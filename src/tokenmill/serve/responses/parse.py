@@ -2,10 +2,15 @@
 
 Its input is a list of items. What the model wrote in one turn, thinking, text and calls of tools, is several of them
 and becomes one message again, so that the chat template shows it as it was written.
+
+Its tools are functions, those of a namespace, and custom tools, which take a text. To the model all of them are
+functions; a custom tool is one with a single argument, `input`.
 """
 
 import json
 from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pydantic_core
@@ -14,7 +19,6 @@ from tokenmill.serve.http.errors import ApiError
 from tokenmill.serve.request.ask import Ask, field_of
 from tokenmill.serve.request.fields import Body, Int64, ListOf, check_model
 from tokenmill.serve.request.prompt import Model
-from tokenmill.serve.responses.tools import flat_name, read_tools
 from tokenmill.value_reader import brief
 
 IGNORED = {
@@ -34,6 +38,7 @@ INCLUDED = ("reasoning.encrypted_content",)
 STORED = "this server keeps no responses: send the whole conversation as input"
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "summary_text": "text"}
 TEXTS |= {"reasoning_text": "text"}
+SEPARATOR = "__"  # between the name of a namespace and that of a function in it
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 Json = dict[str, Any]
 ECHOED = "instructions max_output_tokens metadata parallel_tool_calls reasoning temperature text tool_choice top_p"
@@ -66,13 +71,8 @@ class ResponsesBody(Body):
     top_p: float | None = None
     truncation: str = "disabled"
 
-    @property
-    def unknown(self) -> list[str]:
-        """See Body."""
-        return [name for name in super().unknown if name not in IGNORED]
-
     def check(self) -> None:
-        """See Body. Names that are like others are ignored as all unknown ones are."""
+        """Refuse what is not served; names that are like others are ignored as all unknown ones are."""
         for name, nothing in self.UNSERVED.items():
             if (given := (self.model_extra or {}).get(name)) is not None and given not in nothing:
                 why = "" if name == "background" else f": {STORED}"
@@ -230,3 +230,90 @@ class _Items:
         if self._turn is not None and set(self._turn) - {"role", "reasoning_content"}:
             self._ask.messages.append({"content": "", **self._turn})
         self._turn = None
+
+
+@dataclass(frozen=True)
+class Named:
+    """How an answer names what the model calls."""
+
+    name: str
+    space: str | None = None
+    is_custom: bool = False
+
+
+def flat_name(name: str, space: str | None) -> str:
+    """The one name of a function in a namespace."""
+    return name if space is None else f"{space}{SEPARATOR}{name}"
+
+
+def read_tools(
+    given: List[Json], choice: str | Json, is_parallel: bool, ask: Ask
+) -> tuple[dict[str, Named], dict[str, Any]]:
+    """Return how answers name the functions, and the tools and the choice among them as fields of an Ask."""
+    names: dict[str, Named] = {}
+    tools: list[Json] = []
+    for number, each in enumerate(given):
+        _Tool(f"tools[{number}]", ask, names, tools).take(each)
+    fields: Json = {"tools": tools, "parallel_tool_calls": is_parallel} if tools else {}
+    return names, fields | ({"tool_choice": _choice(choice)} if tools or choice != "auto" else {})
+
+
+@dataclass
+class _Tool:
+    """One entry of the tools, which is added to both."""
+
+    where: str
+    ask: Ask
+    names: dict[str, Named]
+    tools: list[Json]
+
+    def take(self, given: Json, space: str | None = None) -> None:
+        """Take an entry; what a server would run is left out."""
+        kind = field_of(given, "type", str, self.where)
+        if kind == "function":
+            self._take_function(given, space)
+        elif kind == "custom":
+            self._take_custom(given, space)
+        elif kind == "namespace" and space is None:
+            inner = field_of(given, "name", str, self.where)
+            for each in field_of(given, "tools", list, self.where):
+                self.take(each, inner)
+        else:
+            self.ask.warn(f"a tool of type {brief(kind)} is left out, since nothing here runs it")
+
+    def _take_function(self, given: Json, space: str | None) -> None:
+        name = field_of(given, "name", str, self.where)
+        told = {key: given.get(key) for key in ("description", "parameters", "strict")}
+        self._add(Named(name, space), {"type": "function", "function": told | {"name": flat_name(name, space)}})
+
+    def _take_custom(self, given: Json, space: str | None) -> None:
+        name = field_of(given, "name", str, self.where)
+        told = {key: given.get(key) for key in ("description", "format")}
+        self._add(Named(name, space, True), {"type": "custom", "custom": told | {"name": flat_name(name, space)}})
+
+    def _add(self, named: Named, tool: Json) -> None:
+        flat = flat_name(named.name, named.space)
+        if flat in self.names:
+            raise ApiError(400, f"{self.where}: a second tool {flat!r}: give each a name of its own", "tools")
+        self.names[flat] = named
+        self.tools.append(tool)
+
+
+def _choice(given: str | Json) -> str | Json:
+    if isinstance(given, str):
+        return given
+    if given.get("type") != "allowed_tools":
+        return _named(given)
+    tools = [_named(each) for each in field_of(given, "tools", list, "tool_choice")]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": given.get("mode"), "tools": tools}}
+
+
+def _named(given: Any) -> Json:
+    kind = field_of(given, "type", str, "tool_choice")
+    if kind not in ("function", "custom"):
+        raise ApiError(
+            400, f"tool_choice.type = {brief(kind)} is not allowed: function, custom or allowed_tools", "tool_choice"
+        )
+    name, space = field_of(given, "name", str, "tool_choice"), given.get("namespace")
+    flat = flat_name(name, space if isinstance(space, str) else None)
+    return {"type": "function", "function": {"name": flat}}

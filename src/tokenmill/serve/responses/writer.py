@@ -1,7 +1,11 @@
-"""The answers of /v1/responses: a response whole, or the events of a stream, in items."""
+"""The answers of /v1/responses: a response whole, or the events of a stream, in items: text, thinking, and calls of
+functions and of custom tools, each with its events.
+"""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 from tokenmill.engine.outputs import Completion, Piece
@@ -9,10 +13,11 @@ from tokenmill.serve.http.errors import ApiError, Refusals
 from tokenmill.serve.http.streams import to_line
 from tokenmill.serve.loop.resumption import Resumption
 from tokenmill.serve.request.ask import Ask
+from tokenmill.serve.request.custom_tools import input_of
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.serve.request.reading import Reading
 from tokenmill.serve.request.writer import Json, Writer
-from tokenmill.serve.responses.items import FunctionItem, Item, TextItem, ThinkingItem, call_item
+from tokenmill.serve.responses.parse import Named
 from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
 
 MAX_EVENTS = 8  # of one token, for the numbers of a stream that goes on at another server
@@ -38,11 +43,9 @@ class ResponsesRefusals(Refusals):
     }
 
     def body(self, error: ApiError) -> Json:
-        """See Refusals."""
         return {"error": super().body(error)["error"] | self._told(error)}
 
     def event(self, body: Json, begun: Json) -> bytes:
-        """See Refusals."""
         begun = dict(begun)
         number, code = begun.pop("sequence_number", LAST_NUMBER), body["error"]["code"]
         told = {"code": code if code in CODES else "server_error", "message": body["error"]["message"]}
@@ -62,6 +65,133 @@ class ResponsesRefusals(Refusals):
 REFUSALS = ResponsesRefusals()
 
 
+class Item(ABC):
+    """One item. place: its index in the output. answer: the id of the response. status: of its text."""
+
+    prefix: str
+
+    def __init__(self, place: int, answer: str) -> None:
+        self._place, self._pieces, self.status = place, list[str](), "in_progress"
+        digest = blake2b(f"{answer}:{place}".encode(), digest_size=12).hexdigest()
+        self._id = f"{self.prefix}_{digest}"
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._pieces)
+
+    def begin(self) -> Iterator[Json]:
+        """The first events."""
+        yield self._about("response.output_item.added", item=self.whole(is_empty=True))
+
+    def add(self, text: str) -> Iterator[Json]:
+        """The events for more text."""
+        self._pieces.append(text)
+        yield self._delta(text)
+
+    def end(self, is_cut: bool = False) -> Iterator[Json]:
+        """The last events. is_cut: a limit has ended the text."""
+        self.status = "incomplete" if is_cut else "completed"
+        yield from self._ending()
+        yield self._about("response.output_item.done", item=self.whole())
+
+    @abstractmethod
+    def whole(self, is_empty: bool = False) -> Json:
+        """The item, with what is there of it."""
+
+    @abstractmethod
+    def _delta(self, text: str) -> Json:
+        """The event for more text."""
+
+    @abstractmethod
+    def _ending(self) -> Iterator[Json]:
+        """The events before the one that has the whole item."""
+
+    def _about(self, kind: str, **more: Any) -> Json:
+        item = {} if "item" in more else {"item_id": self._id}
+        return {"type": kind, **item, "output_index": self._place, **more}
+
+
+class TextItem(Item):
+    """A message."""
+
+    prefix = "msg"
+
+    def whole(self, is_empty: bool = False) -> Json:
+        content = [] if is_empty else [_part(self.text)]
+        return {"type": "message", "id": self._id, "role": "assistant", "status": self.status, "content": content}
+
+    def begin(self) -> Iterator[Json]:
+        yield from super().begin()
+        yield self._about("response.content_part.added", content_index=0, part=_part(""))
+
+    def _delta(self, text: str) -> Json:
+        return self._about("response.output_text.delta", content_index=0, delta=text, logprobs=[])
+
+    def _ending(self) -> Iterator[Json]:
+        yield self._about("response.output_text.done", content_index=0, text=self.text, logprobs=[])
+        yield self._about("response.content_part.done", content_index=0, part=_part(self.text))
+
+
+class ThinkingItem(Item):
+    """What the model thought."""
+
+    prefix = "rs"
+
+    def whole(self, is_empty: bool = False) -> Json:
+        content = [] if is_empty else [{"type": "reasoning_text", "text": self.text}]
+        return {"type": "reasoning", "id": self._id, "summary": [], "content": content, "encrypted_content": None}
+
+    def _delta(self, text: str) -> Json:
+        return self._about("response.reasoning_text.delta", content_index=0, delta=text)
+
+    def _ending(self) -> Iterator[Json]:
+        yield self._about("response.reasoning_text.done", content_index=0, text=self.text)
+
+
+class FunctionItem(Item):
+    """A call of a function, whose arguments are JSON text."""
+
+    prefix = "fc"
+
+    def __init__(self, place: int, answer: str, call: str, named: Named) -> None:
+        super().__init__(place, answer)
+        space = {} if named.space is None else {"namespace": named.space}
+        self._named = {"call_id": call, "name": named.name} | space
+
+    def whole(self, is_empty: bool = False) -> Json:
+        return {"type": "function_call", "id": self._id, **self._named, "arguments": self.text, "status": self.status}
+
+    def _delta(self, text: str) -> Json:
+        return self._about("response.function_call_arguments.delta", delta=text)
+
+    def _ending(self) -> Iterator[Json]:
+        name = self._named["name"]
+        yield self._about("response.function_call_arguments.done", name=name, arguments=self.text)
+
+
+class CustomItem(FunctionItem):
+    """A call of a custom tool. Its input stands in the JSON text of the model's call, so it is shown when that ends."""
+
+    prefix = "ctc"
+
+    def whole(self, is_empty: bool = False) -> Json:
+        given = "" if is_empty else input_of(self.text)
+        return {"type": "custom_tool_call", "id": self._id, **self._named, "input": given, "status": self.status}
+
+    def add(self, text: str) -> Iterator[Json]:
+        self._pieces.append(text)
+        yield from ()
+
+    def _ending(self) -> Iterator[Json]:
+        yield self._about("response.custom_tool_call_input.delta", delta=input_of(self.text))
+        yield self._about("response.custom_tool_call_input.done", input=input_of(self.text))
+
+
+def _part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
 class ResponsesWriter(Writer):
     """The items are made as parts come; a whole response is made of the same.
 
@@ -79,19 +209,16 @@ class ResponsesWriter(Writer):
         self._number = 0  # of the next event
 
     def answer(self, completions: List[Completion]) -> Json:
-        """See Writer."""
         (done,) = completions
         self._count(done.tokens)
         self._end_all(self._reading.take(Piece(done.text, done.tokens, done)), done)
         return self._response(done) | self._token_ids(done)
 
     def opening(self) -> Iterator[Json]:
-        """See Writer."""
         for name in ("created", "in_progress"):
             yield self._numbered({"type": f"response.{name}", "response": self._response(None)})
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """See Writer."""
         self._count(piece.tokens)
         for event in self._of_parts(self._reading.take(piece)):
             yield self._numbered(event)
@@ -102,15 +229,12 @@ class ResponsesWriter(Writer):
             yield self._numbered({"type": f"response.{response['status']}", "response": response})
 
     def event(self, value: Json) -> bytes:
-        """See Writer."""
         return b"event: %b\ndata: %b\n\n" % (str(value["type"]).encode(), to_line(value))
 
     def failure(self, error: Exception) -> bytes:
-        """See Writer."""
         return self.refusals.event_of(error, self._response(None) | {"sequence_number": self._number})
 
     def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
-        """See Writer."""
         super().resume(written, texts)
         self._number = 2 * written.is_opened + MAX_EVENTS * sum(map(len, written.tokens.values()))
 
@@ -142,7 +266,9 @@ class ResponsesWriter(Writer):
                 yield from self._items[-1].add(part.text)
             elif isinstance(part, CallBegin):
                 call = self._prepared.readers.call_id(part.id, self._id, part.index)
-                yield from self._open(call_item(len(self._items), self._id, call, self._names[part.name]))
+                named = self._names[part.name]
+                kind = CustomItem if named.is_custom else FunctionItem
+                yield from self._open(kind(len(self._items), self._id, call, named))
             elif isinstance(part, CallArguments):
                 yield from self._items[-1].add(part.text)
 

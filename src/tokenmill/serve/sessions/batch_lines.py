@@ -51,11 +51,9 @@ class BatchLines(Task):
         self._fingerprint = ""
 
     def begin(self, core: Core) -> None:
-        """See Task."""
         self._fingerprint = system_fingerprint(core.loaded)
 
     def check(self, columns: Columns) -> None:
-        """See Task."""
         if missing := [name for name in FIELDS if name not in columns]:
             there = ", ".join(map(repr, list(columns)[:20])) or "none"
             raise RequestError(
@@ -64,7 +62,6 @@ class BatchLines(Task):
             )
 
     def facts(self, core: Core) -> Json:
-        """See Task."""
         return {
             "kind": "requests",
             "served_model_name": self._name,
@@ -75,11 +72,9 @@ class BatchLines(Task):
         }
 
     def columns(self, columns: Columns) -> Columns:
-        """See Task."""
         return {"id": "text", "custom_id": "text", "response": "json", "error": "json"}
 
     def prepare(self, core: Core, row: TableRow, key: Key) -> RowWork:
-        """See Task."""
         route, ask = self._read(core, row)
         if ask.seed is None or ask.seed == -1:
             ask.seed = key.seed if self._seed is None else self._seed
@@ -136,7 +131,6 @@ class BatchLines(Task):
         return None
 
     def refusal(self, row: TableRow, key: Key, error: Exception) -> Any:
-        """See Task."""
         if isinstance(error, _NoRequest):
             return {"response": None, "error": {"code": error.code, "message": str(error)}}
         if not isinstance(error, TokenmillError | ValidationError | ApiError):
@@ -145,16 +139,13 @@ class BatchLines(Task):
         return self._response(key, told.status, refusals_at(url).body(told))
 
     def output(self, row: TableRow, key: Key, answer: Any) -> Json:
-        """See Task."""
         custom_id = None if row.values is None else row.values.get("custom_id")
         return {"id": f"batch_req_{key.text}", "custom_id": custom_id, **answer}
 
     def key_of(self, written: Json) -> object:
-        """See Task."""
         return str(written.get("id")).removeprefix("batch_req_")
 
     def has_failed(self, answer: Any) -> bool:
-        """See Task."""
         return answer["response"] is None or answer["response"]["status_code"] != 200
 
     def _response(self, key: Key, status: int, body: Any) -> Json:

@@ -13,16 +13,20 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from tokenmill.batches.batch import BatchProgress, How, OutputTaken, opened
+from tokenmill.batches.formats.json_lines import JSONLines
 from tokenmill.batches.journal import NotWritten, OtherRun, journal_path
+from tokenmill.batches.row import dumps
+from tokenmill.batches.scan import scan
 from tokenmill.engine.engine import Engine
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.serve.http.errors import ApiError
 from tokenmill.serve.sessions.batch_lines import BatchLines
-from tokenmill.serve.sessions.batch_outcome import divide, fault, faults_of
 from tokenmill.serve.sessions.stored import Json, Records, StoredFiles
 from tokenmill.serve.start.options import Options
 
@@ -35,6 +39,7 @@ RETRY_S = 10.0  # after a full disk, or where another server runs a batch
 LOOK_S = 1.0
 MOST_TRIES = 3
 STOP_S = 5.0
+MOST_FAULTS = 100
 OPEN_TENANT = "open"  # of a server without keys
 
 
@@ -148,7 +153,7 @@ class BatchWorker:
             except TokenmillError as error:
                 if not self._is_stopping:
                     told = str(error).replace(f"{self.files.folder(tenant)}{os.sep}", "")
-                    self._fail(tenant, batch, [fault("invalid_batch", told)])
+                    self._fail(tenant, batch, [_fault("invalid_batch", told)])
             except Exception as error:  # noqa: BLE001  (it is logged, and the other batches go on)
                 self._note_fault(tenant, batch, error)
             finally:
@@ -164,7 +169,7 @@ class BatchWorker:
         self._not_before[batch] = time.monotonic() + RETRY_S
         if self._num_faults[batch] == MOST_TRIES:
             with suppress(ApiError):
-                self._fail(tenant, batch, [fault("server_error", f"a fault of the server: {type(error).__name__}")])
+                self._fail(tenant, batch, [_fault("server_error", f"a fault of the server: {type(error).__name__}")])
 
     def _next(self) -> tuple[str, str] | None:
         """The oldest batch that can be run: its client, and its id."""
@@ -194,7 +199,7 @@ class BatchWorker:
         source, target = self.files.content(tenant, values["input_file_id"]), self._target(tenant, batch)
         task = self._task(tenant, values["endpoint"])
         if values["status"] == "validating":
-            if faults := faults_of(source, task):
+            if faults := _faults_of(source, task):
                 self._fail(tenant, batch, faults)
                 return
             values = self._change(tenant, batch, "in_progress", ("validating",))
@@ -250,7 +255,7 @@ class BatchWorker:
 
     def _files_of(self, tenant: str, batch: str, target: Path) -> Json:
         source = self.files.content(tenant, str(self.batches.read(tenant, batch)["input_file_id"]))
-        return divide(self.files, tenant, batch, source, target)
+        return _divide(self.files, tenant, batch, source, target)
 
     def _fail(self, tenant: str, batch: str, faults: list[Json]) -> None:
         """End a batch with the answers that are there. Where they cannot be written, its journal is kept."""
@@ -282,3 +287,52 @@ class BatchWorker:
         key = b"" if tenant == OPEN_TENANT else bytes.fromhex(tenant)
         options = self._options
         return BatchLines(options.name, options.seed, options.is_strict, endpoint, key, PRIORITY, CLIENT)
+
+
+def _divide(files: StoredFiles, tenant: str, batch: str, source: Path, target: Path) -> Json:
+    """Divide an output among answers and errors, and keep both as files of the client; fields of the batch."""
+    made: Json = {"output_file_id": None, "error_file_id": None}
+    counts = {"completed": 0, "failed": 0}
+    total = sum(1 for _ in JSONLines().rows(source))
+    if target.exists():
+        for name, count, wanted in (("output", "completed", True), ("error", "failed", False)):
+            with TemporaryFile(dir=target.parent) as part:
+                for row in JSONLines().rows(target):
+                    if row.values is not None and _is_answer(row.values) == wanted:
+                        part.write(f"{dumps(row.values)}\n".encode())
+                        counts[count] += 1
+                if counts[count]:
+                    record = f"file-{sha256(f'{batch} {name}'.encode()).hexdigest()[:24]}"
+                    files.add(tenant, part, f"{batch}_{name}.jsonl", "batch_output", record)
+                    made[f"{name}_file_id"] = record
+    return made | {"request_counts": {"total": total, **counts}}
+
+
+def _faults_of(source: Path, task: BatchLines) -> list[Json]:
+    """What makes an input no batch, line by line; empty for one that can be run."""
+    if not source.exists():
+        return [_fault("file_not_found", "the input file is not there any more", param="input_file_id")]
+    found = []
+    for row in JSONLines().rows(source):
+        if (problem := task.problem(row)) is not None:
+            code, message, field = problem
+            found.append(_fault(code, message, row.line, field))
+            if len(found) == MOST_FAULTS:
+                return found
+    if not found:
+        try:
+            scan(source, task.id_field)
+        except RequestError as error:
+            message = str(error).removeprefix(f"{source}: ").removeprefix(f"{source} ")
+            found.append(_fault("invalid_input", message, param=task.id_field))
+    return found
+
+
+def _fault(code: str, message: str, line: int | None = None, param: str | None = None) -> Json:
+    """One error of a batch, as OpenAI's API has them."""
+    return {"code": code, "line": line, "message": message, "param": param}
+
+
+def _is_answer(values: Json) -> bool:
+    response = values["response"]
+    return response is not None and response["status_code"] == 200
