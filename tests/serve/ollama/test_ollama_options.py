@@ -93,3 +93,9 @@ def test_what_is_wrong_is_named(options, words, http):
 def test_no_option_is_in_two_tables():
     tables = (WITHOUT_EFFECT, NEUTRAL, OWN)
     assert sum(map(len, tables)) == len({name for table in tables for name in table})
+
+
+def test_two_names_of_one_setting(http):
+    """An option and one of our own fields beside it, which mean the same, are refused by both names."""
+    told = error(http, "/api/chat", asked("/api/chat", num_predict=4) | {"max_tokens": 3})
+    assert told == "num_predict means the same as max_tokens: give one of the two"

@@ -34,9 +34,7 @@ class QueueFull(CapacityError):
 
 
 class ApiError(HTTPException):
-    """A refusal. param: the field that it is about.
-    retry_after_s: what the header Retry-After says with status 429 or 503.
-    """
+    """A refusal. param: the field that it is about. retry_after_s: what Retry-After says with status 429 or 503."""
 
     def __init__(
         self,
@@ -109,8 +107,6 @@ def _of_validation(error: ValidationError) -> ApiError:
     """The first thing that is wrong, with the name of its field."""
     first: Mapping[str, Any] = error.errors()[0]
     places = [str(each) for each in first["loc"]]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     name = places[0] if places else None
     if name in ALLOWED and len(places) > 1:  # pydantic's message is about the first of the types alone
         return ApiError(400, f"{name}: a valid value is {ALLOWED[name]}", name)

@@ -115,7 +115,7 @@ def _checked(body: OllamaBody, model: Model) -> bool:
 
 
 def _begun(body: OllamaBody) -> Ask:
-    return Ask(stream=body.stream, protocol=OLLAMA)
+    return Ask(stream=body.stream, defaults=OLLAMA)
 
 
 def _fields(body: OllamaBody, ask: Ask, model: Model) -> Json:

@@ -27,21 +27,23 @@ Json = dict[str, Any]
 
 @dataclass
 class Ask:
-    """messages: a conversation; without one, prompts: texts and token ids, of which None is the beginning of a text.
-    after: token ids of an earlier text, behind which the prompt is put.
+    """messages: a conversation. prompts: where there is none, texts and token ids that are continued, each by itself;
+    None is the beginning of a text. after: token ids of an earlier text, behind which the prompt is put.
 
-    sampling: settings by their names in SamplingParams. constraint: the field that constrains the text, by which
-    refusals name it, and the settings that it becomes. best_of, echo, num_prompt_logprobs, shown_prompt_logprobs: of
-    completions; the latter is the number that is shown. tools, tool_choice, parallel_calls: of a conversation.
+    sampling: settings by their names in SamplingParams. constraint: see constraints.Constraint. max_tokens_field: the
+    field that has named the most new tokens. best_of: texts that are made of each prompt, of which the client gets the
+    n likeliest. echo: the client gets its prompt back. num_prompt_logprobs: likeliest tokens that are wanted at each
+    token of a prompt; shown_prompt_logprobs: how many of them a field of its own shows. tools, tool_choice,
+    parallel_calls: of a conversation, in OpenAI's form, which chat templates read, too.
 
-    variables: of the chat template, which are named in a warning where it does not read them; hints: those that it gets
-    if it reads them. effort, budget: of thinking; a budget is a limit where answers have marks of thinking.
-    opens_answer, continues_last: how a prompt ends. is_as_sent: messages are put into turns only if the template
-    refuses them. tenant, salt: rows of the cache are shared by requests that have both in common. kept_tokens: of a
-    prompt that is cut, at its end if cuts_end.
+    variables: of the chat template, which are named in a warning where it does not read them. hints: variables that it
+    gets only if it reads them. effort, budget: of thinking; the budget is a limit where answers have marks of thinking.
+    opens_answer, continues_last: how the prompt ends. is_as_sent: messages are put into turns only if the template
+    refuses them. adds_special: special tokens are added to prompts. kept_tokens: tokens that are left of a prompt,
+    whose end is cut off if cuts_end. tenant, salt: requests that have both in common share rows of the cache.
 
-    unknown: names of fields that mean nothing here. warnings: what else the client said without effect. protocol: the
-    defaults of its sampling. own: what the protocol's writer needs beside.
+    unknown: names of fields that mean nothing here. warnings: what else the client said without effect. defaults: the
+    protocol's, of sampling. own: what the protocol's writer needs beside.
     """
 
     messages: list[Json] = field(default_factory=list)
@@ -76,7 +78,7 @@ class Ask:
     wants_receipt: bool = False
     unknown: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    protocol: Recommended = field(default_factory=lambda: OPENAI)
+    defaults: Recommended = field(default_factory=lambda: OPENAI)
     own: Any = None
 
     @property

@@ -127,7 +127,7 @@ def _settings(core: Core, ask: Ask, answer: Answer) -> tuple[dict[str, Any], str
         del own["seed"]
     ranked = {} if (best_of or 1) == 1 else {"n": best_of, "logprobs": own.get("logprobs", 0)}
     shown = {"shown_token_ids": answer.shown_ids} if answer.shown_ids else {}
-    settings = default_settings(core.inputs.defaults, ask.protocol) | own | ranked | shown | settled
+    settings = default_settings(core.inputs.defaults, ask.defaults) | own | ranked | shown | settled
     return settings, constrained, max_tokens, only_prompts
 
 
