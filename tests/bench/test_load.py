@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tokenmill.bench import load as load_module
-from tokenmill.bench.load import Load, arrivals_s, build_asks, find_model, send
-from tokenmill.bench.load_report import Failure, Outcome, Record, Stream, figures
+from tokenmill.bench.load import LoadTest, arrivals_s, build_asks, find_model, send
+from tokenmill.bench.load_report import AnswerStream, Failure, Outcome, Record, figures
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.measure import files
 
@@ -202,7 +202,7 @@ def linger(handler):
 
 
 def run(server, **settings):
-    load = Load(url=server.url, **settings)
+    load = LoadTest(url=server.url, **settings)
     return send(load, find_model(load), build_asks(load))
 
 
@@ -242,20 +242,20 @@ def test_chat_counts_content_and_thoughts_but_no_role():
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 def test_the_address_may_end_as_other_clients_want_it(end):
-    assert Load(url="http://h:1" + end).at("models") == "http://h:1/v1/models"
+    assert LoadTest(url="http://h:1" + end).at("models") == "http://h:1/v1/models"
 
 
 def test_the_same_seed_gives_the_same_prompts():
-    few, many = Load(num_prompts=3, seed=5), Load(num_prompts=30, seed=5)
+    few, many = LoadTest(num_prompts=3, seed=5), LoadTest(num_prompts=30, seed=5)
     assert build_asks(many)[:3] == build_asks(few)
-    assert build_asks(Load(num_prompts=3, seed=6)) != build_asks(few)
+    assert build_asks(LoadTest(num_prompts=3, seed=6)) != build_asks(few)
     texts = [ask.body["prompt"] for ask in build_asks(many)]
     assert len(set(texts)) == 30
     assert {len(text.split()) for text in texts} == {128}
 
 
 def test_ids_instead_of_words():
-    load = Load(num_prompts=20, prompt=50, vocab_size=97)
+    load = LoadTest(num_prompts=20, prompt=50, vocab_size=97)
     ids = [token for ask in build_asks(load) for token in ask.body["prompt"]]
     assert set(ids) == set(range(97))
     assert build_asks(load) == build_asks(load)
@@ -264,7 +264,7 @@ def test_ids_instead_of_words():
 def test_prompts_from_a_file_are_repeated(tmp_path):
     path = tmp_path / "prompts"
     path.write_text('one two\n\n{"prompt": "three\\ud83d", "max_tokens": 4}\n{"prompt": [1, 2, 3]}\n', encoding="utf-8")
-    asks = build_asks(Load(prompts=path, num_prompts=5))
+    asks = build_asks(LoadTest(prompts=path, num_prompts=5))
     assert [ask.body.get("prompt") for ask in asks] == ["one two", "three\ud83d", [1, 2, 3], "one two", "three\ud83d"]
     assert [ask.length for ask in asks] == [2, 1, 3, 2, 1]
     with Server(answer) as server:
@@ -277,7 +277,7 @@ def test_conversations_from_a_file(tmp_path):
     path = tmp_path / "prompts"
     conversation = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why"}]
     path.write_text(json.dumps({"messages": conversation}) + "\nand text\r\n")
-    first, second = build_asks(Load(prompts=path, num_prompts=2, chat=True))
+    first, second = build_asks(LoadTest(prompts=path, num_prompts=2, chat=True))
     assert first.body["messages"] == conversation
     assert second.body["messages"] == [{"role": "user", "content": "and text"}]
 
@@ -286,21 +286,21 @@ def test_conversations_from_a_file(tmp_path):
 
 
 def test_the_same_seed_gives_the_same_times():
-    load = Load(rate=4.0, num_prompts=50, seed=3)
+    load = LoadTest(rate=4.0, num_prompts=50, seed=3)
     assert arrivals_s(load) == arrivals_s(load)
-    assert arrivals_s(load) != arrivals_s(Load(rate=4.0, num_prompts=50, seed=4))
+    assert arrivals_s(load) != arrivals_s(LoadTest(rate=4.0, num_prompts=50, seed=4))
 
 
 @pytest.mark.parametrize("burstiness", [0.01, 0.5, 1.0, 8.0, math.inf])
 def test_times_rise_and_keep_the_rate(burstiness):
-    times_s = arrivals_s(Load(rate=4.0, num_prompts=50, burstiness=burstiness))
+    times_s = arrivals_s(LoadTest(rate=4.0, num_prompts=50, burstiness=burstiness))
     assert times_s == sorted(times_s)
     assert times_s[-1] == pytest.approx(50 / 4)
 
 
 def test_burstiness_is_the_shape_of_the_gaps():
     def variation(burstiness):
-        gaps = np.diff(arrivals_s(Load(rate=1.0, num_prompts=4000, burstiness=burstiness)))
+        gaps = np.diff(arrivals_s(LoadTest(rate=1.0, num_prompts=4000, burstiness=burstiness)))
         return gaps.std() / gaps.mean()
 
     # Of a gamma distribution it is 1/sqrt(shape). 4,000 gaps give it within 8 %: three deviations of the widest.
@@ -311,7 +311,7 @@ def test_burstiness_is_the_shape_of_the_gaps():
 
 
 def test_without_a_rate_all_are_due_at_once():
-    assert arrivals_s(Load(num_prompts=3)) == [0, 0, 0]
+    assert arrivals_s(LoadTest(num_prompts=3)) == [0, 0, 0]
 
 
 def together(num):
@@ -339,7 +339,7 @@ def test_an_open_loop_does_not_wait_for_answers():
     assert len(server.bodies) == 12
     assert all(record.ok for record in outcome.records)
     due_s = [record.due_s for record in outcome.records]
-    assert due_s == arrivals_s(Load(rate=2000, num_prompts=12))
+    assert due_s == arrivals_s(LoadTest(rate=2000, num_prompts=12))
     assert all(record.sent_s >= record.due_s for record in outcome.records)
 
 
@@ -387,7 +387,7 @@ def test_what_fails_is_counted_and_the_run_goes_on(script, reason, detail):
 
 def test_what_hangs_ends_at_the_limit_and_the_run_goes_on():
     with Server(hang) as server:
-        load = Load(url=server.url, num_prompts=2, concurrency=1, time_limit=0.1)
+        load = LoadTest(url=server.url, num_prompts=2, concurrency=1, time_limit=0.1)
         outcome = send(load, "m", build_asks(load))  # find_model would have to be answered within the limit too
     assert [record.error for record in outcome.records] == ["time limit: not done after 0.1 s"] * 2
 
@@ -407,7 +407,7 @@ def test_prompts_that_the_server_knew_are_said():
     first = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
     for details, said in ((first, 1), (first | {"prompt_tokens_details": None}, 0)):
         record = Record()
-        stream = Stream(record)
+        stream = AnswerStream(record)
         stream.feed(encode(piece("a", "stop"), {"choices": [], "usage": details}) + DONE, 1.0)
         facts = figures(Outcome([record, Record(input_tokens=6)], 2, 1.0), {}, open_loop=False, detailed=False)
         assert facts["total_cached_tokens"] == 8 * said
@@ -433,7 +433,7 @@ def test_a_connection_that_stays_open_after_done_does_not_hold_the_run(monkeypat
 
 def test_the_clock_is_the_one_given():
     with Server(answer) as server:
-        load = Load(url=server.url, num_prompts=3)
+        load = LoadTest(url=server.url, num_prompts=3)
         outcome = send(load, "m", build_asks(load), clock=lambda: 5.0)
     facts = figures(outcome, {"ttft": 0}, open_loop=False, detailed=True)
     assert facts["duration"] == facts["output_throughput"] == facts["p99_e2el_ms"] == 0
@@ -458,7 +458,7 @@ def test_figures_agree_with_each_other():
 def read(*blocks):
     """The record after blocks that come a second apart."""
     record = Record()
-    stream = Stream(record)
+    stream = AnswerStream(record)
     for now_s, block in enumerate(blocks):
         stream.feed(block, now_s)
     stream.end()
@@ -737,7 +737,7 @@ def test_secrets_are_not_repeated(bench, options, secret):
     code, out, err = bench(*options)
     assert code == 2
     assert secret not in out + err
-    assert "sesame" not in repr(Load(api_key="sesame"))
+    assert "sesame" not in repr(LoadTest(api_key="sesame"))
 
 
 @pytest.mark.parametrize(
@@ -757,28 +757,28 @@ def test_secrets_are_not_repeated(bench, options, secret):
 def test_a_bad_file_of_prompts_is_refused_by_line(content, word, tmp_path):
     (tmp_path / "prompts").write_bytes(content)
     with pytest.raises(ConfigError, match="--prompts") as refused:
-        build_asks(Load(prompts=tmp_path / "prompts"))
+        build_asks(LoadTest(prompts=tmp_path / "prompts"))
     assert word in str(refused.value)
 
 
 def test_ids_do_not_go_with_chat(tmp_path):
     (tmp_path / "prompts").write_text('{"prompt": [1, 2]}')
     with pytest.raises(ConfigError, match="line 1"):
-        build_asks(Load(prompts=tmp_path / "prompts", chat=True))
+        build_asks(LoadTest(prompts=tmp_path / "prompts", chat=True))
 
 
 def test_a_server_that_lists_no_models_needs_a_name():
     with Server(answer) as server:
         server.models = b'{"data": []}'
         with pytest.raises(TokenmillError, match=r"lists no model \(HTTP \d+\): say with --model"):
-            find_model(Load(url=server.url))
+            find_model(LoadTest(url=server.url))
         server.models_status = 404
         with pytest.raises(TokenmillError, match="HTTP 404"):
-            find_model(Load(url=server.url))
-        assert find_model(Load(url=server.url, model="mine")) == "mine"
+            find_model(LoadTest(url=server.url))
+        assert find_model(LoadTest(url=server.url, model="mine")) == "mine"
         server.models_status = 401
         with pytest.raises(TokenmillError, match=r"wants another key \(HTTP \d+\): give it with --api-key"):
-            find_model(Load(url=server.url, model="mine", api_key="sesame"))
+            find_model(LoadTest(url=server.url, model="mine", api_key="sesame"))
 
 
 def test_a_proxy_in_the_environment_is_not_measured(monkeypatch):

@@ -23,7 +23,7 @@ from typing import Any
 import httpx2
 
 from tokenmill.bench.address import check_address, check_key, endpoint, headers_of
-from tokenmill.bench.load_report import GOODPUT, Failure, Outcome, Record, Stream, message_of
+from tokenmill.bench.load_report import GOODPUT, AnswerStream, Failure, Outcome, Record, message_of
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.progress import Progress, Silent
 
@@ -44,7 +44,7 @@ _TICK_S = 0.01
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadTest:
     """The load to send, and the server; checked when made, and errors name the option of `tokenmill bench load`."""
 
     url: str = "http://127.0.0.1:8000"
@@ -100,7 +100,7 @@ class LoadRequest:
     length: int
 
 
-def arrivals_s(load: Load) -> list[float]:
+def arrivals_s(load: LoadTest) -> list[float]:
     """When each request is due, in seconds since the start; the same for the same seed.
 
     As in vLLM, times are scaled so that the last is due at num_prompts / rate: the offered rate is the requested one.
@@ -119,7 +119,7 @@ def arrivals_s(load: Load) -> list[float]:
     return due_s
 
 
-def build_asks(load: Load) -> list[LoadRequest]:
+def build_asks(load: LoadTest) -> list[LoadRequest]:
     """Every prompt, the same for the same seed; the first n of a longer run are those of a shorter one."""
     if load.prompts is not None:
         given = _read(load.prompts, load.chat)
@@ -127,7 +127,7 @@ def build_asks(load: Load) -> list[LoadRequest]:
     return [_invent(load, index) for index in range(load.num_prompts)]
 
 
-def _invent(load: Load, index: int) -> LoadRequest:
+def _invent(load: LoadTest, index: int) -> LoadRequest:
     draw = random.Random(f"prompt {load.seed} {index}")  # noqa: S311  a load, not a secret
     if load.vocab_size is not None:
         return LoadRequest({"prompt": [draw.randrange(load.vocab_size) for _ in range(load.prompt)]}, load.prompt)
@@ -174,7 +174,7 @@ def _parse(line: str, chat: bool, where: str) -> LoadRequest:
     return replace(ask, body={**ask.body, **own})
 
 
-def find_model(load: Load) -> str:
+def find_model(load: LoadTest) -> str:
     """The model to request, and proof that a server answers there."""
     address = load.at("models")
     try:
@@ -196,7 +196,7 @@ def find_model(load: Load) -> str:
 
 
 def send(
-    load: Load,
+    load: LoadTest,
     model: str,
     asks: Sequence[LoadRequest],
     progress: Progress | None = None,
@@ -210,7 +210,7 @@ def send(
 class _Run:
     """The state that the requests of one run share."""
 
-    def __init__(self, load: Load, model: str, progress: Progress, clock: Clock) -> None:
+    def __init__(self, load: LoadTest, model: str, progress: Progress, clock: Clock) -> None:
         self.load, self.model, self.progress, self.clock = load, model, progress, clock
         self.address = load.at("chat/completions" if load.chat else "completions")
         # Shared, since making one takes longer than many a request.
@@ -276,7 +276,7 @@ class _Run:
 
     async def exchange(self, ask: LoadRequest, record: Record) -> None:
         """One request from its first byte to its last; raises Failure for whatever goes wrong with it."""
-        stream, limit_s = Stream(record), self.load.time_limit
+        stream, limit_s = AnswerStream(record), self.load.time_limit
         # A client each: one pool for all takes time that grows with the square of what is in flight.
         async with httpx2.AsyncClient(verify=self.tls, trust_env=False, timeout=None) as client:
             # Encoded here: httpx2 writes no \uXXXX, and a lone surrogate in a file of prompts would end the run.
@@ -292,7 +292,7 @@ class _Run:
                     raise _failure(error, limit_s) from None
         stream.end()
 
-    async def receive(self, answer: httpx2.Response, stream: Stream, timer: asyncio.Timeout) -> None:
+    async def receive(self, answer: httpx2.Response, stream: AnswerStream, timer: asyncio.Timeout) -> None:
         if answer.status_code != 200:
             raise Failure(f"HTTP {answer.status_code}", message_of(await answer.aread()))
         async for block in answer.aiter_bytes():
@@ -303,7 +303,7 @@ class _Run:
                 timer.reschedule(min(timer.when() or math.inf, asyncio.get_running_loop().time() + _GOODBYE_S))
 
 
-def _body(load: Load, model: str, ask: LoadRequest) -> dict[str, Any]:
+def _body(load: LoadTest, model: str, ask: LoadRequest) -> dict[str, Any]:
     own = {"ignore_eos": True} if load.ignore_eos else {}
     streaming = {"stream": True, "stream_options": {"include_usage": True}}
     # max_tokens also for chat: every open server knows it, and not all know max_completion_tokens.

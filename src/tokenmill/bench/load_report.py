@@ -105,7 +105,7 @@ class Failure(Exception):
         self.reason, self.detail = reason, _printable(detail)
 
 
-class Stream:
+class AnswerStream:
     """Server-sent events as bytes come in; what they hold goes into the record."""
 
     def __init__(self, record: Record) -> None:

@@ -16,7 +16,7 @@ from tokenmill.cli.process.display import print_json, print_table, progress_on_s
 from tokenmill.errors import ConfigError
 
 if TYPE_CHECKING:  # imports httpx2, which is optional
-    from tokenmill.bench.load import Load, LoadRequest
+    from tokenmill.bench.load import LoadRequest, LoadTest
 
 EXAMPLES = examples(
     "tokenmill bench load --concurrency 8",
@@ -115,10 +115,10 @@ def command(
     With --rate requests come when they are due (open loop), with --concurrency when another ends (closed loop). Figures
     have the names and meanings of vLLM's bench serve. Exit code 1 when no request succeeded, 130 after Ctrl-C.
     """
-    from tokenmill.bench.load import Load
+    from tokenmill.bench.load import LoadTest
 
     counts = [None] if concurrency is None else parse_counts(concurrency, "--concurrency")
-    load = Load(
+    load = LoadTest(
         url=url,
         model=model,
         api_key=api_key or None,
@@ -149,7 +149,7 @@ def command(
         _compare(runs)
 
 
-def _run(load: "Load", label: str | None, detailed: bool, output: Path | None, quiet: bool) -> dict[str, Any]:
+def _run(load: "LoadTest", label: str | None, detailed: bool, output: Path | None, quiet: bool) -> dict[str, Any]:
     """Everything that may be refused comes before the first request."""
     from tokenmill.bench.load import build_asks, find_model, send
     from tokenmill.bench.load_report import figures
@@ -190,7 +190,7 @@ def _saved(facts: dict[str, Any], output: Path) -> bool:
     return True
 
 
-def _head(load: "Load", model: str, label: str | None) -> dict[str, Any]:
+def _head(load: "LoadTest", model: str, label: str | None) -> dict[str, Any]:
     """The settings of the run, under vLLM's keys where it has one."""
     return {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
