@@ -12,11 +12,10 @@ from tokenmill.errors import SnapshotError
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.keeps import Keeps, Kept, RowSource
 from tokenmill.schedule.memory import Memory
-from tokenmill.schedule.row_blocks import RowBlocks
+from tokenmill.schedule.row_blocks import RowBlocks, Window
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Copy, Plan, Sequence, Store, Work, unread_mark
 from tokenmill.schedule.state_slots import StateSlots
-from tokenmill.schedule.window import Window
 from tokenmill.speculate.verify import verify
 
 VOCABULARY = 5

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from tokenmill.engine.core import Core
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.load import load
-    from tokenmill.engine.outputs import Completion, Piece, Timing
+    from tokenmill.engine.outputs import Completion, Piece, Stream, Timing
     from tokenmill.engine.requests import Request
     from tokenmill.engine.session import Session
-    from tokenmill.engine.stream import Stream
     from tokenmill.errors import (
         CapacityError,
         CheckpointError,
@@ -92,7 +91,7 @@ _ELSEWHERE = {
     "SamplingParams": "tokenmill.settings.sampling_params:SamplingParams",
     "Score": "tokenmill.engine.batch:Score",
     "Session": "tokenmill.engine.session:Session",
-    "Stream": "tokenmill.engine.stream:Stream",
+    "Stream": "tokenmill.engine.outputs:Stream",
     "Timing": "tokenmill.engine.outputs:Timing",
     "TokenLogprobs": "tokenmill.sample.logprobs:TokenLogprobs",
     "Verification": "tokenmill.receipts.verification:Verification",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from tests.book.markdown import table
 from tests.word_model import save_word_model
 from tokenmill import SamplingParams, load
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.schedule.sequence import Plan
 
 BUDGET, PLACES, BLOCK = 16, 3, 8  # tokens of a step, sequences that run together, tokens of a block

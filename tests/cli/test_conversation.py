@@ -10,7 +10,7 @@ from tokenmill.cli.chat.conversation import Conversation
 from tokenmill.cli.chat.verb import with_room_for_forks
 from tokenmill.cli.report import cut_by, summary
 from tokenmill.engine.load import load
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.errors import ConfigError, RequestError, SnapshotError, TokenmillError
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ from tests.empty import check_empty
 from tests.marks import needs_native
 from tests.tiny_models import prompt
 from tokenmill import CapacityError, RequestError, SamplingParams, load
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.schedule.blocks import chain_digest
 
 START = prompt(20, seed=3)

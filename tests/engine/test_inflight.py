@@ -10,7 +10,7 @@ from tests.program.test_compiled import plain_calls
 from tests.steps import poison
 from tests.tiny_models import prompt, save
 from tokenmill import ConfigError, RequestError, load
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.loader import resolve as module_of_devices
 from tokenmill.loader.resolve import resolve
 from tokenmill.model.families import read_config

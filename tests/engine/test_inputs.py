@@ -11,7 +11,7 @@ import torch
 import tokenmill
 from tests.tiny_models import prompt
 from tokenmill import ConfigError, EngineConfig, RequestError, SamplingParams, TokenmillError
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.interrupts import Lines, lines
 from tests.marks import needs_native
 from tests.tiny_models import prompt
 from tokenmill import RequestError, load
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import tokenmill
 from tests.tiny_models import prompt
 from tests.word_model import save_word_model
 from tokenmill import CapacityError, RequestError, SamplingParams
-from tokenmill.engine.stream import Stream
+from tokenmill.engine.outputs import Stream
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}w9"
 

@@ -6,8 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.simulated_cache import VOCABULARY, SimulatedCache, SimulatedStore, next_token, solo
 from tokenmill.schedule.choosing import Choosing
+from tokenmill.schedule.row_blocks import Window
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.schedule.window import Window
 
 MAX_TOKENS = 24
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)  # two tokens only: prompts often share a prefix

@@ -23,7 +23,7 @@ from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.description import count_parameters, describe
 from tokenmill.model.families import read_config
-from tokenmill.program import preferred_schemes
+from tokenmill.program.spec import preferred_schemes
 from tokenmill.registry import PROGRAMS, lookup
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint

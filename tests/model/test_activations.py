@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.model import activations
-from tokenmill.model.activations import ACTIVATIONS, XIELU, clamped_swiglu, sigmoid
+from tokenmill.model.layers import ACTIVATIONS, XIELU, clamped_swiglu, sigmoid
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TORCHS = {

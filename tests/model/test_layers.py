@@ -12,10 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from tokenmill.errors import CheckpointError
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model import layers
-from tokenmill.model.activations import ACTIVATIONS
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.description import ExpertsBlock, MlpBlock
-from tokenmill.model.layers import MLP, Embedding, MoE, make_linear, make_norm
+from tokenmill.model.layers import ACTIVATIONS, MLP, Embedding, MoE, make_linear, make_norm
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.attention_module import Attention
 from tokenmill.quant.matrix import Matrix

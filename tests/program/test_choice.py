@@ -9,8 +9,8 @@ from tests.marks import needs_native
 from tests.tiny_models import prompt, reference, save
 from tokenmill.engine.load import load
 from tokenmill.kernels import native_library
-from tokenmill.program import find_spec
 from tokenmill.program.forward import find_program
+from tokenmill.program.spec import find_spec
 from tokenmill.registry import PROGRAMS
 
 PROMPT = prompt(20, seed=3)

@@ -9,9 +9,8 @@ from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.model.config import ModelConfig, Rope
-from tokenmill.program import choose, find_spec, preferred_schemes
 from tokenmill.program.native.spec import NativeSpec, first_rows, has_coded_embedding
-from tokenmill.program.spec import ProgramSpec
+from tokenmill.program.spec import ProgramSpec, choose, find_spec, preferred_schemes
 from tokenmill.program.torch_specs import AotSpec, CompiledSpec, EagerSpec
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.registry import PROGRAMS, Entry

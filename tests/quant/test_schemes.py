@@ -9,8 +9,8 @@ from tests.tiny_models import CONTEXT, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.measure.cost import cost_of
-from tokenmill.program import preferred_schemes
 from tokenmill.program.native.layouts import LAYOUTS, matrix_layout
+from tokenmill.program.spec import preferred_schemes
 from tokenmill.quant import schemes as module
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.schemes import AS_STORED, REFERENCE, Scheme, choose, find_scheme

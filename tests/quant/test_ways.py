@@ -15,8 +15,7 @@ from tokenmill.kernels.threads import torch_threads
 from tokenmill.model.blocks import Projection
 from tokenmill.model.layers import Unfused
 from tokenmill.quant import ways
-from tokenmill.quant.dense import product
-from tokenmill.quant.matrix import Matrix
+from tokenmill.quant.matrix import Matrix, product
 from tokenmill.quant.packed import PackedLinear
 from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.schemes import PackedScheme

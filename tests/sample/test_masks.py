@@ -15,7 +15,7 @@ from tests.word_model import save_word_model
 from tokenmill import load
 from tokenmill.engine.inputs import InputProcessor
 from tokenmill.errors import ConfigError, RequestError
-from tokenmill.schedule.window import Window
+from tokenmill.schedule.row_blocks import Window
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.tokenizer import Tokenizer

@@ -11,10 +11,9 @@ from tokenmill.constrain.grammar import spec_of
 from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import RequestError
 from tokenmill.sample.matchers import Matchers
-from tokenmill.schedule.choosing import Choosing
+from tokenmill.schedule.choosing import Choosing, ThinkingBudget
 from tokenmill.schedule.keeps import Kept
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
-from tokenmill.schedule.thinking import ThinkingBudget
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
 

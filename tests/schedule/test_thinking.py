@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.schedule.thinking import ThinkingBudget
+from tokenmill.schedule.choosing import ThinkingBudget
 
 OPEN, CLOSE, TWO = (7,), (8,), (8, 9)
 

@@ -9,10 +9,9 @@ from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.keeps import Kept
 from tokenmill.schedule.memory import Memory
-from tokenmill.schedule.row_blocks import RowBlocks
+from tokenmill.schedule.row_blocks import RowBlocks, Window
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Sequence, unread_mark
-from tokenmill.schedule.window import Window
 
 WINDOW, SIZE, LONG = 8, 4, 320  # a text of 40 windows
 

@@ -21,7 +21,7 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tests.tiny_models import build
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.prove.agent.check import common_length
 
 CONTEXT = 64_000

@@ -13,7 +13,7 @@ from tokenmill.bench.series import Series
 from tokenmill.errors import ConfigError
 from tokenmill.loader.resolve import resolve
 from tokenmill.model.config import ModelConfig
-from tokenmill.program import find_spec, preferred_schemes
+from tokenmill.program.spec import find_spec, preferred_schemes
 from tokenmill.quant.schemes import REFERENCE
 from tokenmill.registry import PROGRAMS, PROPOSERS
 from tokenmill.settings.engine_config import FUSIBLE, EngineConfig

@@ -11,13 +11,34 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.formats.layer import LayerKV, Zeros, find_layer
-from tokenmill.cache.spec import CacheSpec, LayerSpec, RowsSpec
-from tokenmill.cache.states import LayerStates
+from tokenmill.cache.spec import CacheSpec, LayerSpec, RowsSpec, StateSpec
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.arena import Arena
 from tokenmill.memory.shared_memory import SharedMemory
 from tokenmill.memory.transfer import to_device
 from tokenmill.value_reader import brief
+
+
+class LayerStates:
+    """The states of one layer: for each slot, what the layer keeps of one text.
+
+    tensors: [slots, *shape] for each shape of the spec. A text that begins has states of zeros, in no slot yet.
+    """
+
+    def __init__(self, num_slots: int, spec: StateSpec, zeros: Zeros) -> None:
+        shapes = zip(spec.shapes, spec.dtypes, strict=True)
+        self.tensors = tuple(zeros((num_slots, *shape), getattr(torch, dtype)) for shape, dtype in shapes)
+        self.kinds = tuple(f"state{number}" for number in range(len(self.tensors)))
+
+    def read(self, slot: int, is_new: bool) -> list[Tensor]:
+        """Copy the states in a slot; zeros where the text is new."""
+        return [torch.zeros_like(tensor[slot]) if is_new else tensor[slot].clone() for tensor in self.tensors]
+
+    def write(self, slot: int, *states: Tensor) -> None:
+        """Put states into a slot, in place."""
+        for tensor, state in zip(self.tensors, states, strict=True):
+            tensor[slot] = state
+
 
 ROWS, STATES = 0, 1  # the kinds, as schedule/row_blocks.py and state_slots.py number them
 LayerKept = LayerKV | LayerStates

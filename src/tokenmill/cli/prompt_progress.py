@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from threading import Lock
 
 from tokenmill.cli.process.display import progress_on_stderr
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.hub.progress import Progress
 from tokenmill.schedule.sequence import Plan
 

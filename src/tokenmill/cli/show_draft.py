@@ -8,7 +8,7 @@ import typer
 
 from tokenmill.cli.model_text import for_stdout, write_text
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.schedule.sequence import Plan
 from tokenmill.schedule.sequence import Sequence as Text

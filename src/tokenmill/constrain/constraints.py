@@ -11,8 +11,7 @@ from tokenmill.constrain.grammar import spec_of
 from tokenmill.constrain.vocabulary import vocabulary_of
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.sample.matchers import matcher_of
-from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.thinking import ThinkingBudget
+from tokenmill.schedule.choosing import Choosing, ThinkingBudget
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.thinking import Thinking, marks_of
 from tokenmill.text.tokenizer import Tokenizer

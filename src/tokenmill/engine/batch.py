@@ -15,8 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tokenmill.engine.core import Core
-from tokenmill.engine.held import Held
+from tokenmill.engine.core import Core, Held
 from tokenmill.engine.outputs import Completion
 from tokenmill.engine.requests import Request
 from tokenmill.errors import RequestError, overflow_remedy

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tokenmill.engine.core import Core
-from tokenmill.engine.held import Held
+from tokenmill.engine.core import Core, Held
 from tokenmill.engine.outputs import Completion, Tracker
 from tokenmill.errors import RequestError
 from tokenmill.receipts.read import sampling_of

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from tokenmill.engine.inputs import InputProcessor
 from tokenmill.engine.last_step import ended_in_time
-from tokenmill.engine.loop import Loop
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Loop, Observer
 from tokenmill.engine.outputs import Completion, Ended, Piece, Tracker
 from tokenmill.engine.requests import Prompt, Request
 from tokenmill.engine.thread import EngineThread
@@ -312,3 +311,22 @@ class Core:
 def _new_pieces(request: Request) -> list[Piece]:
     """See Core.take."""
     return [piece for tracker in request.trackers if (piece := tracker.take()) is not None]
+
+
+class Held:
+    """Keeps a sequence until `release`, or until this is garbage-collected, as after an interrupt within `release`.
+    is_held: it is not released yet.
+
+    It must not be reachable from the sequence, which the scheduler knows until it is released.
+    """
+
+    def __init__(self, core: Core, sequence: Sequence) -> None:
+        self._core, self._sequence = core, sequence
+        self.is_held = True
+        core.release_with(self, sequence)
+
+    def release(self) -> None:
+        """End the sequence for good and give its blocks back, before the next step."""
+        if self.is_held:
+            self._core.release(self._sequence)
+            self.is_held = False

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from tokenmill.engine.batch import Score
 from tokenmill.engine.core import Core
-from tokenmill.engine.outputs import Completion, Ended
+from tokenmill.engine.outputs import Completion, Ended, Stream
 from tokenmill.engine.requests import Prompt, Request, batch_of, for_each, token_ids
 from tokenmill.engine.scoring import last_logits, score, score_pairs
 from tokenmill.engine.session import Session
-from tokenmill.engine.stream import Stream
 from tokenmill.errors import ConfigError
 from tokenmill.settings.checks import check_flag
 from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams

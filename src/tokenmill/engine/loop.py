@@ -11,7 +11,6 @@ from math import inf
 from torch import Tensor
 
 from tokenmill.engine.inflight import InFlight
-from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Tracker
 from tokenmill.errors import DeadlinePassed, RequestError
 from tokenmill.loader.loaded import LoadedModel
@@ -21,6 +20,21 @@ from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import WHOLE, Plan, Sequence
 from tokenmill.speculate.speculation import Speculation
 from tokenmill.speculate.verify import verify
+
+
+class Observer:
+    """Does nothing; a subclass overrides the calls that it needs. It takes part inside `Core.observed_by`.
+
+    in_order: it needs each step to be read before the next begins, so async scheduling is off meanwhile.
+    """
+
+    in_order = False
+
+    def phase(self, name: str, plan: Plan | None) -> None:
+        """A phase has ended: begin, plan (with the plan), run, sample (with the plan as it was computed), deliver."""
+
+    def logits(self, plan: Plan, logits_RV: Tensor) -> None:
+        """The wanted rows of a plan, as computed."""
 
 
 class Loop:

@@ -5,13 +5,19 @@ A Tracker follows one sequence from submission to its end: it turns accepted tok
 notices stop strings, and keeps the clock readings from which every figure is derived.
 """
 
+import asyncio
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
+from contextlib import AbstractAsyncContextManager as AsyncContextManager
+from contextlib import AbstractContextManager as ContextManager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from typing import Any, NoReturn, Protocol
 
+from tokenmill.engine.thread import EngineThread
 from tokenmill.errors import ReceiptError
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import WHOLE, Sequence
@@ -275,3 +281,51 @@ class Tracker:
     def _stop_reason(self) -> int | str:
         stopped = self.detokenizer.stopped if self.detokenizer is not None else None
         return self.tokens[-1] if stopped is None else stopped
+
+
+class Stream(Iterator[Piece], AsyncIterator[Piece], ContextManager["Stream"], AsyncContextManager["Stream"]):
+    """Made by Engine.stream and Session.stream. Closed, by name or as a context, it ends its sequences."""
+
+    def __init__(self, pieces: Generator[Piece, None, None], cancel: Callable[[], None], thread: EngineThread) -> None:
+        """`cancel` lets a thread that waits for the next piece stop waiting. thread: which makes the steps."""
+        self._pieces, self._cancel, self._thread = pieces, cancel, thread
+        self._lock = threading.RLock()  # a generator must not be closed while another thread is within it
+
+    def __next__(self) -> Piece:
+        with self._lock:
+            return next(self._pieces)
+
+    def close(self) -> None:
+        """End the sequences and release their blocks. What was read stays valid.
+
+        A thread that waits for the next piece meanwhile gets RequestError after the step that is being made.
+        """
+        self._cancel()
+        if self._lock.acquire(blocking=not self._thread.is_current):  # an observer must not wait for who waits for it
+            try:
+                if getgeneratorstate(self._pieces) != GEN_RUNNING:  # else a signal handler interrupts its reader
+                    self._pieces.close()
+            finally:
+                self._lock.release()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<tokenmill.Stream {'ended' if getgeneratorstate(self._pieces) == GEN_CLOSED else 'open'}>"
+
+    async def __anext__(self) -> Piece:
+        try:
+            if (piece := await asyncio.to_thread(next, self, None)) is not None:
+                return piece
+        except BaseException:  # a task that is cancelled leaves its thread within the step
+            await self.aclose()
+            raise
+        raise StopAsyncIteration
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the stream; it waits for a step that is being made."""
+        await asyncio.to_thread(self.close)

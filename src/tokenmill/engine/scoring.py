@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.engine.batch import ROWS, Score, in_order, score_each
-from tokenmill.engine.core import Core
-from tokenmill.engine.held import Held
+from tokenmill.engine.core import Core, Held
 from tokenmill.engine.requests import Prompt, for_each
 from tokenmill.errors import RequestError
 from tokenmill.kernels.threads import torch_threads

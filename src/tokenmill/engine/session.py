@@ -13,12 +13,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
 
 from torch import Tensor
 
-from tokenmill.engine.core import Core
-from tokenmill.engine.held import Held
-from tokenmill.engine.outputs import Completion, Piece
+from tokenmill.engine.core import Core, Held
+from tokenmill.engine.outputs import Completion, Piece, Stream
 from tokenmill.engine.requests import Prompt, Request, plain, token_ids
 from tokenmill.engine.saved import read_saved, snapshot_of, write_snapshot
-from tokenmill.engine.stream import Stream
 from tokenmill.errors import RequestError
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams

@@ -10,12 +10,11 @@ from tokenmill.errors import ConfigError
 from tokenmill.kernels.devices import find_device, kind_of
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
-from tokenmill.program import Choice, preferred_schemes
-from tokenmill.program import choose as choose_program
-from tokenmill.program.spec import ProgramSpec
+from tokenmill.program.spec import Choice, ProgramSpec, preferred_schemes
+from tokenmill.program.spec import choose as choose_program
 from tokenmill.quant.schemes import AS_STORED, Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
-from tokenmill.schedule.window import Window
+from tokenmill.schedule.row_blocks import Window
 from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import default_drafts
 from tokenmill.value_reader import path_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.engine.scoring import last_logits
 from tokenmill.errors import WrongText
 from tokenmill.quant.schemes import find_scheme

@@ -17,7 +17,7 @@ import torch
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.engine.outputs import Completion
 from tokenmill.engine.requests import Prompt
 from tokenmill.errors import ConfigError

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.schedule.sequence import UNKNOWN, Plan
 
 

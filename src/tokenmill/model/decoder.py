@@ -19,7 +19,7 @@ from tokenmill.model.description import ExpertsBlock, LayerDescription, describe
 from tokenmill.model.layers import MLP, Embedding, MoE, make_linear, make_norm
 from tokenmill.model.mixers import find_module
 from tokenmill.model.rope import Angles, RotaryTable
-from tokenmill.quant.dense import product
+from tokenmill.quant.matrix import product
 from tokenmill.quant.schemes import Scheme
 
 

@@ -21,8 +21,7 @@ from tokenmill.model.parameters import join, matrices_of
 from tokenmill.parallel.collectives import Group
 from tokenmill.parallel.rows import divide_heads, places
 from tokenmill.program.shares import matrix_rows, rows_of_heads, table_rows
-from tokenmill.quant.dense import product
-from tokenmill.quant.matrix import Matrix, make_matrix
+from tokenmill.quant.matrix import Matrix, make_matrix, product
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.load import RETURNED, empty_decoder, fill_small
 from tokenmill.weights.source import EMBEDDING, HEAD, WeightSource, return_memory

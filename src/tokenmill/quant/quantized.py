@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenmill.quant.dense import is_one_traced_row, product, realised
-from tokenmill.quant.matrix import Matrix
+from tokenmill.quant.matrix import Matrix, is_one_traced_row, product, realised
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import TENSORS, Stored
 

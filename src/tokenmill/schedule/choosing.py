@@ -1,11 +1,57 @@
 """The record Choosing: all that decides the next token of a sequence, beside the model and its own tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokenmill.schedule.matcher import Constraint
-from tokenmill.schedule.thinking import ThinkingBudget
 from tokenmill.settings.sampling_params import SamplingParams
+
+MAX_WAIT = 16
+"""Tokens for which the mark waits where a grammar does not admit it, which is in the midst of a character."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """A limit on the tokens that a model thinks for: where it is reached, the closing mark is what comes next.
+
+    It depends on the tokens of the output alone, so a drafted position is judged as any other. At most `budget` tokens
+    come between two marks, which are given as token ids. is_open: the prompt has the first mark.
+
+    Only a text that begins with the first mark, or whose prompt has it, thinks. is_closed: whether the second mark is
+    among some tokens, however it is spelled.
+    """
+
+    budget: int
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
+    is_open: bool = False
+    is_closed: Callable[[Sequence[int]], bool] = field(default=lambda _: False, compare=False, repr=False)
+
+    @property
+    def num_concerned(self) -> int:
+        """So many tokens of output it is about; those after them are free."""
+        return self._end + len(self.closing) + MAX_WAIT
+
+    @property
+    def _end(self) -> int:
+        return self.budget + (0 if self.is_open else len(self.opening))
+
+    def concerns(self, first: int, last: int) -> bool:
+        """Whether a token may be forced after so many tokens of output, from `first` to before `last`."""
+        return first < self.num_concerned and self._end < last
+
+    def forced(self, output: Sequence[int]) -> int | None:
+        """Find the token of the closing mark that must come after these tokens, if one must."""
+        if not self.concerns(len(output), len(output) + 1):
+            return None
+        first = self._end - self.budget
+        if tuple(output[:first]) != self.opening[:first]:
+            return None
+        thought, size = tuple(output[first:]), len(self.closing)
+        if any(thought[at : at + size] == self.closing for at in range(len(thought))) or self.is_closed(thought):
+            return None
+        begun = next(n for n in range(size - 1, -1, -1) if thought[len(thought) - n :] == self.closing[:n])
+        return self.closing[begun]
 
 
 @dataclass(frozen=True, slots=True)

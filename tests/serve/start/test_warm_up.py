@@ -6,7 +6,7 @@ import pytest
 from tests.serve.conftest import served
 from tests.word_model import save_chat_model
 from tokenmill import load
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.serve.start.server import use_engine
 
 KEYS = ("one-key",)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tokenmill.engine.core import Core
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.engine.outputs import Piece, Tracker
 from tokenmill.engine.requests import Request
 from tokenmill.engine.session import Session

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import fmean
 
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan
 from tokenmill.serve.http.errors import QueueFull

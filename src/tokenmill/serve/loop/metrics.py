@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tokenmill.engine.core import Core
-from tokenmill.engine.observers import Observer
+from tokenmill.engine.loop import Observer
 from tokenmill.engine.outputs import Completion, Tracker
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.serve.openai.choices import REASONS
