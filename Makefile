@@ -135,6 +135,7 @@ bench: .venv/.ready-dev
 
 map: .venv/.ready-dev
 	$(BIN)/python -m tests.rooms
+	$(BIN)/python -m tests.trunk
 
 pages: .venv/.ready-dev map
 	$(BIN)/python -m tests.test_registry

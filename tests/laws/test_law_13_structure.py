@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tokenmill
+from tests import trunk
 from tests.rooms import PAGE, RANK, ROOT, page
 from tokenmill.registry import (
     ATTEND,
@@ -95,6 +96,23 @@ def test_the_trunk_knows_what_is_optional_by_its_port_alone(branch):
         if room(path) in TRUNK:
             known = [name for name in imports(path) if name.split(".")[1:2] == [branch]]
             assert not known, f"{module(path)} imports {known}: what it needs of it belongs into {module(port)}"
+
+
+def test_the_trunk_stands_alone():
+    """A person can read it in an evening. Who adds to it takes something out, or has a branch in hand."""
+    assert len(trunk.files()) <= 60 and trunk.num_lines() <= 8_000
+    assert len(trunk.imported()) <= 20, "what is optional hangs on a port"
+    leaves = {"bench", "prove", "measure", "receipts", "batches", "serve", "scale", "cli", "calibrate"}
+    assert not leaves & {room(path) for path in trunk.imported()}
+    assert trunk.PAGE.read_text(encoding="utf-8") == trunk.page(), "make map"
+
+
+def test_no_branch_needs_a_leaf():
+    """What is measured, proved or told of texts may be taken away."""
+    leaves = ("bench", "prove", "batches")
+    for path in FILES:
+        if room(path) in (*TRUNK, "constrain", "text", "weights", "hub", "parallel"):
+            assert not [name for name in imports(path) if name.split(".")[1] in leaves], path
 
 
 def test_no_module_imports_itself_through_others():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tokenmill.kernels import native_library
-from tokenmill.sample.largest import largest
+from tokenmill.sample.native import largest
 
 BUILT = native_library.why_not() is None
 SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1024, 49157)

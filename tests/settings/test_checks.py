@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tokenmill.errors import ConfigError
-from tokenmill.settings.checks import CHECKS, check_choice, check_flag, check_number, check_text, check_token_id
+from tokenmill.value_reader import CHECKS, check_choice, check_flag, check_number, check_text, check_token_id
 
 
 def refused(check, *given, **limits) -> str:

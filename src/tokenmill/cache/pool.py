@@ -13,8 +13,7 @@ from torch import Tensor
 from tokenmill.cache.formats.layer import LayerKV, Zeros, find_layer
 from tokenmill.cache.spec import CacheSpec, LayerSpec, RowsSpec, StateSpec
 from tokenmill.errors import SnapshotError
-from tokenmill.memory.arena import Arena
-from tokenmill.memory.shared_memory import SharedMemory
+from tokenmill.memory.arena import Allocate, Arena
 from tokenmill.memory.transfer import to_device
 from tokenmill.value_reader import brief
 
@@ -58,8 +57,8 @@ class _Part:
 class Pool:
     """What all layers keep. A slot has the same index in every layer of a kind: rows or states."""
 
-    def __init__(self, spec: CacheSpec, device: torch.device, shared: SharedMemory | None = None) -> None:
-        """shared: where rows lie that the ranks of a model share."""
+    def __init__(self, spec: CacheSpec, device: torch.device, allocate: Allocate = Arena) -> None:
+        """allocate: gives the memory on a CPU."""
         self.spec = spec
         self._offsets = torch.arange(spec.block_size, device=device)
         # The slots of all blocks, as bytes: joining those of a table takes 4 µs, and torch takes 12.
@@ -68,7 +67,7 @@ class Pool:
         zeros: Zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
         if device.type == "cpu":
             num_tensors = len(make.kinds) * len(spec.rows) + sum(len(state.shapes) for state in spec.states)
-            zeros = Arena(spec.num_bytes, num_tensors, shared=shared).zeros
+            zeros = allocate(spec.num_bytes, num_tensors).zeros
 
         def make_layer(kept: LayerSpec) -> LayerKept:
             if isinstance(kept, RowsSpec):

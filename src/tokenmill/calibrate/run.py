@@ -17,7 +17,7 @@ from tokenmill.calibrate.texts import Texts
 from tokenmill.errors import RequestError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.quant.stored import Stored
-from tokenmill.settings.checks import check_choice
+from tokenmill.value_reader import check_choice
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.write.convert import check_space

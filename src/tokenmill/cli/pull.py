@@ -9,8 +9,8 @@ from tokenmill.cli.parser.options import MODEL, OUTPUT, Model, Quiet, examples, 
 from tokenmill.cli.process.display import progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
-from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DEFAULT_MODEL, DTYPE_ALIASES, DTYPES
+from tokenmill.value_reader import check_choice
 
 EXAMPLES = examples(
     "tokenmill pull",

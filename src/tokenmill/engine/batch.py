@@ -19,7 +19,7 @@ from tokenmill.engine.core import Core, Held
 from tokenmill.engine.outputs import Completion
 from tokenmill.engine.requests import Request
 from tokenmill.errors import RequestError, overflow_remedy
-from tokenmill.sample.largest import largest
+from tokenmill.sample.native import largest
 from tokenmill.sample.probabilities import log_probability_of
 from tokenmill.schedule.sequence import Sequence, Work
 

@@ -14,11 +14,10 @@ from math import inf
 from typing import Any, TypeVar
 
 from tokenmill.engine.inputs import InputProcessor
-from tokenmill.engine.last_step import ended_in_time
 from tokenmill.engine.loop import Loop, Observer
 from tokenmill.engine.outputs import Completion, Ended, Piece, Tracker
 from tokenmill.engine.requests import Prompt, Request
-from tokenmill.engine.thread import EngineThread
+from tokenmill.engine.thread import EngineThread, ended_in_time
 from tokenmill.errors import CapacityError, RequestError
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.loaded import LoadedModel

@@ -18,9 +18,8 @@ from tokenmill.engine.requests import Prompt, Request, batch_of, for_each, token
 from tokenmill.engine.scoring import last_logits, score, score_pairs
 from tokenmill.engine.session import Session
 from tokenmill.errors import ConfigError
-from tokenmill.settings.checks import check_flag
 from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
-from tokenmill.value_reader import path_of
+from tokenmill.value_reader import check_flag, path_of
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ which setting to change.
 import logging
 import math
 import secrets
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import asdict, replace
@@ -20,14 +19,12 @@ from typing import Any
 from tokenmill.engine.requests import Prompt, token_ids
 from tokenmill.errors import AS_IDS, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.loader.resolve import ResolvedModel, default_blocks
 from tokenmill.registry import GRAMMARS, lookup
 from tokenmill.sample.matchers import check_resumed
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.keeps import Kept
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.settings.constraint import CONSTRAINTS
-from tokenmill.settings.sampling_params import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
+from tokenmill.settings.sampling_params import DEFAULT_MAX_NEW_TOKENS, SamplingParams, params_over
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.literal import encode_chat, unread_variables
 from tokenmill.text.tokenizer import Tokenizer
@@ -49,7 +46,7 @@ class InputProcessor:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._name, self._max_length = loaded.config.model, loaded.config.max_length
-        self._room, self._cache_limit = loaded.resolved.longest_text, _cache_limit(loaded.resolved)
+        self._room, self._cache_limit = loaded.resolved.longest_text, loaded.resolved.cache_limit
         model, self._tokenizer = loaded.model_config, loaded.tokenizer
         self._vocab_size, self._context = model.vocab_size, model.context
         self.defaults = loaded.generation_defaults  # sampling settings that the model's files recommend
@@ -73,13 +70,7 @@ class InputProcessor:
         """The sampling settings of a request: `settings` over those that are `given`, or over the model's own."""
         if given is not None and not isinstance(given, SamplingParams):
             raise ConfigError("params", given, "a SamplingParams; single settings are keywords")
-        named = {ALIASES.get(name, name) for name in settings}
-        start = self.defaults if given is None else asdict(given)
-        if any(settings.get(name) is not None for name in CONSTRAINTS):  # another takes the place of the one before
-            named.update(CONSTRAINTS)
-        if wrong := [name for name, value in settings.items() if isinstance(value, SamplingParams)]:
-            raise ConfigError(wrong[0], "SamplingParams", "the keyword is params")
-        return SamplingParams(**({k: v for k, v in start.items() if k not in named} | dict(settings)))
+        return params_over(self.defaults if given is None else asdict(given), settings)
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
         """See Engine.encode."""
@@ -295,16 +286,6 @@ class InputProcessor:
         if self._tokenizer is None:
             raise RequestError(f"this model has no tokenizer: {AS_IDS}")
         return self._tokenizer
-
-
-def _cache_limit(resolved: ResolvedModel) -> float:
-    """Return cache_tokens where it was set to less than all sequences need; otherwise it grows with max_length, or is
-    enough for a window, and so for a text of any length.
-    """
-    config, cache = resolved.config, resolved.cache
-    grows = config.cache_tokens >= default_blocks(config, cache) * config.block_size
-    is_enough = resolved.window.max_blocks(sys.maxsize) <= cache.num_blocks
-    return math.inf if grows or is_enough else config.cache_tokens
 
 
 def salt_of(given: bytes) -> bytes:

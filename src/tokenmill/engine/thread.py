@@ -11,16 +11,19 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
 
 from tokenmill.errors import RequestError
+from tokenmill.loader.loaded import LoadedModel
 from tokenmill.process import forget_in_child
+from tokenmill.program.forward import Program
 
 log = logging.getLogger(__name__)
 
@@ -280,3 +283,29 @@ def _quit_all() -> None:
     for thread in list(_threads):
         if not thread.is_inherited:
             thread.quit()
+
+
+LAST_STEP_S = 3.0
+
+
+@contextmanager
+def ended_in_time(loaded: LoadedModel) -> Iterator[None]:
+    """For as long as somebody waits for the last step: end the ranks where one of them does not go on, such as one
+    that is stopped. The step fails by that.
+    """
+    if getattr(loaded, "program", None) is None or loaded.resolved.config.tensor_parallel == 1:
+        yield
+        return
+    late = threading.Timer(LAST_STEP_S, _end_ranks, [weakref.ref(loaded.program)])
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+        late.join()  # a thread that is left at the end of the interpreter would end the process by an abort
+
+
+def _end_ranks(known: "weakref.ref[Program]") -> None:
+    if (program := known()) is not None:
+        program.close()

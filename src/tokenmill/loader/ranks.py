@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.kernels.native_library import is_usable, library_digest
 from tokenmill.kernels.threads import default_threads
 from tokenmill.loader.resolve import ResolvedModel
+from tokenmill.memory.arena import Arena
 from tokenmill.parallel.collectives import Group
 from tokenmill.parallel.follower import Follower
 from tokenmill.parallel.ranks import OtherRanks, Ranks
@@ -111,7 +113,7 @@ class InSharedMemory(Alone):
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
         """See Alone. Each rank maps the whole cache."""
-        return Pool(spec, device, self.shared.cache)
+        return Pool(spec, device, partial(Arena, shared=self.shared.cache))
 
 
 class _OneOfMany(Alone):

@@ -1,8 +1,10 @@
 """A model resolved: everything that settings and its config decide, decided once, before anything is built."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from math import inf
 
 from tokenmill.cache.formats import find_format
 from tokenmill.cache.spec import CacheSpec
@@ -58,6 +60,15 @@ class ResolvedModel:
         if self.window.size is not None and self.window.max_blocks(config.max_length) <= self.cache.num_blocks:
             return config.max_length
         return min(config.max_length, config.cache_tokens)
+
+    @cached_property
+    def cache_limit(self) -> float:
+        """cache_tokens, where it was set to less than all sequences need; otherwise it grows with max_length, or is
+        enough for a window, and so for a text of any length.
+        """
+        grows = self.config.cache_tokens >= default_blocks(self.config, self.cache) * self.config.block_size
+        is_enough = self.window.max_blocks(sys.maxsize) <= self.cache.num_blocks
+        return inf if grows or is_enough else self.config.cache_tokens
 
     @property
     def weight_bytes(self) -> int:

@@ -19,8 +19,8 @@ from tokenmill.errors import RequestError
 from tokenmill.memory.transfer import HostCopy, Vector, to_device
 from tokenmill.sample import native
 from tokenmill.sample.filters import BEFORE_MASK, DRAW, MASK, changed, run
-from tokenmill.sample.largest import largest
 from tokenmill.sample.logprobs import TokenLogprobs, logprobs_of
+from tokenmill.sample.native import largest
 from tokenmill.sample.noise import uniform
 from tokenmill.sample.probabilities import draw
 from tokenmill.sample.state import ChoiceKind, Row

@@ -7,8 +7,8 @@ from typing import Any, TypedDict
 
 from tokenmill.errors import ConfigError
 from tokenmill.registry import ATTEND, FORMATS, PROGRAMS, PROPOSERS, SCHEMES
-from tokenmill.settings.checks import check_text
 from tokenmill.settings.field import by_any_name, check_fields, setting
+from tokenmill.value_reader import check_text
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_LENGTH = 2048

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from tokenmill.errors import ConfigError
 from tokenmill.registry import Entry, check_name, either
-from tokenmill.settings.checks import CHECKS
+from tokenmill.value_reader import CHECKS
 
 Settings = TypeVar("Settings")
 

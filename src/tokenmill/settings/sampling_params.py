@@ -168,3 +168,13 @@ class SamplingKeywords(TypedDict, total=False):
     additional_properties: bool
     thinking_budget: int | None
     n: int
+
+
+def params_over(start: Mapping[str, Any], settings: Mapping[str, Any]) -> SamplingParams:
+    """Make the params of `settings`, by any of their names, over those of `start`; one constraint replaces another."""
+    named = {ALIASES.get(name, name) for name in settings}
+    if any(settings.get(name) is not None for name in CONSTRAINTS):
+        named.update(CONSTRAINTS)
+    if wrong := [name for name, value in settings.items() if isinstance(value, SamplingParams)]:
+        raise ConfigError(wrong[0], "SamplingParams", "the keyword is params")
+    return SamplingParams(**({name: value for name, value in start.items() if name not in named} | dict(settings)))

@@ -12,7 +12,6 @@ from weakref import WeakSet
 
 from tokenmill.schedule.sequence import UNKNOWN, WHOLE, Plan, Sequence
 from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext
-from tokenmill.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +168,7 @@ class Speculation:
 
     def _go_without(self, sequences: List[Sequence], error: Exception) -> None:
         if sequences and not self._without:
-            kind, number = type(self.proposer).__name__, counted(len(sequences), "text")
+            kind, number = type(self.proposer).__name__, f"{len(sequences)} text{'s' * (len(sequences) != 1)}"
             log.warning("proposer %s failed, %s: %s; without it: %s", kind, type(error).__name__, error, number)
         self._without.update(sequences)
 

@@ -10,8 +10,8 @@ from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import read_text
 from tokenmill.errors import ConfigError
 from tokenmill.registry import EXPORTS, either, help_of
-from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DEFAULT_MODEL
+from tokenmill.value_reader import check_choice
 
 EXAMPLES = examples(
     "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq -o qwen3-q4",

@@ -7,8 +7,8 @@ from pathlib import Path
 from tokenmill.errors import ConfigError
 from tokenmill.registry import TOOL_FORMATS
 from tokenmill.serve.http.access import FORMATS
-from tokenmill.settings.checks import check_choice
 from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.value_reader import check_choice
 
 
 @dataclass(frozen=True)

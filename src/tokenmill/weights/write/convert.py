@@ -25,9 +25,9 @@ from torch import Tensor
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.model.families import Family, read_config
-from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.text.templates import FOLDER
+from tokenmill.value_reader import check_choice
 from tokenmill.weights.cast import cast
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import directory_of_defaults, usable

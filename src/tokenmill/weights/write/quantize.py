@@ -25,7 +25,7 @@ from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.quant.stored import Stored
 from tokenmill.registry import SCHEMES
-from tokenmill.settings.checks import check_choice, check_flag
+from tokenmill.value_reader import check_choice, check_flag
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.codes.layout import GROUPS
 from tokenmill.weights.coverage import match_tensors
