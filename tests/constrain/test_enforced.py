@@ -60,9 +60,20 @@ def test_a_reference_that_leads_nowhere_is_left_out_alone(schema):
         assert admitted(grammar, call % arguments) != "whole"
 
 
-@pytest.mark.parametrize("schema", [LOOKS_BACK])
-def test_a_schema_that_cannot_be_read_is_left_out_and_told(schema):
-    ((function,), (told,)) = enforced([Function("f", "", schema)], "hermes")
+@pytest.mark.parametrize(
+    "schema", [{}, {"$ref": "https://example.org/a.json"}, {"type": ["object", "null"]}, {"description": "d"}], ids=str
+)
+@pytest.mark.parametrize("strict", [None, False])
+def test_arguments_are_an_object_whatever_their_schema_leaves_open(schema, strict):
+    ((function,), _) = enforced([Function("f", "", schema, strict)], "hermes")
+    grammar = calls_grammar(HERMES, [function], Choice("required"), control={})
+    call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+    assert admitted(grammar, call % '{"a": [1]}') == "whole"
+    assert [each for each in ("3", "null", "[]", '"a"') if admitted(grammar, call % each) == "whole"] == []
+
+
+def test_a_schema_that_cannot_be_read_is_left_out_and_told():
+    ((function,), (told,)) = enforced([Function("f", "", LOOKS_BACK)], "hermes")
     assert function.strict is False and told.startswith("f: its parameters are not enforced: ")
     grammar = calls_grammar(HERMES, [function], ToolChoice("required"), control={})
     assert admitted(grammar, '<tool_call>\n{"name": "f", "arguments": {"b": 1}}\n</tool_call>') == "whole"

@@ -31,10 +31,12 @@ class Function:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """What is enforced of its arguments."""
+        """What is enforced of its arguments, which are an object also where their schema leaves that open."""
         if self.strict is False:
             return {"type": "object"}
-        return self.parameters if self.read is None else self.read
+        known = self.parameters if self.read is None else self.read
+        types = known.get("type", ["object"])
+        return {**known, "type": "object"} if isinstance(types, list) and "object" in types else known
 
     def shown(self) -> dict[str, Any]:
         """The function as chat templates see it."""
