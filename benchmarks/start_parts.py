@@ -75,7 +75,7 @@ def rows_of(found: dict[str, list[float]]) -> list[tuple[str, float]]:
 def show(found: dict[str, list[float]], rounds: int) -> None:
     from importlib.metadata import version
 
-    packages = ("torch", "numpy", "tokenizers", "typer", "tokenmill")
+    packages = ("torch", "numpy", "tokenizers", "tokenmill")
     print(f"Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in packages)}; ", end="")
     print(f"{os.cpu_count()} cores, medians of {rounds}\n\n| until the first text | ms | share |\n|---|---|---|")
     rows = rows_of(found)

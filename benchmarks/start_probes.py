@@ -87,21 +87,26 @@ def run(started_s: float, report: str, arguments: list[str]) -> None:
     """The command line. What the probes found until its first text is written to `report` when that is printed."""
     probes = Probes(started_s)
     probes.watch_imports()
-    import typer
-
+    from tokenmill.cli.process import streams
     from tokenmill.cli.process.start import run as run_command
 
-    echo, has_printed = typer.echo, list[bool]()
+    prepare, has_printed = streams.prepare_streams, list[bool]()
 
-    def watched_echo(text: str = "", err: bool = False, **settings: Any) -> None:
-        echo(text, err=err, **settings)
-        if text and not err and not has_printed:
-            probes.timed(REST, lambda: None)()  # charges the time until now
-            has_printed.append(True)
-            with open(report, "w", encoding="utf-8") as out:  # noqa: PTH123  (pathlib may not be imported yet)
-                json.dump(probes.seconds, out)
+    def prepare_and_watch() -> None:
+        prepare()
+        write = sys.stdout.write
 
-    typer.echo = watched_echo
+        def watched(text: str) -> int:
+            if not has_printed:
+                probes.timed(REST, lambda: None)()  # charges the time until now
+                has_printed.append(True)
+                with open(report, "w", encoding="utf-8") as out:  # noqa: PTH123  (pathlib may not be imported yet)
+                    json.dump(probes.seconds, out)
+            return write(text)
+
+        sys.stdout.write = watched  # type: ignore[method-assign]
+
+    streams.prepare_streams = prepare_and_watch
     sys.argv[1:] = arguments
     run_command()
 

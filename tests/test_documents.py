@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 
 from tests.byte_model import save_byte_model
@@ -22,6 +21,7 @@ from tests.published import PUBLISHED, READ
 from tests.serve.conftest import MODEL, served
 from tests.word_model import save_chat_model
 from tokenmill.cli.main import main
+from tokenmill.cli.parser.command import Command
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import find_family, read_config
 
@@ -63,7 +63,7 @@ ALL = sorted({(name, line) for name, text in DOCUMENTS.items() for line in comma
 
 @pytest.mark.parametrize(("document", "line"), ALL)
 def test_what_a_document_shows_can_be_typed(document, line, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda *_: None)  # options are read, and nothing is run
+    monkeypatch.setattr(Command, "call", lambda *_: None)  # options are read, and nothing is run
     if "--preset " in line:
         monkeypatch.setenv("TOKENMILL_CONFIG", str(tmp_path))
         (presets,) = blocks(DOCUMENTS["models-at-hand.md"], ("toml",))

@@ -110,7 +110,21 @@ def found() -> dict[str, str]:
     return places
 
 
-NOT_VARIABLES = {"AMD64", "CPU", "DIR", "ERROR", "FILE", "GET", "NAME", "NAMES", "TASK", "TEXT"}
+NOT_VARIABLES = {
+    "AMD64",
+    "CPU",
+    "DIR",
+    "ERROR",
+    "FILE",
+    "GET",
+    "NAME",
+    "NAMES",
+    "ONLY",
+    "TASK",
+    "TEXT",
+    "WITHOUT",
+    "WORDS",
+}
 
 
 def _capitals(path: Path, source: str) -> Iterator[str]:

@@ -1,20 +1,17 @@
 """docs/options.md: every verb of the command line with its options, from the parser that reads them."""
 
+import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
-
-import typer
 
 from tests.book.markdown import table
-from tokenmill.cli.main import app
-from tokenmill.cli.parser.command import VerbGroup
-from tokenmill.cli.parser.options import ENGINE, SAMPLING, option_name
+from tokenmill.cli.parser.command import Command
+from tokenmill.cli.parser.options import ENGINE, SAMPLING, Parameter, option_name
+from tokenmill.registry import VERBS
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams
 
-KINDS = {"str": "TEXT", "int": "N", "float": "X", "path": "PATH"}
 SHARED = {ENGINE: settings_of(EngineConfig), SAMPLING: settings_of(SamplingParams)}
 ANCHORS = {ENGINE: "of-an-engine", SAMPLING: "of-a-text"}
 HEAD = """# Command line
@@ -30,49 +27,34 @@ underscores. Text goes to stdout, all else to stderr. Exit codes: 0; 2 for what 
 """
 
 
-def verbs() -> Iterator[tuple[Any, Any]]:
-    """Every verb with its context, those of groups after the verb before the group."""
-    root: Any = typer.main.get_command(app)
-    yield from _verbs_of(root, root.make_context("tokenmill", ["--help"], resilient_parsing=True))
-
-
-def _verbs_of(group: Any, context: Any) -> Iterator[tuple[Any, Any]]:
-    for name in group.names:
-        verb = group.get_command(context, name)
-        inner = verb.make_context(name, [], parent=context, resilient_parsing=True)
-        if isinstance(verb, VerbGroup):
-            yield from _verbs_of(verb, inner)
-        else:
-            yield verb, inner
+def verbs() -> Iterator[Command]:
+    """Every verb."""
+    return map(Command, VERBS)
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *(section(verb, context) for verb, context in verbs())])
+    return "\n".join([HEAD, *map(section, verbs())])
 
 
-def section(verb: Any, context: Any) -> str:
+def section(verb: Command) -> str:
     """A verb: how it is called, what it does, its options."""
-    usage = " ".join([context.command_path, *verb.collect_usage_pieces(context)]).replace("{", "").replace("}", "")
     own, shared = [], {panel: [] for panel in SHARED}
-    for param in verb.get_params(context):
-        panel = getattr(param, "rich_help_panel", None)
-        if param.name in SHARED.get(panel, {}):
-            shared[panel].append(param)
-        elif param.name != "help":
-            own.append(record(param, context))
-    examples = [line.strip() for line in (verb.epilog or "").splitlines()[1:]]
-    parts = [f"## {context.command_path}", f"`{usage}`", paragraphs(verb.help or "")]
-    if examples:
-        parts.append(
-            "<!-- not run: an example of --help, which a test types -->\n```\n" + "\n".join(examples) + "\n```"
-        )
+    for param in verb.parameters:
+        if param.name in SHARED.get(param.told.panel, {}):
+            shared[param.told.panel].append(param)
+        else:
+            own.append(record(param))
+    about = inspect.cleandoc(verb.module.command.__doc__)
+    parts = [f"## tokenmill {verb.path}", f"`tokenmill {verb.path} {verb.usage}`", paragraphs(about)]
+    shown = "\n".join(verb.module.EXAMPLES)
+    parts.append(f"<!-- not run: an example of --help, which a test types -->\n```\n{shown}\n```")
     parts += [table(("option", ""), own)] if own else []
-    parts += [inherited(panel, params, context) for panel, params in shared.items() if params]
+    parts += [inherited(panel, params) for panel, params in shared.items() if params]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def inherited(panel: str, params: list[Any], context: Any) -> str:
+def inherited(panel: str, params: list[Parameter]) -> str:
     """A sentence about the settings that are options here, and the help of those that mean something else here."""
     told, names = SHARED[panel], [param.name for param in params]
     left_out = [name for name in told if name not in names and name != "model"]
@@ -82,7 +64,7 @@ def inherited(panel: str, params: list[Any], context: Any) -> str:
     else:
         without = f" but {', '.join(map(_code, left_out))}" * bool(left_out)
         said = f"All [settings of {kind}](settings.md#{ANCHORS[panel]}){without}."
-    other = [record(param, context) for param in params if param.help != told[param.name].help]
+    other = [record(param) for param in params if param.told.help != told[param.name].help]
     return said + (f" These mean something of their own here:\n\n{table(('option', ''), other)}" if other else "")
 
 
@@ -90,14 +72,9 @@ def _code(name: str) -> str:
     return f"`{option_name(name)}`"
 
 
-def record(param: Any, context: Any) -> tuple[str, str]:
+def record(param: Parameter) -> tuple[str, str]:
     """The row of an option: its names with what it takes, and its help."""
-    names, text = param.get_help_record(context)
-    if param.param_type_name == "argument":
-        names = param.metavar or param.name.upper()
-    names = re.sub(r"<(?:list\[)?(\w+)\]?(?: range)?>", lambda kind: KINDS.get(kind[1].lower(), kind[1]), names)
-    text = re.sub(r"x>=([\d.]+)", r"at least \1", re.sub(r"([\d.]+)<=x<=([\d.]+)", r"\1 to \2", text))
-    text = text.replace("\\[", "[")
+    names, text = param.help_row()
     if default := re.search(r"\s*\[([^\[\]]*)\]$", text):
         text = f"{text[: default.start()]} *{default[1][0].upper()}{default[1][1:]}.*"
     return f"`{names}`", escaped(text)

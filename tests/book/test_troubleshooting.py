@@ -108,6 +108,14 @@ def no_folder(run, monkeypatch):
     return run("pull", "smollm2-135m")
 
 
+def without_the_extra(run, monkeypatch):
+    def import_server():
+        raise ModuleNotFoundError(name="uvicorn")
+
+    monkeypatch.setattr("tokenmill.cli.serve.uninterrupted", import_server)
+    return run("serve", "MODEL")
+
+
 def port_in_use(run, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return run("serve", "MODEL", "--port", taken.getsockname()[1])
@@ -134,6 +142,7 @@ PROVOKED = {
     "error: max_length = 20000": lambda run, _: run("generate", "MODEL", "-p", "w1", "--max-length", 20000),
     "error: threads = 900": lambda run, _: run("generate", "MODEL", "-p", "w1", "--threads", 900),
     "error: port": port_in_use,
+    "serve needs": without_the_extra,
     "error: the prompt has": lambda run, _: run("generate", "MODEL", "-p", "w1 " * 99, "--max-length", 64),
     "… is of another model or setting: fingerprint": another_model,
 }

@@ -5,10 +5,10 @@ import logging
 import shutil
 
 import pytest
-import typer
 
 from tests.word_model import save_chat_model
 from tokenmill.cli.elsewhere.hints import PROGRAMS
+from tokenmill.cli.parser.command import Command
 from tokenmill.cli.process.display import say_on_stderr
 from tokenmill.errors import CheckpointError
 
@@ -160,7 +160,7 @@ def _of_others():
 @pytest.mark.parametrize(("option", "program"), sorted(set(_of_others())))
 def test_an_option_of_another_program_is_taken_or_explained(tm, option, program, monkeypatch):
     """Values are given as `--x=1`, so that no word after an option is read as one of ours."""
-    monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda *_: None)
+    monkeypatch.setattr(Command, "call", lambda *_: None)
     typed = f"{option}=1" if option.startswith("--") else option
     code, _, err = tm("serve", typed, *([] if "=" in typed else ["1"]))
     assert code == 0 or f"{option} is " in err or "No such option" not in err, err

@@ -145,7 +145,7 @@ def test_the_list_says_which_values_are_out_of_range(presets, tm):
         "[hot]\ntemperature = 500\n[fast]\nprogram = 'fast'\n[bias]\nlogit_bias = ['x']\n[good]\nlogit_bias = ['5=1']"
     )
     problems = {each["name"]: each["problem"] for each in json.loads(tm("presets", "--json")[1])["presets"]}
-    assert problems["hot"].startswith(f"temperature = 500 (set in {path}, [hot]) is not allowed")
+    assert problems["hot"].startswith(f"temperature = 500.0 (set in {path}, [hot]) is not allowed")
     assert "program = 'fast'" in problems["fast"] and problems["bias"] and problems["good"] is None
 
 

@@ -142,7 +142,7 @@ def test_options_out_of_a_file(asked, written, monkeypatch):
         ("max-length = 9\nmax-model-len = 9", ["max-model-len = 9", "given once"]),
         ("max-length = 0", ["max_length = 0 (set in ", "server.toml)"]),
         ("cache-format = 'fp8'", ["cache_format = 'fp8' (set in ", "server.toml)", "auto, dense, int8"]),
-        ("port = 70000", ["port = 70000 (set in ", "less than or equal to 65535"]),
+        ("port = 70000", ["port = 70000 (set in ", "not allowed: 0 to 65535"]),
         ("port 9000", ["a TOML file (", "line 1"]),
         ("host = '\xff'", ["a TOML file ("]),
     ],

@@ -23,19 +23,19 @@ UNUSED = [
 """Modules that greedy generation from a packed copy has no use for."""
 
 GENERATE = """
+import io
 import sys
-import typer
 from tokenmill.cli import main
-echo = typer.echo
-def watched(text="", **settings):
-    if not settings.get("err") and "first" not in globals():
-        globals()["first"] = sorted(sys.modules)
-    echo(text, **settings)
 if sys.argv[1] == "small":  # so is the model, and gets a copy all the same
     from tokenmill.loader import copies
     copies.SMALLEST = 0  # before the engine, and with it torch, is imported
     del sys.argv[1]
-typer.echo = watched
+class Watched(io.TextIOWrapper):
+    def write(self, text):
+        if "first" not in globals():
+            globals()["first"] = sorted(sys.modules)
+        return super().write(text)
+sys.stdout = Watched(sys.stdout.buffer)
 code = main.main(sys.argv[1:])
 print("imported", *first)
 sys.exit(code)

@@ -120,7 +120,7 @@ def test_ctrl_c_before_the_command_line_is_there():
 import sys
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
-        if name == "typer":
+        if name == "argparse":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
 from tokenmill.cli.process.start import run

@@ -10,13 +10,11 @@ import tempfile
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
-import typer
-
 import tokenmill
 from tests.word_model import save_chat_model
 from tokenmill.batches import journal
 from tokenmill.cache import header
-from tokenmill.cli.main import app
+from tokenmill.cli.parser.command import Command
 from tokenmill.cli.parser.other_names import ALIASES
 from tokenmill.receipts import receipt
 from tokenmill.registry import VERBS
@@ -105,22 +103,11 @@ def python_lines():
         yield from (f"  {line}" for line in members(found))
 
 
-def commands():
-    """Every verb by what is typed."""
-    groups = {word.split()[0] for word in VERBS if " " in word}
-    top = typer.main.get_command(app)
-    for word in sorted(each for each in VERBS if each not in groups):
-        group, _, verb = word.rpartition(" ")
-        yield word, (top.get_command(None, group) if group else top).get_command(None, verb)
-
-
 def command_lines():
-    for word, command in commands():
-        yield f"tokenmill {word}"
-        for parameter in command.params:
-            names = [*parameter.opts, *parameter.secondary_opts]
-            if parameter.name not in ("help", "install_completion", "show_completion"):
-                yield f"  {' '.join(names) if names[0].startswith('-') else names[0].upper()}"
+    for command in map(Command, sorted(VERBS)):
+        yield f"tokenmill {command.path}"
+        for parameter in command.parameters:
+            yield f"  {' '.join([*parameter.names, *parameter.off]) or parameter.name.upper()}"
     yield "other names"
     yield from (f"  {alias} = {name}" for alias, name in sorted(ALIASES.items()))
 

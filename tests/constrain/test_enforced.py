@@ -66,7 +66,7 @@ def test_a_reference_that_leads_nowhere_is_left_out_alone(schema):
 @pytest.mark.parametrize("strict", [None, False])
 def test_arguments_are_an_object_whatever_their_schema_leaves_open(schema, strict):
     ((function,), _) = enforced([Function("f", "", schema, strict)], "hermes")
-    grammar = calls_grammar(HERMES, [function], Choice("required"), control={})
+    grammar = calls_grammar(HERMES, [function], ToolChoice("required"), control={})
     call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
     assert admitted(grammar, call % '{"a": [1]}') == "whole"
     assert [each for each in ("3", "null", "[]", '"a"') if admitted(grammar, call % each) == "whole"] == []

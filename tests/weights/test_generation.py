@@ -9,12 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import transformers
-from typer.testing import CliRunner
 
 from tests import gguf_files
 from tests.tiny_models import prompt
 from tokenmill import CheckpointError, load
-from tokenmill.cli.main import app
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
@@ -120,13 +118,12 @@ def test_a_gguf_file_has_them_in_its_metadata_and_an_image_keeps_them(tmp_path):
     assert open_checkpoint(image).generation_defaults() == found
 
 
-def test_options_that_were_typed_go_before_them(llama, tmp_path):
+def test_options_that_were_typed_go_before_them(llama, tmp_path, tm):
     path = directory(llama, tmp_path, **QWEN)
 
     def tokens(*options: str) -> str:
-        words = ["generate", str(path), "--tokens", "1,2,3", "-n", "9", "--seed", "5", "--json", "--quiet", *options]
-        result = CliRunner().invoke(app, words, catch_exceptions=False)
-        return json.loads(result.stdout.splitlines()[-1])["tokens"]
+        _, out, _ = tm("generate", path, "--tokens", "1,2,3", "-n", 9, "--seed", 5, "--json", "--quiet", *options)
+        return json.loads(out)["tokens"]
 
     drawn = tokens("--temperature", "0.7", "--top-k", "20", "--top-p", "0.8", "--repetition-penalty", "1.1")
     assert tokens("--generation-config") == drawn

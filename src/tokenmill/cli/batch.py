@@ -3,30 +3,27 @@
 from contextlib import ExitStack, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.batch_progress import batch_progress
 from tokenmill.cli.models import load_engine, read_model_config
-from tokenmill.cli.parser.command import is_given
+from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import (
+    CHAT_TEMPLATE,
+    JSON,
     MODEL,
     OUTPUT,
     PROMPT,
-    ChatTemplate,
-    Json,
-    Quiet,
-    examples,
+    QUIET,
+    argument,
     option,
     option_name,
     with_defaults,
-    with_settings,
 )
 from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.report import program_facts, versions
-from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.errors import ConfigError
 from tokenmill.memory.available import available_processors
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams
@@ -38,7 +35,7 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.core import Core
     from tokenmill.engine.engine import Engine
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill batch requests.jsonl -o answers.jsonl",
     "tokenmill batch reviews.csv --prompt 'Translate: {text}' --chat -o translated.csv",
     "tokenmill batch rows.parquet --column prompt -n 64 --temperature 0.8 -o out.parquet",
@@ -46,7 +43,7 @@ EXAMPLES = examples(
     "tokenmill batch rows.jsonl --column prompt -o out.jsonl --join 4",
 )
 FEWEST_SEQUENCES = 16
-HELP = {
+WORDS = {
     "max_sequences": "Sequences that run together. Default: 8 for each processor, at least 16, at most 64.",
     "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length, or what fits.",
     "seed": "The same for every row. Default: one that depends on the row alone.",
@@ -54,78 +51,42 @@ HELP = {
 ROWS = "Rows"
 SHOWN = 5  # broken lines
 
-Input = Annotated[
-    Path,
-    typer.Argument(
-        metavar="INPUT",
-        help="A file of rows: .jsonl, .csv or .parquet. Without --prompt and --column, lines of OpenAI's batches.",
-        rich_help_panel=ROWS,
-    ),
-]
-Output = Annotated[
-    Path,
-    option(OUTPUT, "--output", "-o", metavar="FILE", help="The rows with their answers: .jsonl, .csv or .parquet."),
-]
-ModelName = Annotated[
-    str,
-    option(MODEL, "--model", metavar="MODEL", help="Directory, .gguf file, hub name, or short name."),
-]
-Prompt = Annotated[
-    str | None,
-    option(PROMPT, "--prompt", help="The prompt of each row, columns in braces: 'Translate: {text}'."),
-]
-Column = Annotated[
-    str | None,
-    option(PROMPT, "--column", help="The column that is the prompt: a text, token ids, or with --chat messages."),
-]
-AsChat = Annotated[bool, option(PROMPT, "--chat", help="Ask through the model's chat template.")]
-System = Annotated[str | None, option(PROMPT, "--system", help="System message, with --chat.")]
-Name = Annotated[
-    str | None,
-    option(PROMPT, "--served-model-name", help="What requests call the model, of OpenAI's batches. Default: MODEL."),
-]
-Strict = Annotated[bool, option(PROMPT, "--strict", help="Refuse unknown fields of requests, of OpenAI's batches.")]
-Window = Annotated[
-    int, option(ROWS, "--window", help="Rows that are sorted together, so that equal beginnings meet.", min=1)
-]
-ShardOption = Annotated[
-    str | None,
-    option(ROWS, "--shard", metavar="I/N", help="Only every Nth row, from the Ith on, into a file of its own."),
-]
-Join = Annotated[int | None, option(ROWS, "--join", metavar="N", help="Make one file of those of N shards.", min=1)]
-Prefix = Annotated[str, option(OUTPUT, "--output-prefix", help="Of the names of the new columns of a table.")]
-Recommended = Annotated[
-    bool | None,
-    option(
-        PROMPT,
-        "--generation-config/--no-generation-config",
-        help="Sample as the files or the maker of the model recommend. Default: with OpenAI's batches.",
-    ),
-]
+INPUT = argument(
+    ...,
+    "INPUT",
+    "A file of rows: .jsonl, .csv or .parquet. Without --prompt and --column, lines of OpenAI's batches.",
+    ROWS,
+)
+COLUMN = option(None, "The column that is the prompt: a text, token ids, or with --chat messages.", PROMPT)
+NAME = option(None, "What requests call the model, of OpenAI's batches. Default: MODEL.", PROMPT)
+SHARD_OPTION = option(None, "Only every Nth row, from the Ith on, into a file of its own.", ROWS, metavar="I/N")
+RECOMMENDED = option(
+    None, "Sample as the files or the maker of the model recommend. Default: with OpenAI's batches.", PROMPT
+)
+WITHOUT = ("max_waiting", "generation_config")
 
 
-@with_settings(without=("max_waiting", "generation_config"), words=HELP, sampling=SamplingParams, engine=EngineConfig)
 def command(
-    context: typer.Context,
+    context: Context,
     sampling: SamplingParams,
     engine: EngineConfig,
-    input: Input,
-    output: Output,
-    model: ModelName = DEFAULT_MODEL,
-    prompt: Prompt = None,
-    column: Column = None,
-    chat: AsChat = False,
-    system: System = None,
-    chat_template: ChatTemplate = None,
-    generation_config: Recommended = None,
-    served_model_name: Name = None,
-    strict: Strict = False,
-    window: Window = 1024,
-    shard: ShardOption = None,
-    join: Join = None,
-    output_prefix: Prefix = "",
-    json: Json = False,
-    quiet: Quiet = False,
+    input: Path = INPUT,
+    output: Path = option(..., "The rows with their answers: .jsonl, .csv or .parquet.", OUTPUT, "-o", metavar="FILE"),
+    model: str = option(DEFAULT_MODEL, "Directory, .gguf file, hub name, or short name.", MODEL, metavar="MODEL"),
+    prompt: str | None = option(None, "The prompt of each row, columns in braces: 'Translate: {text}'.", PROMPT),
+    column: str | None = COLUMN,
+    chat: bool = option(False, "Ask through the model's chat template.", PROMPT),
+    system: str | None = option(None, "System message, with --chat.", PROMPT),
+    chat_template: Path | None = CHAT_TEMPLATE,
+    generation_config: bool | None = RECOMMENDED,
+    served_model_name: str | None = NAME,
+    strict: bool = option(False, "Refuse unknown fields of requests, of OpenAI's batches.", PROMPT),
+    window: int = option(1024, "Rows that are sorted together, so that equal beginnings meet.", ROWS, minimum=1),
+    shard: str | None = SHARD_OPTION,
+    join: int | None = option(None, "Make one file of those of N shards.", ROWS, metavar="N", minimum=1),
+    output_prefix: str = option("", "Of the names of the new columns of a table.", OUTPUT),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Answer every row of a file, in its order.
 
@@ -148,18 +109,18 @@ def command(
         _refuse_given(context, ("shard",), "without --join, which needs the files of all shards")
         _join(task, input, output, join, json, quiet)
         return
-    num_sequences = engine.max_sequences if is_given(context, "max_sequences") else None
+    num_sequences = engine.max_sequences if "max_sequences" in context.origins else None
     _compute(task, input, output, shard, window, engine, num_sequences, chat_template, json, quiet)
 
 
-def _refuse_given(context: typer.Context, names: tuple[str, ...], why: str) -> None:
+def _refuse_given(context: Context, names: tuple[str, ...], why: str) -> None:
     for name in names:
-        if is_given(context, name):
-            raise ConfigError(option_name(name), context.params.get(name), why)
+        if name in context.origins:
+            raise ConfigError(option_name(name), context.values.get(name), why)
 
 
 def _table(
-    context: typer.Context,
+    context: Context,
     sampling: SamplingParams,
     recommended: bool,
     prompt: str | None,
@@ -176,7 +137,7 @@ def _table(
         raise ConfigError("system", system, "only together with --chat, since it is part of a conversation")
 
     def settings(core: "Core") -> SamplingParams:
-        return with_defaults(context, sampling, core.inputs.defaults) if recommended else sampling
+        return with_defaults(context.origins, sampling, core.inputs.defaults) if recommended else sampling
 
     template = None if prompt is None else Template(prompt)
     return TableTask(settings, template, column, chat, system, prefix)
@@ -187,10 +148,7 @@ def _requests(name: str, seed: int | None, strict: bool, output: Path) -> "Task"
         allowed = "a name that ends with .jsonl, since the answer to a request has many fields; of a table, --prompt or"
         raise ConfigError("output", str(output), f"{allowed} --column says what the prompt of a row is")
     with uninterrupted():
-        try:
-            from tokenmill.serve.sessions.batch_lines import BatchLines
-        except ModuleNotFoundError as error:
-            raise TokenmillError(f"requests need {error.name}: pip install 'tokenmill[batch]'") from None
+        from tokenmill.serve.sessions.batch_lines import BatchLines
     return BatchLines(name, seed, strict)
 
 

@@ -2,32 +2,28 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_settings
-from tokenmill.cli.process.display import print_json, progress_on_stderr
+from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
+from tokenmill.cli.process.display import echo, print_json, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import size
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill compile smollm2-135m -o smollm2.aot",
     'tokenmill generate smollm2-135m --aot-package smollm2.aot -p "Hello"',
     "tokenmill compile smollm2-135m --compile-phases both --cache-format int8 -o smollm2-int8.aot",
 )
+ONLY = ("dtype", "scheme", "cache_format", "compile_phases", "device")
 
 
-@with_settings(only=("dtype", "scheme", "cache_format", "compile_phases", "device"), engine=EngineConfig)
 def command(
     engine: EngineConfig,
-    *,
-    model: Model = DEFAULT_MODEL,
-    output: Annotated[Path, option(OUTPUT, "--output", "-o", metavar="DIR", help="The new directory.")],
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    output: Path = option(..., "The new directory.", OUTPUT, "-o", metavar="DIR"),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Write an AOT package: a directory of compiled code, which later runs need no compiler for.
 
@@ -45,4 +41,4 @@ def command(
     if json:
         print_json({"path": str(output), "model": str(checkpoint.path), "num_bytes": num_bytes})
     elif not quiet:
-        typer.echo(f"{output}: {size(num_bytes)}")
+        echo(f"{output}: {size(num_bytes)}")

@@ -3,19 +3,17 @@
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from tokenmill.cli.generate import Stream, show
+from tokenmill.cli.generate import STREAM, show
 from tokenmill.cli.logprobs import logprobs_table
 from tokenmill.cli.models import load_engine, read_model_config
-from tokenmill.cli.parser.command import is_given
-from tokenmill.cli.parser.options import MODEL, OUTPUT, PROMPT, Json, Quiet, examples, option, with_settings
-from tokenmill.cli.prefill import Force, check_target
+from tokenmill.cli.parser.command import Context
+from tokenmill.cli.parser.options import JSON, MODEL, OUTPUT, PROMPT, QUIET, argument, option
+from tokenmill.cli.prefill import FORCE, check_target
 from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.cli.prompts import Ids, Text, gather
+from tokenmill.cli.prompts import IDS, TEXT, gather
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.errors import ConfigError
@@ -23,41 +21,28 @@ from tokenmill.hub.progress import Progress
 from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig
 from tokenmill.settings.sampling_params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill decode tale.kv",
     'tokenmill decode tale.kv --prompt " Then the miller said:" -n 40 -o tale2.kv',
     "tokenmill decode tale.kv --model ./moved/model --temperature 0.8 --seed 7",
 )
+WITHOUT = ("n",)
 
 
-File = Annotated[
-    Path,
-    typer.Argument(metavar="FILE", help="A file from `tokenmill prefill`.", show_default=False, rich_help_panel=MODEL),
-]
-Where = Annotated[str | None, option(MODEL, "--model", help="Where the model lies now. Default: where the file says.")]
-Output = Annotated[
-    Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Save the longer text with its cache.")
-]
-Convert = Annotated[
-    bool, option(PROMPT, "--convert", help="Accept a cache of another dtype or scheme; the text may differ.")
-]
-
-
-@with_settings(without=("n",), sampling=SamplingParams, engine=EngineConfig)
 def command(
-    context: typer.Context,
+    context: Context,
     sampling: SamplingParams,
     engine: EngineConfig,
-    file: File,
-    model: Where = None,
-    prompt: Text = None,
-    tokens: Ids = None,
-    convert: Convert = False,
-    output: Output = None,
-    force: Force = False,
-    stream: Stream = True,
-    json: Json = False,
-    quiet: Quiet = False,
+    file: Path = argument(..., "FILE", "A file from `tokenmill prefill`.", MODEL),
+    model: str | None = option(None, "Where the model lies now. Default: where the file says.", MODEL),
+    prompt: list[str] | None = TEXT,
+    tokens: list[str] | None = IDS,
+    convert: bool = option(False, "Accept a cache of another dtype or scheme; the text may differ.", PROMPT),
+    output: Path | None = option(None, "Save the longer text with its cache.", OUTPUT, "-o", metavar="FILE"),
+    force: bool = FORCE,
+    stream: bool = STREAM,
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Go on from a saved KV cache: the text that one run would have given.
 
@@ -77,7 +62,7 @@ def command(
         loaded = load_engine(config, progress)
         progress.stage(f"opening {file.name}")
         session = loaded.open_session(file, convert)
-    typed = {name: value for name, value in asdict(sampling).items() if is_given(context, name)}
+    typed = {name: value for name, value in asdict(sampling).items() if name in context.origins}
     given = {**loaded.core.inputs.defaults, **typed}  # with --generation-config what the model's files recommend
     started_s = time.perf_counter()
     with prompt_progress(loaded, quiet):

@@ -4,88 +4,69 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
-
-import typer
+from typing import TYPE_CHECKING, Any, cast
 
 from tokenmill.cli.logprobs import logprobs_table
 from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import load_engine
+from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import (
+    CHAT_TEMPLATE,
+    JSON,
+    MODEL_NAME,
     OUTPUT,
-    ChatTemplate,
-    Json,
-    Model,
-    Quiet,
-    examples,
+    QUIET,
     option,
     with_defaults,
-    with_settings,
 )
-from tokenmill.cli.parser.presets import Preset
-from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
-from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, check_waiting, gather, shown_ids
+from tokenmill.cli.parser.presets import PRESET
+from tokenmill.cli.process.display import echo, print_json, progress_on_stderr, remark
+from tokenmill.cli.prompts import CHAT, FILES, IDS, SYSTEM, TEXTS, check_waiting, gather, shown_ids
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import load_reference, prompt_progress, watched
 from tokenmill.errors import ConfigError
 from tokenmill.measure.files import check_appendable
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion, Piece
 
-EXAMPLES = examples(
+EXAMPLES = (
     'tokenmill generate --chat -p "Why is the sky blue?"',
     'tokenmill generate -p "Once upon a time" -n 64 --temperature 0.8 --seed 7',
     'tokenmill generate -p "One" -p "Two" --max-sequences 2 --json',
     "tokenmill generate --max-length 4096 < letter.txt",
 )
 
-Stream = Annotated[bool, option(OUTPUT, "--stream/--no-stream", help="Show text as it comes, or at the end.")]
-Trace = Annotated[
-    bool,
-    option(
-        OUTPUT,
-        "--trace",
-        help="Show on stderr what each step fed, and would have without a cache; a step for each token.",
-    ),
-]
-CheckFloat32 = Annotated[
-    bool, option(OUTPUT, "--check-float32", help="Compute each step in float32 too; stop at the first difference.")
-]
-ShowDraft = Annotated[
-    bool, option(OUTPUT, "--show-draft", help="Show in colour which tokens were drafted and accepted.")
-]
-Receipts = Annotated[
-    Path | None,
-    option(OUTPUT, "--receipt", metavar="FILE", help="Write a receipt of each text, for `tokenmill verify`."),
-]
-Verbose = Annotated[bool, option(OUTPUT, "--verbose", "-v", help="Say which program runs and why.")]
+STREAM = option(True, "Show text as it comes, or at the end.", OUTPUT)
+TRACE = option(
+    False, "Show on stderr what each step fed, and would have without a cache; a step for each token.", OUTPUT
+)
+RECEIPT = option(None, "Write a receipt of each text, for `tokenmill verify`.", OUTPUT, metavar="FILE")
 
 
-@with_settings(sampling=SamplingParams, engine=EngineConfig)
 def command(
-    context: typer.Context,
+    context: Context,
     sampling: SamplingParams,
     engine: EngineConfig,
-    model: Model = DEFAULT_MODEL,
-    prompt: Texts = None,
-    prompt_file: Files = None,
-    tokens: Ids = None,
-    chat: Chat = False,
-    system: System = None,
-    chat_template: ChatTemplate = None,
-    preset: Preset = None,
-    stream: Stream = True,
-    trace: Trace = False,
-    check_float32: CheckFloat32 = False,
-    show_draft: ShowDraft = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    receipt: Receipts = None,
+    model: str = MODEL_NAME,
+    prompt: list[str] | None = TEXTS,
+    prompt_file: list[Path] | None = FILES,
+    tokens: list[str] | None = IDS,
+    chat: bool = CHAT,
+    system: str | None = SYSTEM,
+    chat_template: Path | None = CHAT_TEMPLATE,
+    preset: str | None = PRESET,
+    stream: bool = STREAM,
+    trace: bool = TRACE,
+    check_float32: bool = option(False, "Compute each step in float32 too; stop at the first difference.", OUTPUT),
+    show_draft: bool = option(False, "Show in colour which tokens were drafted and accepted.", OUTPUT),
+    json: bool = JSON,
+    quiet: bool = QUIET,
+    verbose: bool = option(False, "Say which program runs and why.", OUTPUT, "-v"),
+    receipt: Path | None = RECEIPT,
 ) -> None:
     """Continue one or more prompts.
 
@@ -105,7 +86,7 @@ def command(
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress, chat_template)
         if engine.generation_config:
-            sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
+            sampling = with_defaults(context.origins, sampling, loaded.core.inputs.defaults)
         if chat:
             prompts = [loaded.chat_prompt(conversation) for conversation in prompts]
         reference = load_reference(loaded, progress) if check_float32 else None
@@ -194,7 +175,7 @@ def show(engine: "Engine", pieces: Iterator["Piece"], visible: bool = True) -> "
             done = piece.done
     finally:
         if visible and is_begun:
-            typer.echo()
+            echo()
     assert done is not None, "the last piece carries the completion"
     return done
 
@@ -204,5 +185,5 @@ def _print_all(completions: Sequence["Completion"], num_each: int) -> None:
     for index, done in enumerate(completions):
         if len(completions) > 1:
             which = f", continuation {index % num_each + 1}" if num_each > 1 else ""
-            typer.echo(f"==> prompt {index // num_each + 1}{which} <==")
+            echo(f"==> prompt {index // num_each + 1}{which} <==")
         write_text(f"{done.text or shown_ids(done.tokens)}\n")

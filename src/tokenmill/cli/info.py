@@ -6,17 +6,14 @@ from dataclasses import asdict
 from json import dumps, loads
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import find_path, looks_saved
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option
-from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
+from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
+from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import CheckpointError, PackedModelError
-from tokenmill.settings.engine_config import DEFAULT_MODEL
 from tokenmill.settings.recommended import say
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import size
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
     from tokenmill.weights.checkpoint import Checkpoint
     from tokenmill.weights.outline import Outline, StoredTensor
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill info",
     "tokenmill info model.gguf --tensors",
     "tokenmill info owner/name --json",
@@ -38,12 +35,12 @@ _ROPE = re.compile(r"(?:dim|theta|kind)=[^,()]+")
 
 
 def command(
-    model: Model = DEFAULT_MODEL,
-    tensors: Annotated[bool, option(OUTPUT, "--tensors", help="List every tensor of the files.")] = False,
-    template: Annotated[bool, option(OUTPUT, "--template", help="Print the chat template alone.")] = False,
-    check: Annotated[bool, option(OUTPUT, "--check", help="Verify every checksum of a packed model or copy.")] = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    tensors: bool = option(False, "List every tensor of the files.", OUTPUT),
+    template: bool = option(False, "Print the chat template alone.", OUTPUT),
+    check: bool = option(False, "Verify every checksum of a packed model or copy.", OUTPUT),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Show what is in a model: its shape, parameters by part, tokenizer, tensors by type. Also of saved sessions.
 
@@ -140,7 +137,7 @@ def _verify(path: Path, json: bool) -> None:
         print_json(rows)
     else:
         lines = [f"{row['path']}: all checksums match, {size(row['num_bytes'])} of weights" for row in rows]
-        typer.echo("\n".join(lines) or f"{path} has no packed copy: nothing to verify")
+        echo("\n".join(lines) or f"{path} has no packed copy: nothing to verify")
 
 
 def _show_code(folder: Path, json: bool) -> None:

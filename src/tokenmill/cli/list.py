@@ -4,14 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.cache.list import cache_rows, show_cache
 from tokenmill.cli.model_text import for_stdout
-from tokenmill.cli.parser.options import MODEL, OUTPUT, Json, examples, option
-from tokenmill.cli.process.display import print_json, print_table
+from tokenmill.cli.parser.options import JSON, MODEL, OUTPUT, option
+from tokenmill.cli.process.display import echo, print_json, print_table
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.hub.places.entry import FoundModel
 from tokenmill.loader.at_hand.kind import BASE, INSTRUCT
@@ -20,28 +18,26 @@ from tokenmill.units import counted, size
 if TYPE_CHECKING:  # this imports gguf and numpy, which --help does not wait for
     from tokenmill.loader.at_hand.models import Model, Pair
 
-EXAMPLES = examples("tokenmill list", "tokenmill list --dir ~/models --json", "tokenmill list --cache")
+EXAMPLES = ("tokenmill list", "tokenmill list --dir ~/models --json", "tokenmill list --cache")
 HEADER = ("name", "size", "family", "kind", "form", "runs", "kept", "of")
 EXPENDABLE = ("of", "kept", "family", "runs", "kind")
 OF_NAMES = ("short name", "model", "size", "context", "kind", "stands for", "sha256")
 EXPENDABLE_OF_NAMES = ("sha256", "stands for", "model")
 
-Folders = Annotated[
-    list[Path] | None,
-    option(
-        MODEL,
-        "--dir",
-        metavar="DIR",
-        help="Look into this folder too, as into those of TOKENMILL_MODELS. May be repeated.",
-    ),
-]
+FOLDERS = option(
+    None,
+    "Look into this folder too, as into those of TOKENMILL_MODELS. May be repeated.",
+    MODEL,
+    "--dir",
+    metavar="DIR",
+)
 
 
 def command(
-    dirs: Folders = None,
-    cache: Annotated[bool, option(OUTPUT, "--cache", help="Show what lies in the cache folder, too.")] = False,
-    names: Annotated[bool, option(MODEL, "--names", help="Show the short names, and what each stands for.")] = False,
-    json: Json = False,
+    dirs: list[Path] | None = FOLDERS,
+    cache: bool = option(False, "Show what lies in the cache folder, too.", OUTPUT),
+    names: bool = option(False, "Show the short names, and what each stands for.", MODEL),
+    json: bool = JSON,
 ) -> None:
     """Show every model on this machine: its name for --model, size, family, form, whether it is a base model or
     answers (instruct), and whether it runs here.
@@ -70,14 +66,14 @@ def command(
         rows = [_row(model) for model in models]
         print_table(_title(models), rows, HEADER, EXPENDABLE)
     else:
-        typer.echo("no model is on this machine; `tokenmill pull` fetches one of 98 MB")
+        echo("no model is on this machine; `tokenmill pull` fetches one of 98 MB")
     for line in _remarks(models, others, pairs):
-        typer.echo(for_stdout(line))
+        echo(for_stdout(line))
     if cache:
         show_cache()
     elif kept := cache_rows():
         total = size(sum(row["num_bytes"] for row in kept))
-        typer.echo(f"the cache folder takes {total} in all: `tokenmill cache list`, or --cache here")
+        echo(f"the cache folder takes {total} in all: `tokenmill cache list`, or --cache here")
 
 
 def _show_names(json: bool) -> None:

@@ -18,6 +18,6 @@ def for_stdout(text: str) -> str:
 
 
 def write_text(text: str) -> None:
-    """Write to stdout at once. Not by typer.echo, which takes escape sequences out of a text that is piped."""
+    """Write to stdout at once."""
     sys.stdout.write(for_stdout(text))
     sys.stdout.flush()

@@ -2,33 +2,29 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_settings
+from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
 from tokenmill.cli.prefill import check_target
-from tokenmill.cli.process.display import print_json, progress_on_stderr
+from tokenmill.cli.process.display import echo, print_json, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import size
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill pack smollm2-135m -o smollm2.packed",
     'tokenmill generate smollm2.packed -p "Hello"',
     "tokenmill pack Qwen/Qwen3-0.6B --scheme q4 -o qwen3-q4.packed",
 )
+ONLY = ("dtype", "scheme", "program")
 
 
-@with_settings(only=("dtype", "scheme", "program"), engine=EngineConfig)
 def command(
     engine: EngineConfig,
-    *,
-    model: Model = DEFAULT_MODEL,
-    output: Annotated[Path, option(OUTPUT, "--output", "-o", metavar="FILE", help="The new file.")],
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    output: Path = option(..., "The new file.", OUTPUT, "-o", metavar="FILE"),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Write a packed model: one file with the weights in the layout that the native program reads.
 
@@ -56,4 +52,4 @@ def command(
     if json:
         print_json({"path": str(output), "model": str(checkpoint.path), "num_bytes": num_bytes})
     elif not quiet:
-        typer.echo(f"{output}: {size(num_bytes)}")
+        echo(f"{output}: {size(num_bytes)}")

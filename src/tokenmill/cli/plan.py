@@ -1,36 +1,34 @@
 """`tokenmill plan`: will it fit, before anything is loaded."""
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.models import load_engine, read_model_config
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_settings
-from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
+from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
+from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import size
 
 if TYPE_CHECKING:
     from tokenmill.model.config import ModelConfig
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill plan",
     "tokenmill plan smollm2-135m --max-length 8192 --max-sequences 16 --dtype float32",
     "tokenmill plan --check",
 )
 
 
-@with_settings(engine=EngineConfig)
 def command(
     engine: EngineConfig,
-    model: Model = DEFAULT_MODEL,
-    check: Annotated[bool, option(OUTPUT, "--check", help="Load it, and compare with what was allocated.")] = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    check: bool = option(False, "Load it, and compare with what was allocated.", OUTPUT),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Say whether a model fits into memory, and how long or how many sequences would.
 
@@ -48,7 +46,7 @@ def command(
     else:
         _show(model, facts)
     if not facts["fits"]:
-        raise typer.Exit(2)
+        sys.exit(2)
 
 
 def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
@@ -118,7 +116,7 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     form = f"{facts['dtype']}, scheme {facts['scheme']}, program {facts['program']['name']}"
     title = f"{model} in {form} on {facts['device']}, {facts['max_sequences']} x {facts['max_length']} tokens"
     print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])), ("size",))
-    typer.echo(_verdict(facts))
+    echo(_verdict(facts))
     if facts["why_no_longer"]:
         remark(facts["why_no_longer"])
 

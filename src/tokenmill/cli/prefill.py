@@ -4,21 +4,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from tokenmill.cli.models import load_engine, looks_saved
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_settings
-from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
-from tokenmill.cli.prompts import Chat, Files, Ids, System, Text, gather
+from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
+from tokenmill.cli.process.display import echo, print_json, progress_on_stderr, remark
+from tokenmill.cli.prompts import CHAT, FILES, IDS, SYSTEM, TEXT, gather
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.errors import ConfigError, SnapshotError
 from tokenmill.memory.atomic_file import beside, make_folder
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import counted, size
 
-EXAMPLES = examples(
+EXAMPLES = (
     'tokenmill prefill -p "Once upon a time" -o tale.kv',
     "tokenmill prefill smollm2-135m --prompt-file book.txt --max-length 8192 -o book.kv",
     "tokenmill decode tale.kv -n 64 --temperature 0.8 --seed 7",
@@ -26,23 +23,21 @@ EXAMPLES = examples(
 
 TRIAL_BYTES = 4096
 
-Force = Annotated[bool, option(OUTPUT, "--force", help="Overwrite a file of another kind too.")]
+FORCE = option(False, "Overwrite a file of another kind too.", OUTPUT)
 
 
-@with_settings(engine=EngineConfig)
 def command(
     engine: EngineConfig,
-    *,
-    model: Model = DEFAULT_MODEL,
-    prompt: Text = None,
-    prompt_file: Files = None,
-    tokens: Ids = None,
-    chat: Chat = False,
-    system: System = None,
-    output: Annotated[Path, option(OUTPUT, "--output", "-o", metavar="FILE", help="The file to write.")],
-    force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    prompt: list[str] | None = TEXT,
+    prompt_file: list[Path] | None = FILES,
+    tokens: list[str] | None = IDS,
+    chat: bool = CHAT,
+    system: str | None = SYSTEM,
+    output: Path = option(..., "The file to write.", OUTPUT, "-o", metavar="FILE"),
+    force: bool = FORCE,
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Compute and save the KV cache of one prompt.
 
@@ -68,7 +63,7 @@ def command(
     if quiet:
         return
     if not json:
-        typer.echo(f"{output}: {counted(num_tokens, 'token')}, {size(num_bytes)}")
+        echo(f"{output}: {counted(num_tokens, 'token')}, {size(num_bytes)}")
     remark(f"computed in {seconds:.2f} s, {num_tokens / seconds:,.0f} tokens/s")
 
 

@@ -4,26 +4,24 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-import typer
-
 from tokenmill.cli.model_text import for_stdout
-from tokenmill.cli.parser.options import Json, examples
+from tokenmill.cli.parser.options import JSON
 from tokenmill.cli.parser.presets import presets_file, problem_of, read_presets, shown
-from tokenmill.cli.process.display import print_json, print_table
+from tokenmill.cli.process.display import echo, print_json, print_table
 from tokenmill.settings.engine_config import DEFAULT_MODEL
 
-EXAMPLES = examples("tokenmill presets", "tokenmill presets --json", "tokenmill chat --preset miller")
+EXAMPLES = ("tokenmill presets", "tokenmill presets --json", "tokenmill chat --preset miller")
 HEADER = ("preset", "model", "system", "settings")
 EXPENDABLE = ("system", "settings")
 
 
-def command(context: typer.Context, json: Json = False) -> None:
+def command(json: bool = JSON) -> None:
     """Show the presets: tables of options by name, which chat, generate and serve take with --preset.
 
     They stand in presets.toml, in TOKENMILL_CONFIG, else in tokenmill below XDG_CONFIG_HOME or ~/.config.
     """
     path, presets = presets_file(), read_presets()
-    problems = {name: problem_of(context, name, table) for name, table in presets.items()}
+    problems = {name: problem_of(name, table) for name, table in presets.items()}
     if json:
         found = [
             {"name": name, "problem": problems[name] or None, "options": _as_json(table)}
@@ -32,12 +30,12 @@ def command(context: typer.Context, json: Json = False) -> None:
         print_json({"path": str(path), "presets": found})
         return
     if not presets:
-        typer.echo(f"{path} {'has no presets' if path.is_file() else 'is not there, so there are no presets'}")
+        echo(f"{path} {'has no presets' if path.is_file() else 'is not there, so there are no presets'}")
         return
     print_table(str(path), [_row(name, table) for name, table in presets.items()], HEADER, EXPENDABLE)
     for name, problem in problems.items():
         if problem:
-            typer.echo(for_stdout(f"{name}: {problem}"))
+            echo(for_stdout(f"{name}: {problem}"))
 
 
 def _as_json(value: Any) -> Any:

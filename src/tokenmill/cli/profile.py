@@ -3,52 +3,49 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_defaults, with_settings
-from tokenmill.cli.prefill import Force, check_target
-from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
+from tokenmill.cli.parser.command import Context
+from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option, with_defaults
+from tokenmill.cli.prefill import FORCE, check_target
+from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.cli.prompts import Ids, Texts, check_waiting, gather
+from tokenmill.cli.prompts import IDS, TEXTS, check_waiting, gather
 from tokenmill.cli.report import program_facts, versions
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.memory.atomic_file import writing
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import size
 
 if TYPE_CHECKING:  # imports torch
     from tokenmill.engine.engine import Engine
 
-EXAMPLES = examples(
+EXAMPLES = (
     'tokenmill profile -p "Why is the sky blue?" -n 32',
     "tokenmill profile smollm2-135m --level light -o trace.json",
     'tokenmill profile -p "One" -p "Two" --max-sequences 2 --level verbose -o trace.json --json',
 )
 
 DEFAULT_PROMPT = "Once upon a time there was a miller who lived by a river, and every morning before the sun came up he"
+WITHOUT = ("ignore_eos",)
 
 
-@with_settings(without=("ignore_eos",), sampling=SamplingParams, engine=EngineConfig)
 def command(
-    context: typer.Context,
+    context: Context,
     sampling: SamplingParams,
     engine: EngineConfig,
-    model: Model = DEFAULT_MODEL,
-    prompt: Texts = None,
-    tokens: Ids = None,
-    level: Annotated[
-        str, option(OUTPUT, metavar="NAME", help="none: figures; light: steps by phase; verbose: torch's profiler too.")
-    ] = "light",
-    output: Annotated[
-        Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Write the trace there (JSON).")
-    ] = None,
-    force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    prompt: list[str] | None = TEXTS,
+    tokens: list[str] | None = IDS,
+    level: str = option(
+        "light", "none: figures; light: steps by phase; verbose: torch's profiler too.", OUTPUT, metavar="NAME"
+    ),
+    output: Path | None = option(None, "Write the trace there (JSON).", OUTPUT, "-o", metavar="FILE"),
+    force: bool = FORCE,
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Say where the time of a generation goes, by phase and step, and what it cost to measure that.
 
@@ -70,7 +67,7 @@ def command(
     check_waiting(engine, len(prompts) * sampling.n)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
-        sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
+        sampling = with_defaults(context.origins, sampling, loaded.core.inputs.defaults)
         found = profile(loaded, prompts, sampling, level, stage=progress.stage)
     document = found.document() | _about(loaded, sampling)
     said = "" if output is None else _write(output, found.trace or {}, document)
@@ -110,27 +107,27 @@ def _about(engine: "Engine", sampling: SamplingParams) -> dict[str, Any]:
 
 def _show(document: dict[str, Any]) -> None:
     settings = document["settings"]
-    typer.echo(
+    echo(
         f"{document['num_prompt_tokens']} prompt + {document['num_new_tokens']} new tokens · first token "
         f"{document['ttft_s']:.3f} s · {document['tokens_per_s']:.1f} tokens/s · {settings['dtype']} "
         f"{document['program']['name']}, {settings['device']} (unmeasured)"
     )
     if document["level"] == "none":
         return
-    typer.echo()
+    echo()
     print_table("Steps, by phase", _phase_rows(document["steps"]), _phase_header(document["steps"]), ("share",))
     if settings["device"] != "cpu":
-        typer.echo("On a GPU the forward is only launched in its phase; sampling waits for it.")
+        echo("On a GPU the forward is only launched in its phase; sampling waits for it.")
     if document["operations"]:
-        typer.echo()
+        echo()
         rows = [
             (one["name"], str(one["calls"]), f"{one['total_ms']:.2f}", f"{100 * one['share']:.1f} %")
             for one in document["operations"]
         ]
         print_table("Costliest operations, watched", rows, ("name", "calls", "total ms", "share"))
-    typer.echo()
-    typer.echo(_memory(document["memory"]))
-    typer.echo(cost_line(document["cost"], document["level"]))
+    echo()
+    echo(_memory(document["memory"]))
+    echo(cost_line(document["cost"], document["level"]))
 
 
 def _phase_header(steps: dict[str, Any]) -> tuple[str, ...]:

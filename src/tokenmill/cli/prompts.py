@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from tokenmill.cli.parser.options import PROMPT, option, parse_ids
 from tokenmill.errors import ConfigError, RequestError
@@ -16,19 +16,12 @@ from tokenmill.units import size
 MAX_BYTES = 64_000_000
 """The longest prompt in bytes, which is more than any context holds."""
 
-Texts = Annotated[
-    list[str] | None, option(PROMPT, "--prompt", "-p", help="Text to continue; - reads stdin. Repeat for a batch.")
-]
-Text = Annotated[list[str] | None, option(PROMPT, "--prompt", "-p", help="Text to continue; - reads stdin.")]
-Files = Annotated[
-    list[Path] | None, option(PROMPT, "--prompt-file", help="Text to continue, from a file in UTF-8; - reads stdin.")
-]
-Ids = Annotated[
-    list[str] | None,
-    option(PROMPT, "--tokens", metavar="IDS", help="A prompt as token ids separated by commas, as 1,2,3."),
-]
-Chat = Annotated[bool, option(PROMPT, "--chat", help="Ask through the model's chat template.")]
-System = Annotated[str | None, option(PROMPT, "--system", help="System message, with --chat.")]
+TEXTS = option(None, "Text to continue; - reads stdin. Repeat for a batch.", PROMPT, "-p")
+TEXT = option(None, "Text to continue; - reads stdin.", PROMPT, "-p")
+FILES = option(None, "Text to continue, from a file in UTF-8; - reads stdin.", PROMPT)
+IDS = option(None, "A prompt as token ids separated by commas, as 1,2,3.", PROMPT, metavar="IDS")
+CHAT = option(False, "Ask through the model's chat template.", PROMPT)
+SYSTEM = option(None, "System message, with --chat.", PROMPT)
 
 
 def gather(

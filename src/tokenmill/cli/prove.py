@@ -1,20 +1,19 @@
 """`tokenmill prove`: whether a server's texts depend on how they were computed, found out from outside."""
 
 import secrets
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from tokenmill.cli.parser.options import Json, Quiet, examples, option
-from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
+from tokenmill.cli.parser.options import JSON, QUIET, argument, option
+from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr, remark
 from tokenmill.errors import TokenmillError
 from tokenmill.registry import PROOFS, help_of
 
 if TYPE_CHECKING:  # imports httpx2, which is optional
     from tokenmill.prove.run import ProofOutcome
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill prove http://127.0.0.1:8000",
     "tokenmill prove http://127.0.0.1:8000 --restart 'systemctl restart tokenmill'",
     "tokenmill prove https://llm.example.org --model qwen3 --logprobs --comparisons 10000 --requests 50000 --time 3600",
@@ -22,73 +21,44 @@ EXAMPLES = examples(
 
 SERVER, CHECK = "Server", "Check"
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="Where the server answers.", rich_help_panel=SERVER)]
-Name = Annotated[
-    str | None, option(SERVER, "--model", help="Name to ask for. Default: the first that the server lists.")
-]
-Key = Annotated[str | None, option(SERVER, "--key", envvar="OPENAI_API_KEY", help="Sent as bearer token.")]
-CaFile = Annotated[
-    Path | None,
-    option(SERVER, "--ca-file", metavar="FILE", help="Certificates, in PEM, that an https server may have."),
-]
-Restart = Annotated[
-    str | None,
-    option(
-        SERVER,
-        "--restart",
-        metavar="COMMAND",
-        help="Restarts the server, and returns when the old one has ended: texts before and after are compared.",
-    ),
-]
-Case = Annotated[
-    list[str] | None,
-    option(
-        CHECK,
-        "--case",
-        help="Only this case; may be repeated. "
-        + "; ".join(f"{name}: {help_of(entry)}" for name, entry in PROOFS.items())
-        + ".",
-    ),
-]
-Requests = Annotated[int, option(CHECK, "--requests", help="Maximum number of requests.")]
-Comparisons = Annotated[int | None, option(CHECK, "--comparisons", help="End when so many texts were compared.")]
-Time = Annotated[float, option(CHECK, "--time", help="Maximum duration in seconds.")]
-RequestTimeout = Annotated[
-    float, option(CHECK, "--request-timeout", help="Seconds after which a request counts as failed.")
-]
-Concurrency = Annotated[int, option(CHECK, "--concurrency", help="How many requests make a crowd.")]
-MaxTokens = Annotated[int, option(CHECK, "--max-tokens", help="Maximum number of tokens of a text.")]
-Seed = Annotated[
-    int | None,
-    option(
-        CHECK,
-        "--seed",
-        help="The same seed sends the same requests. Default: a new one each time, so that no prompt "
-        "is in the server's cache.",
-    ),
-]
-Logprobs = Annotated[bool, option(CHECK, "--logprobs", help="Compare log-probabilities too.")]
-Tolerance = Annotated[float, option(CHECK, "--tolerance", help="Difference of log-probabilities that is allowed.")]
+RESTART = option(
+    None,
+    "Restarts the server, and returns when the old one has ended: texts before and after are compared.",
+    SERVER,
+    metavar="COMMAND",
+)
+CASE = option(
+    None,
+    "Only this case; may be repeated. "
+    + "; ".join(f"{name}: {help_of(entry)}" for name, entry in PROOFS.items())
+    + ".",
+    CHECK,
+)
+SEED = option(
+    None,
+    "The same seed sends the same requests. Default: a new one each time, so that no prompt is in the server's cache.",
+    CHECK,
+)
 
 
 def command(
-    url: Url,
-    model: Name = None,
-    key: Key = None,
-    ca_file: CaFile = None,
-    restart: Restart = None,
-    case: Case = None,
-    requests: Requests = 2000,
-    comparisons: Comparisons = None,
-    time: Time = 600.0,
-    request_timeout: RequestTimeout = 120.0,
-    concurrency: Concurrency = 8,
-    max_tokens: MaxTokens = 32,
-    seed: Seed = None,
-    logprobs: Logprobs = False,
-    tolerance: Tolerance = 0.0,
-    json: Json = False,
-    quiet: Quiet = False,
+    url: str = argument(..., "URL", "Where the server answers.", SERVER),
+    model: str | None = option(None, "Name to ask for. Default: the first that the server lists.", SERVER),
+    key: str | None = option(None, "Sent as bearer token.", SERVER, variable="OPENAI_API_KEY"),
+    ca_file: Path | None = option(None, "Certificates, in PEM, that an https server may have.", SERVER, metavar="FILE"),
+    restart: str | None = RESTART,
+    case: list[str] | None = CASE,
+    requests: int = option(2000, "Maximum number of requests.", CHECK),
+    comparisons: int | None = option(None, "End when so many texts were compared.", CHECK),
+    time: float = option(600.0, "Maximum duration in seconds.", CHECK),
+    request_timeout: float = option(120.0, "Seconds after which a request counts as failed.", CHECK),
+    concurrency: int = option(8, "How many requests make a crowd.", CHECK),
+    max_tokens: int = option(32, "Maximum number of tokens of a text.", CHECK),
+    seed: int | None = SEED,
+    logprobs: bool = option(False, "Compare log-probabilities too.", CHECK),
+    tolerance: float = option(0.0, "Difference of log-probabilities that is allowed.", CHECK),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Ask an OpenAI-compatible server the same requests under other circumstances, and say where its texts differ.
 
@@ -96,11 +66,8 @@ def command(
     something differed or failed, 130 after Ctrl-C. A case that compares nothing, because the server does not offer what
     it needs or a bound comes first, is named and is no pass: exit code 2. To leave it out, name the others by --case.
     """
-    try:
-        from tokenmill.prove.run import prove
-    except ModuleNotFoundError as error:
-        raise TokenmillError(f"prove needs {error.name}: pip install 'tokenmill[bench]'") from None
     from tokenmill.prove.report import document
+    from tokenmill.prove.run import prove
     from tokenmill.prove.settings import Settings
 
     settings = Settings(
@@ -138,7 +105,7 @@ def _show(outcome: "ProofOutcome", quiet: bool) -> None:
     )
     print_table(f"{title}, --seed {settings.seed}", rows(outcome), HEADER)
     for line in examples(outcome):
-        typer.echo(line)
+        echo(line)
     if not quiet:
         for note in notes(outcome):
             remark(f"note: {note}")
@@ -147,9 +114,9 @@ def _show(outcome: "ProofOutcome", quiet: bool) -> None:
 def _leave(outcome: "ProofOutcome") -> None:
     """The exit code: what was found comes before what went wrong afterwards."""
     if outcome.interrupted:
-        raise typer.Exit(130)
+        sys.exit(130)
     if outcome.num_differences or outcome.num_failed:
-        raise typer.Exit(1)
+        sys.exit(1)
     if outcome.error is not None:
         raise outcome.error
     if nothing := outcome.compared_nothing:

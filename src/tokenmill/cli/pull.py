@@ -1,18 +1,15 @@
 """`tokenmill pull`: fetch a model, and convert it when a directory is given."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from tokenmill.cli.parser.options import MODEL, OUTPUT, Model, Quiet, examples, option
-from tokenmill.cli.process.display import progress_on_stderr
+from tokenmill.cli.parser.options import MODEL, MODEL_NAME, OUTPUT, QUIET, option
+from tokenmill.cli.process.display import echo, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
-from tokenmill.settings.engine_config import DEFAULT_MODEL, DTYPE_ALIASES, DTYPES
+from tokenmill.settings.engine_config import DTYPE_ALIASES, DTYPES
 from tokenmill.value_reader import check_choice
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill pull",
     "tokenmill pull Qwen/Qwen3-0.6B --revision main",
     "tokenmill pull smollm2-135m -o smollm2-float32 --dtype float32",
@@ -20,18 +17,16 @@ EXAMPLES = examples(
 
 
 def command(
-    model: Model = DEFAULT_MODEL,
-    revision: Annotated[str | None, option(MODEL, "--revision", help="Branch, tag or commit of a hub name.")] = None,
-    offline: Annotated[bool, option(MODEL, "--offline", help="Use only what is in the cache.")] = False,
-    output: Annotated[
-        Path | None,
-        option(OUTPUT, "--output", "-o", metavar="DIR", help="Convert to a new directory in Hugging Face layout."),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        option(OUTPUT, "--dtype", metavar="NAME", help="Data type of the converted weights. Default: the model's own."),
-    ] = None,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    revision: str | None = option(None, "Branch, tag or commit of a hub name.", MODEL),
+    offline: bool = option(False, "Use only what is in the cache.", MODEL),
+    output: Path | None = option(
+        None, "Convert to a new directory in Hugging Face layout.", OUTPUT, "-o", metavar="DIR"
+    ),
+    dtype: str | None = option(
+        None, "Data type of the converted weights. Default: the model's own.", OUTPUT, metavar="NAME"
+    ),
+    quiet: bool = QUIET,
 ) -> None:
     """Fetch a model and print its path.
 
@@ -64,4 +59,4 @@ def command(
             checkpoint = open_checkpoint(path)  # refuses what is no model
         if output is not None:
             path = convert(checkpoint, output, dtype or "auto", progress)
-    typer.echo(path)
+    echo(path)

@@ -4,13 +4,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from tokenmill.cli.list import Folders
-from tokenmill.cli.parser.options import OUTPUT, Json, Quiet, examples, option
-from tokenmill.cli.process.display import print_json, remark
+from tokenmill.cli.list import FOLDERS
+from tokenmill.cli.parser.options import JSON, OUTPUT, QUIET, argument, option
+from tokenmill.cli.process.display import echo, print_json, remark
 from tokenmill.errors import RequestError
 from tokenmill.hub.places.entry import HUB, FoundModel, real_path
 from tokenmill.hub.places.here import entries_here
@@ -22,18 +20,11 @@ from tokenmill.units import counted, size
 if TYPE_CHECKING:  # this imports safetensors, which --help does not wait for
     from tokenmill.loader.at_hand.kept import KeptFiles
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill rm smollm2-135m --dry-run",
     "tokenmill rm owner/name:file.gguf --yes",
     "tokenmill rm smollm2-135m --kept-only",
 )
-
-Yes = Annotated[bool, option(OUTPUT, "--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, option(OUTPUT, "--dry-run", help="Say what would be deleted, and delete nothing.")]
-KeptOnly = Annotated[
-    bool,
-    option(OUTPUT, "--kept-only", help="Delete only what is kept for the models: packed copies and blocks of prompts."),
-]
 
 
 @dataclass(frozen=True)
@@ -56,13 +47,15 @@ class _Plan:
 
 
 def command(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names as `tokenmill list` shows them.")],
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    kept_only: KeptOnly = False,
-    dirs: Folders = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    names: list[str] = argument(..., "NAME", "Names as `tokenmill list` shows them."),
+    yes: bool = option(False, "Do not ask.", OUTPUT, "-y"),
+    dry_run: bool = option(False, "Say what would be deleted, and delete nothing.", OUTPUT),
+    kept_only: bool = option(
+        False, "Delete only what is kept for the models: packed copies and blocks of prompts.", OUTPUT
+    ),
+    dirs: list[Path] | None = FOLDERS,
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Delete models, with their packed copies and stored blocks of prompts, after saying so and asking.
 
@@ -85,7 +78,7 @@ def command(
         paths = [str(path) for plan in plans for path in plan.paths]
         print_json({"deleted" if not dry_run else "would_delete": paths, "num_bytes": total})
     elif not quiet:
-        typer.echo(f"{'would delete' if dry_run else 'deleted'}: {', '.join(names)}, {size(total)}")
+        echo(f"{'would delete' if dry_run else 'deleted'}: {', '.join(names)}, {size(total)}")
 
 
 def _plans(names: Sequence[str], entries: list[FoundModel], kept_only: bool) -> list[_Plan]:
@@ -140,7 +133,11 @@ def _said(plan: _Plan) -> list[str]:
 def _agrees(num_bytes: int) -> bool:
     if not sys.stdin.isatty():
         raise RequestError("nothing was deleted: there is nobody to ask; --yes deletes without a question")
-    return typer.confirm(f"delete {size(num_bytes)}?", default=False, err=True)
+    sys.stderr.write(f"delete {size(num_bytes)}? [y/N]: ")
+    sys.stderr.flush()
+    if not (answer := sys.stdin.readline()):  # Ctrl-D
+        raise KeyboardInterrupt
+    return answer.strip().lower() in ("y", "yes")
 
 
 def _run(plan: _Plan) -> None:

@@ -1,27 +1,26 @@
 """`tokenmill serve`: the model as a service that speaks OpenAI's protocol."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.models import check_model, load_engine, read_model_config, read_template
-from tokenmill.cli.parser.command import is_given
+from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.config_file import read_config_file
-from tokenmill.cli.parser.options import ChatTemplate, Model, Quiet, examples, with_settings
-from tokenmill.cli.parser.presets import Preset
+from tokenmill.cli.parser.options import CHAT_TEMPLATE, MODEL_NAME, QUIET, option
+from tokenmill.cli.parser.presets import PRESET
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.serve_folders import batch_folder, session_folder, with_prefixes
-from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.errors import ConfigError
 from tokenmill.registry import TOOL_FORMATS
 from tokenmill.serve.http.address import Address, is_loopback, listen
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.recommended import OPENAI, in_force, say_origins
 from tokenmill.units import counted, size
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:  # these import torch and the server
     from tokenmill.engine.engine import Engine
     from tokenmill.serve.start.options import Options
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill serve",
     "tokenmill serve Qwen/Qwen3-0.6B --port 9000 --max-sequences 32",
     "curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"Once upon a time\"}'",
@@ -39,7 +38,7 @@ SERVER = "Server"
 MB = 1_000_000
 OPEN = "warning: {url} accepts requests without an API key from other machines; set --api-key-file"
 KEY = "TOKENMILL_API_KEY"
-HELP = {
+WORDS = {
     "max_sequences": "Sequences that run together; others wait. Default: 8 for each processor, at most 64.",
     "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length, or what fits.",
     "prefix_dir": "Keep shared blocks in this directory for the next start. Default: in the cache folder of tokenmill.",
@@ -47,125 +46,89 @@ HELP = {
 }
 
 
-def _option(name: str, text: str, **more: Any) -> Any:
-    return typer.Option(name, help=text, rich_help_panel=SERVER, **more)
+REPLICAS = option(
+    1,
+    "Engines that share the requests, in processes of their own, by Ray (pip install 'tokenmill[ray]'). Each has "
+    "--threads, by default its part of the processors. A stream goes on when its engine dies.",
+    SERVER,
+    minimum=1,
+)
+MAX_QUEUED = option(
+    64, "Sequences that may wait; more are refused with 429.", SERVER, "--max-queued-requests", minimum=0
+)
+STALL = option(
+    0.25,
+    "Longest wait for a stream's next token while prompts of others are computed, in seconds: chunks of prompts "
+    "are made short enough, down to 16 tokens.",
+    SERVER,
+    "--max-stall",
+    minimum=0.001,
+)
+TIMEOUT = option(30.0, "Seconds that running requests get after SIGTERM.", SERVER, "--shutdown-timeout", minimum=0)
+KEEP_ALIVE = option(75, "Seconds that an idle connection stays open.", SERVER, "--timeout-keep-alive", minimum=0)
+RECOMMENDED = option(
+    True, "Requests that name no sampling have what the model's files, or the maker of a short name, recommend.", SERVER
+)
+SESSION_DIR = option(None, "Where clients keep texts by name. Default: in the data folder of tokenmill.", SERVER)
+BATCH_DIR = option(
+    None, "Where files and batches of clients are kept. Default: in the data folder of tokenmill.", SERVER
+)
+TOOL_FORMAT = option(
+    "auto",
+    f"How the model writes calls of functions: {', '.join(TOOL_FORMATS)}. Auto: as its chat template says.",
+    SERVER,
+)
+SEED = option(
+    None, "Of requests that name none, which are then repeatable. Default: a new one each time.", SERVER, minimum=0
+)
+RECORD = option(
+    None,
+    "Append the body of each request to this file, for `tokenmill agent-check`. It holds what clients say.",
+    SERVER,
+    metavar="FILE",
+)
+CONFIG_FILE = option(
+    None,
+    "TOML file with options by their names, without the dashes. What is typed goes over it.",
+    SERVER,
+    metavar="FILE",
+    reads=read_config_file,
+)
+WITHOUT = ("max_waiting",)
 
 
-Host = Annotated[str, _option("--host", "Address to listen at. 0.0.0.0 is every one of this machine.")]
-Port = Annotated[int, _option("--port", "Port to listen at.", min=0, max=65535)]
-Name = Annotated[str | None, _option("--served-model-name", "What clients call the model. Default: MODEL.")]
-Key = Annotated[str | None, _option("--api-key", f"Key that clients must send. Default: {KEY}, if it is set.")]
-KeyFile = Annotated[Path | None, _option("--api-key-file", "A key in each line; lines that begin with # are none.")]
-Replicas = Annotated[
-    int,
-    _option(
-        "--replicas",
-        "Engines that share the requests, in processes of their own, by Ray (pip install 'tokenmill[ray]'). Each has "
-        "--threads, by default its part of the processors. A stream goes on when its engine dies.",
-        min=1,
-    ),
-]
-MaxQueued = Annotated[
-    int, _option("--max-queued-requests", "Sequences that may wait; more are refused with 429.", min=0)
-]
-Stall = Annotated[
-    float,
-    _option(
-        "--max-stall",
-        "Longest wait for a stream's next token while prompts of others are computed, in seconds: chunks of prompts "
-        "are made short enough, down to 16 tokens.",
-        min=0.001,
-    ),
-]
-Timeout = Annotated[float, _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM.", min=0)]
-KeepAlive = Annotated[int, _option("--timeout-keep-alive", "Seconds that an idle connection stays open.", min=0)]
-Recommended = Annotated[
-    bool,
-    _option(
-        "--generation-config/--no-generation-config",
-        "Requests that name no sampling have what the model's files, or the maker of a short name, recommend.",
-    ),
-]
-Prefix = Annotated[str, _option("--metrics-prefix", "Of the names at /metrics; vllm makes dashboards of vLLM work.")]
-LogFormat = Annotated[str, _option("--log-format", "Of the line on stderr for each request: text or json.")]
-Certificate = Annotated[Path | None, _option("--ssl-certfile", "Certificate, to serve https.")]
-CertificateKey = Annotated[Path | None, _option("--ssl-keyfile", "Its private key, if it is in another file.")]
-SessionDir = Annotated[
-    Path | None,
-    _option("--session-dir", "Where clients keep texts by name. Default: in the data folder of tokenmill."),
-]
-BatchDir = Annotated[
-    Path | None,
-    _option("--batch-dir", "Where files and batches of clients are kept. Default: in the data folder of tokenmill."),
-]
-MaxFile = Annotated[int, _option("--max-file-size", "Longest file that a client may send, in MB.", min=1)]
-MaxStored = Annotated[int, _option("--max-stored", "Size of all files of clients, in MB; more are refused.", min=1)]
-ToolFormat = Annotated[
-    str,
-    _option(
-        "--tool-format",
-        f"How the model writes calls of functions: {', '.join(TOOL_FORMATS)}. Auto: as its chat template says.",
-    ),
-]
-Seed = Annotated[
-    int | None,
-    _option("--seed", "Of requests that name none, which are then repeatable. Default: a new one each time.", min=0),
-]
-Record = Annotated[
-    Path | None,
-    _option(
-        "--record",
-        "Append the body of each request to this file, for `tokenmill agent-check`. It holds what clients say.",
-        metavar="FILE",
-    ),
-]
-Offline = Annotated[bool, _option("--offline", "Fetch nothing: use only models that are in the cache.")]
-ConfigFile = Annotated[
-    Path | None,
-    _option(
-        "--config",
-        "TOML file with options by their names, without the dashes. What is typed goes over it.",
-        metavar="FILE",
-        is_eager=True,
-        callback=read_config_file,
-    ),
-]
-Strict = Annotated[bool, _option("--strict", "Refuse unknown fields of requests.")]
-
-
-@with_settings(without=("max_waiting",), words=HELP, engine=EngineConfig)
 def command(
-    context: typer.Context,
+    context: Context,
     engine: EngineConfig,
-    model: Model = DEFAULT_MODEL,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    replicas: Replicas = 1,
-    name: Name = None,
-    api_key: Key = None,
-    api_key_file: KeyFile = None,
-    max_queued: MaxQueued = 64,
-    stall: Stall = 0.25,
-    drain: Timeout = 30.0,
-    keep_alive: KeepAlive = 75,
-    generation_config: Recommended = True,
-    metrics_prefix: Prefix = "tokenmill",
-    log_format: LogFormat = "text",
-    ssl_certfile: Certificate = None,
-    ssl_keyfile: CertificateKey = None,
-    session_dir: SessionDir = None,
-    batch_dir: BatchDir = None,
-    max_file_size: MaxFile = 200,
-    max_stored: MaxStored = 10_000,
-    chat_template: ChatTemplate = None,
-    tool_format: ToolFormat = "auto",
-    seed: Seed = None,
-    strict: Strict = False,
-    record: Record = None,
-    offline: Offline = False,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    host: str = option("127.0.0.1", "Address to listen at. 0.0.0.0 is every one of this machine.", SERVER),
+    port: int = option(8000, "Port to listen at.", SERVER, minimum=0, maximum=65535),
+    replicas: int = REPLICAS,
+    name: str | None = option(None, "What clients call the model. Default: MODEL.", SERVER, "--served-model-name"),
+    api_key: str | None = option(None, f"Key that clients must send. Default: {KEY}, if it is set.", SERVER),
+    api_key_file: Path | None = option(None, "A key in each line; lines that begin with # are none.", SERVER),
+    max_queued: int = MAX_QUEUED,
+    stall: float = STALL,
+    drain: float = TIMEOUT,
+    keep_alive: int = KEEP_ALIVE,
+    generation_config: bool = RECOMMENDED,
+    metrics_prefix: str = option("tokenmill", "Of the names at /metrics; vllm makes dashboards of vLLM work.", SERVER),
+    log_format: str = option("text", "Of the line on stderr for each request: text or json.", SERVER),
+    ssl_certfile: Path | None = option(None, "Certificate, to serve https.", SERVER),
+    ssl_keyfile: Path | None = option(None, "Its private key, if it is in another file.", SERVER),
+    session_dir: Path | None = SESSION_DIR,
+    batch_dir: Path | None = BATCH_DIR,
+    max_file_size: int = option(200, "Longest file that a client may send, in MB.", SERVER, minimum=1),
+    max_stored: int = option(10000, "Size of all files of clients, in MB; more are refused.", SERVER, minimum=1),
+    chat_template: Path | None = CHAT_TEMPLATE,
+    tool_format: str = TOOL_FORMAT,
+    seed: int | None = SEED,
+    strict: bool = option(False, "Refuse unknown fields of requests.", SERVER),
+    record: Path | None = RECORD,
+    offline: bool = option(False, "Fetch nothing: use only models that are in the cache.", SERVER),
+    config: Path | None = CONFIG_FILE,
+    preset: str | None = PRESET,
+    quiet: bool = QUIET,
 ) -> None:
     """Serve a model over HTTP: /v1/completions, /v1/chat/completions and /v1/responses, as OpenAI's API has them,
     /v1/messages, as Anthropic's has it, and /api/chat and /api/generate, as Ollama's has them.
@@ -175,21 +138,18 @@ def command(
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's client, which is not imported yet, asks for it
     with uninterrupted():
-        try:
-            from tokenmill.serve.start.options import Options, read_keys
-        except ModuleNotFoundError as error:
-            raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
-    options = Options(keys=read_keys(api_key or os.environ.get(KEY), api_key_file), **_chosen(context.params))
+        from tokenmill.serve.start.options import Options, read_keys
+    options = Options(keys=read_keys(api_key or os.environ.get(KEY), api_key_file), **_chosen(context.values))
     if replicas > 1 and batch_dir is not None:
         raise ConfigError("--batch-dir", str(batch_dir), "without --replicas: several engines take no batches")
     if chat_template is not None:
         read_template(chat_template)  # refused here, before torch is imported
     engine = replace(engine, model=model, generation_config=generation_config)
     address = Address(host, port, "http" if ssl_certfile is None else "https")
-    num_sequences = engine.max_sequences if is_given(context, "max_sequences") else None
+    num_sequences = engine.max_sequences if "max_sequences" in context.origins else None
     run = _serve if replicas == 1 else partial(_serve_replicas, replicas)
     if not run(engine, num_sequences, chat_template, options, address, quiet):
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
 def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,12 +240,9 @@ def _serve_replicas(
         fitted = fit_for_many(engine, model, num_sequences or SEQUENCES_PER_CORE * threads, number, follow=True)
         template = None if chat_template is None else read_template(chat_template)
         progress.stage(f"starting {number} replicas")
-        try:
-            from tokenmill.scale.gate_server import GateServer
-            from tokenmill.scale.local import replicas
-            from tokenmill.scale.replicas import Setup
-        except ModuleNotFoundError as error:
-            raise TokenmillError(f"replicas need {error.name}: pip install 'tokenmill[ray]'") from None
+        from tokenmill.scale.gate_server import GateServer
+        from tokenmill.scale.local import replicas
+        from tokenmill.scale.replicas import Setup
     with replicas(Setup(fitted, options, number, chat_template=template), number) as fleet:
         _warn_if_open(taken, options, address)
         if not quiet:

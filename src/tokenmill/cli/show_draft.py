@@ -4,8 +4,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-import typer
-
 from tokenmill.cli.model_text import for_stdout, write_text
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loop import Observer
@@ -14,7 +12,7 @@ from tokenmill.schedule.sequence import Plan
 from tokenmill.schedule.sequence import Sequence as Text
 from tokenmill.text.detokenize import Detokenizer
 
-COLOUR = "green"
+COLOUR, UNDERLINED = 32, 4  # of a terminal; 32 is green
 
 
 class DraftMarks(Observer):
@@ -43,7 +41,7 @@ def _marked(text: str) -> str:
     """The text in colour; underlined where NO_COLOR asks for none (no-color.org), plain where stdout knows neither."""
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return text
-    return typer.style(text, underline=True) if os.environ.get("NO_COLOR") else typer.style(text, fg=COLOUR)
+    return f"\x1b[{UNDERLINED if os.environ.get('NO_COLOR') else COLOUR}m{text}\x1b[0m"
 
 
 def colour_drafts(engine: Engine, prompt: Sequence[int], pieces: Iterator[Piece], marks: DraftMarks) -> Completion:

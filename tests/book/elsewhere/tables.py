@@ -12,6 +12,7 @@ from tests.book.options import verbs
 from tests.book.routes import document, operations
 from tokenmill.cli.elsewhere.named import Named
 from tokenmill.cli.parser.other_names import ALIASES
+from tokenmill.cli.parser.verbs import GROUPS
 from tokenmill.registry import VERBS
 from tokenmill.serve.openai.parse import ChatBody, CompletionBody
 from tokenmill.settings.engine_config import EngineConfig
@@ -36,7 +37,7 @@ def verb_of(line: str) -> str:
 def is_there(way: str) -> bool:
     """Whether this version has the verb, or the route, that a way begins with."""
     if verb := verb_of(way):
-        return verb in VERBS and set(re.findall(r"--[a-z-]+", way)) <= {*ALIASES, *names_of(verb)}
+        return verb in (*VERBS, *GROUPS) and set(re.findall(r"--[a-z-]+", way)) <= {*ALIASES, *names_of(verb)}
     found = re.match(r"(GET|POST) (/[^ ]*)", way)
     return found is None or (found[1], found[2].replace("NAME", "{name}")) in routes()
 
@@ -44,12 +45,7 @@ def is_there(way: str) -> bool:
 @cache
 def names_of(verb: str) -> frozenset[str]:
     """The options of a verb; of a group those of its first verb, which may be left out."""
-    for each, context in verbs():
-        if context.command_path.removeprefix("tokenmill ") in (verb, f"{verb} run"):
-            return frozenset(
-                name for param in each.get_params(context) for name in (*param.opts, *param.secondary_opts)
-            )
-    return frozenset()
+    return frozenset(name for each in verbs() if each.path in (verb, f"{verb} run") for name in each.known)
 
 
 @cache
@@ -62,12 +58,9 @@ def routes() -> frozenset[tuple[str, str]]:
 def options() -> Mapping[str, str]:
     """Every name under which a verb takes an option → its own name."""
     own = {}
-    for verb, context in verbs():
-        if context.info_name in OF_TEXT:
-            for param in verb.get_params(context):
-                if param.param_type_name == "option":
-                    own |= {name: max(param.opts, key=len) for name in (*param.opts, *param.secondary_opts)}
-                    own |= {name: name for name in param.secondary_opts}
+    for verb in verbs():
+        for param in verb.options if verb.path in OF_TEXT else ():
+            own |= dict.fromkeys(param.names, param.names[0]) | {name: name for name in param.off}
     taken = {alias: own[name] for alias, name in ALIASES.items() if name in own and alias not in own}
     return own | taken | {"-m": "MODEL", "--model": "MODEL"}
 

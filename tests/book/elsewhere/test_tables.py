@@ -7,7 +7,6 @@ import shlex
 
 import pytest
 import transformers
-import typer
 
 import tokenmill
 from tests.book import environment
@@ -18,6 +17,7 @@ from tokenmill.cli.chat.help import COMMANDS as CHAT_COMMANDS
 from tokenmill.cli.elsewhere import llama_cpp, ollama, vllm
 from tokenmill.cli.elsewhere.named import Named
 from tokenmill.cli.main import main
+from tokenmill.cli.parser.command import Command
 from tokenmill.cli.parser.other_names import ALIASES
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
@@ -38,7 +38,7 @@ def test_a_command_can_be_typed(line, monkeypatch, capsys, tmp_path):
     (tmp_path / "presets.toml").write_text("[NAME]\n")
     monkeypatch.setenv("TOKENMILL_CONFIG", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(typer.core.TyperCommand, "invoke", lambda *_: None)
+    monkeypatch.setattr(Command, "call", lambda *_: None)
     assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-import typer
 import yaml
 
 from tests.serve.conftest import served
-from tokenmill.cli.main import app
+from tokenmill.cli.parser.command import Command
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -94,9 +93,8 @@ def options_of(command):
     """The options that a command gives to `tokenmill serve`, as that reads them."""
     program, verb, *arguments = command
     assert (program, verb) == ("/opt/tokenmill/bin/tokenmill", "serve")
-    group = typer.main.get_command(app)
-    _, made, _ = group.resolve_command(typer.Context(group), [verb])
-    return made.make_context(verb, arguments).params
+    made = Command(verb)
+    return made.context(made.parse(arguments)).values
 
 
 @pytest.mark.parametrize("command", commands(), ids=["unit", "container", "pod"])

@@ -1,13 +1,9 @@
 """`tokenmill bench install-peer`: an environment for an engine to be measured against."""
 
-from typing import Annotated
+from tokenmill.cli.parser.options import QUIET, argument, option
+from tokenmill.cli.process.display import echo, progress_on_stderr
 
-import typer
-
-from tokenmill.cli.parser.options import Quiet, examples, option
-from tokenmill.cli.process.display import progress_on_stderr
-
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill bench install-peer transformers",
     "tokenmill bench install-peer llama.cpp",
     "tokenmill bench peers",
@@ -15,16 +11,9 @@ EXAMPLES = examples(
 
 
 def command(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="transformers, llama.cpp, xllamacpp or openvino.",
-            rich_help_panel="Peer",
-        ),
-    ],
-    again: Annotated[bool, option("Peer", "--again", help="Make it anew where there is one already.")] = False,
-    quiet: Quiet = False,
+    name: str = argument(..., "NAME", "transformers, llama.cpp, xllamacpp or openvino.", "Peer"),
+    again: bool = option(False, "Make it anew where there is one already.", "Peer"),
+    quiet: bool = QUIET,
 ) -> None:
     """Make a Python environment for a peer, in tokenmill's cache folder, with pip.
 
@@ -37,4 +26,4 @@ def command(
     peer = find_peer(name)
     with progress_on_stderr(quiet) as progress:
         python = install(peer, again, progress)
-    typer.echo(f"{name}: {python}")
+    echo(f"{name}: {python}")

@@ -1,31 +1,30 @@
 """`tokenmill bench ladder`: one rung after the other, from recomputing everything to the fastest there is."""
 
 from dataclasses import replace
-from typing import Annotated
-
-import typer
+from pathlib import Path
 
 from tokenmill.bench.points import Point
 from tokenmill.cli.bench.rows import (
+    CHECK,
     MEASURED,
+    OUTPUT_FILE,
     OWN,
-    Check,
-    Output,
-    Repetitions,
+    REPETITIONS,
+    SHAPE_NAME,
     Row,
     RowFile,
-    ShapeName,
     check_shape,
     ending,
     make_series,
     print_card,
 )
-from tokenmill.cli.parser.options import Json, Model, Quiet, examples, option, with_settings
+from tokenmill.cli.parser.command import Context
+from tokenmill.cli.parser.options import JSON, MODEL_NAME, QUIET, option
 from tokenmill.cli.process.display import print_table, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill bench ladder",
     "tokenmill bench ladder --batch 8 --prompt 256 --new 32 --output ladder.jsonl",
     "tokenmill bench plot ladder.jsonl",
@@ -33,22 +32,22 @@ EXAMPLES = examples(
 
 # A rung sets these itself.
 RUNG = ("program", "scheme", "cache", "block_size", "speculate", "compile", "compile_phases", "fuse", "aot_package")
+WITHOUT = (*OWN, *RUNG)
 
 
-@with_settings(without=(*OWN, *RUNG), engine=EngineConfig)
 def command(
-    context: typer.Context,
+    context: Context,
     engine: EngineConfig,
-    model: Model = DEFAULT_MODEL,
-    shape: ShapeName = None,
-    batch: Annotated[int, option(MEASURED, "--batch", "-b", min=1, help="Sequences that run together.")] = 1,
-    prompt: Annotated[int, option(MEASURED, "--prompt", "-P", min=1, help="Prompt tokens of each sequence.")] = 256,
-    new: Annotated[int, option(MEASURED, "--new", "-n", min=2, help="New tokens of each sequence.")] = 32,
-    repetitions: Repetitions = 2,
-    check: Check = True,
-    output: Output = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    shape: str | None = SHAPE_NAME,
+    batch: int = option(1, "Sequences that run together.", MEASURED, "-b", minimum=1),
+    prompt: int = option(256, "Prompt tokens of each sequence.", MEASURED, "-P", minimum=1),
+    new: int = option(32, "New tokens of each sequence.", MEASURED, "-n", minimum=2),
+    repetitions: int = replace(REPETITIONS, default=2),
+    check: bool = CHECK,
+    output: Path | None = OUTPUT_FILE,
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """What each step up brings: no cache, a cache, pages, other programs and smaller weights, speculation.
 

@@ -2,23 +2,22 @@
 
 import json as json_format
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.bench.points import parse_counts
-from tokenmill.cli.parser.options import OUTPUT, PROMPT, Json, Quiet, examples, option
+from tokenmill.cli.parser.options import JSON, OUTPUT, PROMPT, QUIET, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
 from tokenmill.errors import ConfigError
 
 if TYPE_CHECKING:  # imports httpx2, which is optional
     from tokenmill.bench.load import LoadRequest, LoadTest
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill bench load --concurrency 8",
     "tokenmill bench load --concurrency 1,2,4,8,16 --output load.jsonl",
     "tokenmill bench load --rate 4 --num-prompts 200 --goodput ttft:500 --goodput tpot:50",
@@ -27,88 +26,53 @@ EXAMPLES = examples(
 
 SERVER, ARRIVAL = "Server", "Arrival"
 
-Url = Annotated[str, option(SERVER, "--url", help="Where the server answers.")]
-Name = Annotated[
-    str | None, option(SERVER, "--model", help="Name to ask for. Default: the first that the server lists.")
-]
-Key = Annotated[str | None, option(SERVER, "--api-key", envvar="OPENAI_API_KEY", help="Sent as bearer token.")]
-Chat = Annotated[bool, option(SERVER, "--chat", help="Ask /v1/chat/completions, not /v1/completions.")]
-TimeLimit = Annotated[float, option(SERVER, "--time-limit", help="Seconds after which a request counts as failed.")]
-Rate = Annotated[float, option(ARRIVAL, "--rate", help="Requests per second; inf sends all at once.")]
-Burstiness = Annotated[
-    float,
-    option(
-        ARRIVAL,
-        "--burstiness",
-        help="How evenly requests come: 1 is Poisson, below 1 in bursts, inf evenly (shape of a gamma distribution).",
-    ),
-]
-Concurrency = Annotated[
-    str | None,
-    option(
-        ARRIVAL,
-        "--concurrency",
-        metavar="N,…",
-        help="Maximum number of requests in flight; the others wait. Each of several is a run of its own.",
-    ),
-]
-NumPrompts = Annotated[int, option(ARRIVAL, "--num-prompts", help="Requests to send.")]
-Prompt = Annotated[
-    int, option(PROMPT, "--prompt", help="Tokens of each prompt (made of short words, or of ids with --vocab-size).")
-]
-New = Annotated[int, option(PROMPT, "--new", help="Maximum number of tokens of an answer.")]
-Seed = Annotated[int, option(PROMPT, "--seed", help="The same seed gives the same prompts and times.")]
-VocabSize = Annotated[int | None, option(PROMPT, "--vocab-size", help="Send random token ids below this, not words.")]
-Prompts = Annotated[
-    Path | None,
-    option(
-        PROMPT,
-        "--prompts",
-        help='Prompts from a file, one per line: text, or JSON as {"prompt": "…", "max_tokens": 9}; '
-        "repeated when there are too few.",
-    ),
-]
-IgnoreEos = Annotated[
-    bool, option(PROMPT, "--ignore-eos/--no-ignore-eos", help="Ask for answers of full length, past the model's end.")
-]
-Goodput = Annotated[
-    list[str] | None,
-    option(
-        OUTPUT,
-        "--goodput",
-        metavar="METRIC:MS",
-        help="Also count the requests within this limit in ms on ttft, tpot or e2el. May be repeated.",
-    ),
-]
-Detailed = Annotated[bool, option(OUTPUT, "--detailed", help="Every request's figures and text, in JSON.")]
-Label = Annotated[str | None, option(OUTPUT, "--label", help="Name of the run in results and pictures.")]
-Output = Annotated[
-    Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Append the JSON document to this file.")
-]
+BURSTINESS = option(
+    1.0,
+    "How evenly requests come: 1 is Poisson, below 1 in bursts, inf evenly (shape of a gamma distribution).",
+    ARRIVAL,
+)
+CONCURRENCY = option(
+    None,
+    "Maximum number of requests in flight; the others wait. Each of several is a run of its own.",
+    ARRIVAL,
+    metavar="N,…",
+)
+PROMPTS = option(
+    None,
+    'Prompts from a file, one per line: text, or JSON as {"prompt": "…", "max_tokens": 9}; '
+    "repeated when there are too few.",
+    PROMPT,
+)
+GOODPUT = option(
+    None,
+    "Also count the requests within this limit in ms on ttft, tpot or e2el. May be repeated.",
+    OUTPUT,
+    metavar="METRIC:MS",
+)
 
 
 def command(
-    url: Url = "http://127.0.0.1:8000",
-    model: Name = None,
-    api_key: Key = None,
-    chat: Chat = False,
-    time_limit: TimeLimit = 600.0,
-    rate: Rate = math.inf,
-    burstiness: Burstiness = 1.0,
-    concurrency: Concurrency = None,
-    num_prompts: NumPrompts = 100,
-    prompt: Prompt = 128,
-    new: New = 64,
-    seed: Seed = 0,
-    vocab_size: VocabSize = None,
-    prompts: Prompts = None,
-    ignore_eos: IgnoreEos = True,
-    goodput: Goodput = None,
-    detailed: Detailed = False,
-    label: Label = None,
-    output: Output = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    url: str = option("http://127.0.0.1:8000", "Where the server answers.", SERVER),
+    model: str | None = option(None, "Name to ask for. Default: the first that the server lists.", SERVER),
+    api_key: str | None = option(None, "Sent as bearer token.", SERVER, variable="OPENAI_API_KEY"),
+    chat: bool = option(False, "Ask /v1/chat/completions, not /v1/completions.", SERVER),
+    time_limit: float = option(600.0, "Seconds after which a request counts as failed.", SERVER),
+    rate: float = option(math.inf, "Requests per second; inf sends all at once.", ARRIVAL),
+    burstiness: float = BURSTINESS,
+    concurrency: str | None = CONCURRENCY,
+    num_prompts: int = option(100, "Requests to send.", ARRIVAL),
+    prompt: int = option(128, "Tokens of each prompt (made of short words, or of ids with --vocab-size).", PROMPT),
+    new: int = option(64, "Maximum number of tokens of an answer.", PROMPT),
+    seed: int = option(0, "The same seed gives the same prompts and times.", PROMPT),
+    vocab_size: int | None = option(None, "Send random token ids below this, not words.", PROMPT),
+    prompts: Path | None = PROMPTS,
+    ignore_eos: bool = option(True, "Ask for answers of full length, past the model's end.", PROMPT),
+    goodput: list[str] | None = GOODPUT,
+    detailed: bool = option(False, "Every request's figures and text, in JSON.", OUTPUT),
+    label: str | None = option(None, "Name of the run in results and pictures.", OUTPUT),
+    output: Path | None = option(None, "Append the JSON document to this file.", OUTPUT, "-o", metavar="FILE"),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Send streaming requests to an OpenAI-compatible server, and say how fast and how evenly it answers.
 
@@ -144,7 +108,7 @@ def command(
         _report(facts, output, json, quiet)
         runs.append(facts)
         if facts["interrupted"] or not facts["completed"]:
-            raise typer.Exit(130 if facts["interrupted"] else 1)
+            sys.exit(130 if facts["interrupted"] else 1)
     if len(runs) > 1 and not json:
         _compare(runs)
 
@@ -177,7 +141,7 @@ def _report(facts: dict[str, Any], output: Path | None, json: bool, quiet: bool)
         for note in facts["notes"]:
             remark(f"note: {note}")
     if is_lost:
-        raise typer.Exit(2)
+        sys.exit(2)
 
 
 def _saved(facts: dict[str, Any], output: Path) -> bool:

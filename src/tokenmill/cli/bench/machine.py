@@ -1,10 +1,9 @@
 """`tokenmill bench machine`: the limits of this machine."""
 
 from dataclasses import asdict
-from typing import Annotated
 
 from tokenmill.cli.bench.rows import MEASURED
-from tokenmill.cli.parser.options import Json, Quiet, examples, option
+from tokenmill.cli.parser.options import JSON, QUIET, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import EngineConfig
@@ -13,15 +12,15 @@ from tokenmill.units import counted
 
 SETTINGS = settings_of(EngineConfig)
 
-EXAMPLES = examples("tokenmill bench machine", "tokenmill bench machine --again --threads 1 --json")
+EXAMPLES = ("tokenmill bench machine", "tokenmill bench machine --again --threads 1 --json")
 
 
 def command(
-    device: Annotated[str, option(MEASURED, metavar="NAME", help=SETTINGS["device"].help)] = "auto",
-    threads: Annotated[int | None, option(MEASURED, min=1, help=SETTINGS["threads"].help)] = None,
-    again: Annotated[bool, option(MEASURED, "--again", help="Measure now, whatever is kept from before.")] = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    device: str = option("auto", SETTINGS["device"].help, MEASURED, metavar="NAME"),
+    threads: int | None = option(None, SETTINGS["threads"].help, MEASURED, minimum=1),
+    again: bool = option(False, "Measure now, whatever is kept from before.", MEASURED),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Measure read bandwidth and arithmetic of this machine: the limits that every benchmark is compared with.
 

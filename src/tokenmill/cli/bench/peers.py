@@ -2,25 +2,23 @@
 
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.bench.points import Point, parse_counts, sweep
-from tokenmill.cli.bench.rows import MEASURED, OWN, Output, Row, RowFile
-from tokenmill.cli.bench.sweep import Counts, NewCounts, Prompts
+from tokenmill.cli.bench.rows import MEASURED, OUTPUT_FILE, OWN, Row, RowFile
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import Json, Model, Quiet, examples, option, with_settings
-from tokenmill.cli.process.display import print_table, progress_on_stderr, remark
+from tokenmill.cli.parser.options import JSON, MODEL_NAME, QUIET, option
+from tokenmill.cli.process.display import echo, print_table, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # imports torch
     from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.units import counted
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill bench peers",
     "tokenmill bench peers --only tokenmill,llama.cpp --batch 1,16 --prompt 128 --new 64",
     "tokenmill bench peers --peer openvino=/opt/openvino/bin/python --peer llama-bench=./llama-bench",
@@ -29,37 +27,27 @@ EXAMPLES = examples(
 
 PEERS = "Peers"
 # Follow from the points, or are the same for all engines.
-FIXED = (*OWN, "max_length", "cache", "device")
+WITHOUT = (*OWN, "max_length", "cache", "device")
 AUTOMATIC = ("tokenmill", "transformers", "llama.cpp", "xllamacpp", "openvino")
 PLAIN = ("off", "multi_step")  # decoding without guesses: the tokens of several steps in one call are none
 
-Only = Annotated[str | None, option(PEERS, "--only", metavar="NAMES", help="Only these peers, as a,b,c.")]
-Given = Annotated[
-    list[str] | None,
-    option(
-        PEERS, "--peer", metavar="NAME=PATH", help="The Python that has this peer, or its program. May be repeated."
-    ),
-]
-Rounds = Annotated[int, option(MEASURED, "--rounds", "-r", min=1, help="Rounds; in each, every peer runs once.")]
-LoadLimit = Annotated[float, option(PEERS, "--load-limit", min=1, help="Seconds that a peer may load.")]
-RunLimit = Annotated[float, option(PEERS, "--run-limit", min=1, help="Seconds that one run may take.")]
 
-
-@with_settings(without=FIXED, engine=EngineConfig)
 def command(
     engine: EngineConfig,
-    model: Model = DEFAULT_MODEL,
-    only: Only = None,
-    peer: Given = None,
-    batch: Counts = "1",
-    prompt: Prompts = "128",
-    new: NewCounts = "64",
-    rounds: Rounds = 5,
-    load_limit: LoadLimit = 300.0,
-    run_limit: RunLimit = 120.0,
-    output: Output = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    only: str | None = option(None, "Only these peers, as a,b,c.", PEERS, metavar="NAMES"),
+    peer: list[str] | None = option(
+        None, "The Python that has this peer, or its program. May be repeated.", PEERS, metavar="NAME=PATH"
+    ),
+    batch: str = option("1", "Numbers of sequences that run together.", MEASURED, "-b", metavar="N,…"),
+    prompt: str = option("128", "Prompt tokens of each sequence.", MEASURED, "-P", metavar="N,…"),
+    new: str = option("64", "New tokens of each sequence.", MEASURED, "-n", metavar="N,…"),
+    rounds: int = option(5, "Rounds; in each, every peer runs once.", MEASURED, "-r", minimum=1),
+    load_limit: float = option(300.0, "Seconds that a peer may load.", PEERS, minimum=1),
+    run_limit: float = option(120.0, "Seconds that one run may take.", PEERS, minimum=1),
+    output: Path | None = OUTPUT_FILE,
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Measure tokenmill against other engines: the same model, prompt ids and threads, taking turns in one run.
 
@@ -178,10 +166,10 @@ def _print(rows: list[Row], points: list[Point], title: str) -> None:
     for name, row in good.items():
         versions = ", ".join(f"{package} {version}" for package, version in row["versions"].items())
         how = f"; {row['variant']}" if row.get("variant") else ""
-        typer.echo(f"{name}: {versions}; {row['note']}{how}")
+        echo(f"{name}: {versions}; {row['note']}{how}")
     if good:
         probes = [row["probe_gb_s"] for row in rows if row["status"] == "ok"]
-        typer.echo(f"read bandwidth beside the runs: {min(probes):.0f} to {max(probes):.0f} GB/s (medians per engine)")
+        echo(f"read bandwidth beside the runs: {min(probes):.0f} to {max(probes):.0f} GB/s (medians per engine)")
 
 
 def _remark(rows: list[Row]) -> None:

@@ -1,32 +1,22 @@
 """`tokenmill bench plot`: result files in, pictures out."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from tokenmill.cli.parser.options import OUTPUT, Json, Quiet, examples, option
-from tokenmill.cli.process.display import print_json, remark
+from tokenmill.cli.parser.options import JSON, OUTPUT, QUIET, argument, option
+from tokenmill.cli.process.display import echo, print_json, remark
 from tokenmill.cli.process.imports import uninterrupted
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill bench sweep --output sweep.jsonl && tokenmill bench plot sweep.jsonl",
     "tokenmill bench plot before.jsonl after.csv -o pictures",
 )
 
 
 def command(
-    file: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE", help="Results of `tokenmill bench --output`, .jsonl or .csv.", rich_help_panel="Results"
-        ),
-    ],
-    output: Annotated[Path, option(OUTPUT, "--output", "-o", metavar="DIR", help="Where the pictures go.")] = Path(
-        "plots"
-    ),
-    json: Json = False,
-    quiet: Quiet = False,
+    file: list[Path] = argument(..., "FILE", "Results of `tokenmill bench --output`, .jsonl or .csv.", "Results"),
+    output: Path = option(Path("plots"), "Where the pictures go.", OUTPUT, "-o", metavar="DIR"),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Draw results: curves over batch and prompt, roofline, ladder.
 
@@ -43,7 +33,7 @@ def command(
         print_json({"written": [str(path) for path in drawn.written], "left_out": drawn.left_out})
     else:
         for path in drawn.written:
-            typer.echo(path)
+            echo(path)
     if not quiet:
         for name, reason in drawn.left_out.items():
             remark(f"left out {name}: {reason}")

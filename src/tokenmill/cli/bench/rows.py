@@ -1,16 +1,15 @@
 """Options, tables and rows that the verbs of `bench` share."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.command import is_given
+from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import MODEL, OUTPUT, option
-from tokenmill.cli.process.display import print_json, print_table, remark
+from tokenmill.cli.process.display import echo, print_json, print_table, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
@@ -34,38 +33,28 @@ OWN = (
     "aot_fallback",
 )
 
-ShapeName = Annotated[
-    str | None,
-    option(
-        MODEL,
-        "--shape",
-        metavar="NAME",
-        help="An architecture with random weights in place of MODEL, no files needed: llama-1b, llama-7b, llama-8b, "
-        "smollm2-135m, pythia-160m, … (any wrong name lists them all). NAME:4 has 4 layers.",
-    ),
-]
-Repetitions = Annotated[
-    int, option(MEASURED, "--repetitions", "-r", min=1, help="Measurements of each point, after one to warm up.")
-]
-Output = Annotated[
-    Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Append rows to this .jsonl or .csv file.")
-]
-Check = Annotated[
-    bool,
-    option(
-        MEASURED,
-        "--check/--no-check",
-        help="First compare greedy text with transformers', where a reference is known; a difference is an error.",
-    ),
-]
+SHAPE_NAME = option(
+    None,
+    "An architecture with random weights in place of MODEL, no files needed: llama-1b, llama-7b, llama-8b, "
+    "smollm2-135m, pythia-160m, … (any wrong name lists them all). NAME:4 has 4 layers.",
+    MODEL,
+    metavar="NAME",
+)
+REPETITIONS = option(3, "Measurements of each point, after one to warm up.", MEASURED, "-r", minimum=1)
+OUTPUT_FILE = option(None, "Append rows to this .jsonl or .csv file.", OUTPUT, "-o", metavar="FILE")
+CHECK = option(
+    True,
+    "First compare greedy text with transformers', where a reference is known; a difference is an error.",
+    MEASURED,
+)
 
 Row = dict[str, Any]
 
 
-def check_shape(context: typer.Context, shape: str | None) -> None:
+def check_shape(context: Context, shape: str | None) -> None:
     """ConfigError for a shape beside a MODEL."""
-    if shape is not None and is_given(context, "model"):
-        raise ConfigError("--shape", shape, f"in the place of MODEL, which is {context.params['model']!r}: give one")
+    if shape is not None and "model" in context.origins:
+        raise ConfigError("--shape", shape, f"in the place of MODEL, which is {context.values['model']!r}: give one")
 
 
 def make_series(
@@ -140,7 +129,7 @@ class RowFile:
         for one in self._unsaved if document is None else [document]:
             print_json(one)
         if self._unsaved or not any(row["status"] == "ok" for row in rows):
-            raise typer.Exit(2)
+            sys.exit(2)
 
 
 HEADER = ("test", "tokens/s", "min to max", "ms", "GB/s", "GFLOP/s", "of floor", "itl p50 p90 p99", "cache MB", "hash")
@@ -197,15 +186,15 @@ def ending(rows: Sequence[Row], json: bool) -> None:
         last = good[-1]
         peak = max(row["peak_mb"] or 0.0 for row in good)
         prepared = f"load {last['load_s']:.1f} s, compile {last['compile_s']:.1f} s, warm-up {last['warmup_s']:.1f} s"
-        typer.echo(f"memory: weights {last['weights_mb']:,.0f} MB, process peak {peak:,.0f} MB · {prepared}")
+        echo(f"memory: weights {last['weights_mb']:,.0f} MB, process peak {peak:,.0f} MB · {prepared}")
         how = f"{last['program']}, scheme {last['scheme']}, kernel {last['kernel']}, {last['dtype']}"
-        typer.echo(f"{how} · tokenmill {last['commit'] or last['tokenmill']}, torch {last['torch']}")
-        typer.echo(f"text check: {last['text_check']}")
+        echo(f"{how} · tokenmill {last['commit'] or last['tokenmill']}, torch {last['torch']}")
+        echo(f"text check: {last['text_check']}")
         for row in good:
             if row.get("drafted"):
                 # The label of a sweep's row is the digest by which the sweep resumes.
                 name = row["test"] if row["kind"] == "sweep" else row["label"] or row["test"]
-                typer.echo(f"{name}: {described(row)}")
+                echo(f"{name}: {described(row)}")
     if any(row["noisy"] for row in good):
         probes = [row["probe_gb_s"] for row in good]
         remark(

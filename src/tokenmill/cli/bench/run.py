@@ -1,58 +1,51 @@
 """`tokenmill bench`: the cost card, then prefill and generation as people name them."""
 
 from dataclasses import replace
-from typing import Annotated
-
-import typer
+from pathlib import Path
 
 from tokenmill.bench.points import Point, parse_counts, parse_tests
 from tokenmill.cli.bench.rows import (
+    CHECK,
     MEASURED,
+    OUTPUT_FILE,
     OWN,
-    Check,
-    Output,
-    Repetitions,
+    REPETITIONS,
+    SHAPE_NAME,
     RowFile,
-    ShapeName,
     check_shape,
     ending,
     make_series,
     print_card,
     print_rows,
 )
-from tokenmill.cli.parser.options import Json, Model, Quiet, examples, option, with_settings
+from tokenmill.cli.parser.command import Context
+from tokenmill.cli.parser.options import JSON, MODEL_NAME, QUIET, option
 from tokenmill.cli.process.display import progress_on_stderr
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill bench",
     "tokenmill bench --tests pp512,tg128 --depth 0,1000 --batch 1,4 --threads 2",
     "tokenmill bench --shape llama-1b --tests tg32 --output figures.jsonl",
 )
-
-Tests = Annotated[
-    str, option(MEASURED, "--tests", "-T", help="ppN: prefill of N tokens; tgN: generation of N; ppN+tgM: both.")
-]
-Depths = Annotated[str, option(MEASURED, "--depth", "-d", metavar="N,…", help="Tokens in the cache before that.")]
-Batches = Annotated[
-    str, option(MEASURED, "--batch", "-b", metavar="N,…", help="Numbers of sequences that run together.")
-]
+WITHOUT = OWN
 
 
-@with_settings(without=OWN, engine=EngineConfig)
 def command(
-    context: typer.Context,
+    context: Context,
     engine: EngineConfig,
-    model: Model = DEFAULT_MODEL,
-    shape: ShapeName = None,
-    tests: Tests = "pp512,tg128",
-    depth: Depths = "0",
-    batch: Batches = "1",
-    repetitions: Repetitions = 3,
-    check: Check = True,
-    output: Output = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    shape: str | None = SHAPE_NAME,
+    tests: str = option(
+        "pp512,tg128", "ppN: prefill of N tokens; tgN: generation of N; ppN+tgM: both.", MEASURED, "-T"
+    ),
+    depth: str = option("0", "Tokens in the cache before that.", MEASURED, "-d", metavar="N,…"),
+    batch: str = option("1", "Numbers of sequences that run together.", MEASURED, "-b", metavar="N,…"),
+    repetitions: int = REPETITIONS,
+    check: bool = CHECK,
+    output: Path | None = OUTPUT_FILE,
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Measure one model: what it costs, what it reaches, how near to this machine's limit that is.
 

@@ -4,35 +4,34 @@ from dataclasses import asdict, replace
 from hashlib import sha256
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from tokenmill.bench.points import Point, parse_counts, sweep
 from tokenmill.cli.bench.rows import (
+    CHECK,
     MEASURED,
+    OUTPUT_FILE,
     OWN,
-    Check,
-    Output,
-    Repetitions,
+    REPETITIONS,
+    SHAPE_NAME,
     Row,
     RowFile,
-    ShapeName,
     check_shape,
     ending,
     make_series,
     print_card,
     print_rows,
 )
-from tokenmill.cli.parser.options import Json, Model, Quiet, examples, option, with_settings
+from tokenmill.cli.parser.command import Context
+from tokenmill.cli.parser.options import JSON, MODEL_NAME, QUIET, option
 from tokenmill.cli.process.display import print_table, progress_on_stderr, remark
 from tokenmill.errors import ConfigError
-from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # imports torch
     from tokenmill.bench.series import Series
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill bench sweep --batch 1,2,4,8 --prompt 128,512 --new 32,128 --output sweep.jsonl",
     "tokenmill bench sweep --batch 1,8,16 --prompt 256 --new 32 --cache on,off --output cache.jsonl",
     "tokenmill bench plot sweep.jsonl",
@@ -40,40 +39,30 @@ EXAMPLES = examples(
 
 Key = tuple[int, int, int]
 
-Counts = Annotated[
-    str, option(MEASURED, "--batch", "-b", metavar="N,…", help="Numbers of sequences that run together.")
-]
-Prompts = Annotated[str, option(MEASURED, "--prompt", "-P", metavar="N,…", help="Prompt tokens of each sequence.")]
-NewCounts = Annotated[str, option(MEASURED, "--new", "-n", metavar="N,…", help="New tokens of each sequence.")]
+WITHOUT = (*OWN, "cache")
 
 
-Caches = Annotated[
-    str,
-    option(
+def command(
+    context: Context,
+    engine: EngineConfig,
+    model: str = MODEL_NAME,
+    shape: str | None = SHAPE_NAME,
+    batch: str = option("1,2,4,8", "Numbers of sequences that run together.", MEASURED, "-b", metavar="N,…"),
+    prompt: str = option("128,512", "Prompt tokens of each sequence.", MEASURED, "-P", metavar="N,…"),
+    new: str = option("32,128", "New tokens of each sequence.", MEASURED, "-n", metavar="N,…"),
+    caches: str = option(
+        "on",
+        "With the KV cache (on), without it (off), or both in one table (on,off).",
         MEASURED,
         "--cache",
         metavar="WORDS",
-        help="With the KV cache (on), without it (off), or both in one table (on,off).",
     ),
-]
-
-
-@with_settings(without=(*OWN, "cache"), engine=EngineConfig)
-def command(
-    context: typer.Context,
-    engine: EngineConfig,
-    model: Model = DEFAULT_MODEL,
-    shape: ShapeName = None,
-    batch: Counts = "1,2,4,8",
-    prompt: Prompts = "128,512",
-    new: NewCounts = "32,128",
-    caches: Caches = "on",
-    no_cache: Annotated[bool, option(MEASURED, "--no-cache", help="The same as --cache off.")] = False,
-    repetitions: Repetitions = 2,
-    check: Check = True,
-    output: Output = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    no_cache: bool = option(False, "The same as --cache off.", MEASURED),
+    repetitions: int = replace(REPETITIONS, default=2),
+    check: bool = CHECK,
+    output: Path | None = OUTPUT_FILE,
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Measure every combination of batch, prompt and new tokens.
 

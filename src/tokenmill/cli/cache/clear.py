@@ -1,27 +1,23 @@
 """`tokenmill cache clear`: deletes packed copies of models."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from tokenmill.cli.parser.options import Json, Quiet, examples
-from tokenmill.cli.process.display import print_json
+from tokenmill.cli.parser.options import JSON, QUIET, argument
+from tokenmill.cli.process.display import echo, print_json
 from tokenmill.errors import RequestError
 from tokenmill.hub.short_names import SHORT_NAMES
 from tokenmill.loader.copies import CopiesFolder, PackedCopy, copies, copies_folder, delete_copy
 from tokenmill.units import size
 
-EXAMPLES = examples("tokenmill cache clear", "tokenmill cache clear SmolLM2-135M-Instruct.Q4_1.gguf")
+EXAMPLES = ("tokenmill cache clear", "tokenmill cache clear SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def command(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help="Path or name of a model, or name of a copy. Default: all."),
-    ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    models: list[str] | None = argument(
+        None, "[MODEL]...", "Path or name of a model, or name of a copy. Default: all."
+    ),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Delete the packed copies of models, or of the given ones. Models and stored blocks of prompts stay.
 
@@ -43,7 +39,7 @@ def command(
         print_json({"deleted": [copy.path.name for copy in chosen], "num_bytes": freed})
     elif not quiet:
         word = "packed copy" if len(chosen) == 1 else "packed copies"
-        typer.echo(f"{len(chosen)} {word} deleted, {size(freed)}")
+        echo(f"{len(chosen)} {word} deleted, {size(freed)}")
 
 
 def _names(copy: PackedCopy) -> set[str]:

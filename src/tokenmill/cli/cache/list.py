@@ -5,15 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from tokenmill.cli.parser.options import Json, examples
-from tokenmill.cli.process.display import print_json, print_table
+from tokenmill.cli.parser.options import JSON
+from tokenmill.cli.process.display import echo, print_json, print_table
 from tokenmill.hub.download import cache_folder
 from tokenmill.loader.copies import copies, copies_folder
 from tokenmill.units import size
 
-EXAMPLES = examples("tokenmill cache list", "tokenmill cache list --json")
+EXAMPLES = ("tokenmill cache list", "tokenmill cache list --json")
 HEADER = ("what", "name", "of", "size", "last used")
 EXPENDABLE = ("last used", "what", "of")
 OTHERS = {
@@ -25,7 +23,9 @@ OTHERS = {
 }
 
 
-def command(json: Json = False) -> None:
+def command(
+    json: bool = JSON,
+) -> None:
     """Show what lies in the cache folder: packed copies of models, fetched models, stored blocks of prompts.
 
     The folder is TOKENMILL_CACHE, else tokenmill in XDG_CACHE_HOME, else ~/.cache/tokenmill. All of it can be deleted:
@@ -47,7 +47,7 @@ def show_cache() -> None:
     """The table of what lies in the cache folder."""
     rows = cache_rows()
     if not rows:
-        typer.echo(f"{cache_folder()}: empty")
+        echo(f"{cache_folder()}: empty")
     else:
         shown = [(row["what"], row["name"], row["of"], size(row["num_bytes"]), _ago(row["used_at"])) for row in rows]
         total = size(sum(row["num_bytes"] for row in rows))

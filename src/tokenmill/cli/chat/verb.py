@@ -6,40 +6,36 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from tokenmill.cli.chat.conversation import LEAVE, Conversation
 from tokenmill.cli.chat.typed import Read, Typed, from_pipe, from_terminal, read_typed
 from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import check_model, load_engine, looks_saved
-from tokenmill.cli.parser.command import is_given
+from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import (
+    CHAT_TEMPLATE,
+    MODEL_NAME,
     PROMPT,
+    QUIET,
     SAMPLING,
-    ChatTemplate,
-    Model,
-    Quiet,
-    examples,
     option,
     with_defaults,
-    with_settings,
 )
-from tokenmill.cli.parser.presets import Preset
-from tokenmill.cli.process.display import progress_on_stderr, remark
+from tokenmill.cli.parser.presets import PRESET
+from tokenmill.cli.process.display import echo, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.progress import Progress
-from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig
 from tokenmill.settings.recommended import Recommended
 from tokenmill.settings.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill chat",
     'tokenmill chat Qwen/Qwen3-0.6B --system "You are a miller." --temperature 0.7',
     "tokenmill chat --open yesterday.kv",
@@ -50,43 +46,31 @@ BLOCK_SIZE = 32
 """Tokens per cache block, so that a fork shares the blocks before it; no model's context is smaller."""
 FORK_TOKENS = 8192
 """The cache has at most this many slots for what two forks do not share."""
-WORDS = ("exit", "quit")  # typed alone, they hardly are a message
+LEAVING = ("exit", "quit")  # typed alone, they hardly are a message
 
 
-HELP = {
+WORDS = {
     "max_new_tokens": "Maximum number of new tokens of an answer. Default: all that the context leaves.",
     "cache_tokens": f"Slots in the cache. Default: max-length, and as much again, at most {FORK_TOKENS}, for /fork.",
     "seed": "The same seed gives the same tokens. Default: a new one for each answer.",
 }
+WITHOUT = ("n", "logprobs", "max_sequences", "max_waiting", "skip_special_tokens", "generation_config")
 
 
-@with_settings(
-    without=("n", "logprobs", "max_sequences", "max_waiting", "skip_special_tokens", "generation_config"),
-    words=HELP,
-    sampling=SamplingParams,
-    engine=EngineConfig,
-)
 def command(
-    context: typer.Context,
+    context: Context,
     sampling: SamplingParams,
     engine: EngineConfig,
-    model: Model = DEFAULT_MODEL,
-    system: Annotated[str | None, option(PROMPT, "--system", help="System message.")] = None,
-    start: Annotated[Path | None, option(PROMPT, "--open", help="Go on with a conversation that /save wrote.")] = None,
-    chat_template: ChatTemplate = None,
-    generation_config: Annotated[
-        bool,
-        option(
-            SAMPLING,
-            "--generation-config/--no-generation-config",
-            help="Sample as the model or its maker recommends, unless an option says otherwise; else greedily.",
-        ),
-    ] = True,
-    preset: Preset = None,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Show answers as the model writes them, not rendered as Markdown.")
-    ] = False,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    system: str | None = option(None, "System message.", PROMPT),
+    start: Path | None = option(None, "Go on with a conversation that /save wrote.", PROMPT, "--open"),
+    chat_template: Path | None = CHAT_TEMPLATE,
+    generation_config: bool = option(
+        True, "Sample as the model or its maker recommends, unless an option says otherwise; else greedily.", SAMPLING
+    ),
+    preset: str | None = PRESET,
+    plain: bool = option(False, "Show answers as the model writes them, not rendered as Markdown."),
+    quiet: bool = QUIET,
 ) -> None:
     """Talk with a model. Each answer is followed by a line of figures; /help lists what else can be typed.
 
@@ -98,7 +82,7 @@ def command(
         raise TokenmillError("--system and --open exclude each other: a saved conversation has its own system message")
     if looks_saved(Path(model)):
         raise TokenmillError(f"{model} is a saved conversation, not a model: `tokenmill chat --open {model}`")
-    if start is not None and not is_given(context, "model"):
+    if start is not None and "model" not in context.origins:
         with uninterrupted():
             from tokenmill.cache.header import read_facts
         model = str(read_facts(start)["model"])
@@ -112,7 +96,7 @@ def command(
             remark(_greeting(loaded))
         if recommended and not quiet:
             remark(_recommended(recommended))
-        return loaded, with_defaults(context, sampling, recommended)
+        return loaded, with_defaults(context.origins, sampling, recommended)
 
     is_typed = sys.stdin.isatty()
     talk = Conversation(*open_model(model), system, open_model)
@@ -123,7 +107,7 @@ def command(
     with from_terminal() if is_typed else from_pipe() as read:
         went_well = _converse(talk, read, is_typed, plain, quiet)
     if not (went_well or is_typed):
-        raise typer.Exit(2)
+        sys.exit(2)
 
 
 def _load(settings: EngineConfig, progress: Progress, chat_template: Path | None) -> "Engine":
@@ -163,17 +147,17 @@ def _converse(talk: Conversation, read: Read, is_typed: bool, plain: bool, quiet
     while True:
         try:
             typed = read_typed(read)
-            if typed.command in LEAVE or (is_typed and typed.text.strip() in WORDS and _leaves(typed.text, read)):
+            if typed.command in LEAVE or (is_typed and typed.text.strip() in LEAVING and _leaves(typed.text, read)):
                 return went_well
             _serve(talk, typed, plain, quiet)
         except EOFError:
             if is_typed:
-                typer.echo()
+                echo()
             return went_well
         except KeyboardInterrupt:
             if not is_typed:
                 raise
-            typer.echo()
+            echo()
             remark("/bye or Ctrl-D leaves")
         except TokenmillError as error:
             remark(f"error: {error}")
@@ -237,7 +221,7 @@ def _write(texts: Iterable[str]) -> None:
             write_text(text)
     finally:
         if is_begun:
-            typer.echo()
+            echo()
 
 
 def _recommended(defaults: Recommended) -> str:

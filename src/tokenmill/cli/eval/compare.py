@@ -2,22 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.eval.perplexity import (
     EVALUATED,
+    MAX_TOKENS,
     OWN,
-    MaxTokens,
-    Stride,
-    WindowSize,
+    STRIDE,
+    WINDOW_SIZE,
     load_to_read,
     read_tokens,
     read_written,
 )
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, option, with_settings
+from tokenmill.cli.parser.options import JSON, MODEL, QUIET, argument, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.report import versions
@@ -27,35 +25,26 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.perplexity import Comparison, ScoredText
     from tokenmill.text.tokenizer import Tokenizer
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill eval compare model-q4 model --text book.txt",
     "tokenmill eval compare model-q4.gguf model --text book.txt --max-tokens 4096 --json",
 )
 BEFORE = 8  # tokens shown before the token of a place
-
-Ours = Annotated[str, typer.Argument(metavar="MODEL", help="The model that is judged.", rich_help_panel=MODEL)]
-Reference = Annotated[
-    str,
-    typer.Argument(
-        metavar="REFERENCE",
-        help="What it is compared with, as the unrounded model. Both must have the same vocabulary.",
-        rich_help_panel=MODEL,
-    ),
-]
-TextFile = Annotated[str, option(EVALUATED, "--text", metavar="FILE", help="Text in UTF-8; - reads stdin.")]
+WITHOUT = OWN
 
 
-@with_settings(without=OWN, engine=EngineConfig)
 def command(
     engine: EngineConfig,
-    model: Ours,
-    reference: Reference,
-    text: TextFile,
-    window: WindowSize = None,
-    stride: Stride = None,
-    max_tokens: MaxTokens = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = argument(..., "MODEL", "The model that is judged.", MODEL),
+    reference: str = argument(
+        ..., "REFERENCE", "What it is compared with, as the unrounded model. Both must have the same vocabulary.", MODEL
+    ),
+    text: str = option(..., "Text in UTF-8; - reads stdin.", EVALUATED, metavar="FILE"),
+    window: int | None = WINDOW_SIZE,
+    stride: int | None = STRIDE,
+    max_tokens: int | None = MAX_TOKENS,
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """How far a model's probabilities are from another's on a text, and where they are farthest.
 

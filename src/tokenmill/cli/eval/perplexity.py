@@ -2,12 +2,10 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, option, with_settings
+from tokenmill.cli.parser.options import JSON, MODEL, QUIET, argument, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import read_stdin, read_text
@@ -21,7 +19,7 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.perplexity import Comparison, Perplexity, ScoredText
     from tokenmill.weights.checkpoint import Checkpoint
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill eval perplexity smollm2-135m book.txt",
     "tokenmill eval perplexity smollm2-135m book.txt --scheme q4 --compare-dense --max-tokens 4096",
     "cat book.txt | tokenmill eval perplexity smollm2-135m - --window 512 --stride 512 --json",
@@ -49,45 +47,27 @@ OWN = (
     "suffix_limit",
 )
 
-Needed = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Directory in Hugging Face layout, .gguf file, hub name, or short name such as smollm2-135m.",
-        rich_help_panel=MODEL,
-    ),
-]
-File = Annotated[str, typer.Argument(metavar="FILE", help="Text in UTF-8; - reads stdin.", rich_help_panel=EVALUATED)]
-WindowSize = Annotated[
-    int | None, option(EVALUATED, "--window", help="Tokens fed at a time. Default: the context, at most 1024.")
-]
-Stride = Annotated[
-    int | None, option(EVALUATED, "--stride", help="Tokens from a window to the next. Default: half of it.")
-]
-MaxTokens = Annotated[
-    int | None, option(EVALUATED, "--max-tokens", min=2, help="Evaluate only this many tokens from the start.")
-]
-CompareDense = Annotated[
-    bool,
-    option(
-        EVALUATED,
-        "--compare-dense",
-        help="Compare with the same model with dense weights in float32; both are in memory at once.",
-    ),
-]
+NEEDED = argument(
+    ..., "MODEL", "Directory in Hugging Face layout, .gguf file, hub name, or short name such as smollm2-135m.", MODEL
+)
+WINDOW_SIZE = option(None, "Tokens fed at a time. Default: the context, at most 1024.", EVALUATED)
+STRIDE = option(None, "Tokens from a window to the next. Default: half of it.", EVALUATED)
+MAX_TOKENS = option(None, "Evaluate only this many tokens from the start.", EVALUATED, minimum=2)
+WITHOUT = OWN
 
 
-@with_settings(without=OWN, engine=EngineConfig)
 def command(
     engine: EngineConfig,
-    model: Needed,
-    file: File,
-    window: WindowSize = None,
-    stride: Stride = None,
-    max_tokens: MaxTokens = None,
-    compare_dense: CompareDense = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = NEEDED,
+    file: str = argument(..., "FILE", "Text in UTF-8; - reads stdin.", EVALUATED),
+    window: int | None = WINDOW_SIZE,
+    stride: int | None = STRIDE,
+    max_tokens: int | None = MAX_TOKENS,
+    compare_dense: bool = option(
+        False, "Compare with the same model with dense weights in float32; both are in memory at once.", EVALUATED
+    ),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Perplexity of a model on a text, as transformers computes it over sliding windows.
 

@@ -11,81 +11,59 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
-
-from tokenmill.cli.eval.perplexity import Needed
+from tokenmill.cli.eval.perplexity import NEEDED
 from tokenmill.cli.models import load_engine, read_model_config
-from tokenmill.cli.parser.command import is_given
-from tokenmill.cli.parser.options import OUTPUT, ChatTemplate, Json, Quiet, examples, option, with_settings
+from tokenmill.cli.parser.command import Context
+from tokenmill.cli.parser.options import CHAT_TEMPLATE, JSON, OUTPUT, QUIET, argument, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, say_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.report import program_facts, versions
-from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.errors import ConfigError
 from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.harness.model import TokenmillLM
     from tokenmill.measure.harness.tasks import TaskSettings
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill eval tasks smollm2-135m arc_easy hellaswag --limit 200 -o results.json",
     "tokenmill eval tasks ./my-model my_task --include-path ./my-tasks --num-fewshot 5",
     "tokenmill eval tasks smollm2-135m ifeval --apply-chat-template --log-samples --json",
 )
 EVALUATED = "What is evaluated"
-MODULES = ("lm_eval", "datasets", "evaluate", "yaml", "tqdm")  # what the extra installs
 
 WORDS = {
     "max_sequences": "Maximum number of sequences in one step. Default: by processors. It changes no result.",
     "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length, if they fit.",
 }
-
-Tasks = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TASK",
-        help="Names of tasks or groups, * for any letters, or YAML files. `lm_eval ls tasks` lists them.",
-        rich_help_panel=EVALUATED,
-    ),
-]
-IncludePath = Annotated[
-    Path | None, option(EVALUATED, "--include-path", metavar="DIR", help="A folder with tasks of your own.")
-]
-NumFewshot = Annotated[
-    int | None, option(EVALUATED, "--num-fewshot", min=0, help="Examples before each question. Default: the task's.")
-]
-Limit = Annotated[float | None, option(EVALUATED, "--limit", help="Documents of each task; below 1 a share of them.")]
-Template = Annotated[bool, option(EVALUATED, "--apply-chat-template", help="Ask through the model's chat template.")]
-System = Annotated[
-    str | None, option(EVALUATED, "--system-instruction", metavar="TEXT", help="A text before each prompt.")
-]
-Seed = Annotated[
-    int | None,
-    option(EVALUATED, "--seed", min=0, help="Of examples, and where a task samples. Default: the harness' own seeds."),
-]
-Output = Annotated[Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Write all results as JSON.")]
-LogSamples = Annotated[bool, option(OUTPUT, "--log-samples", help="With every document and answer in the JSON.")]
+WITHOUT = ("max_waiting",)
 
 
-@with_settings(without=("max_waiting",), words=WORDS, engine=EngineConfig)
 def command(
-    context: typer.Context,
+    context: Context,
     engine: EngineConfig,
-    model: Needed,
-    tasks: Tasks,
-    include_path: IncludePath = None,
-    num_fewshot: NumFewshot = None,
-    limit: Limit = None,
-    apply_chat_template: Template = False,
-    chat_template: ChatTemplate = None,
-    system_instruction: System = None,
-    seed: Seed = None,
-    log_samples: LogSamples = False,
-    output: Output = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = NEEDED,
+    tasks: list[str] = argument(
+        ...,
+        "TASK",
+        "Names of tasks or groups, * for any letters, or YAML files. `lm_eval ls tasks` lists them.",
+        EVALUATED,
+    ),
+    include_path: Path | None = option(None, "A folder with tasks of your own.", EVALUATED, metavar="DIR"),
+    num_fewshot: int | None = option(None, "Examples before each question. Default: the task's.", EVALUATED, minimum=0),
+    limit: float | None = option(None, "Documents of each task; below 1 a share of them.", EVALUATED),
+    apply_chat_template: bool = option(False, "Ask through the model's chat template.", EVALUATED),
+    chat_template: Path | None = CHAT_TEMPLATE,
+    system_instruction: str | None = option(None, "A text before each prompt.", EVALUATED, metavar="TEXT"),
+    seed: int | None = option(
+        None, "Of examples, and where a task samples. Default: the harness' own seeds.", EVALUATED, minimum=0
+    ),
+    log_samples: bool = option(False, "With every document and answer in the JSON.", OUTPUT),
+    output: Path | None = option(None, "Write all results as JSON.", OUTPUT, "-o", metavar="FILE"),
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Tasks of lm-evaluation-harness: multiple choice, perplexity of texts, answers that are compared.
 
@@ -106,7 +84,7 @@ def command(
         "seed": seed,
         "log_samples": log_samples,
     }
-    number = engine.max_sequences if is_given(context, "max_sequences") else None
+    number = engine.max_sequences if "max_sequences" in context.origins else None
     found = _evaluate(replace(engine, model=model), number, chat_template, (tasks, include_path), how, quiet)
     if output is not None:
         write_atomically(output, (_as_json(found.document) + "\n").encode(), "--output")
@@ -133,14 +111,8 @@ def _evaluate(
     _silence()
     with uninterrupted():
         from tokenmill.loader.fit import fit_for_many
-
-        try:
-            from tokenmill.measure.harness.model import SEED, TokenmillLM
-            from tokenmill.measure.harness.tasks import TaskSettings, evaluate, find_tasks
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in MODULES:
-                raise
-            raise TokenmillError(f"eval tasks needs {error.name}: pip install 'tokenmill[eval]'") from None
+        from tokenmill.measure.harness.model import SEED, TokenmillLM
+        from tokenmill.measure.harness.tasks import TaskSettings, evaluate, find_tasks
     # The harness prints what it is about, and the code of a task may print anything: stdout is for results alone.
     printed = StringIO() if quiet else sys.stderr
     with progress_on_stderr(quiet) as progress, redirect_stdout(printed):

@@ -1,214 +1,292 @@
-"""The parser classes of the verbs: help, hidden aliases, and errors that name the option that was typed; a group
-imports the module of a verb when the verb runs.
-"""
+"""A verb as the parser has it: what was typed for it, its help page, and refusals that name what was typed."""
 
+import inspect
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from argparse import SUPPRESS, ArgumentError, ArgumentParser
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import Any
+from textwrap import wrap
+from typing import Any, NoReturn
 
-import typer
-from typer.core import TyperCommand, TyperGroup
-
-from tokenmill.cli.parser.other_names import ALIASES, VERBS_ELSEWHERE
-from tokenmill.cli.process.display import worded_by
-from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, NoKernel, RequestError, SnapshotError
+from tokenmill.cli.parser.options import OTHERS, Option, Parameter, built_settings, setting_options
+from tokenmill.cli.parser.other_names import ALIASES, ELSEWHERE
+from tokenmill.cli.process.display import echo, worded_by
+from tokenmill.errors import (
+    AS_IDS,
+    AS_TEXT,
+    CapacityError,
+    ConfigError,
+    NoKernel,
+    RequestError,
+    SnapshotError,
+    TokenmillError,
+)
 from tokenmill.registry import VERBS, lookup
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.sampling_params import SamplingParams
 
-WIDEST, NARROWEST = 100, 40
-ORIGINS = "tokenmill.origins"
-"""In a context's meta: the files that its defaults come from, by parameter."""
+WIDEST, NARROWEST, WIDEST_NAME = 100, 40, 28
+EXTRAS = {
+    "httpx2": "bench",
+    "matplotlib": "bench",
+    "fastapi": "serve",
+    "prometheus_client": "serve",
+    "uvicorn": "serve",
+    "ray": "ray",
+    **dict.fromkeys(("lm_eval", "datasets", "evaluate", "yaml", "tqdm"), "eval"),
+}
+"""Package → the extra of tokenmill that installs it."""
 _SETTING = re.compile(r"(?<!['\w])[a-z]+_\w+")  # a word with "_", outside quotes; one without may be just a word
 # As Python has it: dtype='float32', convert=True; and as a warning has it: threads = 5 is ignored.
 _KEYWORD = re.compile(r"\b([a-z]\w*)(?:=| = (?=\S+ is ignored))(True|False|'[^']*'|[0-9.]+)")
-_KINDS = {
-    "str": "TEXT",
-    "int": "N",
-    "integer": "N",
-    "float": "X",
-    "path": "PATH",
-}  # how --help calls the types of values
 
 
-def is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option was typed, or stands in the file of --config or --preset."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
+class UsageError(TokenmillError):
+    """A command line that the parser cannot read. hint: what to type instead."""
+
+    def __init__(self, path: str, message: str, hint: str = "") -> None:
+        said = message.rstrip(".") + hint
+        where = f"tokenmill {path}".rstrip()
+        super().__init__(f"{said}{' See' if said.endswith('?') else '; see'} `{where} --help`")
 
 
-def _set_in(context: typer.Context, name: str, option: str) -> str:
-    """The origin of an option's value: the option itself, or the file of --config or --preset."""
-    source = context.get_parameter_source(name)
-    from_file = source is not None and source.name == "DEFAULT_MAP"
-    return str(context.meta.get(ORIGINS, {}).get(name, option)) if from_file else option
+@dataclass(frozen=True)
+class Context:
+    """How a verb was called. values: of all its parameters. origins: where those were set that were given."""
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
 
 
-class Verb(TyperCommand):
-    """One verb."""
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(None, message)
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Arguments and options."""
-        return _without_pydantic(super().get_params(ctx))
 
-    def make_parser(self, ctx: Any) -> Any:
-        """The parser, which knows the aliases too."""
-        parser: Any = super().make_parser(ctx)
-        options = {name: param for param in self.params for name in (*param.opts, *param.secondary_opts)}
-        if "model" in options:  # the argument MODEL
-            _add_model_option(parser, ctx, self.get_help_option(ctx))
-        for alias, name in ALIASES.items():
-            param: Any = options.get(name)
-            if param is None or alias in options:
+class Command:
+    """One verb, by the words that are typed for it. Its module has `command`, a function, and EXAMPLES.
+
+    Parameters of that function are options and arguments, settings objects, and `context`. For settings the module may
+    have WITHOUT, fields that are no options; ONLY, fields that alone are; WORDS, the help of fields that mean something
+    else there.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path, self.module = path, lookup(VERBS, path, "verb")
+        given = inspect.signature(self.module.command).parameters.values()
+        self.kinds = {each.name: each.annotation for each in given if each.annotation in (SamplingParams, EngineConfig)}
+        self.takes_context = any(each.annotation is Context for each in given)
+        without, only, words = (getattr(self.module, name, {}) for name in ("WITHOUT", "ONLY", "WORDS"))
+        left_out = {*without, *(() if SamplingParams in self.kinds.values() else ("generation_config",))}
+        self.own = [Parameter(each.name, each.annotation, each.default) for each in given if _is_option(each)]
+        settings = [each for kind in self.kinds.values() for each in setting_options(kind, words)]
+        kept = [each for each in settings if each.name not in left_out and (not only or each.name in only)]
+        self.parameters = [*self.own, *kept]
+        self.arguments = [each for each in self.parameters if each.told.is_argument]
+        self.options = [each for each in self.parameters if not each.told.is_argument]
+        self.shown_names = {each.name: each.shown_name for each in self.parameters}
+        self.known = [name for each in self.options for name in (*each.names, *each.off)]
+
+    @property
+    def usage(self) -> str:
+        """How it is called: [OPTIONS], and its arguments."""
+        return " ".join(["[OPTIONS]", *map(_usage_of, self.arguments)])
+
+    def run(self, words: Sequence[str]) -> None:
+        """Read what was typed, and call the verb; or show its help page."""
+        typed = self.parse(words)
+        if typed is None:
+            echo(self.help_page())
+        else:
+            self.call(self.context(typed))
+
+    # ---- what was typed
+
+    def parse(self, words: Sequence[str]) -> dict[str, Any] | None:
+        """Parameter → what was typed; None for --help. UsageError for what cannot be read."""
+        parser = _Parser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
+        parser.add_argument("-h", "--help", action="store_true")
+        taking = set[str]()
+        for each in self.options:
+            names = self._with_aliases(each.names)
+            if each.kind is bool:
+                parser.add_argument(*names, dest=each.name, action="store_const", const=True)
+                off = self._with_aliases(each.off)
+                if off:
+                    parser.add_argument(*off, dest=each.name, action="store_const", const=False)
                 continue
-            if param.is_flag:
-                is_on = name in param.opts
-                parser.add_option(obj=param, opts=[alias], dest=param.name, action="store_const", const=is_on)
-            else:
-                action = "append" if param.multiple else "store"
-                parser.add_option(obj=param, opts=[alias], dest=param.name, action=action, nargs=1)
-        return parser
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as click does; an error that has no context gets that of this verb."""
-        with _naming(ctx):
-            return super().parse_args(ctx, args)
-
-    def get_help(self, ctx: Any) -> str:
-        """The help page."""
-        return _help_page(self, ctx)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the verb. What is refused is named by its option, not by its setting."""
-        options = {param.name: _shown_name(param) for param in self.params}
+            taking.update(names)
+            parser.add_argument(*names, dest=each.name, type=each.read, action="append" if each.is_list else "store")
+        if "model" in self.shown_names and "--model" not in self.known:  # -m MODEL in the place of the argument
+            taking.update(("--model", "-m"))
+            parser.add_argument("--model", "-m", dest="model")
         try:
-            _check_output(ctx.params.get("output"))
-            with worded_by(lambda text: _in_options(text, options)):
-                return super().invoke(ctx)
+            ready, rest = self._joined(words, taking)
+            found, more = parser.parse_known_args(ready)
+        except ArgumentError as error:
+            name = (error.argument_name or "").partition("/")[0]
+            raise self._refusal(words, f"{name} {error.message}".strip()) from None
+        typed = vars(found)
+        if typed.pop("help", False):
+            return None
+        for word in more:
+            if word.startswith("-") and len(word) > 1:
+                raise self._unknown(words, word.partition("=")[0])
+        return self._with_arguments(words, typed, [*more, *rest])
+
+    def _with_aliases(self, names: Iterable[str]) -> list[str]:
+        found = list(names)
+        return found + [alias for alias, name in ALIASES.items() if name in found and alias not in self.known]
+
+    def _joined(self, words: Sequence[str], taking: set[str]) -> tuple[list[str], list[str]]:
+        """The words, each value joined to its option, since argparse reads none that begins with a dash; and the words
+        after `--`. Options may have underscores, as settings have.
+        """
+        ready, left = list[str](), iter(words)
+        for word in left:
+            if word == "--":
+                break
+            name, mark, value = word.partition("=")
+            name = name.replace("_", "-") if name.startswith("--") else name
+            if name in taking and not mark:
+                if (next_word := next(left, None)) is None:
+                    raise ArgumentError(None, f"Option {name!r} requires an argument")
+                mark, value = "=", next_word
+            ready.append(name + mark + value)
+        return ready, list(left)
+
+    def _with_arguments(self, words: Sequence[str], typed: dict[str, Any], rest: list[str]) -> dict[str, Any]:
+        """What was typed with the words that belong to no option as arguments."""
+        for each in self.arguments:
+            if rest and each.name in typed:
+                raise self._refusal(words, f"{each.told.metavar} is given twice: {rest[0]!r} and {typed[each.name]!r}")
+            if rest:
+                taken = rest if each.is_list else rest[:1]
+                found, rest = [each.kind(word) for word in taken], rest[len(taken) :]
+                typed[each.name] = found if each.is_list else found[0]
+        if rest:
+            hint = ""
+            if "-p" in self.known:
+                hint = ": a prompt is given with -p"
+            elif self.path == "chat":
+                hint = ": `tokenmill generate --chat -p TEXT` answers one message"
+            raise self._refusal(words, f"unexpected extra argument ({' '.join(rest)})", hint)
+        return typed
+
+    def _unknown(self, words: Sequence[str], name: str) -> UsageError:
+        meant = ELSEWHERE.get(name)
+        near = [meant] if meant in self.known else get_close_matches(name, self.known, n=1)
+        return self._refusal(words, f"No such option: {name}", f" (did you mean {near[0]}?)" if near else "")
+
+    def _refusal(self, words: Sequence[str], message: str, hint: str = "") -> UsageError:
+        """The error, unless an option of another program was typed: then what that is here."""
+        from tokenmill.cli.elsewhere.hints import option_hint  # long tables, of use after a mistake alone
+
+        theirs = option_hint(words, self._with_aliases([*self.known, "--model"]))
+        return UsageError(self.path, f"No such option: {theirs}") if theirs else UsageError(self.path, message, hint)
+
+    # ---- the call
+
+    def context(self, typed: Mapping[str, Any]) -> Context:
+        """The value of every parameter: what was typed, else that of a file, of a preset, or its default."""
+        given = dict[str, tuple[Any, str]]()
+        for each in reversed(self.own):  # what --config says goes over a --preset, which a verb has after it
+            if each.told.reads is not None and each.name in typed:
+                given |= each.told.reads(self, typed[each.name])
+            elif variable := os.environ.get(each.told.variable):
+                given[each.name] = variable, each.told.variable
+        for each in self.parameters:
+            if each.name in typed:
+                value = typed[each.name] if each.is_list else each.check(typed[each.name], each.shown_name)
+                given[each.name] = value, each.shown_name
+            elif each.told.default is ... and each.name not in given:
+                what = "argument" if each.told.is_argument else "option"
+                usage = f": tokenmill {self.path} {self.usage}"
+                raise UsageError(self.path, f"Missing {what} {each.shown_name!r}", usage)
+        values = {each.name: each.told.default for each in self.parameters}
+        values |= {name: value for name, (value, _) in given.items()}
+        return Context(values, {name: origin for name, (_, origin) in given.items()})
+
+    def call(self, context: Context) -> None:
+        """Call the verb. What is refused is named by its option, not by its setting."""
+        values, origins, options = context.values, context.origins, self.shown_names
+        try:
+            _check_output(values.get("output"))
+            given = {name: built_settings(kind, values) for name, kind in self.kinds.items()}
+            given |= {each.name: values[each.name] for each in self.own}
+            given |= {"context": context} if self.takes_context else {}
+            with worded_by(lambda text: in_options(text, options)):
+                self.module.command(**given)
         except (RequestError, CapacityError, SnapshotError, NoKernel) as error:
-            error.args = (_in_options(str(error), options, bool(ctx.params.get("chat"))),)
+            error.args = (in_options(str(error), options, bool(values.get("chat"))),)
             raise
         except ConfigError as error:
             field = error.name.partition("[")[0].partition(" ")[0]
-            is_typed = field in options and is_given(ctx, field)
-            where = error.where or (_set_in(ctx, field, options[field]) if is_typed else "")
             # Of several words that are allowed one may be the name of a setting too, as draft_model is.
             is_list = error.allowed.startswith("use one of ")
-            allowed = error.allowed if is_list else _in_options(error.allowed, options)
-            raise ConfigError(error.name, error.value, allowed, where) from error
+            allowed = error.allowed if is_list else in_options(error.allowed, options)
+            raise ConfigError(error.name, error.value, allowed, error.where or origins.get(field, "")) from error
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                raise
+            install = f"pip install 'tokenmill[{EXTRAS[package]}]'"
+            raise TokenmillError(f"{self.path} needs {package}: {install}") from None
+
+    # ---- help
+
+    def help_page(self) -> str:
+        """Usage, description, options by panel, and examples, as wide as the terminal."""
+        panels = dict[str, list[tuple[str, str]]]()
+        for each in self.parameters:
+            panels.setdefault(each.told.panel, []).append(each.help_row())
+        panels[OTHERS] = [*panels.pop(OTHERS, []), ("-h, --help", "Show this message and exit.")]
+        return page(f"tokenmill {self.path} {self.usage}", self.module.command.__doc__, panels, self.module.EXAMPLES)
 
 
-class VerbGroup(TyperGroup):
-    """The verbs that VERBS has under the name of this group, or all others, if it has none there.
-
-    The module of a verb is imported when it is asked for. It has `command`, a function or another group, and beside a
-    function EXAMPLES, which --help shows.
-    """
-
-    def __init__(self, **settings: Any) -> None:
-        """Take the settings of typer's group."""
-        super().__init__(**settings)
-        within = [word for word in VERBS if word.startswith(f"{self.name} ")]
-        self._places = {word.split()[-1]: word for word in within or VERBS if within or " " not in word}
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the verbs."""
-        return list(self._places)
-
-    def module(self, name: str) -> Any:
-        """The module of a verb."""
-        return lookup(VERBS, self._places[name], "verb")
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The names of the verbs."""
-        return self.names
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The verb that typer makes of a module's function, or the group that the module has; None without one."""
-        if cmd_name not in self._places:
-            return None
-        module = self.module(cmd_name)
-        if isinstance(module.command, VerbGroup):
-            return module.command
-        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(cmd_name, cls=Verb, epilog=module.EXAMPLES)(module.command)
-        return typer.main.get_command(alone)
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The options."""
-        return _without_pydantic(super().get_params(ctx))
-
-    def get_help(self, ctx: Any) -> str:
-        """The help page."""
-        return _help_page(self, ctx)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb that the first word names."""
-        if args and not args[0].startswith("-") and args[0] not in self.names:
-            self.suggest(ctx, args[0])
-        return super().resolve_command(ctx, args)
-
-    def suggest(self, ctx: Any, name: str) -> None:
-        """A usage error for what is nearly the name of a verb."""
-        elsewhere = [verb for verb in VERBS_ELSEWHERE.get(name, []) if verb in self.names or verb.startswith("-")]
-        if not elsewhere and "generate" in self.names:
-            from tokenmill.cli.elsewhere.hints import verb_hint  # long tables, of use after a mistake alone
-
-            if hint := verb_hint(name):
-                ctx.fail(f"No such command {name!r}: {hint}")
-        near = elsewhere or get_close_matches(name, self.names, n=1)
-        if near:
-            ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(map(repr, near))}?")
-        if " " in name and "generate" in self.names:
-            ctx.fail(f"No such command {name!r}. To continue that text, type {ctx.command_path} generate -p …")
+def _is_option(parameter: inspect.Parameter) -> bool:
+    return isinstance(parameter.default, Option)
 
 
-# ---- values
+def _usage_of(argument: Parameter) -> str:
+    name = argument.told.metavar if argument.told.default is ... else f"[{argument.told.metavar.strip('[].')}]"
+    return f"{name}..." if argument.is_list else name
 
 
-_PLAIN = {
-    str: re.compile(".*", re.DOTALL),
-    int: re.compile("-?[0-9]{1,15}"),
-    float: re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?"),
-}
-"""Values that their type itself reads as typer does."""
+def help_width() -> int:
+    """Columns of a help page: those of the terminal, within limits."""
+    return min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
 
 
-def _without_pydantic(params: list[Any]) -> list[Any]:
-    """The same parameters; defaults, words and plain numbers do without pydantic, which takes 60 ms to import.
+def page(usage: str, text: str, panels: Mapping[str, Iterable[tuple[str, str]]], examples: Sequence[str]) -> str:
+    """A help page of these sections."""
+    width = help_width()
+    lines = wrap(f"Usage: {usage}", width)
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        lines += ["", *wrap(" ".join(paragraph.split()), width)]
+    for title, rows in panels.items():
+        lines += ["", f"{title}:", *_rows(list(rows), width)]
+    lines += ["", "Examples:", *(f"  {line}" for line in examples)] if examples else []
+    return "\n".join(lines)
 
-    Typers that read every value with it, 0.29 for one, have parameters with a type_descriptor. Others need no help.
-    """
-    for param in params:
-        if hasattr(param, "type_descriptor"):
-            param.process_value = partial(_read, param)
-    return params
 
-
-def _read(param: Any, ctx: Any, value: Any) -> Any:
-    """The value that was typed, as its type, or the default. This replaces the parameter's own process_value."""
-    kind, is_typed = param.type_descriptor.annotation, is_given(ctx, param.name)
-    if not is_typed and not param.required:
-        return value
-    if is_typed and not param.callback and not param.type_descriptor.is_ranged:
-        if kind == list[str]:
-            return list(value)
-        if kind in _PLAIN and isinstance(value, str) and _PLAIN[kind].fullmatch(value):
-            return kind(value)
-    return type(param).process_value(param, ctx, value)
+def _rows(rows: list[tuple[str, str]], width: int) -> Iterator[str]:
+    """Two columns; a name that is wider than its column has a line of its own."""
+    left = min(max(len(name) for name, _ in rows), WIDEST_NAME, width // 3) + 4
+    for name, text in rows:
+        lines = wrap(text, width - left, break_on_hyphens=False)
+        if len(name) + 4 > left:
+            yield f"  {name}"
+        else:
+            yield f"  {name}".ljust(left) + lines.pop(0)
+        yield from (" " * left + line for line in lines)
 
 
 # ---- names
-
-
-def _shown_name(param: Any) -> str:
-    """The name of a parameter in messages: --output, MODEL."""
-    is_argument = param.param_type_name == "argument"
-    return str(param.metavar or param.name.upper() if is_argument else max(param.opts, key=len))
 
 
 def _check_output(path: Path | None) -> None:
@@ -221,7 +299,7 @@ def _check_output(path: Path | None) -> None:
         raise ConfigError("output", str(path), "a name in UTF-8") from None
 
 
-def _in_options(message: str, options: Mapping[str, str], chat: bool = False) -> str:
+def in_options(message: str, options: Mapping[str, str], chat: bool = False) -> str:
     """A message in the words of Python's interface, with settings and keywords as this verb's options.
 
     chat: whether --chat was typed.
@@ -243,88 +321,3 @@ def _typed(options: Mapping[str, str], found: re.Match[str]) -> str:
     if value == "False":
         return f"--no-{option[2:]}"
     return option if value == "True" else f"{option} {value.strip(chr(39))}"
-
-
-@contextmanager
-def _naming(ctx: Any) -> Iterator[None]:
-    """Give the parser's errors the context of this verb, so that they point to its own --help."""
-    try:
-        yield
-    except Exception as error:
-        if getattr(error, "ctx", ctx) is None:
-            error.ctx = ctx  # type: ignore[attr-defined]
-        raise
-
-
-def _add_model_option(parser: Any, ctx: Any, some_option: Any) -> None:
-    """-m MODEL and --model MODEL in the place of the argument, which cannot stand for an option itself."""
-    parser.add_option(obj=some_option, opts=["-m", "--model"], dest="--model", action="store", nargs=1)
-    parse: Callable[..., Any] = parser.parse_args
-
-    def parse_args(args: list[str]) -> Any:
-        values, rest, order = parse(args=args)
-        given = values.pop("--model", None)
-        if given is not None and isinstance(values.get("model"), str):
-            ctx.fail(f"MODEL is given twice: {values['model']!r} and {given!r}")
-        if given is not None:
-            values["model"] = given
-        return values, rest, order
-
-    parser.parse_args = parse_args
-
-
-# ---- help
-
-
-def help_width() -> int:
-    """Columns of a help page: those of the terminal, within limits."""
-    return min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
-
-
-def _help_page(command: Any, ctx: Any) -> str:
-    """Usage, description, options by panel, and examples, as wide as the terminal."""
-    page = ctx.formatter_class(width=help_width())
-    usage = " ".join(command.collect_usage_pieces(ctx))
-    page.write_usage(ctx.command_path, usage.replace("{", "").replace("}", ""))
-    page.write_paragraph()
-    page.write_text(_join_lines(command.help or ""))
-    panels: dict[str, list[tuple[str, str]]] = {}
-    for param in command.get_params(ctx):
-        if record := param.get_help_record(ctx):
-            panel = getattr(param, "rich_help_panel", None) or "Options"
-            panels.setdefault(panel, []).append(_in_plain_words(param, *record))
-    if other := panels.pop("Options", None):
-        panels["Options"] = other  # --help, after what the verb is about
-    for name, rows in panels.items():
-        _write_rows(page, name, rows)
-    if isinstance(command, VerbGroup):
-        _write_rows(page, "Commands", [(name, _summary(command.module(name).command)) for name in command.names])
-    if command.epilog:
-        page.write_paragraph()
-        page.write(command.epilog)
-    return str(page.getvalue()).rstrip("\n")
-
-
-def _summary(command: Any) -> str:
-    """The first paragraph of what a verb says of itself."""
-    text = command.help if isinstance(command, VerbGroup) else command.__doc__
-    return _join_lines(text or "").partition("\n")[0]
-
-
-def _in_plain_words(param: Any, name: str, text: str) -> tuple[str, str]:
-    """A row in which types of values and ranges are called as people call them."""
-    if param.param_type_name == "argument":
-        name = param.metavar or param.name.upper()
-    name = re.sub(r"<(?:list\[)?(\w+)\]?(?: range)?>", lambda kind: _KINDS.get(kind[1].lower(), kind[1]), name)
-    name = re.sub(r"\b(INTEGER|FLOAT)( RANGE)?", lambda kind: _KINDS[kind[1].lower()], name)  # of older typers
-    return name, re.sub(r"x>=([\d.]+)", r"at least \1", text.replace("\\[", "["))
-
-
-def _write_rows(page: Any, title: str, rows: Iterable[tuple[str, str]]) -> None:
-    with page.section(typer.style(title, bold=True)):
-        page.write_dl(list(rows), col_max=min(28, page.width // 3))
-
-
-def _join_lines(text: str) -> str:
-    """Paragraphs without the line breaks that they have in the source."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

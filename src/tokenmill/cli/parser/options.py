@@ -1,51 +1,76 @@
-"""Settings as options, shared by the verbs. The fields of EngineConfig and SamplingParams become options by themselves.
+"""Options of verbs: how one is declared, the options that verbs share, and settings as options.
 
-Everything of such an option comes from its field. A verb decorated with `with_settings` is handed finished settings
-objects.
+An option is the default of a parameter of a verb's function. The fields of EngineConfig and SamplingParams become
+options by themselves, and everything of such an option comes from its field.
 """
 
-import inspect
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin
 
-import typer
-
-from tokenmill.cli.parser.command import is_given
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
-from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.settings.field import setting_of
 from tokenmill.settings.sampling_params import SamplingParams
 
-MODEL, PROMPT, SAMPLING, ENGINE, OUTPUT = "Model", "Prompt", "Sampling", "Engine", "Output"
+MODEL, PROMPT, SAMPLING, ENGINE, OUTPUT, OTHERS = "Model", "Prompt", "Sampling", "Engine", "Output", "Options"
+Given = dict[str, tuple[Any, str]]
+"""Parameter → its value, and where that was set: an option, or a file."""
+METAVARS = {str: "TEXT", int: "N", float: "X", Path: "PATH", bool: ""}
+IN_FILES: Mapping[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a text, in quotes"),
+    Path: ((str,), "a text, in quotes"),
+}
+"""The type of an option → the types of values that it may have in a TOML file, and how they are called."""
 
 
-def option(panel: str, *names: str, help: str, **more: Any) -> Any:
-    """An option of a verb in a panel of its help page. more: as typer.Option takes it."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+@dataclass(frozen=True)
+class Option:
+    """An option of a verb. default: ... where it must be given. names: beside its parameter's, or long ones instead.
+
+    metavar: how help calls the value. minimum, maximum: of a number. variable: of the environment, which is its value
+    where none is typed. reads: the options that its value, the name of a file or preset, stands for.
+    """
+
+    default: Any
+    help: str
+    panel: str = OTHERS
+    names: tuple[str, ...] = ()
+    metavar: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    variable: str = ""
+    reads: Callable[[Any, Any], Given] | None = None
+    is_argument: bool = False
 
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Directory in Hugging Face layout, .gguf file, short name, hub name (owner/name[:file.gguf]), or "
-        "ollama:NAME. `tokenmill list` shows what is here.",
-        show_default=True,
-        rich_help_panel=MODEL,
-    ),
-]
-ChatTemplate = Annotated[
-    Path | None,
-    option(
-        PROMPT, "--chat-template", metavar="FILE", help="A chat template, in Jinja, in the place of the model's own."
-    ),
-]
-Json = Annotated[bool, option(OUTPUT, "--json", help="Print one JSON document on stdout.")]
-Quiet = Annotated[bool, option(OUTPUT, "--quiet", "-q", help="Nothing on stderr but warnings and errors.")]
+def option(default: Any, help: str, panel: str = OTHERS, *names: str, **more: Any) -> Any:
+    """Declare an option: the default of a parameter of a verb. more: fields of Option."""
+    return Option(default, help, panel, names, **more)
+
+
+def argument(default: Any, metavar: str, help: str, panel: str = OTHERS) -> Any:
+    """Declare an argument, which is given without a name; a list takes all that are left."""
+    return Option(default, help, panel, metavar=metavar, is_argument=True)
+
+
+MODEL_NAME = argument(
+    DEFAULT_MODEL,
+    "MODEL",
+    "Directory in Hugging Face layout, .gguf file, short name, hub name (owner/name[:file.gguf]), or ollama:NAME. "
+    "`tokenmill list` shows what is here.",
+    MODEL,
+)
+CHAT_TEMPLATE = option(None, "A chat template, in Jinja, in the place of the model's own.", PROMPT, metavar="FILE")
+JSON = option(False, "Print one JSON document on stdout.", OUTPUT)
+QUIET = option(False, "Nothing on stderr but warnings and errors.", OUTPUT, "-q")
 
 
 def option_name(field: str) -> str:
@@ -53,9 +78,69 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def examples(*lines: str) -> str:
-    """An epilog, one example to a line, to be copied as it stands."""
-    return "Examples:\n" + "".join(f"  {line}\n" for line in lines)
+class Parameter:
+    """An option or argument as the parser has it. kind: the type of a value; of a list, that of its entries.
+
+    names: the one in messages first. off: names by which a flag is turned off. key: its name in a file.
+    """
+
+    def __init__(self, name: str, annotation: Any, told: Option) -> None:
+        self.name, self.told = name, told
+        kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        (kind,) = (each for each in kinds if each is not NoneType)
+        self.is_list = get_origin(kind) is list
+        self.kind: Any = get_args(kind)[0] if self.is_list else kind
+        is_whole = any(each.startswith("--") for each in told.names)
+        self.names = () if told.is_argument else told.names if is_whole else (option_name(name), *told.names)
+        has_off = self.kind is bool and told.default is not False
+        self.off = (f"--no-{self.names[0][2:]}",) if has_off else ()
+        self.shown_name = told.metavar if told.is_argument else self.names[0]
+        self.key = name if told.is_argument else self.names[0][2:]
+
+    def read(self, text: str) -> Any:
+        """The value that was typed, as its type."""
+        try:
+            return self.kind(text)
+        except ValueError:
+            number = "whole number" if self.kind is int else "number"
+            raise ArgumentTypeError(f"needs a {number}, not {text!r}") from None
+
+    def check(self, value: Any, where: str) -> Any:
+        """The value; ConfigError where a number is out of its range."""
+        low, high = self.told.minimum, self.told.maximum
+        if (low is not None and value < low) or (high is not None and value > high):
+            raise ConfigError(self.key.replace("-", "_"), value, self._range(), where)
+        return value
+
+    def check_from_file(self, key: str, value: Any, where: str) -> Any:
+        """The value out of a file; ConfigError for another type, or a number that is out of its range."""
+        types, wanted = IN_FILES[self.kind]
+        entries = value if self.is_list and isinstance(value, list) else [value]
+        if not all(type(each) in types for each in entries) or self.is_list != isinstance(value, list):
+            raise ConfigError(key, value, "a list of texts" if self.is_list else wanted, where)
+        found = [self.kind(each) for each in entries]
+        return found if self.is_list else self.check(found[0], where)
+
+    def _range(self) -> str:
+        low, high = self.told.minimum, self.told.maximum
+        return "" if low is None else f"at least {low}" if high is None else f"{low} to {high}"
+
+    def help_row(self) -> tuple[str, str]:
+        """Its names with what it takes, and its help with default and range."""
+        told, default = self.told, self.told.default
+        short_first = ", ".join(sorted(self.names, key=lambda name: len(name) - len(name.lstrip("-"))))
+        names = told.metavar if told.is_argument else " / ".join([short_first, *self.off])
+        metavar = "" if told.is_argument or self.kind is bool else f" {told.metavar or METAVARS[self.kind]}"
+        facts = []
+        if default is ...:
+            facts.append("required")
+        elif default is True:
+            facts.append(f"default: {self.names[0][2:]}")
+        elif default not in (None, "") and default is not False and "Default:" not in told.help:
+            facts.append(f"default: {default}")
+        facts += [self._range()] if self._range() else []
+        facts += [f"env var: {told.variable}"] if told.variable else []
+        return names + metavar, told.help + (f"  [{'; '.join(facts)}]" if facts else "")
 
 
 def parse_ids(texts: Iterable[str], name: str) -> list[int]:
@@ -67,67 +152,25 @@ def parse_ids(texts: Iterable[str], name: str) -> list[int]:
         raise ConfigError(name, ",".join(words), "integers separated by commas, as 1,2,3") from None
 
 
-def with_settings(
-    without: tuple[str, ...] = (),
-    only: tuple[str, ...] = (),
-    words: Mapping[str, str] = MappingProxyType({}),
-    **kinds: type[Any],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb the options of each settings class; it gets the finished object under the keyword.
+def setting_options(kind: type[Any], words: Mapping[str, str]) -> list[Parameter]:
+    """The options of a settings class in the order of its fields. EngineConfig's model is the verb's own MODEL.
 
-    EngineConfig's model is the verb's MODEL argument. `without` are fields that the verb sets by itself; `only`, if it
-    is given, are the fields that are options. `words` are the help of fields that mean something else here.
+    words: the help of fields that mean something else for the verb.
     """
-
-    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(verb).parameters
-        parameters = [parameter for name, parameter in own.items() if name not in kinds]
-        left_out = without if SamplingParams in kinds.values() else (*without, "generation_config")
-        options = [each for kind in kinds.values() for each in _options(kind, words)]
-        parameters += [each for each in options if each.name not in left_out and (not only or each.name in only)]
-
-        def run(**values: Any) -> None:
-            settings = {keyword: built_settings(kind, values) for keyword, kind in kinds.items()}
-            verb(**{name: values[name] for name in own if name not in kinds}, **settings)
-
-        run.__doc__ = verb.__doc__
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-        )
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return run
-
-    return decorate
-
-
-def _options(kind: type[Any], words: Mapping[str, str]) -> list[inspect.Parameter]:
-    """The options of a settings class in the order of its fields. EngineConfig's model is no option."""
-    parameters = []
+    panel, found = ENGINE if kind is EngineConfig else SAMPLING, []
     for field in fields(kind):
-        told, name = setting_of(field), option_name(field.name)
-        listed, default = LISTED.get(field.type), field.default
-        shown = words.get(field.name, told.help)
-        if default is True:
-            name += f"/--no-{name[2:]}"
-        metavar = told.metavar or (listed.metavar if listed else "NAME" if field.type in (str, str | None) else None)
-        made = option(
-            ENGINE if kind is EngineConfig else SAMPLING,
-            *filter(None, (name, told.short)),
-            help=shown,
-            metavar=metavar,
-            show_default=not (default is None or isinstance(default, bool) or listed or "Default:" in shown),
-        )
-        annotation: Any = Annotated[list[str] if listed else field.type, made]
-        given = [] if listed else default
+        told, listed = setting_of(field), LISTED.get(field.type)
+        metavar = told.metavar or (listed.metavar if listed else "NAME" if field.type in (str, str | None) else "")
+        short = (told.short,) if told.short else ()
+        made = Option(None if listed else field.default, words.get(field.name, told.help), panel, short, metavar)
         if field.name != "model":
-            only_keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(field.name, only_keyword, default=given, annotation=annotation))
-    return parameters
+            found.append(Parameter(field.name, list[str] if listed else field.type, made))
+    return found
 
 
-def with_defaults(context: typer.Context, sampling: SamplingParams, defaults: Mapping[str, Any]) -> SamplingParams:
-    """The settings with a model's defaults in the place of options that were not typed."""
-    return replace(sampling, **{name: value for name, value in defaults.items() if not is_given(context, name)})
+def with_defaults(origins: Mapping[str, str], sampling: SamplingParams, defaults: Mapping[str, Any]) -> SamplingParams:
+    """The settings with a model's defaults in the place of options that were not given."""
+    return replace(sampling, **{name: value for name, value in defaults.items() if name not in origins})
 
 
 def built_settings(kind: type[Any], values: Mapping[str, Any]) -> Any:

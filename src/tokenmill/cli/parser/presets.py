@@ -8,16 +8,13 @@ import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from tokenmill.cli.parser.command import Command
 from tokenmill.cli.parser.config_file import keys_of, read_toml, take_values
-from tokenmill.cli.parser.options import MODEL, built_settings, option
+from tokenmill.cli.parser.options import MODEL, Given, built_settings, option
 from tokenmill.cli.process.display import remark
 from tokenmill.errors import ConfigError, TokenmillError
-from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.value_reader import folder_of_setting
 
 FILE = "presets.toml"
@@ -43,35 +40,29 @@ def read_presets() -> dict[str, dict[str, Any]]:
     return found
 
 
-def read_preset(context: typer.Context, name: str | None) -> str | None:
-    """The callback of --preset, which is eager: the values become the defaults of this command line."""
-    if name is None:
-        return None
+def read_preset(command: Command, name: str) -> Given:
+    """The options that a preset has for a verb."""
     presets, path = read_presets(), presets_file()
     if name not in presets:
         near = "".join(f"did you mean {each!r}? " for each in get_close_matches(name, presets, n=1))
         there = f"{path} has {', '.join(presets) or 'none'}" if path.is_file() else f"{path} is not there"
         raise ConfigError("preset", name, f"the name of a preset; {near}{there}", "--preset")
-    elsewhere = {key for command in _commands(context) for key in keys_of(command)}
-    left_out = take_values(context, presets[name], f"{path}, [{name}]", elsewhere)
+    values, left_out = take_values(command, presets[name], f"{path}, [{name}]", _keys())
     if left_out:
-        remark(f"preset {name}: {context.info_name} has no {', '.join(left_out)}, so that is left out")
-    return name
+        remark(f"preset {name}: {command.path} has no {', '.join(left_out)}, so that is left out")
+    return values
 
 
-def problem_of(context: typer.Context, name: str, table: Mapping[str, Any]) -> str:
+def problem_of(name: str, table: Mapping[str, Any]) -> str:
     """What is wrong with a preset whatever verb takes it: a key that none has, a value of another type or out of its
     range; or "". What only a loaded model tells, such as an error in a regex, is not found here.
     """
-    commands = _commands(context)
-    elsewhere = {key for command in commands for key in keys_of(command)}
-    where = f"{presets_file()}, [{name}]"
-    for command in commands:
-        made = type(context)(command)
+    where, elsewhere = f"{presets_file()}, [{name}]", _keys()
+    for command in map(Command, PRESET_VERBS):
         try:
-            take_values(made, table, where, elsewhere)
-            for kind in (SamplingParams, EngineConfig):
-                built_settings(kind, made.default_map or {})
+            given, _ = take_values(command, table, where, elsewhere)
+            for kind in command.kinds.values():
+                built_settings(kind, {key: value for key, (value, _) in given.items()})
         except ConfigError as error:
             return str(ConfigError(error.name, error.value, error.allowed, error.where or where))
         except TokenmillError as error:
@@ -79,10 +70,9 @@ def problem_of(context: typer.Context, name: str, table: Mapping[str, Any]) -> s
     return ""
 
 
-def _commands(context: typer.Context) -> list[Any]:
-    """The verbs that take a preset, as the parser has them."""
-    group: Any = context.find_root().command
-    return [group.get_command(context, verb) for verb in PRESET_VERBS]
+def _keys() -> set[str]:
+    """The keys of all verbs that take a preset."""
+    return {key for verb in PRESET_VERBS for key in keys_of(Command(verb))}
 
 
 def shown(table: Mapping[str, Any]) -> str:
@@ -91,14 +81,10 @@ def shown(table: Mapping[str, Any]) -> str:
     return ", ".join(part if len(part) < 40 else f"{part[:40]}…" for part in parts)
 
 
-Preset = Annotated[
-    str | None,
-    option(
-        MODEL,
-        "--preset",
-        help="Take the options of this preset; `tokenmill presets` lists them. What is typed goes over it.",
-        metavar="NAME",
-        is_eager=True,
-        callback=read_preset,
-    ),
-]
+PRESET = option(
+    None,
+    "Take the options of this preset; `tokenmill presets` lists them. What is typed goes over it.",
+    MODEL,
+    metavar="NAME",
+    reads=read_preset,
+)

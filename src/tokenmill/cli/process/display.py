@@ -9,15 +9,20 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import wrap
-from typing import Any, Literal
-
-import typer
+from typing import Any, Literal, TextIO
 
 from tokenmill.cli.model_text import for_stdout, visible
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.text.json_lines import one_line
 
 WIDTH_OF_PIPE = 200
+
+
+def echo(text: object = "", stream: TextIO | None = None) -> None:
+    """Write a line to stdout, or another stream, at once."""
+    stream = stream or sys.stdout
+    stream.write(f"{text}\n")
+    stream.flush()
 
 
 def remark(text: str) -> None:
@@ -27,7 +32,7 @@ def remark(text: str) -> None:
     """
     try:
         with _without_bar():
-            typer.echo(_wrapped(visible(text)) if sys.stderr.isatty() else text, err=True)
+            echo(_wrapped(visible(text)) if sys.stderr.isatty() else text, sys.stderr)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
@@ -82,7 +87,7 @@ def print_json(document: Any) -> None:
     text = one_line(json.dumps(document, ensure_ascii=False))
     if sys.stdout.isatty():  # JSON has its own spelling for the control codes that json.dumps leaves
         text = re.sub("[\x7f-\x9f]", lambda code: f"\\u{ord(code[0]):04x}", text)
-    typer.echo(text)
+    echo(text)
 
 
 def print_table(

@@ -4,10 +4,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from tokenmill.calibrate.texts import Texts
-from tokenmill.cli.process.display import print_table
+from tokenmill.cli.process.display import echo, print_table
 from tokenmill.cli.report import versions
 from tokenmill.measure.perplexity import Comparison
 from tokenmill.units import size
@@ -82,9 +80,9 @@ def show(report: Report) -> None:
         print_table(f"{found.ours.num_scored:,} tokens {text.origin}, not calibrated on", lines)
     bits = f", {report.bits_per_weight:.2f} bits per weight of the matrices" if report.is_rounded else ""
     took = f"{report.seconds:.0f} s, at most {size(report.peak_bytes)} of memory"
-    typer.echo(f"{report.output}: {size(report.num_bytes)}{bits}; {took}")
+    echo(f"{report.output}: {size(report.num_bytes)}{bits}; {took}")
     if report.is_rounded and not calibrated:
-        typer.echo("--algorithm gptq takes minutes and loses less: docs/quantization.md")
+        echo("--algorithm gptq takes minutes and loses less: docs/quantization.md")
 
 
 def _row(report: Report, kind: Kind, calibrated: bool) -> tuple[str, ...]:

@@ -1,19 +1,17 @@
 """`tokenmill quantize`: a model with matrices in 4 or 8 bits, as a directory or a GGUF file."""
 
 from pathlib import Path
-from typing import Annotated
 
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import MODEL, OUTPUT, Json, Model, Quiet, examples, option
+from tokenmill.cli.parser.options import JSON, MODEL, MODEL_NAME, OUTPUT, QUIET, option
 from tokenmill.cli.process.display import print_json, progress_on_stderr, say_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import read_text
 from tokenmill.errors import ConfigError
 from tokenmill.registry import EXPORTS, either, help_of
-from tokenmill.settings.engine_config import DEFAULT_MODEL
 from tokenmill.value_reader import check_choice
 
-EXAMPLES = examples(
+EXAMPLES = (
     "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq -o qwen3-q4",
     "tokenmill quantize Qwen/Qwen3-0.6B --algorithm importance --text book.txt --group 128 -o qwen3-q4-128",
     "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq --group 128 --target-bits 4.5 -o qwen3-q4-mixed",
@@ -23,106 +21,67 @@ EXAMPLES = examples(
 )
 CALIBRATION = "Calibration"
 
-Output = Annotated[
-    Path,
-    option(
-        OUTPUT,
-        "--output",
-        "-o",
-        metavar="PATH",
-        help="The new directory, in Hugging Face layout; with --export gguf the new file.",
-    ),
-]
-SchemeName = Annotated[
-    str,
-    option(
-        MODEL,
-        "--scheme",
-        metavar="NAME",
-        help="How matrices are stored: q4 or q8; with --export gguf also none, as they are.",
-    ),
-]
-Group = Annotated[int, option(MODEL, "--group", help="Inputs that share a scale: 32, 64, 128 or 256.")]
-Head = Annotated[
-    str | None,
-    option(
-        MODEL,
-        "--head",
-        metavar="NAME",
-        help="Scheme of a head that is not the embedding: q8, q4 or none. Default: q8; with --export gptq, none. "
-        "With --export gguf also of an embedding that is the head, by default none.",
-    ),
-]
+OUTPUT_FILE = option(
+    ..., "The new directory, in Hugging Face layout; with --export gguf the new file.", OUTPUT, "-o", metavar="PATH"
+)
+SCHEME_NAME = option(
+    "q4", "How matrices are stored: q4 or q8; with --export gguf also none, as they are.", MODEL, metavar="NAME"
+)
+HEAD = option(
+    None,
+    "Scheme of a head that is not the embedding: q8, q4 or none. Default: q8; with --export gptq, none. "
+    "With --export gguf also of an embedding that is the head, by default none.",
+    MODEL,
+    metavar="NAME",
+)
 _EXPORTS = ["tokenmill's own", *(f"{name} ({help_of(EXPORTS[name])})" for name in EXPORTS if name != "tokenmill")]
-ExportName = Annotated[str, option(OUTPUT, "--export", metavar="NAME", help=f"The format: {either(_EXPORTS)}.")]
-Symmetric = Annotated[
-    bool,
-    option(
-        MODEL,
-        "--symmetric",
-        help="Exports only: codes of 4 bits without a zero or minimum of their own (in GGUF Q4_0, not Q4_1).",
-    ),
-]
-Algorithm = Annotated[
-    str,
-    option(
-        CALIBRATION,
-        "--algorithm",
-        metavar="NAME",
-        help="rtn rounds each weight to the nearest level, in seconds; importance weights its error by the mean square "
-        "of its input; gptq also compensates each rounding error in the weights after it. Both take minutes.",
-    ),
-]
-TargetBits = Annotated[
-    float | None,
-    option(
-        CALIBRATION,
-        "--target-bits",
-        metavar="BITS",
-        help="Bits per weight of the matrices, with scales: those whose rounding to 4 bits changes predictions most "
-        "get 8 bits, as many as fit. With importance or gptq.",
-    ),
-]
-TextFile = Annotated[
-    Path | None,
-    option(
-        CALIBRATION,
-        "--text",
-        metavar="FILE",
-        help="Calibrate on this text, in UTF-8, and measure on its end. Default: on what the model itself writes.",
-    ),
-]
-NumTexts = Annotated[int, option(CALIBRATION, "--num-texts", min=2, max=4096, help="Calibration texts.")]
-TextLength = Annotated[int, option(CALIBRATION, "--text-length", min=16, help="Tokens of each text.")]
-Seed = Annotated[int, option(CALIBRATION, "--seed", min=0, help="Of the texts that the model writes.")]
-Evaluate = Annotated[
-    bool | None,
-    option(
-        CALIBRATION,
-        "--evaluate/--no-evaluate",
-        help="Compare with the source on text that was not calibrated on. Default: unless the algorithm is rtn.",
-    ),
-]
+SYMMETRIC = option(
+    False, "Exports only: codes of 4 bits without a zero or minimum of their own (in GGUF Q4_0, not Q4_1).", MODEL
+)
+ALGORITHM = option(
+    "rtn",
+    "rtn rounds each weight to the nearest level, in seconds; importance weights its error by the mean square "
+    "of its input; gptq also compensates each rounding error in the weights after it. Both take minutes.",
+    CALIBRATION,
+    metavar="NAME",
+)
+TARGET_BITS = option(
+    None,
+    "Bits per weight of the matrices, with scales: those whose rounding to 4 bits changes predictions most "
+    "get 8 bits, as many as fit. With importance or gptq.",
+    CALIBRATION,
+    metavar="BITS",
+)
+TEXT_FILE = option(
+    None,
+    "Calibrate on this text, in UTF-8, and measure on its end. Default: on what the model itself writes.",
+    CALIBRATION,
+    metavar="FILE",
+)
+EVALUATE = option(
+    None,
+    "Compare with the source on text that was not calibrated on. Default: unless the algorithm is rtn.",
+    CALIBRATION,
+)
 
 
 def command(
-    *,
-    model: Model = DEFAULT_MODEL,
-    output: Output,
-    scheme: SchemeName = "q4",
-    group: Group = 32,
-    head: Head = None,
-    export: ExportName = "tokenmill",
-    symmetric: Symmetric = False,
-    algorithm: Algorithm = "rtn",
-    target_bits: TargetBits = None,
-    text: TextFile = None,
-    num_texts: NumTexts = 32,
-    text_length: TextLength = 512,
-    seed: Seed = 0,
-    evaluate: Evaluate = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    model: str = MODEL_NAME,
+    output: Path = OUTPUT_FILE,
+    scheme: str = SCHEME_NAME,
+    group: int = option(32, "Inputs that share a scale: 32, 64, 128 or 256.", MODEL),
+    head: str | None = HEAD,
+    export: str = option("tokenmill", f"The format: {either(_EXPORTS)}.", OUTPUT, metavar="NAME"),
+    symmetric: bool = SYMMETRIC,
+    algorithm: str = ALGORITHM,
+    target_bits: float | None = TARGET_BITS,
+    text: Path | None = TEXT_FILE,
+    num_texts: int = option(32, "Calibration texts.", CALIBRATION, minimum=2, maximum=4096),
+    text_length: int = option(512, "Tokens of each text.", CALIBRATION, minimum=16),
+    seed: int = option(0, "Of the texts that the model writes.", CALIBRATION, minimum=0),
+    evaluate: bool | None = EVALUATE,
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Round the matrices of a model to 4 or 8 bits and write them as a directory, or as a GGUF file.
 

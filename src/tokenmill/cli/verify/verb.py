@@ -1,16 +1,15 @@
 """`tokenmill verify`: receipts of texts, checked by one pass over each."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from tokenmill.cli.parser.command import is_given
-from tokenmill.cli.parser.options import MODEL, ChatTemplate, Json, Quiet, examples, option, with_settings
-from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
+from tokenmill.cli.parser.command import Context
+from tokenmill.cli.parser.options import CHAT_TEMPLATE, JSON, MODEL, QUIET, argument, option
+from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.verify.groups import Given, Outcome, check_all
 from tokenmill.errors import ReceiptError
@@ -19,7 +18,7 @@ from tokenmill.receipts.verification import VERDICTS
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import counted
 
-EXAMPLES = examples(
+EXAMPLES = (
     'tokenmill generate -p "Once upon a time" --temperature 0.8 --seed 7 --receipt tale.json',
     "tokenmill verify tale.json",
     "tokenmill verify answers.jsonl --model ./moved/model --json",
@@ -33,18 +32,6 @@ ORDER = ("refused", "unreadable", "unchecked", "consistent", "verified")
 """The verdicts that are shown first where there are more than that."""
 RECEIPTS = "Receipts"
 
-Files = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="FILE",
-        help="Receipts: of `generate --receipt`, or answers of a server.",
-        show_default=False,
-        rich_help_panel=RECEIPTS,
-    ),
-]
-Where = Annotated[
-    str | None, option(MODEL, "--model", help="Where the model lies. Default: where the receipts say, if it is here.")
-]
 WORDS = {
     "tokenizer": "Use the tokenizer of this model, if the text was generated with `--tokenizer`.",
     "program": "Another program than the receipts say. Default: theirs, or what runs here.",
@@ -54,18 +41,17 @@ WORDS = {
     "max_sequences": "Receipts that are computed together. Default: up to 8.",
     "cache_tokens": "Slots in the cache over all sequences. Default: what the receipts need.",
 }
-OPTIONS = ("tokenizer", "program", "dtype", "scheme", "device", "threads", "max_sequences", "cache_tokens")
+ONLY = ("tokenizer", "program", "dtype", "scheme", "device", "threads", "max_sequences", "cache_tokens")
 
 
-@with_settings(only=OPTIONS, words=WORDS, engine=EngineConfig)
 def command(
-    context: typer.Context,
+    context: Context,
     engine: EngineConfig,
-    files: Files,
-    model: Where = None,
-    chat_template: ChatTemplate = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    files: list[Path] = argument(..., "FILE", "Receipts: of `generate --receipt`, or answers of a server.", RECEIPTS),
+    model: str | None = option(None, "Where the model lies. Default: where the receipts say, if it is here.", MODEL),
+    chat_template: Path | None = CHAT_TEMPLATE,
+    json: bool = JSON,
+    quiet: bool = QUIET,
 ) -> None:
     """Check receipts: whether a model, a prompt and settings give the text that a receipt says.
 
@@ -77,7 +63,7 @@ def command(
         import numpy  # noqa: F401
 
     entries = _entries_of(files)
-    typed = {name: getattr(engine, name) for name in OPTIONS if is_given(context, name)}
+    typed = {name: getattr(engine, name) for name in ONLY if name in context.origins}
     started_s, num_done = time.perf_counter(), 0
     with progress_on_stderr(quiet) as progress:
 
@@ -93,7 +79,7 @@ def command(
     else:
         _show(outcomes, elapsed_s)
     if code := exit_code(outcomes):
-        raise typer.Exit(code)
+        sys.exit(code)
 
 
 def _entries_of(files: Sequence[Path]) -> list[ReceiptEntry]:
@@ -154,12 +140,12 @@ def _show(outcomes: Sequence[Outcome], elapsed_s: float) -> None:
         print_table("", lines, ("receipt", "verdict", "tokens", "model"))
     for each in shown:
         for reason in each.found.reasons:
-            typer.echo(f"{each.where}: {reason}")
+            echo(f"{each.where}: {reason}")
     if num_left > 0:
-        typer.echo(f"{num_left:,} more are not shown here (--json prints all)")
+        echo(f"{num_left:,} more are not shown here (--json prints all)")
     counts = Counter(each.found.verdict for each in outcomes)
     told = ", ".join(f"{counts[name]:,} {name}" for name in VERDICTS if counts[name])
-    typer.echo(f"{counted(len(outcomes), 'receipt')}: {told}; {elapsed_s:.1f} s")
+    echo(f"{counted(len(outcomes), 'receipt')}: {told}; {elapsed_s:.1f} s")
 
 
 def _line(outcome: Outcome) -> tuple[str, ...]:
