@@ -35,7 +35,7 @@ class Given(NamedTuple):
     settings: Mapping[str, Any]
 
 
-class Outcome(NamedTuple):
+class GroupOutcome(NamedTuple):
     """What came of one entry of a file."""
 
     where: str
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 def check_all(
     entries: List[ReceiptEntry], given: Given, progress: Progress, count: Callable[[], None]
-) -> list[Outcome]:
+) -> list[GroupOutcome]:
     """What came of each entry, in their order. count: called at each one."""
     found: dict[int, Verification] = {}
     groups: dict[str, list[int]] = {}
@@ -61,7 +61,7 @@ def check_all(
         receipts = [receipt for number in numbers if (receipt := entries[number].receipt) is not None]
         for place, outcome in _Group(receipts, given, progress).outcomes(count):
             found[numbers[place]] = with_shown(outcome, *entries[numbers[place]].shown)
-    return [Outcome(entry.where, entry.receipt, found[number]) for number, entry in enumerate(entries)]
+    return [GroupOutcome(entry.where, entry.receipt, found[number]) for number, entry in enumerate(entries)]
 
 
 def _kind(receipt: Receipt) -> str:

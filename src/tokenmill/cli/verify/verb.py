@@ -11,7 +11,7 @@ from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import CHAT_TEMPLATE, JSON, MODEL, QUIET, argument, option
 from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.cli.verify.groups import Given, Outcome, check_all
+from tokenmill.cli.verify.groups import Given, GroupOutcome, check_all
 from tokenmill.errors import ReceiptError
 from tokenmill.receipts.file import ReceiptEntry, read_receipts
 from tokenmill.receipts.verification import VERDICTS
@@ -96,13 +96,13 @@ def _entries_of(files: Sequence[Path]) -> list[ReceiptEntry]:
     return found
 
 
-def exit_code(outcomes: Sequence[Outcome]) -> int:
+def exit_code(outcomes: Sequence[GroupOutcome]) -> int:
     """1 if something was refused; else 2 if something is not verified."""
     verdicts = {each.found.verdict for each in outcomes}
     return 1 if "refused" in verdicts else 2 * (verdicts != {"verified"})
 
 
-def _document(outcomes: Sequence[Outcome], elapsed_s: float) -> dict[str, Any]:
+def _document(outcomes: Sequence[GroupOutcome], elapsed_s: float) -> dict[str, Any]:
     return {
         "verified": sum(each.found.is_verified for each in outcomes),
         "receipts": [
@@ -129,7 +129,7 @@ def _document(outcomes: Sequence[Outcome], elapsed_s: float) -> dict[str, Any]:
     }
 
 
-def _show(outcomes: Sequence[Outcome], elapsed_s: float) -> None:
+def _show(outcomes: Sequence[GroupOutcome], elapsed_s: float) -> None:
     is_short = len(outcomes) <= SHOWN
     shown = [each for each in outcomes if is_short or each.found.reasons or not each.found.is_verified]
     num_left = len(shown) - MOST
@@ -148,7 +148,7 @@ def _show(outcomes: Sequence[Outcome], elapsed_s: float) -> None:
     echo(f"{counted(len(outcomes), 'receipt')}: {told}; {elapsed_s:.1f} s")
 
 
-def _line(outcome: Outcome) -> tuple[str, ...]:
+def _line(outcome: GroupOutcome) -> tuple[str, ...]:
     receipt, found = outcome.receipt, outcome.found
     name = "" if receipt is None else str(receipt.model["name"])
     return outcome.where, found.verdict, f"{found.num_tokens:,}" if receipt else "", name
