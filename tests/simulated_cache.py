@@ -125,6 +125,7 @@ class SimulatedCache:
         self.max_used = max(self.max_used, self.scheduler.allocator.num_blocks - self.scheduler.allocator.num_free)
         if failed := self._move(plan):
             plan = self.scheduler.withdraw(plan, failed)
+        self._store(self.scheduler.end_found(plan))
         self.num_fed += sum(work.count for work in plan.work)
         for work in plan.work:
             self._write(work)

@@ -6,7 +6,7 @@ imported.
 
 import os
 from _thread import get_ident
-from weakref import WeakSet
+from _weakref import ref  # weakref itself is a file, and would be imported before Ctrl-C is guarded
 
 TYPE_CHECKING = False  # as in __init__.py
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _forked: list[int] = []  # identifiers of threads; the process of a thread that forks again has another entry
-_inherited: "WeakSet[Inherited]" = WeakSet()
+_inherited: "list[ref[Inherited]]" = []
 
 
 def is_forked_thread() -> bool:
@@ -30,13 +30,14 @@ def is_forked_thread() -> bool:
 
 def forget_in_child(owner: "Inherited") -> None:
     """Have `forget` of an object called in every child that is forked from this process."""
-    _inherited.add(owner)
+    _inherited.append(ref(owner, _inherited.remove))
 
 
 def _note_fork() -> None:
     _forked.append(get_ident())
-    for each in list(_inherited):
-        each.forget()
+    for known in list(_inherited):
+        if (owner := known()) is not None:
+            owner.forget()
 
 
 os.register_at_fork(after_in_child=_note_fork)

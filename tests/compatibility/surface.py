@@ -18,6 +18,7 @@ from tokenmill.cli.parser.command import Command
 from tokenmill.cli.parser.other_names import ALIASES
 from tokenmill.receipts import receipt
 from tokenmill.registry import VERBS
+from tokenmill.serve.facts.document import document_of
 from tokenmill.serve.start.options import Options
 from tokenmill.serve.start.server import Served
 from tokenmill.weights.packed import reader
@@ -133,7 +134,8 @@ def http_lines():
     with tempfile.TemporaryDirectory() as folder:
         engine = tokenmill.load(save_chat_model(Path(folder)), max_length=64, packed_cache=False)
         parts = {"session_dir": Path(folder) / "sessions", "batch_dir": Path(folder) / "batches"}
-        document = Served(engine, Options(name="words", **parts)).app.openapi()
+        service = Served(engine, Options(name="words", **parts)).service
+        document = document_of(service.routes, service.options)
         engine.close()
     for path, methods in sorted(document["paths"].items()):
         for method, told in sorted(methods.items()):

@@ -204,7 +204,7 @@ def test_a_description_in_full():
     assert plain.mixtures == [] and not plain.layers[0].parallel and plain.layers[0].after is None
     assert describe(replace(COUNTED, residual="parallel", attention_scale=2.0)).layers[0].parallel
     assert {s.scale for s in describe(replace(COUNTED, attention_scale=2.0)).attention_shapes} == {2.0}
-    capped = describe(replace(COUNTED, attention_softcap=3.0, attention_sinks=True)).layers[0].attention.shape
+    capped = describe(replace(COUNTED, attention_softcap=3.0, attention_sinks=True)).layers[0].mixer.shape
     assert (capped.softcap, capped.sinks, capped.window) == (3.0, True, None)
 
 

@@ -15,6 +15,7 @@ from tokenmill.model import layers
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.description import ExpertsBlock, MlpBlock
 from tokenmill.model.layers import ACTIVATIONS, MLP, Embedding, MoE, make_linear, make_norm
+from tokenmill.model.mixers import attention_module
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.attention_module import Attention
 from tokenmill.quant.matrix import Matrix
@@ -256,4 +257,4 @@ def test_sinks_are_handed_over_where_there_are_any():
 
 @pytest.mark.parametrize(("fused", "name"), [((), "apply_rotary"), (("rotary",), "apply_rotary_in_halves")])
 def test_how_it_rotates(fused, name):
-    assert attention(fused).rotate is getattr(layers, name)
+    assert attention(fused).rotate is getattr(attention_module, name)

@@ -64,7 +64,7 @@ class Threads:
         count = -(-length // size)
         sequences = [Sequence(number, list(prompt), len(prompt), 10**9) for number, prompt in enumerate(prompts)]
         for sequence in sequences:
-            sequence.kept.blocks = list(range(sequence.id * count, (sequence.id + 1) * count))
+            sequence.kept.tables[0].blocks = list(range(sequence.id * count, (sequence.id + 1) * count))
         with torch_threads(1):
             return at_once(
                 [lambda runner=runner: self._run(runner, sequences, length, step) for runner in self.runners]

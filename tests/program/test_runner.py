@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from tokenmill.cache.pool import ROWS
 from tokenmill.engine.load import load
 from tokenmill.errors import SnapshotError
-from tokenmill.schedule.sequence import Load, Plan, Sequence
+from tokenmill.schedule.sequence import Copy, Load, Plan, Sequence
 
 SIZE = 4
 
@@ -40,18 +41,18 @@ def runner(llama):
     return loaded.runner
 
 
-def test_a_block_is_copied_before_it_is_loaded(runner):
+def test_blocks_are_copied_and_loaded_in_the_order_of_the_plan(runner):
     sequence = Sequence(0, [1] * 9, 9, 10)
-    loads = [Load(sequence, (0,), source(runner.pool, 7.0), 0, SIZE)]
-    assert runner.prepare(Plan([], [(0, 1)], loads)) == []
-    assert [values(runner.pool, block) for block in range(3)] == [7.0, 1.0, 3.0]
+    load = Load(ROWS, sequence, (0,), source(runner.pool, 7.0), 0, SIZE)
+    assert runner.prepare(Plan([], [Copy(ROWS, 0, 1), load, Copy(ROWS, 0, 2)])) == []
+    assert [values(runner.pool, block) for block in range(3)] == [7.0, 1.0, 7.0]
 
 
 def test_rows_that_cannot_be_read_fail_their_sequence_alone(runner):
     first, second = Sequence(0, [1] * 9, 9, 10), Sequence(1, [1] * 9, 9, 10)
     loads = [
-        Load(first, (0,), source(runner.pool, None), 0, SIZE),
-        Load(second, (2,), source(runner.pool, 8.0), 0, SIZE),
+        Load(ROWS, first, (0,), source(runner.pool, None), 0, SIZE),
+        Load(ROWS, second, (2,), source(runner.pool, 8.0), 0, SIZE),
     ]
-    assert runner.prepare(Plan([], [], loads)) == [first]
+    assert runner.prepare(Plan([], loads)) == [first]
     assert values(runner.pool, 2) == 8.0

@@ -93,7 +93,10 @@ class Loop:
         plan = self.scheduler.plan(None if is_off else self.speculation.drafts(running, matchers))
         matchers.leave_out_certain(plan)
         failed = self.loaded.runner.prepare(plan)
-        return self.scheduler.withdraw(plan, failed) if failed else plan
+        plan = self.scheduler.withdraw(plan, failed) if failed else plan
+        if plan.found:
+            self.loaded.runner.store(self.scheduler.end_found(plan))
+        return plan
 
     def _run(self, plan: Plan, fed_R: Tensor | None = None) -> InFlight:
         """Run a plan and begin to sample, without waiting for the device. fed_R: see Step."""

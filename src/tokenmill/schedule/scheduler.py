@@ -156,9 +156,15 @@ class Scheduler:
             self.memory.drop_saved(sequence)
             if sequence in self.running:
                 self._preempt(sequence)
-            else:
-                self.memory.keep(sequence, 0)
-        return Plan([work for work in plan.work if work.sequence not in sequences])
+        found = [sequence for sequence in plan.found if sequence not in sequences]
+        return Plan([work for work in plan.work if work.sequence not in sequences], found=found)
+
+    def end_found(self, plan: Plan) -> list[Store]:
+        """End the sequences of a prepared plan that found all that they wanted computed; returns what `commit` does."""
+        stores = [store for sequence in plan.found for store in self.memory.publish(sequence)]
+        for sequence in plan.found:
+            self.finish(sequence, "scored")
+        return stores
 
     def advance(self, plan: Plan, unread: List[List[int]]) -> None:
         """Go on before the chosen tokens are read: `unread` holds, for each work item, the mark of its token, if any.
@@ -264,11 +270,11 @@ class Scheduler:
             plan.moves += loads
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.kept.num_computed
-            if not sequence.num_pending_tokens:  # a session that found all that it wanted computed
-                self.finish(sequence, "scored")
-                continue
             insort(self.running, sequence, key=_ORDER)
             self.waiting.remove(sequence)
+            if not sequence.num_pending_tokens:
+                plan.found.append(sequence)
+                continue
             budget -= self._feed(sequence, budget, plan)
 
     def _take_block(self, sequence: Sequence, plan: Plan, kind: Keeps) -> int | None:

@@ -142,11 +142,12 @@ class Plan:
     """One step, complete: the runner carries out the moves and then runs the work.
 
     moves: in their order, in which the blocks were allocated: what is loaded may be copied then, and what was copied
-    may be overwritten.
+    may be overwritten. found: sequences, kept by sessions, that need no work once the moves are made.
     """
 
     work: list[Work] = field(default_factory=list)
     moves: list[Copy | Load] = field(default_factory=list)
+    found: list[Sequence] = field(default_factory=list)
 
     @property
     def loads(self) -> list[Load]:
@@ -156,3 +157,4 @@ class Plan:
         """Remove a sequence that has lost its blocks. Copies may stay: whoever gets their targets writes them later."""
         self.work = [work for work in self.work if work.sequence is not sequence]
         self.moves = [move for move in self.moves if isinstance(move, Copy) or move.sequence is not sequence]
+        self.found = [each for each in self.found if each is not sequence]
