@@ -65,7 +65,6 @@ class TableTask(Task):
         return [self.column] if self.column is not None else self.template.names if self.template else []
 
     def check(self, columns: Columns) -> None:
-        """See Task."""
         there = ", ".join(map(brief, columns)) or "none"
         if missing := [name for name in self._needed if name not in columns]:
             raise RequestError(f"the input has no column {missing[0]!r}; its columns are {there}")
@@ -79,11 +78,9 @@ class TableTask(Task):
         return self.prefix + name
 
     def begin(self, core: Core) -> None:
-        """See Task."""
         self.params = self.settings(core)
 
     def facts(self, core: Core) -> Json:
-        """See Task."""
         params = asdict(self.params)
         params["logit_bias"] = {str(token): value for token, value in params["logit_bias"].items()}
         prompt = self.template.text if self.template else None
@@ -99,7 +96,6 @@ class TableTask(Task):
         return columns | {self._named(name): kind for name, kind in (new | OF_ROW).items()}
 
     def prepare(self, core: Core, row: TableRow, key: Key) -> RowWork:
-        """See Task."""
         if row.values is None:
             raise RequestError(row.problem)
         params = self.params
@@ -133,23 +129,19 @@ class TableTask(Task):
         return found | {"prompt_tokens": num_prompt, "seed": seed}
 
     def refusal(self, row: TableRow, key: Key, error: Exception) -> Any:
-        """See Task."""
         if not isinstance(error, TokenmillError):
             raise error
         return {ERROR: str(error)}
 
     def output(self, row: TableRow, key: Key, answer: Any) -> Json:
-        """See Task."""
         names = self.columns({})
         new = {self.prefix + name: value for name, value in answer.items()}
         return {**(row.values or {}), **dict.fromkeys(names), **new, self._named(KEY): key.text}
 
     def key_of(self, written: Json) -> object:
-        """See Task."""
         return written.get(self._named(KEY))
 
     def has_failed(self, answer: Any) -> bool:
-        """See Task."""
         return ERROR in answer
 
 

@@ -82,7 +82,6 @@ class _Seen:
         return self._compensation
 
     def change(self, stored: Stored, numbers_RK: Tensor) -> float:
-        """See Rounding.changes."""
         outputs = self._squares(numbers_RK)
         return self._squares(stored.values()[:, : numbers_RK.shape[1]] - numbers_RK) / outputs if outputs else 0.0
 

@@ -18,7 +18,6 @@ class Known(Observer):
     num_tokens: int | None = None
 
     def phase(self, name: str, plan: Plan | None) -> None:
-        """See Observer."""
         if name == "plan" and plan is not None and plan.work and self.num_tokens is None:
             self.num_tokens = plan.work[0].start
 
@@ -36,7 +35,6 @@ class PromptProgress(Observer):
         self._lock = Lock()  # a step may be in its midst when whoever waits for it is interrupted and closes this
 
     def phase(self, name: str, plan: Plan | None) -> None:
-        """See Observer."""
         with self._lock:
             if not self._is_over:
                 self._follow(name, plan)

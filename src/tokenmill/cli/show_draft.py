@@ -25,7 +25,6 @@ class DraftMarks(Observer):
         self._before = 0
 
     def phase(self, name: str, plan: Plan | None) -> None:
-        """See Observer."""
         if name == "plan" and plan is not None and plan.work:
             work = plan.work[0]
             self._text, self._drafts, self._before = work.sequence, work.drafts, len(work.sequence.tokens)

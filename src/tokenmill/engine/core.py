@@ -308,7 +308,6 @@ class Core:
 
 
 def _new_pieces(request: Request) -> list[Piece]:
-    """See Core.take."""
     return [piece for tracker in request.trackers if (piece := tracker.take()) is not None]
 
 

@@ -73,7 +73,6 @@ class InputProcessor:
         return params_over(self.defaults if given is None else asdict(given), settings)
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
-        """See Engine.encode."""
         if isinstance(prompt, str):
             tokenizer = self._need_tokenizer()
             tokens = tokenizer.encode(prompt, add_special_tokens and not after, continues=tokenizer.is_text(after))
@@ -95,7 +94,6 @@ class InputProcessor:
     def chat_prompt(
         self, messages: List[Mapping[str, Any]], allow_special: bool = False, variables: Mapping[str, Any] = NOTHING
     ) -> list[int]:
-        """See Engine.chat_prompt."""
         if not isinstance(messages, list | tuple) or not messages:
             raise RequestError(f"{brief(messages)} is no conversation: give a list of messages with role and content")
         texts = [

@@ -134,5 +134,4 @@ class _Told(Progress):
         self._told = told
 
     def advance(self, done: int, total: int) -> None:
-        """See Progress."""
         self._told(done, total)

@@ -34,7 +34,6 @@ def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
 
 
 def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
-    """See Engine.score."""
     core.check_open()
     if not isinstance(choices, list | tuple):
         raise RequestError(f"choices = {choices!r}: give a list of texts, or of lists of token ids")
@@ -45,7 +44,6 @@ def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
 
 
 def score_pairs(core: Core, pairs: List[tuple[Prompt, Prompt]]) -> list[Score]:
-    """See Engine.score_pairs."""
     if not isinstance(pairs, list | tuple):
         raise RequestError(f"pairs = {brief(pairs)}: give a list of (context, continuation)")
 

@@ -136,14 +136,12 @@ class CopiesFolder(BoundedFolder):
         return last_used(path)
 
     def is_left(self, path: Path, status: stat_result) -> bool:
-        """See BoundedFolder."""
         found = TEMPORARY.fullmatch(path.name)
         assert found, "a temporary name"
         with locked(_lock_of(path.with_name(found[1]))) as is_dead:
             return is_dead
 
     def delete(self, path: Path) -> None:
-        """See BoundedFolder."""
         delete_copy(path)
 
 

@@ -141,11 +141,9 @@ class Leading(_OneOfMany):
             self.close()
 
     def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group:
-        """See Alone."""
         return self._team.agree(facts_of(resolved, digests), resolved.cache.num_blocks, device)
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
-        """See Alone."""
         return RankedPool(spec, device, self._team)
 
     def ready(self, program: Program, parts: ModelParts) -> Program:
@@ -154,7 +152,6 @@ class Leading(_OneOfMany):
         return RankedProgram(program, self._team)
 
     def close(self) -> None:
-        """See Alone."""
         self._team.close()
 
 
@@ -173,12 +170,10 @@ class Following(_OneOfMany):
             self._follower.fail(error)
 
     def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group:
-        """See Alone."""
         self._num_blocks, group = self._follower.agree(facts_of(resolved, digests), device)
         return group
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
-        """See Alone."""
         whole = replace(spec, num_blocks=self._num_blocks)
         return Pool(cache_of_rank(whole, self._meeting.rank, self._meeting.size), device)
 

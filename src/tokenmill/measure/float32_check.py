@@ -54,7 +54,6 @@ class _Tracer(Observer):
         self._lengths: dict[int, int] = {}
 
     def phase(self, name: str, plan: Plan | None) -> None:
-        """See Observer."""
         if name == "begin":
             self._begun_s = time.perf_counter()
         if plan is not None:
@@ -116,7 +115,6 @@ class _Comparer(Observer):
         self._reference, self._bound = reference, bound
 
     def logits(self, plan: Plan, logits_RV: Tensor) -> None:
-        """See Observer."""
         first = 0
         for sequence, start, count, num_logits, drafts, _ in plan.work:
             if num_logits:

@@ -213,7 +213,6 @@ class _MemoryReader(Observer):
         self._device = torch.device(core.loaded.config.device)
 
     def phase(self, name: str, plan: Plan | None) -> None:
-        """See Observer."""
         if name == "plan":
             # Counted here: a sequence that ends in this step has given its blocks back when the step is over.
             self._num_blocks = self._core.num_used_blocks

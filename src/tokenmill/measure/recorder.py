@@ -52,7 +52,6 @@ class Recorder(Observer):
     _finds_drafts: bool = False
 
     def phase(self, name: str, plan: Plan | None) -> None:
-        """See Observer."""
         now_s = self.clock()
         if name == "begin":
             self._times_s = []

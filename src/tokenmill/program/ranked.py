@@ -43,11 +43,9 @@ class RankedProgram(Program):
             raise self._team.failed(error) from error
 
     def on_loss(self, call: Callable[[RankLost], None]) -> None:
-        """See Program."""
         self._team.on_loss = call
 
     def close(self) -> None:
-        """See Program."""
         self._team.close()
 
     def follow(self) -> None:
@@ -92,23 +90,19 @@ class RankedPool(Pool):
         self._heads = [[of_rank[number] for of_rank in heads] for number in range(len(spec.rows))]
 
     def block_bytes(self, block: int, kind: int = ROWS) -> list[Any]:
-        """See Pool."""
         first, size = block * self.spec.block_size, self.spec.block_size
         rows = self.read(torch.arange(first, first + size, device=self._offsets.device))
         return [each.contiguous().view(-1).view(torch.uint8).numpy() for each in rows.values()]
 
     def split(self, path: Path, stored: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
-        """See Pool."""
         return self._whole.split(path, stored)
 
     def converted(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See Pool."""
         return self._whole.converted(rows)
 
     def check_rows(
         self, path: Path, rows: Mapping[str, Tensor], count: int, num_states: int = 0, convert: bool = False
     ) -> None:
-        """See Pool."""
         self._whole.check_rows(path, rows, count, num_states, convert)
 
     def read(self, slots: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
@@ -120,13 +114,11 @@ class RankedPool(Pool):
         return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
 
     def write(self, slots: Tensor, rows: Mapping[str, Tensor], kind: int = ROWS) -> None:
-        """See Pool."""
         told = [{"slots": slots.cpu(), **self._of_rank(rows, rank)} for rank in range(1, self._team.size)]
         self._team.tell("write", None, told)
         super().write(slots, self._of_rank(rows, 0))
 
     def copy_block(self, kind: int, source: int, target: int) -> None:
-        """See Pool."""
         self._team.tell("copy", [kind, source, target])
         super().copy_block(kind, source, target)
 

@@ -58,7 +58,6 @@ class EagerSpec(ProgramSpec):
 
     @staticmethod
     def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
-        """See ProgramSpec."""
         return rank_weight_bytes(model, dtype, scheme, ranks)
 
     @staticmethod
@@ -78,7 +77,6 @@ class _MicroBatchedSpec(EagerSpec):
 
     @staticmethod
     def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
-        """See ProgramSpec."""
         return refuse_ranks(config)
 
 

@@ -28,11 +28,9 @@ class GateServer(DrainingServer):
 
     @property
     def num_open(self) -> int:
-        """See DrainingServer."""
         return self._gate.num_open
 
     def refuse_new(self) -> None:
-        """See DrainingServer."""
         self._gate.is_draining = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -25,14 +25,12 @@ class HeadRouter(ConsistentHashRouter):  # type: ignore[misc]
         note_replicas(self._fleet, frozenset(each.replica_id.unique_id for each in replicas))
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
-        """See RequestRouter."""
         super().on_replica_actor_died(replica_id)
         note_replicas(self._fleet, known_replicas(self._fleet) - {replica_id.unique_id})
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """See RequestRouter."""
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
         avoid = pending_request.kwargs.get("avoid", ()) if pending_request is not None else ()
         kept = [rank for rank in ranks if not any(each.replica_id.unique_id in avoid for each in rank)]

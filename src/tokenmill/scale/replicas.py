@@ -160,11 +160,9 @@ class ServeFleet(Fleet):
 
     @property
     def replicas(self) -> Set[str]:
-        """See Fleet."""
         return known_replicas(self._name)
 
     async def answer(self, call: Call) -> AsyncGenerator[Part, None]:
-        """See Fleet."""
         handle = self._handle.options(stream=True, session_id=call.key, method_name="answer")
         parts = handle.remote(call.scope, call.body, call.written, avoid=sorted(call.avoid))
         is_over = False
@@ -182,7 +180,6 @@ class ServeFleet(Fleet):
                     parts.cancel()
 
     async def ask_all(self, scope: dict[str, Any]) -> dict[str, bytes]:
-        """See Fleet."""
         if not self.replicas:
             return {}
         try:

@@ -54,7 +54,6 @@ class Controller(Proposer):
         self._judged: dict[int, Judged] = {}  # by id of the sequence
 
     def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
-        """See Proposer."""
         self._begun_s, self._judged, self._is_several, self._by_model = self._clock(), {}, False, False
         if not sequences or any(each.num_pending_tokens != 1 for each in sequences):
             return {}
@@ -143,7 +142,6 @@ class Controller(Proposer):
         return drafts
 
     def learn(self, plan: Plan, accepted: List[List[int]]) -> None:
-        """See Proposer."""
         is_decoding = all(accepted) and all(work.count == 1 + len(work.drafts) for work in plan.work)
         if is_decoding and accepted and self._begun_s:
             passes = max(map(len, accepted)) if self._is_several else 1
@@ -158,7 +156,6 @@ class Controller(Proposer):
         self._begun_s, self._judged = 0.0, {}
 
     def ended(self, sequence: Sequence) -> None:
-        """See Proposer."""
         self._suffix.ended(sequence)
 
     def _chances(self, guess: Guess) -> MatchChances:

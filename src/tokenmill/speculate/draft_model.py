@@ -18,6 +18,5 @@ class DraftModel(Proposer):
         self._draft = facts.draft
 
     def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
-        """See Proposer."""
         decoding = [each for each in sequences if each.num_pending_tokens == 1 and each.score_from is None]
         return self._draft.continuations(decoding, limit) if decoding else {}

@@ -109,7 +109,6 @@ class Suffix(Proposer):
         self._num_stored: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
 
     def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
-        """See Proposer."""
         decoding = [sequence for sequence in sequences if sequence.num_pending_tokens == 1]
         return {sequence.id: self.guess(sequence, limit).tokens for sequence in decoding}
 
@@ -128,7 +127,6 @@ class Suffix(Proposer):
         return stored if stored.matched > own.matched else own
 
     def ended(self, sequence: Sequence) -> None:
-        """See Proposer."""
         if self._store is None or sequence.kept.salt or sequence.score_from is not None:
             return
         # Of a session's text what is new since its last answer, with enough before it to be found by.

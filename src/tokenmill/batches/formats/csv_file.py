@@ -31,7 +31,6 @@ class CSVFile(TableFormat):
     """See the module."""
 
     def rows(self, path: Path) -> Iterator[TableRow]:
-        """See TableFormat."""
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             names = _header(path, reader)
@@ -42,13 +41,11 @@ class CSVFile(TableFormat):
                     number += 1
 
     def columns(self, path: Path) -> Columns | None:
-        """See TableFormat."""
         with path.open(encoding="utf-8-sig", newline="") as file:
             return dict.fromkeys(_header(path, csv.reader(file, strict=True)), "text")
 
     @contextmanager
     def writer(self, out: BinaryIO, columns: Columns) -> Iterator[Write]:
-        """See TableFormat."""
         text = io.TextIOWrapper(out, encoding="utf-8", newline="", write_through=False)
         writer = csv.writer(_Lines(text), lineterminator=_END)
         writer.writerow(columns)

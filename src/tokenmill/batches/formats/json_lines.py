@@ -17,7 +17,6 @@ class JSONLines(TableFormat):
     """See the module."""
 
     def rows(self, path: Path) -> Iterator[TableRow]:
-        """See TableFormat."""
         number = 0
         with path.open("rb") as file:
             for line, data in enumerate(file, start=1):
@@ -27,13 +26,10 @@ class JSONLines(TableFormat):
                     number += 1
 
     def columns(self, path: Path) -> Columns | None:
-        """See TableFormat."""
         return None
 
     @contextmanager
     def writer(self, out: BinaryIO, columns: Columns) -> Iterator[Write]:
-        """See TableFormat."""
-
         def write(values: Json) -> None:
             out.write(f"{dumps_cell(values)}\n".encode())
 

@@ -16,7 +16,6 @@ class Parquet(TableFormat):
     """See the module."""
 
     def rows(self, path: Path) -> Iterator[TableRow]:
-        """See TableFormat."""
         number = 0
         with _opened(path) as file:
             for batch in file.iter_batches(READ):
@@ -25,7 +24,6 @@ class Parquet(TableFormat):
                     number += 1
 
     def columns(self, path: Path) -> Columns | None:
-        """See TableFormat."""
         with _opened(path) as file:
             names = file.schema_arrow.names
             if twice := [name for name in names if names.count(name) > 1]:
@@ -34,7 +32,6 @@ class Parquet(TableFormat):
 
     @contextmanager
     def writer(self, out: BinaryIO, columns: Columns) -> Iterator[Write]:
-        """See TableFormat."""
         arrow, parquet = _pyarrow()
         schema = schema_of(columns)
         as_json = [name for name, kind in columns.items() if kind == "json"]

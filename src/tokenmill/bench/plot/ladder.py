@@ -10,7 +10,6 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def draw(rows: Sequence[Row]) -> tuple[Any | None, dict[str, str]]:
-    """See Drawing."""
     rungs = [row for row in rows if row.get("kind") == "ladder" and row.get("label")]
     if not rungs:
         return None, {"": 'no result is of a ladder (kind "ladder" with a label)'}

@@ -50,7 +50,6 @@ class _Spot(NamedTuple):
 
 
 def draw(rows: Sequence[Row]) -> tuple[Any | None, dict[str, str]]:
-    """See Drawing."""
     measured, failed = split(rows)
     roofed = [row for row in measured if _roof_of(row) is not None]
     if not roofed:

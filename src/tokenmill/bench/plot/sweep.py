@@ -41,7 +41,6 @@ _PANELS = (
 
 
 def draw(rows: Sequence[Row]) -> tuple[Any | None, dict[str, str]]:
-    """See Drawing."""
     rows = [row for row in rows if row.get("kind") != "ladder"]
     chosen: list[tuple[_Panel, list[Row]]] = []
     missing: dict[str, str] = {}

@@ -162,7 +162,6 @@ class _Lines(Progress):
     """A line for every stage, where stderr is no terminal."""
 
     def stage(self, text: str) -> None:
-        """See Progress."""
         remark(text)
 
 
@@ -173,11 +172,9 @@ class _Bar(Progress):
         self.bars, self.task = bars, bars.add_task("", total=None)
 
     def stage(self, text: str) -> None:
-        """See Progress."""
         self.bars.reset(self.task, description=text, total=None)
 
     def advance(self, done: int, total: int) -> None:
-        """See Progress."""
         self.bars.update(self.task, completed=done, total=total)
 
 

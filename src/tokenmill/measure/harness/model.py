@@ -269,11 +269,9 @@ class _TqdmProgress(Progress):
         self._bar: Any = None
 
     def stage(self, text: str) -> None:
-        """See Progress."""
         self._text = text
 
     def advance(self, done: int, total: int) -> None:
-        """See Progress."""
         if self._bar is None:
             self._bar = tqdm(total=total, desc=self._text)
         self._bar.update(done - self._bar.n)

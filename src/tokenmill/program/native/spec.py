@@ -59,7 +59,6 @@ class NativeSpec(ProgramSpec):
 
     @staticmethod
     def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
-        """See ProgramSpec."""
         return [_packed_bytes(model, dtype, scheme, Rank(number, ranks)) for number in range(ranks)]
 
     @staticmethod

@@ -243,7 +243,6 @@ class Packed:
         return self._payload.data_ptr() + int(begin)
 
     def keep_table(self, wanted: Kept) -> int | None:
-        """See Packing."""
         address = self.keep(wanted)
         return None if self._rank.number else address
 

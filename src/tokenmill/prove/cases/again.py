@@ -10,7 +10,6 @@ class Again(Case):
     """Requests one after the other, with nothing beside them."""
 
     async def round(self, trial: Trial) -> None:
-        """See Case."""
         ask = trial.ask()
         usual = await trial.settled(ask)
         for number in range(TIMES):

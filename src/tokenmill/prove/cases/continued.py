@@ -20,7 +20,6 @@ class Continued(Case):
     seeded = False
 
     async def round(self, trial: Trial) -> None:
-        """See Case."""
         ask = trial.ask()
         words = await trial.alone(ask)
         if words is None or (ids := words[0].ids) is None or len(ids) < 2:

@@ -19,7 +19,6 @@ class Copies(Case):
     greedy_needs = ("greedy n",)
 
     async def round(self, trial: Trial) -> None:
-        """See Case."""
         ask = trial.ask(n=COPIES)
         at_once = await trial.settled(ask)
         trial.compare(ask, at_once, await trial.alone(ask), ("n at once", "n at once, once more"))

@@ -10,7 +10,6 @@ class Crowd(Case):
     """As many requests together as --concurrency says: in their order, in the opposite one, and half of them twice."""
 
     async def round(self, trial: Trial) -> None:
-        """See Case."""
         asks = trial.asks(trial.crowd)
         usual = await trial.all_settled(asks)
         half = max(1, trial.crowd // 2)

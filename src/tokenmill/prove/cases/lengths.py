@@ -8,7 +8,6 @@ class Lengths(Case):
     """A server may compute a long prompt in chunks, and other texts' tokens in the same steps."""
 
     async def round(self, trial: Trial) -> None:
-        """See Case."""
         long = trial.asks(2, is_long=True)
         short = trial.asks(max(2, trial.crowd - len(long)))
         usual = await trial.all_settled(short)

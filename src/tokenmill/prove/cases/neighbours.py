@@ -13,7 +13,6 @@ class Neighbours(Case):
     greedy = False
 
     async def round(self, trial: Trial) -> None:
-        """See Case."""
         asks = trial.asks(max(1, trial.crowd // 2))
         usual = await trial.all_settled(asks)
         for _ in range(TIMES):

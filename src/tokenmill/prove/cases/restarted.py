@@ -13,7 +13,6 @@ class Restarted(Case):
     is_once = True
 
     async def round(self, trial: Trial) -> None:
-        """See Case."""
         asks = [ask for variant in trial.variants for ask in trial.asks(EACH, variant=variant)]
         before = [(await trial.alone(ask), await trial.alone(ask)) for ask in asks]
         await trial.restart_server()

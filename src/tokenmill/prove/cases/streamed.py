@@ -12,7 +12,6 @@ class Streamed(Case):
     needs = ("stream",)
 
     async def round(self, trial: Trial) -> None:
-        """See Case."""
         asks = trial.asks(max(2, trial.crowd // 2))
         usual = await trial.all_settled(asks)
         for ask, whole in zip(asks, usual, strict=True):

@@ -10,7 +10,6 @@ class Warm(Case):
     """What a prefix cache holds of a prompt is more each time."""
 
     async def round(self, trial: Trial) -> None:
-        """See Case."""
         for is_long in (False, True):
             ask = trial.ask(is_long=is_long)
             cold = await trial.alone(ask)

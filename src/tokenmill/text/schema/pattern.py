@@ -162,7 +162,6 @@ def _choice(nodes: list[Node]) -> Node:
 
 
 def _variants(node: Node) -> Variants:
-    """See Variants."""
     if not _has_edge(node):
         return {(False, False): node}
     if isinstance(node, Edge):

@@ -32,18 +32,15 @@ class GemmaCall:
     quote: str
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
-        """See Body."""
         refuse_grammar(function)
         refuse_if_strict(function, self.unenforced(function))
         begin = lark.literal(f"{before}call:{function.name}")
         return f"{begin} {self._object(lark, function, function.schema, name, 0)}"
 
     def unenforced(self, function: Function) -> list[str]:
-        """See Body."""
         return sorted(words_of(function.schema) - ENFORCED)
 
     def read(self, source: Source, taker: Taker) -> Reading:
-        """See Body."""
         if not (yield from source.frame("call:")):
             return False
         name = yield from read_name(source)
@@ -58,15 +55,12 @@ class GemmaCall:
         return True
 
     def first(self, name: str) -> str:
-        """See Body."""
         return f"call:{name}"
 
     def texts(self) -> tuple[str, ...]:
-        """See Body."""
         return (self.quote,)
 
     def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
-        """See Body."""
         return f"call:{name}{self._written(arguments)}"
 
     def _written(self, value: Any) -> str:

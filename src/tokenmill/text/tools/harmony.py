@@ -44,7 +44,6 @@ class HarmonyCall:
     """The message of a call: its header, and arguments as JSON."""
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
-        """See Body."""
         receiver = f"to={RECEIVER}{function.name}"
         headers = [
             f" {receiver}{CHANNEL}commentary json{MESSAGE}",
@@ -54,7 +53,6 @@ class HarmonyCall:
         return f"{choice(lark.literal(before + header) for header in headers)} {arguments}"
 
     def unenforced(self, function: Function) -> list[str]:
-        """See Body."""
         return []
 
     def read(self, source: Source, taker: Taker) -> Reading:
@@ -71,15 +69,12 @@ class HarmonyCall:
         return source.ended and source.at == len(source.text)
 
     def first(self, name: str) -> str:
-        """See Body."""
         return f" to={RECEIVER}{name}"
 
     def texts(self) -> tuple[str, ...]:
-        """See Body."""
         return START, CHANNEL, MESSAGE, CONSTRAIN, END
 
     def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
-        """See Body."""
         return f" to={RECEIVER}{name}{CHANNEL}commentary json{MESSAGE}{json.dumps(arguments, ensure_ascii=False)}"
 
 

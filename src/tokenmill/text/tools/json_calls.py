@@ -24,12 +24,10 @@ class JsonCall:
     may_lack: bool = True
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
-        """See Body."""
         begin = f'{before}{{"name": {json.dumps(function.name)}, "{self.arguments}": '
         return f"{quoted(begin)} {arguments_of(lark, function, name)} {quoted('}')}"
 
     def unenforced(self, function: Function) -> list[str]:
-        """See Body."""
         return []
 
     def read(self, source: Source, taker: Taker) -> Reading:
@@ -45,15 +43,12 @@ class JsonCall:
         return (yield from source.literal("}")) and members.finish(self.may_lack)
 
     def first(self, name: str) -> str:
-        """See Body."""
         return f'{{"name": {json.dumps(name)}'
 
     def texts(self) -> tuple[str, ...]:
-        """See Body."""
         return ()
 
     def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
-        """See Body."""
         return json.dumps({"name": name, self.arguments: arguments}, ensure_ascii=False)
 
 

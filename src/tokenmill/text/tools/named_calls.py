@@ -31,7 +31,6 @@ class NamedCall:
     is_numbered: bool = False
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
-        """See Body."""
         number = lark.rule("CALL_NUMBER", r"/:[0-9]{1,3}/") if self.is_numbered else ""
         parts = (lark.literal(before + self.before + function.name), number, lark.literal(self.after))
         return " ".join(
@@ -45,11 +44,9 @@ class NamedCall:
         )
 
     def unenforced(self, function: Function) -> list[str]:
-        """See Body."""
         return []
 
     def read(self, source: Source, taker: Taker) -> Reading:
-        """See Body."""
         if not (yield from source.frame(self.before)):
             return False
         written = yield from read_name(source)
@@ -69,15 +66,12 @@ class NamedCall:
         return (yield from read_json(source, taker)) and (yield from source.frame(self.end, may_end=True))
 
     def first(self, name: str) -> str:
-        """See Body."""
         return self.before + name
 
     def texts(self) -> tuple[str, ...]:
-        """See Body."""
         return self.before, self.after, self.end, self.also
 
     def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
-        """See Body."""
         written = f"{name}:{number}" if self.is_numbered else name
         return f"{self.before}{written}{self.after}{json.dumps(arguments, ensure_ascii=False)}{self.end}"
 

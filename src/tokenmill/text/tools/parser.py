@@ -218,17 +218,14 @@ class _Taken:
         self._number: int | None = None
 
     def function(self, name: str) -> Function | None:
-        """See Taker."""
         return self._functions.get(name)
 
     def begin(self, name: str, given_id: str | None = None) -> None:
-        """See Taker."""
         self._name, self._given_id = name, given_id
         if self._begin is not None:
             self._number = self._begin(name, given_id)
 
     def append(self, text: str, /) -> None:
-        """See Taker."""
         if self._number is None:
             self._pieces.append(text)
         else:

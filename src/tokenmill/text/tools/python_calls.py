@@ -31,7 +31,6 @@ class PythonCall:
     single: bool = False
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
-        """See Body."""
         if function.lark is not None:
             begin, end = quoted(f'{before}{function.name}(input="'), quoted('")')
             return f"{begin} {text_in_json(lark, function.lark, name)} {end}"
@@ -50,11 +49,9 @@ class PythonCall:
         return f"{quoted(f'{before}{function.name}(')} {_listed(lark, written, name)} {quoted(')')}"
 
     def unenforced(self, function: Function) -> list[str]:
-        """See Body."""
         return []
 
     def read(self, source: Source, taker: Taker) -> Reading:
-        """See Body."""
         name = yield from read_name(source)
         if taker.function(name) is None or not (yield from source.literal("(")):
             return False
@@ -79,15 +76,12 @@ class PythonCall:
         return True
 
     def first(self, name: str) -> str:
-        """See Body."""
         return f"{name}("
 
     def texts(self) -> tuple[str, ...]:
-        """See Body."""
         return ()
 
     def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
-        """See Body."""
         return f"{name}({', '.join(f'{key}={self._written(value)}' for key, value in arguments.items())})"
 
     def _written(self, value: Any) -> str:

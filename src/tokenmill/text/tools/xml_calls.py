@@ -41,7 +41,6 @@ class XmlCall:
     python: bool = False
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
-        """See Body."""
         refuse_grammar(function)
         refuse_if_strict(function, self.unenforced(function))
         schema = function.schema
@@ -71,7 +70,6 @@ class XmlCall:
         return found
 
     def read(self, source: Source, taker: Taker) -> Reading:
-        """See Body."""
         if not (yield from source.frame(self.begin)):
             return False
         name = yield from read_name(source)
@@ -100,15 +98,12 @@ class XmlCall:
         return True
 
     def first(self, name: str) -> str:
-        """See Body."""
         return self.begin + name
 
     def texts(self) -> tuple[str, ...]:
-        """See Body."""
         return self.begin, self.after_name, self.key_begin, self.key_end, self.value_end, self.end
 
     def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
-        """See Body."""
         parts = [f"{self.begin}{name}{self.after_name}"]
         for key, value in arguments.items():
             written = value if isinstance(value, str) else spelled(value)

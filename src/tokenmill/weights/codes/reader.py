@@ -16,7 +16,6 @@ class CodesReader:
         self._checkpoint = checkpoint
 
     def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
-        """See Checkpoint."""
         is_transposed = self._checkpoint.is_transposed(name)
         stored = self._unpack(name, None if is_transposed else rows)
         if stored is None:
@@ -28,7 +27,6 @@ class CodesReader:
         return values if rows is None else values[rows.start : rows.stop]
 
     def read_codes(self, name: str, rows: range | None) -> Stored | None:
-        """See Checkpoint."""
         if not self._checkpoint.is_coded(name) or self._checkpoint.layout_of(name).as_values:
             return None
         stored = self._unpack(name, rows)

@@ -26,13 +26,11 @@ class GGUFReader:
         self._checkpoint = checkpoint
 
     def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
-        """See Checkpoint."""
         if name in self._checkpoint.numbers:
             return torch.tensor([self._checkpoint.numbers[name]])
         return self._load(_stretch(self._checkpoint.info_of(name), rows), dtype or torch.float32)
 
     def read_codes(self, name: str, rows: range | None) -> Stored | None:
-        """See Checkpoint."""
         if name in self._checkpoint.numbers:
             return None
         info = self._checkpoint.info_of(name)

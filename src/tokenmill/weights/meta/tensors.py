@@ -15,7 +15,6 @@ class MetaReader:
         self._checkpoint = checkpoint
 
     def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
-        """See Checkpoint."""
         found = self._checkpoint.slices_of(name)
         files = found.files[:1] if found.dim is None else found.files
         if len(files) == 1 and not found.pairs:
@@ -27,5 +26,4 @@ class MetaReader:
         return whole if rows is None else whole[rows.start : rows.stop]
 
     def read_codes(self, name: str, rows: range | None) -> Stored | None:
-        """See Checkpoint."""
         return None
