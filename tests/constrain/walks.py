@@ -3,13 +3,17 @@
 import json
 import random
 
+import jsonschema
 import numpy as np
 
 from tokenmill.constrain.compile import compile
 from tokenmill.constrain.grammar import spec_of
+from tokenmill.constrain.schema import annotations
 from tokenmill.settings.sampling_params import SamplingParams
 
 CLOSING = b'"]},:0'
+DRAFTS = (jsonschema.Draft202012Validator, jsonschema.Draft7Validator, jsonschema.Draft4Validator)
+NOT_ENFORCED = "that the items differ, 'uniqueItems', is not enforced"  # of values that are many: a warning tells it
 
 
 def compiled(vocabulary, **settings):
@@ -50,6 +54,28 @@ def accepts(constraint, text):
     matcher, vocabulary = constraint.first.deep_copy(), constraint.vocabulary
     tokens = vocabulary.tokens.tokenize_str(text)
     return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
+
+
+def validator(schema):
+    """jsonschema's own, of the draft that the schema names or the first by whose rules it is one, with the formats that
+    it knows. None where it is one by no draft, as one of semantic-kernel, in which a description is an object; it is
+    accepted all the same.
+    """
+    for kind in (jsonschema.validators.validator_for(schema, DRAFTS[0]), *DRAFTS):
+        try:
+            kind.check_schema(schema)
+        except jsonschema.SchemaError:
+            continue
+        return kind(schema, format_checker=kind.FORMAT_CHECKER)
+    return None
+
+
+def faults(schema, value):
+    """What jsonschema says against a value, but for what an answer's warnings tell."""
+    check = validator(schema)
+    may_repeat = any(NOT_ENFORCED in each for each in annotations(schema))
+    errors = check.iter_errors(value) if check is not None else ()
+    return [each.message for each in errors if not (may_repeat and each.validator == "uniqueItems")]
 
 
 def compact(value):
