@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from tokenmill.kernels.threads import torch_threads
-from tokenmill.model import activations
+from tokenmill.model import layers as activations
 from tokenmill.model.layers import ACTIVATIONS, XIELU, clamped_swiglu, sigmoid
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tokenmill.quant import dense
+from tokenmill.quant import matrix as dense
 
 X = torch.tensor([[1.0, 2.0, -3.0]])
 WEIGHT = torch.tensor([[1.0, 0.0, 2.0], [0.5, -1.0, 4.0]])

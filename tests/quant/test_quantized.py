@@ -14,7 +14,7 @@ from tokenmill.cli.main import main
 from tokenmill.engine.load import load
 from tokenmill.hub.progress import Silent
 from tokenmill.kernels import native_library
-from tokenmill.quant import dense
+from tokenmill.quant import matrix as dense
 from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored

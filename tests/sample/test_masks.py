@@ -115,7 +115,7 @@ def test_a_word_is_forbidden_with_and_without_a_space_before_it():
         cache=True, async_scheduling="off", max_step_tokens=64,
     )  # fmt: skip
     cache = SimpleNamespace(num_blocks=1, window=None)
-    resolved = SimpleNamespace(config=config, window=Window(None, 64), longest_text=64, cache=cache)
+    resolved = SimpleNamespace(config=config, window=Window(None, 64), longest_text=64, cache=cache, cache_limit=64)
     loaded = SimpleNamespace(
         config=config,
         resolved=resolved,

@@ -110,7 +110,7 @@ def test_how_long_idle_connections_stay_open(chat_model, options, seconds):
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 def test_the_call_that_the_help_shows(server):
-    (call,) = (example for example in EXAMPLES.splitlines() if "curl" in example)
+    (call,) = (example for example in EXAMPLES if "curl" in example)
     words = shlex.split(call[call.index("curl") :].rstrip("`"))
     at = words.index("localhost:8000/v1/completions")
     words[at] = f"{server.url}/v1/completions"
