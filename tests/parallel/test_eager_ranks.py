@@ -1,11 +1,13 @@
 """Engines whose ranks are processes: their texts are those of one process, and they end together."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from tokenmill import ConfigError, load
 from tokenmill.bench.golden import check_text, reference_for
 from tokenmill.errors import RankLost
 from tokenmill.loader import ranks
+from tokenmill.parallel.team import Team
 
 SETTINGS = {"program": "eager", "threads": 1, "max_length": 96}
 SCARCE = {"block_size": 4, "cache_tokens": 80, "max_sequences": 3, "max_step_tokens": 9}
@@ -105,6 +108,20 @@ def test_they_listen_on_loopback_alone_and_end_with_the_engine(path):
     (other,) = pids(engine)
     del engine
     wait_until(lambda: not is_there(other))
+
+
+@pytest.mark.slow
+def test_a_group_ends_with_its_engine_and_not_in_the_thread_of_a_channel(path, monkeypatch):
+    """Such a thread may hold the team until the interpreter ends, and torch's group would then abort the process."""
+    teams, make = [], Team.__init__
+    monkeypatch.setattr(Team, "__init__", lambda self, meeting: (teams.append(self), make(self, meeting))[1])
+    engine = load(path, **SETTINGS, tensor_parallel=2)
+    group = weakref.ref(teams[0].group)
+    assert group() is not None
+    engine.close()
+    del engine
+    gc.collect()
+    assert group() is None
 
 
 @pytest.mark.slow

@@ -119,8 +119,8 @@ class Team:
             if self.error is not None or self._is_closed:
                 return
             self.error = RankLost(reason)
-        if self.group is not None:
-            self.group.abort()
+        if (group := self.group) is not None:
+            group.abort()
         for inbox in self._inboxes:
             inbox.put(LOST)
         self._is_lost.set()
@@ -154,6 +154,9 @@ class Team:
         with self._lock:
             self._is_closed = True
         self._finalizer()
+        # Not by the thread of a channel, which may hold the team a moment longer than the interpreter lives: the end of
+        # torch's group in it would abort the process.
+        self.group = None
 
     def forget(self) -> None:
         """Leave the other ranks, in a forked process, to the process that has started them."""
