@@ -127,7 +127,6 @@ class Completion:
 
     @property
     def hash(self) -> str:
-        """See hash_tokens."""
         return hash_tokens(self.tokens)
 
 

@@ -19,8 +19,6 @@ def _instructions() -> str:
 
 
 class Eager(Program):
-    """See EagerSpec."""
-
     def __init__(self, parts: ModelParts) -> None:
         self.decoder = decoder = parts.own.load_decoder(parts.weights, parts.config.max_length, parts.config.fused)
         self._layers, self._attend = parts.pool.layers, parts.attend

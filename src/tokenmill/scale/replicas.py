@@ -251,7 +251,6 @@ class GateReplica:
         self._gate = Guard(Gate(fleet), options, is_loopback=False)
 
     def __serve_build_asgi_app__(self) -> Guard:
-        """See serve.ingress."""
         return self._gate
 
 

@@ -34,11 +34,9 @@ _WRAPPERS = re.compile(r"^(module\.)+|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_
 class TensorReader(Protocol):
     """Reads the tensors that a checkpoint describes."""
 
-    def read(self, name: str, dtype: "torch.dtype | None", rows: range | None) -> "Tensor":
-        """See Checkpoint."""
+    def read(self, name: str, dtype: "torch.dtype | None", rows: range | None) -> "Tensor": ...
 
-    def read_codes(self, name: str, rows: range | None) -> "Stored | None":
-        """See Checkpoint."""
+    def read_codes(self, name: str, rows: range | None) -> "Stored | None": ...
 
 
 class Checkpoint:

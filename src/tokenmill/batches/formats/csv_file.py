@@ -28,8 +28,6 @@ class CsvReader(Protocol):
 
 
 class CSVFile(TableFormat):
-    """See the module."""
-
     def rows(self, path: Path) -> Iterator[TableRow]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)

@@ -14,8 +14,6 @@ MARK = b"\xef\xbb\xbf"
 
 
 class JSONLines(TableFormat):
-    """See the module."""
-
     def rows(self, path: Path) -> Iterator[TableRow]:
         number = 0
         with path.open("rb") as file:

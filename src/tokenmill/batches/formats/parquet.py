@@ -13,8 +13,6 @@ READ, WRITTEN = 256, 4096  # rows at a time; the second is the size of a row gro
 
 
 class Parquet(TableFormat):
-    """See the module."""
-
     def rows(self, path: Path) -> Iterator[TableRow]:
         number = 0
         with _opened(path) as file:

@@ -4,8 +4,6 @@ from tokenmill.settings.engine_config import DTYPES
 
 
 class Dense:
-    """See Format."""
-
     @staticmethod
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
         return num_kv_heads * head_dim * DTYPES[dtype]

@@ -2,8 +2,6 @@
 
 
 class Int8:
-    """See Format."""
-
     @staticmethod
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
         return num_kv_heads * (head_dim + 4)

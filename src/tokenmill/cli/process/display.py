@@ -70,7 +70,6 @@ class _Remarks(logging.Handler):
     """Writes each log record as a remark."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler."""
         show_logged(record.getMessage(), record.levelno >= logging.WARNING)
 
 

@@ -38,8 +38,6 @@ def _free(model: int, ranks: Ranks) -> None:
 
 
 class Native(Program):
-    """See NativeSpec."""
-
     build = ""
     """Of the library: one of kernels.native_library.BUILDS, "" for the one that models take there."""
 

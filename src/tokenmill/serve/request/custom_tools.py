@@ -99,7 +99,6 @@ def _form(custom: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read(syntax: str, definition: str) -> dict[str, Any]:
-    """See _form."""
     if syntax == "regex":
         grouped(definition)  # which says what is wrong with it
         return {"pattern": definition}

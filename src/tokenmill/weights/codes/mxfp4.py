@@ -15,8 +15,6 @@ _CODES = re.compile(r"(.+)_blocks(\[\d+\])")
 
 
 class MXFP4(Layout):
-    """See Layout."""
-
     method = "mxfp4"
     parts = ("blocks", "scales")
     floats = ()

@@ -11,8 +11,6 @@ from tokenmill.weights.codes.layout import GROUPS, Layout, Shape
 
 
 class Own(Layout):
-    """See Layout."""
-
     method = "tokenmill"
     parts = ("codes", "scales", "minimums")
     word, has_rows = "uint8", True

@@ -68,8 +68,6 @@ def is_meta(path: Path) -> bool:
 
 
 class MetaCheckpoint(Checkpoint):
-    """See Checkpoint."""
-
     def __init__(self, path: Path) -> None:
         values = read_json(path / PARAMS)
         inner = values.get("model")
