@@ -4,6 +4,7 @@ is made of it. `make map` (`python -m tests.trunk`) writes the page.
 
 from pathlib import Path
 
+from tests.imports import files_imported
 from tests.rooms import REPOSITORY, ROOT, first_sentence
 
 PAGE = REPOSITORY / "docs" / "trunk.md"
@@ -46,10 +47,8 @@ def files() -> list[Path]:
 
 def imported() -> list[Path]:
     """The files outside of the trunk that it imports."""
-    from tests.laws.test_law_13_structure import FILES, imports, module  # which imports pytest
-
-    by_name, own = {module(path): path for path in FILES}, set(files())
-    found = {by_name[name] for path in own for name in imports(path) if name in by_name} - own
+    own = set(files())
+    found = {other for path in own for other in files_imported(path)} - own
     return sorted(path for path in found if path.name != "__init__.py")
 
 

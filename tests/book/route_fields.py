@@ -13,7 +13,7 @@ FIELDS = {
     "add_generation_prompt": "End the prompt where the assistant's answer begins.",
     "add_special_tokens": "Begin the prompt with the tokens that the model begins texts with.",
     "allowed_token_ids": "The only ids that may be chosen.",
-    "bad_words": "Words whose tokens, alone or after a space, must not come.",
+    "bad_words": "Words that must not come in their usual tokens, alone or after a space.",
     "best_of": "Make so many texts, and answer with the `n` likeliest.",
     "cache_salt": "Only requests with the same salt share rows of the cache.",
     "chat_template_kwargs": "Variables for the chat template, such as `enable_thinking`.",

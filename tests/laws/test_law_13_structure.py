@@ -11,6 +11,7 @@ import pytest
 
 import tokenmill
 from tests import trunk
+from tests.imports import FILES, imports, module, parsed, room
 from tests.rooms import PAGE, RANK, ROOT, page
 from tokenmill.registry import (
     ATTEND,
@@ -25,40 +26,12 @@ from tokenmill.registry import (
     Entry,
 )
 
-FILES = sorted(ROOT.rglob("*.py"))
-
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60
 MOST_ALIKE = 15  # names that several classes have
 TRUNK = ("schedule", "cache", "kernels", "quant", "model", "program", "sample", "speculate", "loader", "engine")
 PORTS = {"constrain": "schedule/matcher.py"}
 """A room that is optional → the file of the trunk with the Protocols that it answers, through which the trunk uses it.
 """
-
-
-def room(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
-
-
-def module(path: Path) -> str:
-    parts = ("tokenmill", *path.relative_to(ROOT).with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def imports(path: Path) -> list[str]:
-    """Modules of ours that a file imports, at its top or in a function, at run time or for types alone."""
-    found = []
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tokenmill"):
-            found.append(node.module)
-        elif isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names if alias.name.startswith("tokenmill")]
-        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
-    return found
 
 
 def in_each_file(check: Callable[[Path], None]) -> Callable[[str], None]:

@@ -13,7 +13,7 @@ from tokenmill.parallel.division import Rank
 from tokenmill.program.native.layouts import LAYOUTS, WIDE
 from tokenmill.program.native.pack import layout_of, pack
 from tokenmill.program.native.units import Linear, Part, Place, Run, pieces_of
-from tokenmill.program.native.weights import LAYOUT, Kept, Packed, Packing, _are_ints
+from tokenmill.program.native.weights import LAYOUT, Packed, Packing, SmallTensor, _are_ints
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.settings.engine_config import EngineConfig
@@ -230,7 +230,7 @@ def test_a_description_of_one_dtype_is_read():
     units = linear(op=Op, firsts=[0, 16, 32])
     old = {"layout": 10, "kept": [[8, 16]], "placed": [FULL], "matrix_bytes": 12288, "num_bytes": 12304}
     some = Packed(PAYLOAD, old, "float32")
-    assert some.keep(Kept("x.weight", (4,))) == PAYLOAD.data_ptr() + 8
+    assert some.keep(SmallTensor("x.weight", (4,))) == PAYLOAD.data_ptr() + 8
     assert some.place([units]) == packed(placed=[FULL]).place([units])
     assert (some.num_bytes, some.num_matrix_bytes) == (12304, 12288)
 
@@ -264,7 +264,7 @@ def test_what_was_kept_is_given_again_in_its_order():
     some = packed(kept=[[8, 16], [end - 4, 4], [end - 3, 4], [-1, 4], [0, 8]])
     assert (some.num_bytes, some.num_matrix_bytes) == (36, 0)
     base = PAYLOAD.data_ptr()
-    keep = lambda kept, count: kept.keep(Kept("x.weight", (count,)))  # noqa: E731
+    keep = lambda kept, count: kept.keep(SmallTensor("x.weight", (count,)))  # noqa: E731
     assert keep(some, 4) == base + 8 and keep(some, 1) == base + end - 4
     for wanted, held in ((1, 4), (1, 4), (1, 8), (1, -1)):
         with pytest.raises(PackedModelError, match=f"holds {held} bytes where its config wants {4 * wanted}: make it"):
@@ -276,8 +276,8 @@ def test_what_was_kept_is_given_again_in_its_order():
 def test_what_is_kept_in_float32_or_in_the_dtype_of_the_model(dtype, sizes):
     kept = [[0, 3 * sizes[0]], [64, 3 * sizes[1]]]
     some = Packed(PAYLOAD, described(dtypes={dtype: {"kept": kept, "floats": []}}), dtype)
-    assert some.keep(Kept("x.weight", (3,))) == PAYLOAD.data_ptr()
-    assert some.keep_table(Kept("x.weight", (3,), in_float32=False)) == PAYLOAD.data_ptr() + 64
+    assert some.keep(SmallTensor("x.weight", (3,))) == PAYLOAD.data_ptr()
+    assert some.keep_table(SmallTensor("x.weight", (3,), in_float32=False)) == PAYLOAD.data_ptr() + 64
 
 
 FULL = [[0, 1, 0, -1], [4096, 2, 0, -1]]

@@ -1,8 +1,7 @@
-"""The vocabulary of a model for llguidance: the bytes of each token, with 0xFF before those of control tokens.
+"""The vocabulary of a model for llguidance: the bytes of each token; the bytes of a control token begin with 0xFF.
 
-Control tokens begin with the byte 0xFF, which is in no text, so that no grammar of letters admits them; a grammar names
-one by its id, `<[42]>`. A model whose logits are wider than its tokenizer has tokens of no bytes there, which are never
-admitted.
+0xFF is in no text, so that no grammar of letters admits a control token; a grammar names it by its id, `<[42]>`. A
+model whose logits are wider than its tokenizer has tokens of no bytes there, which are never admitted.
 """
 
 from collections.abc import Iterable, Sequence

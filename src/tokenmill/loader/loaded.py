@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.spec import CacheSpec
+from tokenmill.cache.spec import CacheSpec, StateSpec
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.program.forward import Program
@@ -108,7 +108,8 @@ def _rope(rope: Rope | None, max_length: int) -> str:
 
 def _shape(cache: CacheSpec) -> dict[str, Any]:
     """Describe what all layers keep, for the header; a list where layers differ."""
-    rows, states = cache.rows, {number: state for number, state in enumerate(cache.layers) if state in cache.states}
+    rows = cache.rows
+    states = {number: kept for number, kept in enumerate(cache.layers) if isinstance(kept, StateSpec)}
     of_each = {"num_kv_heads": [each.num_kv_heads for each in rows], "head_dim": [each.head_dim for each in rows]}
     same = {name: values[0] if len(set(values)) == 1 else values for name, values in of_each.items()}
     told = (

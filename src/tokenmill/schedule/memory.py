@@ -3,8 +3,8 @@
 It loops over the kinds of layers of a model (keeps.py). Texts with the same beginning share full blocks: one publishes
 the blocks that it computed, others take them. A block is published when its step is committed: it is written then, and
 known to be finite. Blocks may also lie on disk: planning only looks whether one is there, and the runner loads it
-before the step that reads it. The digest of a block stands for all tokens before it, so that of rows behind every
-window, and of states, the last ones are enough.
+before the step that reads it. The digest of a block stands for all tokens before it, so a text can go on from the last
+blocks alone where every layer has a window, and from the last state where layers keep states.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from tokenmill.schedule.blocks import chain_digest
-from tokenmill.schedule.keeps import Keeps, Kept, RowSource
+from tokenmill.schedule.keeps import Keeps, Kept, RowSource, Table
 from tokenmill.schedule.sequence import Copy, Load, Plan, Store
 from tokenmill.schedule.sequence import Sequence as Text
 
@@ -64,7 +64,6 @@ class Memory:
 
     def reserve(self, text: Text, count: int, may_go_back: bool, plan: Plan, take: Take) -> bool:
         """Give a text blocks of its own for its next `count` tokens; False if `take` gave no block."""
-        self._add_tables(text.kept)
         for kind in self.kinds:
             copies = kind.reserve(text.kept, count, may_go_back, take)
             if copies is None:
@@ -281,7 +280,8 @@ class Memory:
                 assert num_there == each.num_computed or is_in_flight, "what is still read is not there"
 
     def _add_tables(self, kept: Kept) -> None:
-        kept.tables += [type(kept.tables[0])() for _ in range(len(kept.tables), len(self.kinds))]
+        """Give a text that begins to run a table for each kind."""
+        kept.tables += [Table() for _ in range(len(kept.tables), len(self.kinds))]
 
 
 def _stored_name(kind: Keeps, digest: bytes) -> bytes:

@@ -62,7 +62,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = setting(None, "The only ids that may be chosen, as 1,2,3.",
         in_chat=False)
     bad_words: tuple[str, ...] = setting((),
-        "A word whose tokens, alone or after a space, must not come. May be repeated.")
+        "A word that must not come in its usual tokens, alone or after a space. May be repeated.")
     stop: tuple[str, ...] = setting((), "Text that ends the output. May be repeated.",
         http_aliases=("stop_sequences", "stop_strings", "stop_words"))
     include_stop: bool = setting(False, "Keep the text that stopped the output.", http="include_stop_str_in_output")

@@ -21,7 +21,7 @@ from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
 from tokenmill.program.native.positions import PositionTables
 from tokenmill.program.native.spec import ACTIVATIONS, first_rows, has_coded_embedding
 from tokenmill.program.native.units import Linear, Place
-from tokenmill.program.native.weights import Kept, Packed, Packing
+from tokenmill.program.native.weights import Packed, Packing, SmallTensor
 from tokenmill.quant.schemes import GROUP, Scheme
 
 Role = tuple[int | None, str]  # the layer and the role of a matrix
@@ -61,7 +61,7 @@ class Ops:
         embed = self._add(EMBED, positions=positions, scheme=LAYOUTS[dtype], scale=multiplier, **sizes)
         is_coded = has_coded_embedding(config, scheme)
         if not is_coded:
-            table = Kept("embedding.weight", self._shapes["embedding.weight"], in_float32=False)
+            table = SmallTensor("embedding.weight", self._shapes["embedding.weight"], in_float32=False)
             embed.table = self.weights.keep_table(table)
         elif not config.tie_embeddings:
             units = list(range(0, size, GROUP))
@@ -226,11 +226,11 @@ class Ops:
     def _factors(self, path: str, norm: Norm) -> int:
         """What a norm multiplies by."""
         if not norm.weight:
-            return self.weights.keep(Kept(None, (norm.size,), 1.0))
+            return self.weights.keep(SmallTensor(None, (norm.size,), 1.0))
         return self._keep(f"{path}.weight", 1.0 if norm.unit_offset else 0.0)
 
     def _keep(self, parameter: str, offset: float = 0.0, in_float32: bool = True) -> int:
-        return self.weights.keep(Kept(parameter, self._shapes[parameter], offset, in_float32))
+        return self.weights.keep(SmallTensor(parameter, self._shapes[parameter], offset, in_float32))
 
     def _place(self) -> None:
         for linear, places in zip(self._linears, self.weights.place(self._linears), strict=True):

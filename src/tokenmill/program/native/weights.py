@@ -31,14 +31,14 @@ from tokenmill.weights.source import WeightSource, return_memory
 LAYOUT = 11
 """The version of the packed bytes and of the order of requests; it grows when either changes."""
 OF_ONE_DTYPE = 10
-"""The version that differs in its description alone, which is of one dtype. Files of 0.1 have it."""
+"""An earlier version, of which the bytes are the same, and the description tells of one dtype. Files of 0.1 have it."""
 FLOATS_SHARE = 1 / 8
-"""Of the bytes of the codes: what is floating point may take so many in all dtypes together. More would cost those who
-load a model in one dtype more than others save: norms and routers take less than a hundredth, a table of tokens that is
-floating point more than the codes."""
+"""A file serves every dtype if its floating-point tensors, in all dtypes together, take at most this share of the bytes
+of its codes. More would cost users of one dtype more than users of several save: norms and routers take less than a
+hundredth, and an embedding table in floating point takes more than the codes."""
 
 
-class Kept(NamedTuple):
+class SmallTensor(NamedTuple):
     """A tensor that is read without packing, plus `offset`. parameter: None for zeros.
 
     in_float32: it is held in float32, of values as the model's dtype rounds them; otherwise in that dtype.
@@ -71,14 +71,14 @@ class Packing:
         self._rank, self._dtype = rank, source.dtype
         self._source: WeightSource | None = source  # until all is packed
         self._allocate, self._widest = allocate, widest
-        self._wanted, self._kept = list[Kept](), list[Tensor]()
+        self._wanted, self._kept = list[SmallTensor](), list[Tensor]()
         self._linears: Sequence[Linear] = ()
         self._placed: list[list[Run]] = []  # with offsets in the place of addresses
         self._memory: Allocation = Arena(0)
         self._payload = self._memory.bytes
         self.num_bytes = self.num_matrix_bytes = 0
 
-    def keep(self, wanted: Kept) -> int:
+    def keep(self, wanted: SmallTensor) -> int:
         """Give the address of a tensor that is read without packing."""
         assert self._source is not None, "asked before the matrices are placed"
         held = wanted.read(self._source)
@@ -87,7 +87,7 @@ class Packing:
         self.num_bytes += held.nbytes
         return held.data_ptr()
 
-    def keep_table(self, wanted: Kept) -> int | None:
+    def keep_table(self, wanted: SmallTensor) -> int | None:
         """Give the address of the table that tokens are looked up in; None on ranks that look nothing up."""
         return None if self._rank.number else self.keep(wanted)
 
@@ -234,7 +234,7 @@ class Packed:
         self._payload, self._kept = payload, iter(kept)
         self.num_bytes, self.num_matrix_bytes = sum(size for _, size in kept), 0
 
-    def keep(self, wanted: Kept) -> int:
+    def keep(self, wanted: SmallTensor) -> int:
         """See Packing. The size of what was kept must be that of this tensor."""
         begin, size = next(self._kept, (0, -1))
         right = prod(wanted.shape) * wanted.held_in(self._dtype).itemsize
@@ -242,7 +242,7 @@ class Packed:
             raise PackedModelError(f"the packed model holds {size} bytes where its config wants {right}: make it again")
         return self._payload.data_ptr() + int(begin)
 
-    def keep_table(self, wanted: Kept) -> int | None:
+    def keep_table(self, wanted: SmallTensor) -> int | None:
         address = self.keep(wanted)
         return None if self._rank.number else address
 

@@ -1,8 +1,9 @@
-"""Limits under load: a slot for each sequence that runs or waits, and chunks of prompts that hold nobody up.
+"""Limits under load: admission slots for sequences that run or wait, and a bound on the prompt tokens of a step.
 
-A client that finds no slot is told when to come again. A step in which prompts are computed takes about as long as its
-tokens of prompts do. What one of them takes is measured at each such step, since it grows with the length of the text,
-and the next step takes as many as fit the bound.
+A client that finds no slot is told when to come again. With the bound no long prompt stalls the sequences that decode.
+The time of a step in which prompts are computed grows with its prompt tokens. The time of one prompt token is
+measured at each such step, since it grows with the length of the text, and the next step takes as many prompt tokens as
+fit the bound.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The Service that all routes use, and a Call of a route, whose body is read here."""
+"""The Service, which all routes share, and the Call: one request to a route, whose body is read here."""
 
 import asyncio
 import time
