@@ -88,10 +88,12 @@ class Loop:
 
     def _plan(self) -> Plan:
         """Make the next plan and copy and load its blocks; sequences whose rows could not be loaded are left out."""
-        is_off = self.speculation.proposer.is_off
-        running, matchers = self.scheduler.running, self.matchers
-        plan = self.scheduler.plan(None if is_off else self.speculation.drafts(running, matchers))
-        matchers.leave_out_certain(plan)
+        if self.speculation.proposer.is_off:
+            plan = self.scheduler.plan()
+        else:
+            plan = self.scheduler.plan(self.speculation.drafts(self.scheduler.running, self.matchers))
+            if self.matchers.certain:
+                self.matchers.leave_out_certain(plan)
         failed = self.loaded.runner.prepare(plan)
         plan = self.scheduler.withdraw(plan, failed) if failed else plan
         if plan.found:
@@ -103,7 +105,9 @@ class Loop:
         plan, logits_RV = self.loaded.runner.run(plan, fed_R)
         for observer in self.observers:
             observer.logits(plan, logits_RV)
-        return InFlight(plan, logits_RV, self.matchers.masks(plan))  # while a device still computes the logits
+        is_masked = any(work.sequence.choosing.is_constrained for work in plan.work)
+        masks = self.matchers.masks(plan) if is_masked else {}  # made while a device still computes the logits
+        return InFlight(plan, logits_RV, masks)
 
     def _end(self, current: InFlight) -> None:
         """Wait for the chosen tokens; commit those that are accepted, store full blocks, deliver."""
@@ -114,7 +118,8 @@ class Loop:
             _leave_out_errors(current, accepted, errors)
         if current.masks:
             accepted = self.matchers.settle(current.plan, accepted)
-        self._note(current, accepted, sampled, errors)
+        if errors or sampled.logprobs is not None:
+            self._note(current, accepted, sampled, errors)
         stores = self.scheduler.commit(current.plan, accepted, current.next_is_planned)
         for sequence in self.matchers.whole(current.plan, accepted) if current.masks else ():
             self.scheduler.finish(sequence, WHOLE)
@@ -129,12 +134,13 @@ class Loop:
         self, current: InFlight, accepted: List[List[int]], sampled: Sampled, errors: Mapping[int, RequestError]
     ) -> None:
         """Keep the log-probabilities of accepted tokens; end a sequence if one of its accepted rows has an error."""
+        logprobs = sampled.logprobs
         for work, rows, tokens in zip(current.plan.work, current.rows_of, accepted, strict=True):
             tracker = self.trackers.get(work.sequence.id)
             position = work.start + work.count - work.num_logits + 1
             for index, row in enumerate(rows[: max(len(tokens) - work.num_certain, 0)]):
-                if tracker is not None:
-                    tracker.logprobs[position + index] = sampled.logprobs[row]
+                if tracker is not None and logprobs is not None:
+                    tracker.logprobs[position + index] = logprobs[row]
                 if row in errors:
                     self.fail(work.sequence, errors[row])
                     break

@@ -47,13 +47,14 @@ class _Task(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
         self.has_ended = False
-        self._claim, self._end = threading.Lock(), threading.Lock()
+        self._claim = threading.Lock()  # held by the first who takes the task: the thread that calls it, or its giver
+        self._end = threading.Lock()
         self._end.acquire()
 
     def attempt(self, error: BaseException | None = None) -> bool:
         """Call it, unless the step before has raised an error; whether it is over. Called in the engine's thread."""
         is_once = self.step is None
-        if self._claim.locked() or (is_once and not self._claimed()):
+        if self._claim.locked() or (is_once and not self._claim.acquire(blocking=False)):
             return True  # nobody waits for it any more
         result = None
         if error is None:
@@ -62,17 +63,13 @@ class _Task(Generic[T]):
             except BaseException as raised:  # noqa: BLE001  (it is raised where somebody waits)
                 error = raised
         is_over = is_once or result is not None or error is not None
-        if is_over and (is_once or self._claimed()):
+        if is_over and (is_once or self._claim.acquire(blocking=False)):
             if error is not None and self._on_error is not None:
                 _guarded(partial(self._on_error, error))
             self._result, self._error, self.has_ended = result, error, True
             self._end.release()
         del error  # whose traceback holds this frame
         return is_over
-
-    def _claimed(self) -> bool:
-        """Whether this is the first who claims it: the thread that calls it, or whoever takes it back."""
-        return self._claim.acquire(blocking=False)
 
     def wait(self) -> T:
         """Wait for the result, once."""
@@ -86,7 +83,7 @@ class _Task(Generic[T]):
 
     def take_back(self) -> None:
         """Have it not be called any more; if it is being called, wait for its end."""
-        if not self._claimed() and not self.has_ended:
+        if not self._claim.acquire(blocking=False) and not self.has_ended:
             self._await_end()
 
     def _await_end(self) -> None:
@@ -151,7 +148,8 @@ class EngineThread:
         on_error: Callable[[BaseException], None] = _log_error,
     ) -> None:
         """Do what `call` does, or with `step` what `wait` does, without a waiting caller."""
-        self._check_process()
+        if self.is_inherited:
+            raise self._refusal()
         self._inbox.put(_Task(do, step, on_error))
 
     def tidy(self, do: Callable[[], None]) -> None:
@@ -179,7 +177,8 @@ class EngineThread:
         self._await_end()
 
     def _ask(self, task: _Task[T]) -> T:
-        self._check_process()
+        if self.is_inherited:
+            raise self._refusal()
         try:
             self._inbox.put(task)
             if self._quitter == threading.get_ident():
@@ -191,13 +190,12 @@ class EngineThread:
             task.take_back()  # this may be an interrupt
             raise
 
-    def _check_process(self) -> None:
-        """Raise RequestError in a forked child: its copy of the engine has no threads, and a step would never end."""
-        if self.is_inherited:
-            raise RequestError(
-                f"this engine was loaded in process {self._process}, and this is a forked child of it: "
-                "load the model in the child, or start the child with spawn or exec"
-            )
+    def _refusal(self) -> RequestError:
+        """Make the error of a forked child: its copy of the engine has no threads, and a step would never end."""
+        return RequestError(
+            f"this engine was loaded in process {self._process}, and this is a forked child of it: "
+            "load the model in the child, or start the child with spawn or exec"
+        )
 
     def start(self) -> None:
         """Begin the thread if it does not run. What was posted before is done then."""
@@ -250,7 +248,8 @@ class EngineThread:
         if task is None:
             self._is_stopping = True
             return
-        self._finalize()
+        if self._collected:
+            self._finalize()
         if not task.attempt():
             self._tasks.append(task)
         elif task.step is None:  # it may have changed what others wait for
@@ -258,7 +257,8 @@ class EngineThread:
 
     def _move(self) -> None:
         """Make one step, and look at what those wait for who wait."""
-        self._finalize()
+        if self._collected:
+            self._finalize()
         for step in {task.step for task in self._tasks if task.step is not None}:
             error: BaseException | None = None
             try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from tokenmill.cache.pool import Pool
+from tokenmill.cache.pool import ROWS, STATES, Pool
 from tokenmill.cache.step import Span, Step
 from tokenmill.errors import SnapshotError
 from tokenmill.program.forward import Program
@@ -68,7 +68,9 @@ class Runner:
         spans: list[Span] = []
         size, has_unknown, stop_ids = self._block_size, False, set[int]()
         for sequence, start, count, num_logits, drafts, _ in plan.work:
-            end, first, blocks = start + count, len(token_ids), sequence.kept.row_blocks(size)
+            end, first, kept = start + count, len(token_ids), sequence.kept
+            blocks = kept.row_blocks(size) if kept.tables[ROWS].first_row else kept.tables[ROWS].blocks
+            slot = kept.state if len(kept.tables) > STATES else None
             token_ids += sequence.tokens[start:end]
             if drafts:
                 token_ids += drafts
@@ -80,11 +82,11 @@ class Runner:
             if end <= size:
                 base = blocks[0] * size
                 slots += range(base + start, base + end)
-                spans.append(Span(first, count, start, base, None, num_logits, blocks, sequence.kept.state))
+                spans.append(Span(first, count, start, base, None, num_logits, blocks, slot))
             else:
                 slots += [blocks[p // size] * size + p % size for p in range(start, end)]
                 slots_L = self.pool.slots_of(blocks[: -(-end // size)], end)
-                spans.append(Span(first, count, start, None, slots_L, num_logits, blocks, sequence.kept.state))
+                spans.append(Span(first, count, start, None, slots_L, num_logits, blocks, slot))
         wanted = None if len(rows) == len(token_ids) else rows
         device, stops = self._device, list(stop_ids)
         return Step(token_ids, positions, slots, spans, wanted, len(rows), device, fed_R, has_unknown, stops)

@@ -33,11 +33,14 @@ class _Followed:
 
 
 class Matchers:
-    """One for each sequence with a grammar. What a limit of thinking demands is made from the tokens each time."""
+    """One for each sequence with a grammar. What a limit of thinking demands is made from the tokens each time.
+
+    certain: by the id of a sequence, in the step that is made, the tokens that alone may come.
+    """
 
     def __init__(self) -> None:
         self._followed: WeakKeyDictionary[Sequence, _Followed] = WeakKeyDictionary()
-        self._certain: dict[int, tuple[int, ...]] = {}  # by id of a sequence, in the step that is made
+        self.certain: dict[int, tuple[int, ...]] = {}
         self._without_end: WeakSet[Sequence] = WeakSet()  # no token ends their texts
         # A step may begin before the one before it is read, so two take turns.
         self._table: MaskTable | None = None
@@ -50,19 +53,17 @@ class Matchers:
             return []
         tokens, num_certain = matcher.forced(limit)
         if num_certain and _takes_any(sequence.choosing):
-            self._certain[sequence.id] = tuple(tokens[:num_certain])
+            self.certain[sequence.id] = tuple(tokens[:num_certain])
         return tokens
 
     def leave_out_certain(self, plan: Plan) -> None:
-        """Where one token alone may come, no logits are needed. It has been asked what is `forced` in this step."""
-        if not self._certain:
-            return
+        """Want no logits where one token alone may come, of which `forced` has told in this step."""
         for index, work in enumerate(plan.work):
-            certain = self._certain.get(work.sequence.id, ())
+            certain = self.certain.get(work.sequence.id, ())
             if work.drafts and work.drafts[: len(certain)] == certain[: len(work.drafts)]:
                 count = min(len(certain), len(work.drafts))
                 plan.work[index] = work._replace(num_logits=work.num_logits - count, num_certain=count)
-        self._certain.clear()
+        self.certain.clear()
 
     def drafts(self, sequence: Sequence, guessed: list[int], forced: List[int], limit: int) -> list[int]:
         """The drafts of a sequence: forced tokens, or what was guessed up to the first token that does not fit."""
@@ -205,9 +206,7 @@ def _takes_any(choosing: Choosing) -> bool:
 
 
 def _is_masked(work: Work) -> bool:
-    choosing = work.sequence.choosing
-    is_constrained = choosing.constraint is not None or choosing.thinking is not None
-    return is_constrained and work.num_logits > 0 and work.sequence.score_from is None
+    return work.sequence.choosing.is_constrained and work.num_logits > 0 and work.sequence.score_from is None
 
 
 def _filled(work: Work, matcher: Matcher, rows: MaskRows) -> list[Mask]:

@@ -70,7 +70,7 @@ def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:
     if not logits_RV.is_cpu:
         largest_R, ids_R = logits_RV.max(dim=-1)
         return ids_R, largest_R
-    if _is_for_library(logits_RV):
+    if native_library.is_usable() and logits_RV.dtype == torch.float32 and logits_RV.is_contiguous():
         num_rows, size = logits_RV.shape
         ids, values = array("q", [0]) * num_rows, array("f", [0.0]) * num_rows
         native_library.library().tm_argmax(
@@ -80,7 +80,3 @@ def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:
     table_RV = logits_RV.float().numpy()
     places_R = table_RV.argmax(-1)
     return places_R, table_RV[np.arange(len(places_R)), places_R]
-
-
-def _is_for_library(logits: Tensor) -> bool:
-    return native_library.is_usable() and logits.dtype == torch.float32 and logits.is_contiguous()

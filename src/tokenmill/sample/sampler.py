@@ -28,10 +28,10 @@ from tokenmill.sample.state import ChoiceKind, Row
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token of each row, and its log-probabilities if the row wants them."""
+    """The token of each row, and its log-probabilities if the row wants them; None where no row does."""
 
     tokens: list[int]
-    logprobs: list[TokenLogprobs | None]
+    logprobs: list[TokenLogprobs | None] | None = None
 
 
 class ChosenTokens:
@@ -51,10 +51,11 @@ class ChosenTokens:
         """Wait for the tokens. RequestError, by position, if a row has NaN or +inf or all its tokens are masked."""
         ids, *checked = self._reading.lists()
         for values in checked:
-            _check(values, self._rows)
+            if not all(map(math.isfinite, values)):
+                raise _refusal(values, self._rows)
         tokens = [int(token) for token in ids]
         if all(row.choosing.params.logprobs is None for row in self._rows):
-            return Sampled(tokens, [None] * len(tokens))
+            return Sampled(tokens)
         return Sampled(tokens, logprobs_of(self._logits_RV, self._rows, tokens))
 
 
@@ -93,29 +94,25 @@ def _choose_natively(logits_RV: Tensor, rows: Sequence[Row]) -> ChosenTokens:
 
 def sample_singly(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Sampled, dict[int, RequestError]]:
     """Row by row, after a refusal: the tokens of the rows that can be sampled, the errors of the others."""
-    sampled, errors = Sampled([], []), dict[int, RequestError]()
+    tokens, logprobs, errors = list[int](), list[TokenLogprobs | None](), dict[int, RequestError]()
     for index, row in enumerate(rows):
         try:
             one = choose(logits_RV[index : index + 1], [row]).read()
         except RequestError as error:
-            one, errors[index] = Sampled([0], [None]), error
-        sampled.tokens.extend(one.tokens)
-        sampled.logprobs.extend(one.logprobs)
-    return sampled, errors
+            one, errors[index] = Sampled([0]), error
+        tokens += one.tokens
+        logprobs += one.logprobs or [None]
+    return Sampled(tokens, logprobs), errors
 
 
-def _check(values: list[float], rows: Sequence[Row]) -> None:
-    """RequestError for the first row whose largest logit, NaN if any is, cannot be sampled from."""
-    if all(map(math.isfinite, values)):
-        return
-    for value, row in zip(values, rows, strict=True):
-        if not math.isfinite(value):
-            if value == -math.inf:
-                masks = "logit_bias, allowed_token_ids, bad_words, min_new_tokens or the constraint"
-                raise RequestError(f"every token is masked at position {row.position}; relax {masks}")
-            raise RequestError(
-                f"logits are not finite at position {row.position}: {value}; try dtype float32 if it is another"
-            )
+def _refusal(values: list[float], rows: Sequence[Row]) -> RequestError:
+    """Make the error for the first row whose largest logit, NaN if any is, cannot be sampled from."""
+    value, row = next(each for each in zip(values, rows, strict=True) if not math.isfinite(each[0]))
+    if value == -math.inf:
+        masks = "logit_bias, allowed_token_ids, bad_words, min_new_tokens or the constraint"
+        return RequestError(f"every token is masked at position {row.position}; relax {masks}")
+    what = f"logits are not finite at position {row.position}: {value}"
+    return RequestError(f"{what}; try dtype float32 if it is another")
 
 
 def _draw(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:

@@ -33,15 +33,13 @@ what the constraint could not do; None admits every token."""
 
 def choice_kind(choosing: Choosing, num_generated: int) -> ChoiceKind:
     """The kind of choice of the token after num_generated others, and of every later one."""
-    if choosing.looks_back(num_generated):
+    params, thinking = choosing.params, choosing.thinking
+    thinks = thinking is not None and num_generated < thinking.num_concerned
+    if choosing.constraint is not None or thinks or params.looks_back:
         return ChoiceKind.HISTORY
-    return ChoiceKind.LARGEST if _is_plain(choosing.params, num_generated) else ChoiceKind.LOGITS
-
-
-def _is_plain(params: SamplingParams, num_generated: int) -> bool:
-    """Whether a choice that does not look back is of the largest logit."""
     is_masked = num_generated < params.min_new_tokens  # end tokens are forbidden
-    return params.temperature == 0 and not params.changes_logits and not is_masked
+    is_plain = params.temperature == 0 and not params.changes_logits and not is_masked
+    return ChoiceKind.LARGEST if is_plain else ChoiceKind.LOGITS
 
 
 class Row(NamedTuple):

@@ -61,7 +61,8 @@ class Choosing:
     stop_ids: token id → the finish reason it gives. penalties_from: the position from which presence and frequency
     penalties count; None is the end of the prompt. bad_words: token ids of each word, whose last must not come behind
     the others. constraint: what the tokens from constrained_from on fit; None is the end of the prompt.
-    thinking: the limit of what the model thinks, from the same position on.
+    thinking: the limit of what the model thinks, from the same position on. is_constrained: whether a mask depends on
+    the tokens before a choice.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -72,13 +73,7 @@ class Choosing:
     constraint: Constraint | None = None
     thinking: ThinkingBudget | None = None
     constrained_from: int | None = None
+    is_constrained: bool = field(init=False, compare=False)
 
-    @property
-    def is_constrained(self) -> bool:
-        """Whether a mask depends on the tokens before a choice."""
-        return self.constraint is not None or self.thinking is not None
-
-    def looks_back(self, num_generated: int) -> bool:
-        """Whether the choice after so many tokens, or what is reported of it, needs their values on the host."""
-        thinks = self.thinking is not None and num_generated < self.thinking.num_concerned
-        return self.constraint is not None or thinks or self.params.looks_back
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_constrained", self.constraint is not None or self.thinking is not None)

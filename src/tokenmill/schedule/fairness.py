@@ -14,34 +14,30 @@ from tokenmill.schedule.sequence import Sequence
 
 
 class Clients:
-    """The clients of one scheduler, with their counters."""
+    """The clients of one scheduler. num_fed: for each client, the tokens that were planned for it."""
 
     def __init__(self) -> None:
-        self._served: dict[bytes, int] = {}
+        self.num_fed: Counter[bytes] = Counter()
 
     @property
     def _is_one(self) -> bool:
-        return len(self._served) <= 1
+        return len(self.num_fed) <= 1
 
     def arrive(self, client: bytes, unfinished: Iterable[Sequence]) -> None:
         """Note that a sequence of this client will wait. unfinished: those that wait and run already."""
-        if self._is_one and client in self._served:
+        if self._is_one and client in self.num_fed:
             return
         there = {each.client for each in unfinished}
-        least = min((self._served.get(each, 0) for each in there), default=0)
-        own = self._served.get(client, 0)
-        self._served[client] = own if client in there else max(own, least)
-
-    def charge(self, client: bytes, num_tokens: int) -> None:
-        """Note that so many tokens were planned for a client."""
-        self._served[client] = self._served.get(client, 0) + num_tokens
+        least = min((self.num_fed[each] for each in there), default=0)
+        own = self.num_fed[client]
+        self.num_fed[client] = own if client in there else max(own, least)
 
     def next_of(self, waiting: List[Sequence], running: Iterable[Sequence]) -> Sequence:
         """Choose the sequence that should run next: by priority; of a client that has none running; by the counters."""
         if self._is_one:
             return waiting[0]
         have = {each.client for each in running}
-        return min(waiting, key=lambda one: (one.priority, one.client in have, self._served[one.client], one.arrival))
+        return min(waiting, key=lambda one: (one.priority, one.client in have, self.num_fed[one.client], one.arrival))
 
     def gives_way(self, waiting: List[Sequence], running: List[Sequence]) -> Sequence | None:
         """Choose, with all places taken and sequences that wait, one to preempt, so that a client with none running

@@ -87,11 +87,6 @@ class Memory:
             if (num_kept := self._can_keep(kept, num_tokens)) != num_tokens:
                 self._cut(kept, num_kept)
 
-    def give_back(self, text: Text) -> None:
-        """Release the blocks of a text that no later step reads."""
-        for kind in self.kinds:
-            kind.give_back(text.kept)
-
     def keep(self, text: Text, num_tokens: int) -> None:
         """Go back to at most so many tokens, and forget what is kept of others."""
         self._cut(text.kept, self._can_keep(text.kept, min(num_tokens, text.kept.num_computed)))
@@ -252,11 +247,10 @@ class Memory:
         return self.store.find(_stored_name(kind, digest), kind.at)
 
     def publish(self, text: Text) -> list[Store]:
-        """Publish full blocks that are not published yet; what may be stored of them."""
+        """Publish full blocks that are not published yet, then release those that no later step reads; the stores."""
         kept, size, stores = text.kept, self.block_size, list[Store]()
-        if not self.prefix_cache or not kept.is_own:
-            return stores
-        for index in range(kept.num_published, kept.num_computed // size):
+        num_full = kept.num_computed // size if self.prefix_cache and kept.is_own else 0
+        for index in range(kept.num_published, num_full):
             while len(kept.block_hashes) <= index:
                 first = len(kept.block_hashes) * size
                 parent = kept.block_hashes[-1] if kept.block_hashes else kept.salt
@@ -267,6 +261,8 @@ class Memory:
                     kind.allocator.publish(block, digest)
                     stores.append(Store(kind.at, _stored_name(kind, digest), block))
             kept.num_published = index + 1
+        for kind in self.kinds:
+            kind.give_back(kept)
         return stores
 
     def check_integrity(self, texts: Sequence[Text]) -> None:

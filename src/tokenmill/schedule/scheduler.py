@@ -130,7 +130,8 @@ class Scheduler:
     def plan(self, drafts: Mapping[int, List[int]] | None = None) -> Plan:
         """Choose the work of the next step. `drafts` maps sequence id → guessed tokens that follow its own."""
         plan, budget = Plan(), self.max_step_tokens
-        self._make_way()
+        if self.waiting and self.running:
+            self._make_way()
         before = self.num_preemptions
         unfinished = [s for s in self.running if not (s.has_unread_token and len(s.tokens) >= s.max_tokens)]
         decoding = [sequence for sequence in unfinished if sequence.num_pending_tokens <= 1]
@@ -147,7 +148,8 @@ class Scheduler:
             for sequence, most in zip(prompts, taken, strict=False):
                 if self.num_preemptions == before or sequence in self.running:
                     budget -= self._feed(sequence, most, plan)
-        self._admit(plan, budget)
+        if self.waiting:
+            self._admit(plan, budget)
         return plan
 
     def withdraw(self, plan: Plan, sequences: List[Sequence]) -> Plan:
@@ -200,7 +202,6 @@ class Scheduler:
             if tokens:  # what was fed for drafts that were not accepted does not count
                 self.memory.settle(sequence, len(sequence.tokens) - 1 if self.cache else 0)
             stores += self.memory.publish(sequence)
-            self.memory.give_back(sequence)
             if sequence.score_from is not None and not sequence.num_pending_tokens:
                 reason = "scored"
             if reason:
@@ -233,7 +234,7 @@ class Scheduler:
             return 0
         start, end = sequence.kept.num_computed, sequence.kept.num_computed + count
         num_logits = min(count, max(end - sequence.first_logits, 0))
-        self._clients.charge(sequence.client, count)
+        self._clients.num_fed[sequence.client] += count
         plan.work.append(Work(sequence, start, count, num_logits, drafts))
         return count
 
@@ -241,8 +242,6 @@ class Scheduler:
         """Preempt a sequence for one of a better priority that finds no place or no blocks; or, if all places are
         taken, for a client without any.
         """
-        if not (self.waiting and self.running):
-            return
         first, last = self.waiting[0], self.running[-1]
         is_full = len(self.running) == self.max_sequences
         if first.priority < last.priority and (is_full or not self.memory.has_room(first, self.max_step_tokens)):
