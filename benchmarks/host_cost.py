@@ -32,6 +32,7 @@ from tokenmill.schedule.memory import Memory
 from tokenmill.schedule.row_blocks import RowBlocks
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.settings.engine_config import ResolvedConfig
+from tokenmill.settings.recommended import NOTHING
 from tokenmill.speculate.proposer import NoProposer, ProposerContext
 from tokenmill.speculate.speculation import Speculation
 from tokenmill.text.tokenizer import Tokenizer
@@ -76,7 +77,7 @@ def mock_engine(tokenizer: Tokenizer | None, num_sequences: int, block_size: int
     program, pool = MockProgram(), Pool(spec, device)
     runner = Runner(program, pool, device)  # type: ignore[arg-type]
     resolved = ResolvedModel(config, config, model, spec, "mock", "", EagerSpec, {}, find_scheme("dense"))
-    loaded = LoadedModel(resolved, tokenizer, program, pool, runner, "mock", {}, {})  # type: ignore[arg-type]
+    loaded = LoadedModel(resolved, tokenizer, {}, {}, NOTHING, program, pool, runner, "mock")  # type: ignore[arg-type]
     scheduler = Scheduler(
         Memory([RowBlocks(BlockAllocator(spec.num_blocks, block_size))]), num_sequences, config.max_step_tokens
     )

@@ -17,6 +17,7 @@ from tokenmill.loader import ranks
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.model.config import Rope
+from tokenmill.program.aot import program as aot
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import open_checkpoint
@@ -199,7 +200,7 @@ def test_a_package_that_does_not_fit_is_refused_or_left_out(llama, monkeypatch, 
         given.update(folder=folder, on=device, made_for=made_for)
         raise PackageMismatch("the package is of another model")
 
-    monkeypatch.setattr(module, "open_package", refuse)
+    monkeypatch.setattr(aot, "open_package", refuse)
     settings = {"program": "auto", "aot_package": str(tmp_path)}
     with pytest.raises(PackageMismatch, match="the package is of another model"):
         loaded_of(llama, **settings)
@@ -238,15 +239,6 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_warned_of(llama, caplog,
     assert load_model(checkpoint, resolved).tokenizer.num_tokens == num_tokens
     said = f"{llama}: the tokenizer has 212 tokens and the model 211: a text with one of the others is refused"
     assert caplog.messages == ([said] if warned else [])
-
-
-def test_a_proposer_that_there_is_not_is_refused_before_anything_is_read(llama, monkeypatch):
-    checkpoint, resolved = resolved_of(llama)
-    resolved = replace(resolved, config=replace(resolved.config, speculate="off"))
-    monkeypatch.setattr(module, "WeightSource", lambda *_: pytest.fail("tensors are compared"))
-    monkeypatch.setattr(module, "choose_proposer", lambda config, _: replace(config, speculate="auto"))
-    with pytest.raises(ConfigError, match="speculate = 'auto' is not allowed: use one of "):
-        load_model(checkpoint, resolved)
 
 
 def test_what_a_package_is_written_from(llama, monkeypatch, tmp_path):

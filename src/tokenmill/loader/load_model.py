@@ -4,38 +4,32 @@ Settings that cannot be combined are refused here, before a weight is read.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
-from tokenmill.hub.names import locate
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
 from tokenmill.kernels.threads import torch_threads
-from tokenmill.loader.find_tokenizer import find_tokenizer
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.model_facts import read_facts
 from tokenmill.loader.ranks import Alone, find_ranks, threads_of_machine
 from tokenmill.loader.resolve import FLOAT16_ON_CPU, ResolvedModel, resolve, resolve_with
 from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
-from tokenmill.program.aot.package import made_for, open_package
+from tokenmill.program.aot.package import Package
 from tokenmill.program.forward import ModelParts, find_program
 from tokenmill.program.parts import Opened
 from tokenmill.program.runner import Runner
 from tokenmill.quant.schemes import REFERENCE, find_scheme
-from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.fingerprint import fingerprint, is_full
-from tokenmill.weights.generation import recommended
-from tokenmill.weights.model_files import ModelFiles
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import settings_of
 from tokenmill.weights.source import Progress, WeightSource, return_memory
@@ -74,37 +68,40 @@ def _load(
     allocate: Allocate,
     ranks: Alone,
 ) -> LoadedModel:
-    packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
-    model, config, device = resolved.model, resolved.config, ranks.device(torch.device(resolved.config.device))
-    tokenizer = find_tokenizer(checkpoint, config.tokenizer, model.vocab_size)
+    model, device = resolved.model, ranks.device(torch.device(resolved.config.device))
+    facts = read_facts(checkpoint, resolved.config, model.vocab_size)
+    resolved, package = _open_own(resolved, facts.fingerprint, device)
+    config, packed = resolved.config, checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     shapes = describe(model).attention_shapes
     kernel_name, kernel = choose_kernel(config.kernel, resolved.cache, device, config.max_length, shapes)
-    config = choose_proposer(config, resolved.program.finds_drafts)
-    lookup(PROPOSERS, config.speculate, "speculate")
-    # Before the weights, because the files may be replaced later.
-    digests, files = _fingerprint(checkpoint, config), _files(checkpoint, config)
-    package = None
-    if config.aot_package is not None:
-        try:
-            package = open_package(Path(config.aot_package), made_for(config, digests, device), device)
-        except PackageMismatch as error:
-            if not config.aot_fallback:
-                raise
-            log.warning("%s; the plain modules serve", error)
-            config = replace(config, aot_package=None, program="eager")
+    own = Opened(packed, allocate, ranks.shared, package, ranks.join(resolved, facts.fingerprint, device))
+    pool = _allocate(ranks.pool, resolved.cache, device)  # before the weights: what does not fit is refused at once
+    told = None if packed else progress  # weights that are packed already are not read
+    source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
+    parts = ModelParts(source, pool, kernel, config, own)
+    program = ranks.ready(find_program(resolved.program_name)(parts), parts)
+    kernel_name = resolved.program_name if resolved.program.attends else kernel_name
+    return_memory()  # of headers and tokenizers that were parsed
+    return LoadedModel(resolved, *facts, program, pool, Runner(program, pool, device), kernel_name)
+
+
+def _open_own(
+    resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device
+) -> tuple[ResolvedModel, Package | None]:
+    """Have the program open what is its own; the model with what a load decides: the proposer, and the program eager
+    in the place of a package that does not fit, where `aot_fallback` is set."""
+    config, package = choose_proposer(resolved.config, resolved.program.finds_drafts), None
+    try:
+        package = find_program(resolved.program_name).open(config, digests, device)
+    except PackageMismatch as error:
+        if not config.aot_fallback:
+            raise
+        log.warning("%s; the plain modules serve", error)
+        config = replace(config, aot_package=None, program="eager")
     resolved = resolve_with(resolved, config)
     _tell(resolved)
     _check_fused(config)
-    group = ranks.join(resolved, digests, device)
-    told = None if packed else progress  # weights that are packed already are not read
-    source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
-    pool = _allocate(ranks.pool, resolved.cache, device)  # before the weights: what does not fit is refused at once
-    parts = ModelParts(source, pool, kernel, config, Opened(packed, allocate, ranks.shared, package, group))
-    program = ranks.ready(find_program(resolved.program_name)(parts), parts)
-    kernel_name = resolved.program_name if resolved.program.attends else kernel_name
-    runner, defaults = Runner(program, pool, device), recommended(checkpoint, config.generation_config)
-    return_memory()  # of headers and tokenizers that were parsed
-    return LoadedModel(resolved, tokenizer, program, pool, runner, kernel_name, digests, files, defaults)
+    return resolved, package
 
 
 def _tell(resolved: ResolvedModel) -> None:
@@ -123,24 +120,6 @@ def _check_fused(config: ResolvedConfig) -> None:
     if not {"qkv", "gate_up"} <= set(config.fused) and not find_scheme(config.scheme).is_plain:
         allowed = f"with qkv and gate_up, because scheme is {config.scheme!r}, not {REFERENCE}"
         raise ConfigError("fuse", config.fuse, allowed)
-
-
-def _fingerprint(checkpoint: Checkpoint, config: ResolvedConfig) -> dict[str, str]:
-    """Take the fingerprint; of a packed model, that of the model it was made of."""
-    if not isinstance(checkpoint, PackedCheckpoint):
-        return fingerprint(checkpoint.path, config.fingerprint)
-    digests = dict(checkpoint.facts["fingerprint"])
-    if config.fingerprint == "full" and not is_full(digests):
-        raise ConfigError("fingerprint", "full", f"sampled, because {checkpoint.path} was made with that")
-    return digests
-
-
-def _files(checkpoint: Checkpoint, config: ResolvedConfig) -> ModelFiles:
-    """Note the files of the model; of a packed model, those that it was made of, if they are there."""
-    path = checkpoint.path
-    if isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy and (source := checkpoint.source).exists():
-        path = source
-    return ModelFiles(path, None if config.tokenizer is None else locate(config.tokenizer))
 
 
 def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:

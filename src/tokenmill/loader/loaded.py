@@ -26,19 +26,18 @@ from tokenmill.weights.model_files import ModelFiles
 class LoadedModel:
     """Made by `load_model`, from resolved settings.
 
-    fingerprint: digests of the files that the model came from, taken when it was loaded; see weights/fingerprint.py.
-    files: those files. generation_defaults: sampling settings that stand in the place of SamplingParams' own defaults.
+    tokenizer to generation_defaults: see ModelFacts.
     """
 
     resolved: ResolvedModel
     tokenizer: Tokenizer | None
+    fingerprint: Mapping[str, str]
+    files: ModelFiles
+    generation_defaults: Recommended
     program: Program
     pool: Pool
     runner: Runner
     kernel_name: str
-    fingerprint: Mapping[str, str]
-    files: ModelFiles
-    generation_defaults: Recommended
 
     def release(self) -> None:
         """Let go of weights and cache; the facts about them stay."""

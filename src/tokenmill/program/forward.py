@@ -3,9 +3,10 @@
 Programs read and write the same pool. spec.py tells what is known of one before it is made.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
@@ -56,6 +57,11 @@ class Program(Protocol):
     num_matrix_bytes: int  # of those, of what every token reads: without the embedding, with the head
 
     def __init__(self, parts: ModelParts) -> None: ...
+
+    @classmethod
+    def open(cls, config: ResolvedConfig, fingerprint: Mapping[str, str], device: torch.device) -> Any:
+        """Open what is its own beside weights, before these are read. PackageMismatch where that does not fit."""
+        return None
 
     def packed_weights(self, others: Iterable[WeightSource] = ()) -> dict[str, Any]:
         """Describe the weights, which were packed into a file, for the header of that packed model.

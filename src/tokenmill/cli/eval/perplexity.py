@@ -125,7 +125,7 @@ def read_tokens(
     written: str, file: str, checkpoint: "Checkpoint", model: str, max_tokens: int | None, other: str | None
 ) -> "ScoredText":
     """The text as tokens of the model's tokenizer, or of that of another model."""
-    from tokenmill.loader.find_tokenizer import find_tokenizer
+    from tokenmill.loader.model_facts import find_tokenizer
     from tokenmill.measure.perplexity import read_text
     from tokenmill.model.families import read_config
 

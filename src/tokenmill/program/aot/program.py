@@ -5,19 +5,28 @@ part, so that one code serves all layers of one kind, and code and weights lie a
 only lookups, which run as plain modules, as do steps that the package has no code for.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from tokenmill.cache.step import Step
 from tokenmill.model.decoder import Decoder
+from tokenmill.program.aot.package import Package, made_for, open_package
 from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroBatch, MicroBatched
 from tokenmill.program.forward import ModelParts
 from tokenmill.program.parts import Opened
+from tokenmill.settings.engine_config import ResolvedConfig
 
 
 class Aot(MicroBatched):
     """Runs the parts of a package, which was checked against the model and the settings when it was opened."""
+
+    @classmethod
+    def open(cls, config: ResolvedConfig, fingerprint: Mapping[str, str], device: torch.device) -> Package:
+        return open_package(Path(str(config.aot_package)), made_for(config, fingerprint, device), device)
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)
