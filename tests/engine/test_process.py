@@ -148,6 +148,8 @@ with tokenmill.load({str(llama)!r}, **{settings!r}) as engine, engine.session({S
     assert engine.generate({START!r}, max_new_tokens=20, ignore_eos=True).tokens == wanted
     session.generate(max_new_tokens=2)
 """
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=300)
+    quiet = ["-W", "ignore:This process:DeprecationWarning"]  # from Python 3.12 on, of every fork beside threads
+    command = [sys.executable, *quiet, "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert list(tmp_path.rglob("*.texts"))

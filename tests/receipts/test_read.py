@@ -107,7 +107,9 @@ def test_an_edited_hash_is_read_and_noted(receipt):
     assert read_receipt(json.dumps(document)).is_changed
 
 
-DEEP = json.loads('{"a":' * 600 + "1" + "}" * 600)
+DEEP: object = 1
+for _ in range(100_000):  # deeper than the C stack of any Python writes
+    DEEP = {"a": DEEP}
 
 
 @pytest.mark.parametrize("value", [DEEP, float("inf"), {"5": float("-inf")}, {"5": {1}}])
