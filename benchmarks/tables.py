@@ -219,6 +219,31 @@ def _against(rows: list[Row], prefill: bool = True) -> str:
     return markdown(header, lines) + origin(rows, "in turn")
 
 
+def first() -> str:
+    """A few files, ours beside llama.cpp and ik_llama.cpp, one sequence without speculation."""
+    rows = [row for row in (*rows_of("files"), *rows_of("peers")) if (row["prompt"], row["batch"]) == (128, 1)]
+    by = {(row["model"], row["label"]): row for row in rows if row["status"] == "ok"}
+    lines = []
+    for name, model in FIRST.items():
+        ours, *others = (by.get((model, label)) for label in ("tokenmill", "llama.cpp", "ik_llama.cpp"))
+        assert ours is not None, f"there is no row of {model}"
+        line = [name]
+        for phase in ("decode", "prefill"):
+            line.append(f"{ours[f'{phase}_tok_s']:,.0f}")
+            line += ["" if row is None else f"{row[f'{phase}_tok_s']:,.0f}{_short_ratio(row, phase)}" for row in others]
+        lines.append(line)
+    header = ["tokens per second, and ours over it", "decode", "llama.cpp", "ik_llama.cpp"]
+    header += ["prefill of 128", "llama.cpp", "ik_llama.cpp"]
+    return markdown(header, lines) + origin(rows, "in turn")
+
+
+FIRST = {
+    "1.1 billion parameters, Q4_0": "1b.q4_0.gguf",
+    "1.1 billion parameters, Q8_0": "1b.q8_0.gguf",
+    "SmolLM2-135M, Q4_1": "SmolLM2-135M-Instruct.Q4_1.gguf",
+}
+
+
 def overview() -> str:
     """One line per engine: decode alone and with 16 sequences, prefill."""
     rows = [row for row in rows_of("peers") if row["prompt"] == 128]
@@ -333,6 +358,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "long prompt": long_prompt,
     "sweep": sweep,
     "ladder": ladder,
+    "first": first,
     "overview": overview,
     "peers": peers,
     "files": files,

@@ -73,12 +73,12 @@ def test_what_a_document_shows_can_be_typed(document, line, monkeypatch, capsys,
 
 def test_the_documents_show_commands():
     assert len(ALL) > 50
-    assert {"README.md", "benchmarks.md", "compiling.md", "kv-cache.md"} <= {document for document, _ in ALL}
+    assert {"README.md", "tour.md", "benchmarks.md", "compiling.md", "kv-cache.md"} <= {document for document, _ in ALL}
 
 
 def section(title):
-    """The text of one section of the README."""
-    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", DOCUMENTS["README.md"], re.MULTILINE | re.DOTALL)[1]
+    """The text of one section of the tour."""
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", DOCUMENTS["tour.md"], re.MULTILINE | re.DOTALL)[1]
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ COMPILES = re.compile("tokenmill compile|--program compiled")
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_commands_of_the_readme_run_as_written(folder):
+def test_the_commands_of_the_tour_run_as_written(folder):
     """But for `eval tasks`, which needs an extra, and what compiles: both run below."""
     lines = [line for line in commands(section("Use it")) if "eval tasks" not in line and not COMPILES.search(line)]
     assert len(lines) > 10
@@ -128,12 +128,12 @@ def test_the_commands_of_the_readme_run_as_written(folder):
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_python_of_the_readme_runs_as_written(folder, monkeypatch, capsys):
+def test_the_python_of_the_tour_runs_as_written(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     programs = blocks(section("Use it"), ("python",))
     assert programs
     for program in programs:
-        exec(compile(program, "README.md", "exec"), {})
+        exec(compile(program, "tour.md", "exec"), {})
     assert "Paris" in capsys.readouterr().out
 
 
@@ -174,7 +174,7 @@ def test_every_shell_block_is_one(document):
             assert (ROOT / others[0]).is_file(), line
 
 
-IN_ORDER = ("README.md", "tutorial.md")
+IN_ORDER = ("tour.md", "tutorial.md")
 """Documents whose blocks run one after the other, in tests of their own."""
 SLOW = ("coming-from-transformers.md", "continuous-batching.md", "from-python.md", "one-token.md", "sessions.md")
 """Documents with so many blocks that load the model that they run with the slow tests."""
@@ -375,7 +375,7 @@ def benchmarks(text):
 @pytest.mark.model
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "text", [section("Measure it"), DOCUMENTS["benchmarks.md"]], ids=["README.md", "benchmarks.md"]
+    "text", [section("Measure it"), DOCUMENTS["benchmarks.md"]], ids=["tour.md", "benchmarks.md"]
 )
 def test_the_benchmarks_run_as_written(folder, text):
     lines = benchmarks(text)

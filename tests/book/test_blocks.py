@@ -27,6 +27,7 @@ RUN_BY = {
     "receipts.md": "tests.test_documents:test_the_commands_about_receipts_run_as_written",
     "speculation.md": "tests.test_documents:test_the_commands_about_speculation_run_as_written",
     "structured-output.md": "tests.test_documents:test_the_commands_about_structured_output_run_as_written",
+    "tour.md": "tests.test_documents:test_the_commands_of_the_tour_run_as_written",
 }
 """Pages whose commands a test of their own runs, which checks more of what comes."""
 SERVING, TUTORIAL = "serving.md", "tutorial.md"
