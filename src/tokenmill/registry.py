@@ -142,25 +142,25 @@ FAMILIES: Names = {
 # Codes of directories, under the `quant_method` of their config.json.
 CODES: Names = {
     "tokenmill": Entry("what `tokenmill quantize` writes", "tokenmill.weights.codes.own:Own",
-        "tokenmill.weights.codes.own_tensors:unpack"),
+        "tokenmill.weights.codes.integer_tensors:unpack_own"),
     "gptq": Entry("GPTQ, and AutoRound's exports to it", "tokenmill.weights.codes.gptq:GPTQ",
-        "tokenmill.weights.codes.gptq_tensors:unpack"),
+        "tokenmill.weights.codes.integer_tensors:unpack_gptq"),
     "awq": Entry("AWQ in all its layouts", "tokenmill.weights.codes.awq:AWQ",
-        "tokenmill.weights.codes.awq_tensors:unpack"),
+        "tokenmill.weights.codes.integer_tensors:unpack_awq"),
     "auto-round": Entry("AutoRound, in all its layouts", "tokenmill.weights.codes.auto_round:AutoRound"),
     "intel/auto-round": Entry("AutoRound of older versions", "tokenmill.weights.codes.auto_round:AutoRound"),
     "compressed-tensors": Entry("what llm-compressor writes", "tokenmill.weights.codes.compressed:Compressed",
         "tokenmill.weights.codes.compressed_tensors:unpack"),
     "fp8": Entry("fp8 in blocks, or with one scale", "tokenmill.weights.codes.fp8:FP8",
-        "tokenmill.weights.codes.fp8_tensors:unpack"),
+        "tokenmill.weights.codes.floating_tensors:unpack_fp8"),
     "fbgemm_fp8": Entry("fp8 with a scale for each row", "tokenmill.weights.codes.fp8:FBGemmFP8",
-        "tokenmill.weights.codes.fp8_tensors:unpack"),
+        "tokenmill.weights.codes.floating_tensors:unpack_fp8"),
     "bitsandbytes": Entry("NF4, FP4 and LLM.int8", "tokenmill.weights.codes.bitsandbytes:Bitsandbytes",
-        "tokenmill.weights.codes.bitsandbytes_tensors:unpack"),
+        "tokenmill.weights.codes.floating_tensors:unpack_bitsandbytes"),
     "mlx": Entry("MLX's directories", "tokenmill.weights.codes.mlx:MLX",
-        "tokenmill.weights.codes.mlx_tensors:unpack"),
+        "tokenmill.weights.codes.floating_tensors:unpack_mlx"),
     "mxfp4": Entry("MXFP4 of gpt-oss", "tokenmill.weights.codes.mxfp4:MXFP4",
-        "tokenmill.weights.codes.mxfp4_tensors:unpack"),
+        "tokenmill.weights.codes.floating_tensors:unpack_mxfp4"),
 }
 
 # Methods that are known and not read: what they are.

@@ -18,9 +18,9 @@ from tokenmill.model.families import read_config
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
-from tokenmill.weights.codes import awq_tensors, gptq_tensors, own_tensors
 from tokenmill.weights.codes.awq import AWQ
 from tokenmill.weights.codes.gptq import GPTQ
+from tokenmill.weights.codes.integer_tensors import pack_own, unpack_awq, unpack_gptq, unpack_own
 from tokenmill.weights.codes.own import Own
 from tokenmill.weights.write import convert as module
 from tokenmill.weights.write.convert import convert
@@ -125,7 +125,7 @@ def test_the_end_of_a_row_is_a_group_of_its_own(bits):
 def test_packing_loses_nothing(bits, group, columns):
     stored = round_to_nearest(numbers(7, columns), bits, group)
     layout = Own(bits, group)
-    again = own_tensors.unpack(layout, own_tensors.pack(layout, stored, columns), "x")
+    again = unpack_own(layout, pack_own(layout, stored, columns), "x")
     assert again.bits == bits
     assert torch.equal(again.codes[:, :columns], stored.codes[:, :columns])
     assert torch.equal(again.scales, stored.scales)
@@ -361,7 +361,7 @@ def awq(rows=16, columns=48, group=32, seed=3):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_gptq_matrices(bits, group, symmetric, v2):
     tensors, values = gptq(columns=160, group=group, bits=bits, symmetric=symmetric, v2=v2)
-    stored = gptq_tensors.unpack(GPTQ(bits, max(group, 0), int(not v2)), tensors, "x")
+    stored = unpack_gptq(GPTQ(bits, max(group, 0), int(not v2)), tensors, "x")
     assert torch.equal(stored.values(), values)
     assert (stored.minimums is None) == symmetric
     assert stored.bits == bits
@@ -370,7 +370,7 @@ def test_gptq_matrices(bits, group, symmetric, v2):
 @pytest.mark.parametrize("group", [32, 64, 128, 256, -1])
 def test_awq_matrices(group):
     tensors, values = awq(columns=160, group=group)
-    assert torch.equal(awq_tensors.unpack(AWQ(4, max(group, 0)), tensors, "x").values(), values)
+    assert torch.equal(unpack_awq(AWQ(4, max(group, 0)), tensors, "x").values(), values)
 
 
 def export(source, path, method: str, biases=False, **settings):

@@ -7,8 +7,8 @@ import torch
 
 from tokenmill.errors import CheckpointError
 from tokenmill.quant.rtn import round_to_nearest
-from tokenmill.weights.codes import own_tensors
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint
+from tokenmill.weights.codes.integer_tensors import pack_own
 from tokenmill.weights.codes.own import Own
 from tokenmill.weights.plain import Checkpoint
 
@@ -41,7 +41,7 @@ def numbers(rows: int, columns: int) -> torch.Tensor:
 
 
 def own(base: str, rows: int, columns: int, bits: int = 4) -> dict[str, torch.Tensor]:
-    parts = own_tensors.pack(Own(bits, 32), round_to_nearest(numbers(rows, columns), bits, quick=True), columns)
+    parts = pack_own(Own(bits, 32), round_to_nearest(numbers(rows, columns), bits, quick=True), columns)
     return {f"{base}.{part}": tensor for part, tensor in parts.items()}
 
 

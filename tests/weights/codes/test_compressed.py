@@ -147,7 +147,7 @@ def test_inputs_out_of_order_are_read_as_values(tmp_path):
     assert torch.equal(found.read(f"{NAME}.weight"), (codes * scales.flip(1)[..., None]).flatten(1))
     tensors[f"{NAME}.weight_g_idx"][3] = 2
     save_file(tensors, path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="weight_g_idx names groups that there are not: it has 2"):
+    with pytest.raises(CheckpointError, match="weight_g_idx names groups that do not exist: it has 2"):
         opened(path).read(f"{NAME}.weight")
 
 

@@ -1,6 +1,7 @@
 """AutoRound's directories (https://github.com/intel/auto-round): data_type and packing_format name their layout.
 
-Whole numbers lie as those of GPTQ or AWQ, MXFP4, MXFP8, NVFP4 and MXINT4 as those of compressed-tensors, others in fp8.
+Whole numbers lie as GPTQ or AWQ stores them; MXFP4, MXFP8, NVFP4 and MXINT4 as compressed-tensors stores them; other
+numbers lie in fp8.
 """
 
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ _SCALED = {("mx_fp", 4): "mxfp4", ("mx_fp", 8): "mxfp8", ("mx_int", 4): "mxint4"
 
 
 def _packing(reader: ValueReader, key: str) -> str:
-    """The packer: of the words after "auto_round", those that change the layout. Numbers in fp8 may have none."""
+    """Read the packer: the words after "auto_round", which choose the layout. Numbers in fp8 may have no packer."""
     if reader.take(key, None) is None and reader.take("data_type", None) == "fp":
         return ""
     value = reader.text(key)
@@ -47,7 +48,9 @@ def _packing(reader: ValueReader, key: str) -> str:
 
 
 def _group(reader: ValueReader, key: str) -> int:
-    """The inputs that share a scale, 0 for all of a row; of fp8 in blocks it repeats weight_block_size."""
+    """Read how many inputs share a scale, 0 for all of a row. In fp8 the key repeats weight_block_size, or says
+    nothing.
+    """
     if reader.take("data_type", "int") == "fp":
         reader.take(key, None)
         return 0
@@ -56,7 +59,7 @@ def _group(reader: ValueReader, key: str) -> int:
 
 @dataclass(frozen=True)
 class AutoRound(Layout):
-    """Its settings; the layout is one of the others."""
+    """The settings of AutoRound, which name the layout of another method."""
 
     method = "auto-round"
     settings: ClassVar[Mapping[str, Choices]] = {
@@ -96,7 +99,7 @@ class AutoRound(Layout):
 
 
 class Microscaled(Compressed):
-    """Matrices whose scales have 8 bits, which may be of several kinds: their parts tell."""
+    """Matrices whose scales have 8 bits. They may be of several kinds, which their parts tell."""
 
     def of(self, parts: Parts) -> Compressed:
         usual = "mxint4" if self.kind == "mxint4" else "mxfp4"

@@ -1,11 +1,11 @@
 """The layouts of AWQ (https://github.com/casper-hansen/AutoAWQ, https://github.com/mit-han-lab/llm-awq).
 
-In "gemm", X.qweight [K, R / 8] int32, whose eight codes are those of columns 0 2 4 6 1 3 5 7; X.qzeros [G, R / 8]
+In "gemm", X.qweight [K, R / 8] int32, whose eight codes belong to columns 0 2 4 6 1 3 5 7; X.qzeros [G, R / 8]
 likewise; X.scales [G, R]. AutoRound's codes of 5 to 7 bits lie in the same order, one after the other. In "gemv",
 X.qweight [R, K / 8] int32, the codes of a row one after the other; X.qzeros [R, W] likewise and X.scales [R, 8 W],
 where 8 W is G rounded up. In "gemv_fast", which is also llm-awq's own, X.qweight [R / 4, K] int16 has the codes of four
-rows in an order of its own (see awq_tensors.py), X.scales [8 W, R] and X.qzeros or X.scaled_zeros [8 W, R] in floating
-point has the minimums.
+rows in an order of its own (see integer_tensors.py), X.scales [8 W, R] and X.qzeros or X.scaled_zeros [8 W, R] in
+floating point has the minimums.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ VERSIONS = ("gemm", "gemv", "gemv_fast", "llm-awq")
 
 @dataclass(frozen=True)
 class AWQ(Layout):
-    """See Layout. has_zeros: whether codes have zeros of their own, so that none may be missing. varies: whether some
+    """See Layout. has_zeros: whether codes have zeros of their own, which must be there then. varies: whether some
     matrices have other groups, which their shapes then tell.
     """
 
@@ -95,7 +95,7 @@ class AWQ(Layout):
         return {"qweight": (num_rows // 4, num_inputs), "qzeros": wide, "scales": wide, "scaled_zeros": wide}
 
     def _zero_words(self, groups: int) -> int:
-        """Words of the zeros of a row, as AutoAWQ's calculate_zeros_width rounds them up."""
+        """Count the words of the zeros of a row, as AutoAWQ's calculate_zeros_width rounds them up."""
         step = {64: 2, 32: 4}.get(self.group, 1)
         words = -(-groups // self.fields)
         return -(-words // step) * step

@@ -4,7 +4,7 @@ With 4 bits, X.weight uint8 [R * K / 2, 1] has two codes a byte, the earlier in 
 values of a code (NF4 or FP4) and X.weight.absmax a factor for each block of codes. If these are quantised themselves,
 X.weight.absmax is uint8, with X.weight.nested_quant_map and X.weight.nested_absmax. The bytes of
 X.weight.quant_state.bitsandbytes__nf4, or of …fp4, are JSON with the matrix's shape. With 8 bits, X.weight is int8 and
-X.SCB [R] has the largest value of each row. No scheme has such codes, so that they are read as values.
+X.SCB [R] has the largest value of each row. No scheme has such codes: they are read as values.
 """
 
 import json
@@ -23,7 +23,7 @@ _LONGEST = 1 << 12  # of the JSON
 
 @dataclass(frozen=True)
 class Bitsandbytes(Layout):
-    """See Layout. kind: "nf4", "fp4" or "int8". shape, block, nested_block, offset: what is said of one matrix.
+    """See Layout. kind: "nf4", "fp4" or "int8". shape, block, nested_block, offset: the facts of one matrix.
     itemsize: bytes of a number in which codes lie.
     """
 
@@ -83,7 +83,7 @@ class Bitsandbytes(Layout):
         return replace(self, itemsize=_STORAGE.get(parts.dtypes.get("weight", ""), 1), **self._read_state(parts))
 
     def _read_state(self, parts: Parts) -> dict[str, Any]:
-        """The quant_state JSON of a matrix; CheckpointError where it is damaged."""
+        """Read the quant_state JSON of a matrix; CheckpointError where it is damaged."""
         where = f"{parts.matrix}.quant_state.bitsandbytes__{self.kind}"
         if prod(parts.shapes[self.mark]) > _LONGEST or parts.dtypes[self.mark] != "uint8":
             raise CheckpointError(f"{where} is no JSON in bytes")

@@ -1,4 +1,4 @@
-"""Quantised directories as checkpoints, described.
+"""Quantised directories as checkpoints.
 
 The tensors that together hold a matrix are shown as one tensor, in most layouts X.weight. It is read in floating point,
 or as the file's own codes, which the loader keeps exactly.
@@ -18,7 +18,6 @@ from tokenmill.model.families import Family, read_config
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.registry import CODES, lookup
 from tokenmill.value_reader import ValueReader, brief
-from tokenmill.weights.codes.harmless import KNOWN, remarks_of
 from tokenmill.weights.codes.layout import Layout, Parts, Shape
 from tokenmill.weights.names import expand
 from tokenmill.weights.plain import Checkpoint
@@ -31,9 +30,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Keys of quantization_config that say nothing of how codes are stored: how they were chosen, and settings of other
+# programs. Any other key must be known to its method.
+_HARMLESS = frozenset(
+    """act_data_type act_dynamic act_group_aware act_group_size act_sym adapter amp apply_clip autoround_version backend
+    batch_size block_name_to_quantize cache_block_outputs damp_auto_increment damp_percent dataset dequantize
+    disable_exllama do_fuse duo_scaling enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input exllama_config
+    export_compatible fail_safe failsafe fuse_max_seq_len gptaq gptaq_alpha gradient_accumulate_steps hessian
+    inject_fused_attention inject_fused_mlp iters lm_head low_gpu_mem_usage lr max_calib_samples max_calib_seq_len
+    max_input_length meta minmax_lr mock_quantization model_file_base_name model_free model_name_or_path model_seqlen
+    module_name_preceding_first_block modules_in_block_to_quantize modules_to_fuse modules_to_not_convert mse
+    n_parallel_calib_samples nsamples offload_to_disk offload_to_disk_path pack_impl pad_token_id provider quant_method
+    regex_config sampler scale_dtype seqlen static_attention_granularity static_groups static_kv_granularity sym
+    to_quant_block_names tokenizer true_sequential use_cuda_fp16 use_exllama use_triton v2 v2_alpha
+    vram_strategy""".split()
+)
+# Requests to the computation that are not met, whatever the method: key → the remark on it.
+_NOT_DONE = {
+    "activation": "activations are not rounded",
+    "attention_input_activations": "the inputs of attention are not rounded",
+    "static_attention_dtype": "the inputs of attention are not rounded",
+    "static_kv_dtype": "the cache is not rounded",
+}
+_KNOWN = _HARMLESS | _NOT_DONE.keys()
+
 
 class QuantizedCheckpoint(Checkpoint):
-    """One such directory, over the checkpoint that reads its tensors.
+    """A quantised directory, over the checkpoint that reads its tensors.
 
     parts: for each matrix, by its name here, the shapes of its parts.
     """
@@ -67,15 +90,15 @@ class QuantizedCheckpoint(Checkpoint):
         return self.plain.family
 
     def layout_of(self, name: str) -> Layout:
-        """The layout of a matrix that is stored as codes."""
+        """Find the layout of a matrix that is stored as codes."""
         return self._layouts[name]
 
     def is_coded(self, name: str) -> bool:
-        """Whether a tensor is stored as codes."""
+        """Tell whether a tensor is stored as codes."""
         return name in self.parts
 
     def is_transposed(self, name: str) -> bool:
-        """Whether a matrix of codes is shown as [inputs, outputs], as its family has it; its codes never are."""
+        """Tell whether a matrix of codes is shown as [inputs, outputs], as its family has it; its codes never are."""
         return name in self._transposed
 
     def dtype_of(self, name: str) -> str:
@@ -85,7 +108,9 @@ class QuantizedCheckpoint(Checkpoint):
         return self.find_reader("codes").read(name, dtype, rows)
 
     def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
-        """8 bits are kept where their zero is 128, or can be, and their scales are half floats."""
+        """See Checkpoint. Codes of 8 bits are kept where their zero is 128, or can be, and their scales are half
+        floats.
+        """
         return self.find_reader("codes").read_codes(name, rows)
 
     def warn_of_values(self, name: str, why: str) -> None:
@@ -95,25 +120,24 @@ class QuantizedCheckpoint(Checkpoint):
             log.warning("%s: codes of 8 bits with %s are read as values, %s among them", self.path, why, name)
 
     def _describe_values(self, usual: Layout) -> str:
-        """A sentence on dequantized matrices and on requests of the files that are not met; empty if there are none."""
+        """Say which matrices are dequantized and which requests of the files are not met; empty if there is neither."""
         reasons = Counter(layout.as_values for layout in self._layouts.values() if layout.as_values)
         parts = [f"{count} of its {len(self._layouts)} matrices have {why}" for why, count in reasons.items()]
         hint = "; --scheme q8 rounds them to 8 bits"
         values = f"read as values, since no scheme holds such codes: {'; '.join(parts)}{hint}" if parts else ""
-        return "; ".join(filter(None, (values, usual.remark, remarks_of(self.plain.config["quantization_config"]))))
+        settings = self.plain.config["quantization_config"]
+        unmet = (f"{what} as its config asks ({key})" for key, what in _NOT_DONE.items() if settings.get(key))
+        return "; ".join(filter(None, (values, usual.remark, *unmet)))
 
 
 def describe_codes(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of a quantised directory with the key "stored_as_codes", as a GGUF file's has it; any other as it is,
-    and one whose codes are read as values.
+    """Add the key "stored_as_codes", which a GGUF file's config has, to the config of a directory whose codes are kept.
+    Any other config is returned as it is.
 
-    What stays in float16 counts as bfloat16: no program multiplies codes in float16 on a CPU.
+    Tensors that stay in float16 count as bfloat16: no program multiplies codes in float16 on a CPU.
     """
-    if quant_method(config) is None:
-        return config
-    if not (bits := _read_layout(config).code_bits):
-        return config
-    return _with_codes(config, bits)
+    bits = 0.0 if quant_method(config) is None else _read_layout(config).code_bits
+    return _with_codes(config, bits) if bits else config
 
 
 def _with_codes(config: dict[str, Any], bits: float) -> dict[str, Any]:
@@ -133,13 +157,13 @@ def _read_layout(config: Mapping[str, Any]) -> Layout:
         key: allowed(reader, key) if callable(allowed) else reader.expect(key, *allowed)
         for key, allowed in layout.settings.items()
     }
-    reader.refuse_unread(settings.keys() - KNOWN)
+    reader.refuse_unread(settings.keys() - _KNOWN)
     return layout.read(found)
 
 
 def _find_parts(usual: Layout, plain: Checkpoint) -> tuple[dict[str, Layout], dict[str, dict[str, Shape]], set[str]]:
-    """Find matrix → its layout, and the shapes of its parts; and the tensors that are no weights. CheckpointError lists
-    what is missing or misshapen.
+    """Find each matrix's layout, and the shapes of its parts; and the tensors that are no weights. CheckpointError
+    lists missing and misshapen tensors.
     """
     layouts, found = dict[str, Layout](), dict[str, dict[str, Shape]]()
     beside = set(filter(usual.is_beside, plain.shapes))
@@ -193,7 +217,7 @@ def _find_transposed(plain: Checkpoint) -> set[str]:
 
 
 def _needs_scales(name: str, dtype: str) -> bool:
-    """Whether no weight is stored so by itself."""
+    """Tell whether a tensor of this name and dtype is no weight without scales beside it."""
     is_integer = not dtype.removeprefix("b").startswith("float")
     return dtype == "int8" or dtype.startswith("float8") or (is_integer and name.endswith(".weight"))
 
@@ -204,9 +228,7 @@ def _bytes_of_part(plain: Checkpoint, names: Mapping[str, str], part: str) -> by
 
 
 def _empty_biases(plain: Checkpoint, parts: Mapping[str, Any]) -> Iterator[str]:
-    """Find biases of nothing but zeros that the model does not have: AutoGPTQ gave one to every matrix (its
-    issue 555).
-    """
+    """Find biases of zeros alone that the model does not have: AutoGPTQ gave one to every matrix (its issue 555)."""
     model, family = read_config(plain.config), plain.family
     has = {"attention.qkv": model.qkv_bias, "attention.out": model.o_bias}
     has |= {"mlp.up": model.mlp_bias, "mlp.down": model.mlp_bias}

@@ -1,12 +1,12 @@
 """The layouts of compressed-tensors, which llm-compressor writes (https://github.com/vllm-project/compressed-tensors).
 
 In "pack-quantized", X.weight_packed int32 has the codes of each row one after the other, and X.weight_shape says how
-many there are. In "int-quantized", X.weight int8 has a code a byte; in "float-quantized", X.weight is fp8. In
-"naive-quantized" it is either. X.weight_scale is [R, G], [R, 1], [1] or one for each block; X.weight_zero_point [R, G],
-which "pack-quantized" packs along R. In "mxfp4-pack-quantized" and "nvfp4-pack-quantized", X.weight_packed uint8 has
-two E2M1 codes a byte (see mxfp4.py), with X.weight_scale of 8 bits for each 32 or 16 inputs; in "mxfp6-pack-quantized"
-it has four E2M3 codes in three bytes; in "mxfp8-quantized", X.weight is fp8 with such scales. The config has groups of
-matrices, each with settings of its own.
+many they are. In "int-quantized", X.weight int8 has a code a byte; in "float-quantized", X.weight is fp8. In
+"naive-quantized" it is either. X.weight_scale is [R, G], [R, 1], [1] or has a scale for each block; X.weight_zero_point
+is [R, G], which "pack-quantized" packs along R. In "mxfp4-pack-quantized" and "nvfp4-pack-quantized", X.weight_packed
+uint8 has two E2M1 codes a byte (see mxfp4.py), with X.weight_scale of 8 bits for each 32 or 16 inputs; in
+"mxfp6-pack-quantized" it has four E2M3 codes in three bytes; in "mxfp8-quantized", X.weight is fp8 with such scales.
+The config has groups of matrices, each with settings of its own.
 """
 
 import re
@@ -33,16 +33,16 @@ _MICROSCALED = {
 _EMBEDDINGS = ("embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings")
 _BESIDE = re.compile(r".*\.(?:(?:input|output|[qkv])_(?:scale|zero_point|global_scale)|weight_shape)")
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
-# How codes were chosen: none of these says how they are stored.
+# Settings that say how codes were chosen, and nothing of how they are stored.
 _CHOSEN = frozenset({"observer", "observer_kwargs", "dynamic", "scale_dtype", "zp_dtype"})
 
 
 @dataclass(frozen=True)
 class Compressed(Layout):
     """See Layout. kind: "packed", "int", "float", "nvfp4", "mxfp4", "mxfp6", "mxfp8", AutoRound's "mxint4", or "dense"
-    of weights as they were, beside which scales stand. strategy: what shares a scale. block: its rows and inputs.
-    symmetric: whether there are no zeros. size: the inputs of one matrix. groups: the layouts of the directory, with
-    their targets. remarks: what is not done that the config asks for.
+    for weights as they were, beside which scales stand. strategy: one of _STRATEGIES, the numbers that share a scale.
+    block: the rows and inputs of a block. symmetric: whether there are no zeros. size: the inputs of one matrix.
+    groups: the layouts of the directory, with their targets. remarks: requests of the config that are not met.
     """
 
     kind: str = "packed"
@@ -99,8 +99,8 @@ class Compressed(Layout):
 
     @classmethod
     def of_kind(cls, kind: str) -> Self:
-        """The layout of one of the kinds whose scales have 8 bits."""
-        kept = {"mxfp4": 8, "mxint4": 4}.get(kind)  # see mxfp4_tensors.py
+        """Make the layout of one of the kinds whose scales have 8 bits."""
+        kept = {"mxfp4": 8, "mxint4": 4}.get(kind)  # see floating_tensors.py
         why = "" if kept else NO_CODES.format(kind.upper())
         return cls(kept or 8, 16 if kind == "nvfp4" else 32, as_values=why, kind=kind, strategy="group")
 
@@ -124,7 +124,7 @@ class Compressed(Layout):
         return self.of_module(parts.matrix.removesuffix(".weight")).sized(parts)
 
     def sized(self, parts: Parts) -> "Compressed":
-        """The layout of the matrix of these parts, whose group this is."""
+        """Make the layout of the matrix that has these parts and belongs to this group."""
         layout = self
         if layout.codes not in parts.shapes:
             return layout
@@ -142,7 +142,7 @@ class Compressed(Layout):
         return replace(layout, size=size, as_values=why)
 
     def of_module(self, module: str) -> "Compressed":
-        """The layout of the group that a module is in, as compressed-tensors' match_targets finds it: by its name, by
+        """Find the layout of the group that a module is in, as compressed-tensors' match_targets does: by its name, by
         the first pattern in the order of the alphabet that matches, or by the class of the module. Of groups with the
         same target the last counts.
         """
@@ -165,7 +165,7 @@ class Compressed(Layout):
 
     @property
     def code_size(self) -> int:
-        """The bits of a code of the kinds whose codes lie in bytes one after the other; 0 for the others."""
+        """The bits of a code where the codes lie in bytes one after the other; 0 for other kinds."""
         return {"nvfp4": 4, "mxfp4": 4, "mxint4": 4, "mxfp6": 6}.get(self.kind, 0)
 
     def is_beside(self, name: str) -> bool:
@@ -205,7 +205,7 @@ class Compressed(Layout):
 
 
 def _read_group(group: ValueReader, usual: Any) -> Compressed:
-    """The layout that a group's settings describe."""
+    """Read the layout that a group's settings describe."""
     how, given = group.inside("weights", required=True), group.take("format", usual)
     bits, kind = how.count("num_bits", 8, maximum=8), how.expect("type", "int", "float")
     symmetric, size = how.flag("symmetric", True), how.take("group_size", None)
@@ -250,7 +250,9 @@ def _read_group(group: ValueReader, usual: Any) -> Compressed:
 
 
 def _matches(target: str, names: tuple[str, ...]) -> bool:
-    """Whether a target is one of a module's names, or a pattern "re:…" of one; CheckpointError where it is none."""
+    """Tell whether a target is a name of the module, or a pattern "re:…" of such a name. CheckpointError for a pattern
+    that is no regular expression.
+    """
     if not target.startswith("re:"):
         return target in names
     try:
@@ -260,7 +262,7 @@ def _matches(target: str, names: tuple[str, ...]) -> bool:
 
 
 def _stored_inputs(parts: Parts) -> int:
-    """The inputs that weight_shape says; CheckpointError where it cannot be."""
+    """Read the number of inputs from weight_shape; CheckpointError where the codes have another shape."""
     dtype = {"int64": "<i8", "int32": "<i4"}.get(parts.dtypes["weight_shape"])
     sizes = [] if dtype is None else np.frombuffer(parts.read("weight_shape"), dtype).tolist()
     if len(sizes) != 2 or not 0 < sizes[1] <= 1 << 24 or sizes[0] != parts.shapes["weight_packed"][0]:

@@ -9,8 +9,8 @@ from tokenmill.errors import CheckpointError
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored, split_nibbles
 from tokenmill.weights.codes.compressed import Compressed
+from tokenmill.weights.codes.floating_tensors import over_blocks, powers_of, stored_mxfp4, twice_of
 from tokenmill.weights.codes.layout import Layout
-from tokenmill.weights.codes.mxfp4_tensors import powers_of, stored_mxfp4, twice_of
 from tokenmill.weights.codes.words import of_integers, stream_of, values_in_groups
 
 
@@ -27,27 +27,15 @@ def unpack(layout: Compressed, parts: Mapping[str, Tensor], name: str) -> Stored
     return _MICROSCALED[layout.kind](codes, scales)
 
 
-def over_blocks(scales: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
-    """A scale for all, for each row, for each group of inputs or for each block, as one that is multiplied with a
-    matrix of that shape.
-    """
-    if scales.dim() < 2 or (block == (1, 1) and scales.shape[1] == 1):
-        return scales
-    rows, inputs = shape
-    if block == (1, 1):
-        return scales.repeat_interleave(-(-inputs // scales.shape[1]), 1)[:, :inputs]
-    return scales.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :inputs]
-
-
 def _values_of_e2m3(codes: Tensor) -> Tensor:
-    """The values of codes of 6 bits, float32: a sign, two bits of an exponent, three of a fraction."""
+    """Compute the values of codes of 6 bits, float32: a sign, two bits of an exponent, three of a fraction."""
     exponents, fractions = (codes >> 3 & 3).int(), (codes & 7).float()
     sizes = torch.where(exponents == 0, fractions / 8, torch.ldexp(1 + fractions / 8, exponents - 1))
     return torch.where(codes & 32 != 0, -sizes, sizes)
 
 
 def _stored_mxint4(codes_RK: Tensor, exponents_RG: Tensor) -> Stored:
-    """R rows of AutoRound's MXINT4: a sign and three bits of a number of quarters."""
+    """Make R rows of AutoRound's MXINT4: a sign and three bits of a number of quarters."""
     sizes_RK = (codes_RK & 7).to(torch.int16)
     moved_RK = torch.where(codes_RK & 8 != 0, -sizes_RK, sizes_RK) + 8
     return Stored.of_groups(4, moved_RK.to(torch.uint8), GROUP, powers_of(exponents_RG) / 4)
@@ -64,18 +52,17 @@ def _unpack_integers(layout: Compressed, parts: Mapping[str, Tensor], name: str)
         moved = codes.to(torch.int16) + middle
         if moved.min() < 0 or moved.max() >= 2 * middle:
             raise CheckpointError(f"{name}.weight holds codes that have more than {layout.bits} bits")
-        codes_RK, zeros_RG = (
-            moved.to(torch.uint8),
-            None if zeros is None else zeros.reshape(scales_RG.shape).int() + middle,
-        )
+        codes_RK = moved.to(torch.uint8)
+        zeros_RG = None if zeros is None else zeros.reshape(scales_RG.shape).int() + middle
     if layout.strategy == "block":
         wide = codes_RK.shape
         zeros_RK = middle if zeros_RG is None else over_blocks(zeros_RG.float(), wide, layout.block)
         return Stored.plain((codes_RK.float() - zeros_RK) * over_blocks(scales_RG, wide, layout.block))
     scales_RG = scales_RG.expand(len(codes), -1)
-    zeros_RG = (
-        torch.full_like(scales_RG, middle, dtype=torch.int16) if zeros_RG is None else zeros_RG.expand(len(codes), -1)
-    )
+    if zeros_RG is None:
+        zeros_RG = torch.full_like(scales_RG, middle, dtype=torch.int16)
+    else:
+        zeros_RG = zeros_RG.expand(len(codes), -1)
     groups_K = parts.get("weight_g_idx")
     if groups_K is not None:
         order_K = torch.arange(layout.size) // (layout.group or layout.size)
@@ -83,12 +70,12 @@ def _unpack_integers(layout: Compressed, parts: Mapping[str, Tensor], name: str)
         if is_unset or torch.equal(groups_K, order_K.to(groups_K.dtype)) or layout.group == 0:
             groups_K = None
         elif groups_K.min() < 0 or groups_K.max() >= scales_RG.shape[1]:
-            raise CheckpointError(f"{name}.weight_g_idx names groups that there are not: it has {scales_RG.shape[1]}")
+            raise CheckpointError(f"{name}.weight_g_idx names groups that do not exist: it has {scales_RG.shape[1]}")
     plain = Layout(layout.bits, layout.group)
     return of_integers(plain, codes_RK, zeros_RG, scales_RG, groups_K)
 
 
-# What unpacks codes whose scales are exponents of 2.
+# For each kind whose scales are exponents of 2, the function that unpacks its codes.
 _MICROSCALED: dict[str, Callable[[Tensor, Tensor], Stored]] = {
     "mxfp4": lambda codes, scales: stored_mxfp4(split_nibbles(codes), scales),
     "mxfp6": lambda codes, scales: values_in_groups(_values_of_e2m3(stream_of(codes, 6)), powers_of(scales), GROUP),

@@ -1,7 +1,7 @@
 """Directories in fp8, as DeepSeek, Mistral and Meta publish theirs: each X.weight float8_e4m3fn [R, K] with a scale.
 
-quant_method "fp8" has X.weight_scale_inv, which is multiplied with the weight all the same: one for each block of
-weight_block_size, or one for all. "fbgemm_fp8" has X.weight_scale [R, 1]. No scheme has codes of such numbers, so that
+quant_method "fp8" has X.weight_scale_inv, which is multiplied with the weight in spite of its name: a scale for each
+block of weight_block_size, or one for all. "fbgemm_fp8" has X.weight_scale [R, 1]. No scheme has codes of such numbers:
 they are read as values.
 """
 
@@ -15,7 +15,7 @@ from tokenmill.weights.codes.layout import FLOATS, Choices, Layout, Shape, anyth
 
 
 def read_block(reader: ValueReader, key: str) -> tuple[int, int] | None:
-    """The rows and the inputs of a block, or None for one scale for all."""
+    """Read the rows and the inputs of a block, or None for one scale for all."""
     if reader.take(key, None) is None:
         return None
     sizes = reader.entries(key, int)
@@ -26,8 +26,8 @@ def read_block(reader: ValueReader, key: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class FP8(Layout):
-    """See Layout. block: the rows and inputs that share a scale; None where all do. rounds_inputs: whether other
-    programs round activations, too.
+    """See Layout. block: the rows and inputs that share a scale; None where all share one. rounds_inputs: whether
+    other programs round activations, too.
     """
 
     block: tuple[int, int] | None = None

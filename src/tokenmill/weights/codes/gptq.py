@@ -61,7 +61,7 @@ class GPTQ(Layout):
         if self.may_permute and "g_idx" in parts.shapes:
             groups = np.frombuffer(parts.read("g_idx"), "<i4")
             in_order = np.array_equal(groups, np.arange(num_inputs) // (layout.group or num_inputs))
-            why = why or ("" if in_order or not groups.any() else OUT_OF_ORDER)  # zeros alone: see gptq_tensors.py
+            why = why or ("" if in_order or not groups.any() else OUT_OF_ORDER)  # zeros alone: see integer_tensors.py
         return replace(layout, as_values=why)
 
     def shape_of(self, shapes: Mapping[str, Shape]) -> tuple[int, int]:
@@ -75,7 +75,7 @@ class GPTQ(Layout):
 
 
 def _told_by(shapes: Mapping[str, Shape], usual: GPTQ) -> tuple[int, int]:
-    """The bits and the group of one matrix whose shapes are these; the usual ones where they cannot be told."""
+    """Find the bits and the group of a matrix by its shapes; the usual ones where the shapes do not tell them."""
     (num_words, num_rows), zero_words = shapes["qweight"], shapes["qzeros"][-1]
     bits = next((bits for bits in range(2, 9) if -(-num_rows * bits // 32) == zero_words), usual.bits)
     num_inputs, groups = num_words * 32 // bits, max(shapes["scales"][0], 1)

@@ -1,7 +1,7 @@
-"""The Layout of a quantised directory: which tensors together hold one matrix, and what their shapes must be.
+"""The Layout of a quantised directory: the tensors that together hold one matrix, and the shapes that they must have.
 
-Every method has its own tensors, for R outputs, K inputs and G groups of inputs; each has a file here. What a layout
-cannot keep as codes is read as values.
+Every method has its own tensors, for R outputs, K inputs and G groups of inputs; each has a file here. Codes that no
+scheme holds are read as values.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ Choices = tuple[Any, ...] | Callable[[ValueReader, str], Any]
 
 
 class Parts(NamedTuple):
-    """The tensors that are there of one matrix. read: the bytes of one of them, for the few that hold facts."""
+    """The tensors that a file has of one matrix. read: gives the bytes of one of them, for the few that hold facts."""
 
     matrix: str
     shapes: Mapping[str, Shape]
@@ -27,13 +27,13 @@ class Parts(NamedTuple):
 
 
 def any_group(reader: ValueReader, key: str) -> int:
-    """A setting: how many inputs share a scale, 0 for all of a row, which other programs call -1."""
+    """Read how many inputs share a scale: 0 for all of a row, which other programs call -1."""
     value = reader.take(key)
     return 0 if type(value) is int and value == -1 else reader.count(key)
 
 
 def anything(reader: ValueReader, key: str) -> Any:
-    """A setting that a layout itself reads or that it ignores."""
+    """Take a setting that a layout itself reads, or that it ignores."""
     return reader.take(key, None)
 
 
@@ -42,14 +42,14 @@ class Layout:
     """The way in which a directory stores its codes, or one matrix of it.
 
     bits: our own directories may hold matrices of 4 and of 8. group: inputs that share a scale, 0 for all of a row.
-    zero_offset: what is added to a stored zero. as_values: why the codes are read as values, in a few words; empty
+    zero_offset: is added to a stored zero. as_values: the reason why codes are read as values, in a few words; empty
     where they are kept.
 
-    parts: the names of the tensors that hold a matrix. codes: the one with the codes, usually the first; mark: the one
-    by which a matrix is found, usually the codes. optional: those that may be missing. floats: those in floating point.
-    word: the dtype of the others. num_dimensions: of the codes. has_rows: whether each part has a row for each row of
-    the matrix. settings: what each setting of the method may be, its default first, or ... where it has none; or what
-    reads it.
+    parts: the names of the tensors that hold a matrix. codes: the part with the codes, usually the first. mark: the
+    part by which a matrix is found, usually the codes. optional: parts that may be missing. floats: parts in floating
+    point. word: the dtype of the other parts. num_dimensions: the number of dimensions of the codes. has_rows: whether
+    each part has a row for each row of the matrix. settings: by name, the values that a setting of the method may
+    have, its default first, or ... where it has no default; or the function that reads it.
     """
 
     bits: int
@@ -78,12 +78,12 @@ class Layout:
 
     @property
     def remark(self) -> str:
-        """How the text may differ from that of programs that do all that the files ask for; empty if it does not."""
+        """A request of the files that is not met, for which the text may differ from other programs' text; or empty."""
         return ""
 
     @property
     def has_codes(self) -> bool:
-        """Whether its matrices are stored as codes; else what stands beside their weights is passed over."""
+        """Whether its matrices are stored as codes; otherwise the tensors beside their weights are passed over."""
         return True
 
     @property
@@ -100,7 +100,7 @@ class Layout:
         return self.parts[0]
 
     def of(self, parts: Parts) -> "Layout":
-        """The layout of one matrix, where matrices differ."""
+        """Find the layout of one matrix, where matrices differ."""
         return self
 
     def matrix_of(self, name: str) -> str | None:
@@ -115,11 +115,11 @@ class Layout:
         return f"{matrix.removesuffix('.weight')}.{part}"
 
     def is_beside(self, name: str) -> bool:
-        """Whether a tensor is no weight: what the method writes for other programs."""
+        """Tell whether a tensor is no weight, but is written for other programs."""
         return False
 
     def types_of(self, part: str) -> tuple[str, ...]:
-        """The dtypes that a part may have."""
+        """Return the dtypes that a part may have."""
         return FLOATS if part in self.floats else (self.word,)
 
     def shape_of(self, shapes: Mapping[str, Shape]) -> tuple[int, int]:
@@ -127,18 +127,16 @@ class Layout:
         raise NotImplementedError
 
     def part_shapes(self, num_rows: int, num_inputs: int, minimums: bool) -> dict[str, Shape]:
-        """Return the shape that every part must have; `minimums` says whether codes of ours have them, and so
-        4 bits.
-        """
+        """Return the shape that every part must have. minimums: whether our own codes have minimums, and so 4 bits."""
         raise NotImplementedError
 
     def fits(self, part: str, shape: Shape, wanted: Shape) -> bool:
-        """Whether a part may have that shape."""
+        """Tell whether a part may have a shape."""
         return shape == wanted
 
     @property
     def fields(self) -> int:
-        """The layout puts so many codes in a word of 32 bits."""
+        """The number of codes in a word of 32 bits."""
         return 32 // self.bits
 
     def num_groups(self, num_inputs: int) -> int:
@@ -146,8 +144,8 @@ class Layout:
 
 
 def names_of_module(module: str) -> tuple[str, ...]:
-    """List the names under which settings may speak of a module: its own, and those of the same module as the text part
-    of a model that sees or hears, too.
+    """List the names that settings may have for a module: its own, and its names in a whole model that sees or hears,
+    too, of which it is the text part.
     """
     rest = module.removeprefix("model.")
     nested = () if rest == module else (f"model.language_model.{rest}", f"language_model.{rest}")
@@ -155,6 +153,6 @@ def names_of_module(module: str) -> tuple[str, ...]:
 
 
 def odd_group(group: int, num_inputs: int) -> str:
-    """Why codes whose scales are for so many inputs are read as values; empty where they are not."""
+    """Say why codes whose scales are for so many inputs are read as values; empty where they are kept."""
     is_whole = group == 0 or group >= num_inputs
     return "" if is_whole or group % STEP == 0 else f"groups of {group} inputs, which is no multiple of {STEP}"

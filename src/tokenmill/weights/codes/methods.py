@@ -1,5 +1,5 @@
-"""The method of a quantised directory, where its config.json does not name it as transformers does, and MLX's own names
-of tensors.
+"""The method of a quantised directory whose config.json does not name it as transformers does, and MLX's own names of
+tensors.
 """
 
 import re
@@ -12,24 +12,24 @@ from tokenmill.weights.plain import PlainCheckpoint
 
 _STACK = re.compile(r"(.+\.)switch_mlp\.(gate_proj|up_proj|down_proj)\.(weight|scales|biases|global_scale)")
 _OF_STACK = re.compile(_STACK.pattern + r"\[(\d+)\]")
-# mlx-lm's own names of families that it does not name as Hugging Face does: what names begin with, the longest first.
+# Families whose tensors mlx-lm names otherwise: its beginning of a name → Hugging Face's, the longest first.
 _OF_FAMILY: dict[str, dict[str, str]] = {
     "gpt2": {"model.": "transformer."},
     "gpt_neox": {"model.embed_out": "embed_out", "model.h.": "gpt_neox.layers.", "model.": "gpt_neox."},
 }
 _OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-# AutoAWQ's first words for what transformers calls otherwise.
+# AutoAWQ's first names of settings → transformers' names.
 _OF_AWQ = {"w_bit": "bits", "q_group_size": "group_size"}
-# What AutoRound's export to MLX leaves in config.json itself of the rope parameters.
+# The rope parameters that AutoRound's export to MLX leaves in config.json itself.
 _OF_ROPE = """rope_type factor low_freq_factor high_freq_factor original_max_position_embeddings attention_factor
     beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor short_mscale long_mscale""".split()
 
 
 def name_method(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The config of the directory at `path`, with a quantization_config that names its method.
+    """Give the config of the directory at `path` a quantization_config that names its method.
 
-    AutoGPTQ and AutoAWQ once wrote a file of their own beside config.json, and MLX calls it "quantization", beside
-    which AutoRound names itself.
+    AutoGPTQ and AutoAWQ once wrote a file of their own beside config.json. MLX calls the key "quantization", and
+    AutoRound's exports to MLX have both keys.
     """
     settings = config.get("quantization_config")
     if isinstance(mlx := config.get("quantization"), dict) and (settings in (None, mlx) or _packs_as_mlx(settings)):
@@ -38,9 +38,9 @@ def name_method(config: dict[str, Any], path: Path) -> dict[str, Any]:
     if isinstance(settings, dict) and "quant_method" not in settings and {"group_size", "bits"} <= settings.keys():
         return _with_rope(config) | {"quantization_config": _of_mlx(settings, config)}  # MLX's, without its first name
     if settings is None and (beside := path / "quantize_config.json").is_file():
-        return config | {"quantization_config": {"quant_method": "gptq", **_object(beside)}}
+        return config | {"quantization_config": {"quant_method": "gptq", **read_json(beside)}}
     if settings is None and (beside := path / "quant_config.json").is_file():
-        named = {_OF_AWQ.get(key, key): value for key, value in _object(beside).items()}
+        named = {_OF_AWQ.get(key, key): value for key, value in read_json(beside).items()}
         return config | {"quantization_config": {"quant_method": "awq", **named}}
     return config
 
@@ -60,12 +60,12 @@ def name_tensors(plain: PlainCheckpoint) -> None:
 
 
 def _packs_as_mlx(settings: Any) -> bool:
-    """Whether AutoRound says that the tensors are MLX's."""
+    """Tell whether AutoRound says that the tensors are MLX's."""
     return isinstance(settings, dict) and str(settings.get("packing_format")).rpartition(":")[2] == "mlx"
 
 
 def _with_rope(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the rope parameters that AutoRound left beside all else, under the name of older versions."""
+    """Move the rope parameters that AutoRound left at the top of the config under `rope_scaling`."""
     config = {key: _with_rope(value) if key == "text_config" and isinstance(value, dict) else value
               for key, value in config.items()}  # fmt: skip
     if "rope_type" not in config or config.get("rope_parameters") or config.get("rope_scaling"):
@@ -75,19 +75,15 @@ def _with_rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_name(name: str, config: Mapping[str, Any]) -> str:
-    """Hugging Face's name of a tensor or module of a MLX directory."""
+    """Find Hugging Face's name of a tensor or module of an MLX directory."""
     begins = _OF_FAMILY.get(str(config.get("model_type")), {})
     found = next((begin for begin in begins if name.startswith(begin)), None)
     return name if found is None else begins[found] + name.removeprefix(found)
 
 
 def _of_mlx(settings: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """MLX's settings, with those of single modules under a key of their own."""
+    """Put the settings of single modules under a key of their own, and name the method."""
     modules = {key: value for key, value in settings.items() if isinstance(value, (dict, bool))}
     rest = {key: value for key, value in settings.items() if key not in modules}
     named = {_own_name(key, config): value for key, value in modules.items()}
     return {**rest, "modules": named, "quant_method": "mlx"}
-
-
-def _object(file: Path) -> dict[str, Any]:
-    return dict(read_json(file))

@@ -1,8 +1,8 @@
 """The layout of MLX's quantised directories (https://github.com/ml-explore/mlx-lm).
 
 X.weight [R, K * bits / 32] uint32, the codes of each row one after the other; X.scales and X.biases [R, G], with which
-a value is code * scale + bias. config.json says bits and group_size under "quantization", for all matrices and under
-the names of those that have others. Embedding and head are quantised, too. In the other modes there are no biases:
+a value is code * scale + bias. config.json says bits and group_size under "quantization", for all matrices, and under
+the name of each matrix that has others. Embedding and head are quantised, too. In the other modes there are no biases:
 X.scales uint8 has exponents for each 32 codes in "mxfp4" and "mxfp8", numbers in fp8 for each 16 in "nvfp4", in which a
 stack of experts may have X.global_scale [E], the largest number of each.
 """
@@ -29,7 +29,7 @@ from tokenmill.weights.codes.layout import (
 _EXPERT = re.compile(r"\.experts\.\d+\.(\w+)$")  # an expert has the settings of its stack
 _OF_MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _BITS = (1, 2, 3, 4, 5, 6, 8)
-_FLOATING = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # the bits of a number, and what shares a scale
+_FLOATING = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}  # bits of a number, inputs that share a scale
 _MODES = ("affine", *_FLOATING)
 
 
@@ -113,6 +113,6 @@ def _layout(bits: int, group: int, mode: str) -> MLX:
             how = "mode {} has {} bits and groups of {}".format(mode, *wanted)
             raise CheckpointError(f"quantization of mlx: {how}, not {bits} and {group}")
         why = "" if mode == "mxfp4" else f"numbers in {mode.upper()}"
-        return MLX(8, group, as_values=why, mode=mode)  # codes of mxfp4 are kept in 8 bits, see mxfp4_tensors.py
+        return MLX(8, group, as_values=why, mode=mode)  # codes of mxfp4 are kept in 8 bits, see floating_tensors.py
     why = f"codes of {bits} bits with minimums" if bits > 4 else ""
     return MLX(bits, group, as_values=why or odd_group(group, 1 << 30), mode=mode)

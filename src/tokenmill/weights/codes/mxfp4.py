@@ -1,6 +1,6 @@
-"""The layout of MXFP4, in which gpt-oss is published: the experts of a layer in one tensor, of one such kind of matrix.
+"""The layout of MXFP4, in which gpt-oss is published: one tensor has a kind of matrix of all experts of a layer.
 
-For [E] experts X_blocks [E, R, K / 32, 16] uint8, of which each byte has two codes, the earlier in its low half; and
+For E experts X_blocks [E, R, K / 32, 16] uint8, whose bytes have two codes each, the earlier in the low half; and
 X_scales [E, R, K / 32] uint8, exponents of 2 with 127 added. A code is a sign, two bits of an exponent and one of a
 fraction (E2M1): 0, 0.5, 1, 1.5, 2, 3, 4 or 6. The checkpoint shows a slice of an expert: X_blocks[e], and X[e].
 """
@@ -24,7 +24,7 @@ class MXFP4(Layout):
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Self:
-        return cls(8, 32)  # as which they are kept, see mxfp4_tensors.py
+        return cls(8, 32)  # the codes are kept in 8 bits, see floating_tensors.py
 
     def matrix_of(self, name: str) -> str | None:
         found = _CODES.fullmatch(name)

@@ -1,4 +1,4 @@
-"""Codes in words of 32 bits, and codes on the groups of a layout, as the methods that store them have them."""
+"""Codes in words of 32 bits, and codes in the groups of a layout, as several methods store them."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from tokenmill.weights.codes.layout import Layout, odd_group
 def of_groups(
     layout: Layout, bits: int, codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor | None = None
 ) -> Stored:
-    """See Stored.of_groups. In a layout a group of 0 is a whole row."""
+    """Make rows of codes, see Stored.of_groups. In a layout a group of 0 is a whole row."""
     inputs = codes_RK.shape[1]
     whole_row = -(-inputs // GROUP) * GROUP
     group = layout.group if 0 < layout.group < inputs else whole_row
@@ -29,12 +29,12 @@ def of_zeros(
 def of_integers(
     layout: Layout, codes_RK: Tensor, zeros_RG: Tensor, scales_RG: Tensor, groups_K: Tensor | None = None
 ) -> Stored:
-    """Rows (code - zero) · scale, whose codes have up to 8 bits.
+    """Make rows (code - zero) · scale, whose codes have up to 8 bits.
 
-    Up to 3 bits become 4 bits with the zero 8, and those from 5 to 7 become 8 bits with the zero 128, which both hold
-    any difference. So do 8 bits if no difference is too large; else they come with minimums, which no scheme keeps.
-    groups_K: the group of each input, where they do not follow one another; then the rows come as values, as they do
-    where a group is no multiple of 32.
+    Codes of up to 3 bits become 4 bits with the zero 8, codes of 5 to 7 bits become 8 bits with the zero 128: both hold
+    any difference. Codes of 8 bits get that zero if no difference is too large; else they come with minimums, which no
+    scheme keeps. groups_K: the group of each input, where the inputs of a group are no neighbours; then the rows come
+    as values, as they do where a group is no multiple of 32.
     """
     bits, num_inputs = layout.bits, codes_RK.shape[1]
     if groups_K is None and odd_group(layout.group, num_inputs):
@@ -56,7 +56,7 @@ def of_integers(
 
 
 def of_minimums(layout: Layout, codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor) -> Stored:
-    """Rows code · scale + minimum: as 4 bits if the codes have no more, else as values."""
+    """Make rows code · scale + minimum: as 4 bits if the codes have no more, else as values."""
     num_inputs = codes_RK.shape[1]
     if layout.bits <= 4 and not odd_group(layout.group, num_inputs):
         return of_groups(layout, 4, codes_RK, scales_RG.float(), minimums_RG.float())
@@ -77,17 +77,11 @@ def on_groups(layout: Layout, stored: Stored, num_inputs: int) -> tuple[Tensor, 
     return stored.codes[:, :num_inputs], stored.scales[:, ::step], minimums_RG
 
 
-def fields_of(words_AB: Tensor, bits: int) -> Tensor:
-    """Turn [A, B] int32 into [A, B, 32 / bits] uint8, from the low bits up."""
-    bytes_ABC = words_AB.contiguous().view(torch.uint8).view(*words_AB.shape, 4)  # little-endian, as the file
-    return bytes_ABC if bits == 8 else split_nibbles(bytes_ABC)
-
-
 def stream_of(words_AB: Tensor, bits: int) -> Tensor:
     """Turn [A, B] words into the [A, B * 32 / bits] uint8 codes that lie in them one after the other, from the low
     bits up; a code may begin in one word and end in the next.
     """
-    bytes_AC = words_AB.contiguous().view(torch.uint8).view(len(words_AB), -1)
+    bytes_AC = words_AB.contiguous().view(torch.uint8).view(len(words_AB), -1)  # little-endian, as the file
     if bits == 8:
         return bytes_AC
     if bits == 4:
@@ -100,7 +94,7 @@ def stream_of(words_AB: Tensor, bits: int) -> Tensor:
     return torch.stack(codes_AN8, -1).flatten(1)[:, :num_codes]
 
 
-def words_of(fields_ABC: Tensor, bits: int) -> Tensor:
-    """Invert fields_of."""
-    bytes_ABC = fields_ABC if bits == 8 else joined_nibbles(fields_ABC)
-    return bytes_ABC.contiguous().view(torch.int32).squeeze(-1)
+def words_of(codes_AB: Tensor, bits: int) -> Tensor:
+    """Put codes of 4 or 8 bits into words: the inverse of stream_of."""
+    bytes_AC = codes_AB if bits == 8 else joined_nibbles(codes_AB)
+    return bytes_AC.flatten().view(torch.int32).view(len(bytes_AC), -1)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored
-from tokenmill.weights.codes.mxfp4_tensors import stored_mxfp4
+from tokenmill.weights.codes.floating_tensors import stored_mxfp4
 from tokenmill.weights.gguf import superblocks
 from tokenmill.weights.gguf.fields import NUMBERS_OF_IQ4, half_floats, nibbles, stored_codes
 

@@ -14,8 +14,8 @@ from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
 from tokenmill.model.families import find_family
 from tokenmill.quant.stored import Stored
-from tokenmill.weights.codes import gptq_tensors, own_tensors
 from tokenmill.weights.codes.gptq import GPTQ
+from tokenmill.weights.codes.integer_tensors import pack_gptq, pack_own
 from tokenmill.weights.codes.layout import Layout
 from tokenmill.weights.codes.own import Own
 from tokenmill.weights.write.convert import Unit, check_new, plain_unit, write_directory
@@ -76,7 +76,7 @@ class OwnExport(DirectoryExport):
         return Own(bits, group)
 
     def pack(self, layout: Own, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
-        return own_tensors.pack(layout, stored, num_inputs)
+        return pack_own(layout, stored, num_inputs)
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "minimum"
@@ -103,7 +103,7 @@ class GPTQExport(DirectoryExport):
         return GPTQ(bits, group, zero_offset=1)
 
     def pack(self, layout: GPTQ, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
-        return gptq_tensors.pack(layout, stored, num_inputs)
+        return pack_gptq(layout, stored, num_inputs)
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "symmetric" if symmetric or bits == 8 else "zero_point"
