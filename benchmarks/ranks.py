@@ -25,7 +25,7 @@ import tokenmill
 from tokenmill.bench.shapes import SHAPES
 from tokenmill.model.families import find_family, read_config
 from tokenmill.parallel import ranks
-from tokenmill.weights.coverage import expected_tensors
+from tokenmill.weights.names import expected_tensors
 
 IMPORT = "import torch, time, sys; import tokenmill.loader.load_model; print('ready', flush=True); time.sleep(60)"
 

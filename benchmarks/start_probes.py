@@ -18,7 +18,7 @@ STEPS = {  # what is timed: "module:function" or "module:class.method", in the o
     "tokenmill.model.families:read_config": "read the model's config",
     "tokenmill.loader.resolve:resolve": "resolve settings, choose the program",
     "tokenmill.weights.packed.model:PackedCheckpoint.tokenizer": "tokenizer",
-    "tokenmill.weights.coverage:match_tensors": "compare names and shapes of tensors",
+    "tokenmill.weights.names:match_tensors": "compare names and shapes of tensors",
     "tokenmill.cache.pool:Pool.__init__": "allocate the KV cache",
     "tokenmill.weights.packed.reader:PackedReader.wait": "wait until the weights are mapped",
     "tokenmill.model.rope:RotaryTable.__init__": "rotary tables",

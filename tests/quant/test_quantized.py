@@ -19,7 +19,7 @@ from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.gguf.kinds import KINDS
+from tokenmill.weights.gguf.header import KINDS
 from tokenmill.weights.write.quantize import quantize
 
 LONG = prompt(97, seed=5)

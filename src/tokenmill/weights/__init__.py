@@ -1,1 +1,1 @@
-"""Models found, whatever kind of file they are, opened, and decoders filled from them."""
+"""Models opened, whatever kind of file they are, and decoders filled from them."""

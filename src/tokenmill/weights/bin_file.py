@@ -1,4 +1,4 @@
-"""Files of torch.save, as pytorch_model.bin is one. Only torch can say what they hold."""
+"""Files of torch.save, such as pytorch_model.bin. Only torch can say what they hold."""
 
 import zipfile
 from pathlib import Path
@@ -10,9 +10,9 @@ from tokenmill.errors import CheckpointError
 
 
 class BinFile:
-    """See TensorFile. The tensors of the mapped file; only tensors are unpickled, never code.
+    """A file of torch.save, see TensorFile. Only tensors are unpickled, never code.
 
-    A file of torch before 1.6 is no zip archive. It cannot be mapped and is read at once.
+    The file is mapped. A file of torch before 1.6 is no zip archive: it cannot be mapped and is read at once.
     """
 
     def __init__(self, path: Path) -> None:

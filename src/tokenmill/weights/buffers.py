@@ -1,7 +1,7 @@
 """Buffers that files have beside the weights: frequencies of the positions, the causal mask, constants.
 
-Nothing is computed with them. But a file whose buffers say something else than its config was made for other
-arithmetic, so their values are compared.
+Nothing is computed with them. But a file whose buffers differ from its config was made for other arithmetic, so their
+values are compared.
 """
 
 import logging
@@ -23,7 +23,7 @@ _HIDDEN = -1e3  # what a mask adds to a score: -1e4, -1e9 or the smallest number
 
 
 def compare_buffers(checkpoint: Checkpoint, names: Iterable[str]) -> None:
-    """Warn of buffers of these names that are not what the config says; CheckpointError for another constant."""
+    """Warn of buffers of these names that differ from the config; CheckpointError for another constant."""
     model, other = read_config(checkpoint.config), []
     for name in names:
         stored, kind = checkpoint.read(name), name.rpartition(".")[2]
@@ -38,13 +38,13 @@ def compare_buffers(checkpoint: Checkpoint, names: Iterable[str]) -> None:
 
 
 def _are_frequencies(stored: Tensor, model: ModelConfig) -> bool:
-    """Compare with those that the config describes, or the ones before its scaling, which some versions stored."""
+    """Compare with the frequencies of the config, with its scaling or without, as some versions stored them."""
     rope = model.rope
     if rope is None:
         return False
     plain = frequencies(replace(rope, kind="default", scaling=()))
     known = [plain] if rope.kind == "dynamic" else [plain, frequencies(rope)]
-    # A number of 16 bits may have been computed in them: two roundings, and of float16 the smallest have few digits.
+    # Numbers of 16 bits may have been computed in 16 bits: two roundings. The smallest in float16 have few digits.
     exact = torch.finfo(stored.dtype) if stored.is_floating_point() else torch.finfo(torch.float32)
     values = stored.float()
     return any(
@@ -54,7 +54,7 @@ def _are_frequencies(stored: Tensor, model: ModelConfig) -> bool:
 
 
 def _is_triangle(stored: Tensor, model: ModelConfig) -> bool:
-    """Whether each position sees itself and those before it."""
+    """Tell whether each position sees itself and all before it."""
     size = stored.shape[-1] if stored.ndim else 0
     if not size or stored.numel() != size * size:
         return False
@@ -67,8 +67,8 @@ def _hides(stored: Tensor, model: ModelConfig) -> bool:
 
 
 def _check_constant(checkpoint: Checkpoint, name: str, stored: Tensor, value: float) -> None:
-    """Refuse a constant that is not the one that is computed with; it may be stored in 16 bits, of which float16 has
-    few digits for the smallest.
+    """Refuse a constant that differs from the one in the code. It may be stored in 16 bits, and float16 has few digits
+    for the smallest numbers.
     """
     exact = torch.finfo(stored.dtype) if stored.is_floating_point() else torch.finfo(torch.float32)
     step = exact.smallest_normal * exact.eps  # between the smallest numbers of the type

@@ -1,4 +1,4 @@
-"""Numbers in another floating type: what it cannot hold is refused, and never becomes infinite without a word."""
+"""Numbers in another floating type: a number that the type cannot hold is refused, and never becomes infinite."""
 
 import torch
 from torch import Tensor
@@ -9,13 +9,13 @@ LARGEST = torch.finfo(torch.float16).max
 
 
 def cast(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give a tensor of that name in another floating type; NumberTooLarge where that has no such numbers."""
+    """Cast a tensor of that name to another floating type; NumberTooLarge where the type has no such numbers."""
     check_range(name, values, dtype)
     return values.to(dtype)
 
 
 def check_range(name: str, values: Tensor, dtype: torch.dtype) -> None:
-    """Refuse numbers for float16 that it does not hold. The other types hold all, as far as models have them."""
+    """Refuse numbers that float16 does not hold. The other types hold all numbers that models have."""
     if dtype == torch.float16 and values.dtype != dtype and values.numel():
         low, high = (number.item() for number in values.aminmax())
         if max(-low, high) > LARGEST:

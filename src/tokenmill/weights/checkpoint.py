@@ -10,21 +10,31 @@ from tokenmill.model.config import quant_method
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import find_family, read_config
 from tokenmill.registry import CHECKPOINT_CHECKS, CHECKPOINTS, lookup
+from tokenmill.text.templates import templates_from_directory, templates_from_gguf
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint, describe_codes
 from tokenmill.weights.codes.methods import name_method, name_tensors
 from tokenmill.weights.file_kind import DIRECTORY, PACKED, file_kind
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
+from tokenmill.weights.gguf.header import read_header
 from tokenmill.weights.meta.checkpoint import MetaCheckpoint, is_meta
 from tokenmill.weights.names import as_stored, is_ignored, stacked
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
+from tokenmill.weights.packed.reader import read_header as read_packed_header
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 from tokenmill.weights.text_part import keep_text
 from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
 
-__all__ = ["Checkpoint", "foreseen_config", "open_checkpoint", "open_tokenizer", "read_config_json"]
+__all__ = [
+    "Checkpoint",
+    "foreseen_config",
+    "has_chat_template",
+    "open_checkpoint",
+    "open_tokenizer",
+    "read_config_json",
+]
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +42,8 @@ log = logging.getLogger(__name__)
 def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoint:
     """Open a model; weights/files.py says which files of a directory are read.
 
-    `reader` may have begun to read a packed model already. CheckpointError for what is damaged, of an unknown kind, or
-    has a config whose sizes are far from those of its tensors.
+    `reader` may have begun to read a packed model already. CheckpointError for a model that is damaged, of an unknown
+    kind, or whose config describes sizes far from the sizes of its tensors.
     """
     with naming(path):
         opened = _open(path, reader)
@@ -42,7 +52,7 @@ def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoin
 
 
 def open_tokenizer(path: Path) -> Tokenizer | None:
-    """The tokenizer of a model, if it has one. A GGUF file may hold nothing else, of a model of any architecture."""
+    """Open the tokenizer of a model, if it has one. A GGUF file may hold nothing else, and be of any architecture."""
     with naming(path):
         kind = file_kind(path)
         if kind == DIRECTORY:
@@ -51,6 +61,19 @@ def open_tokenizer(path: Path) -> Tokenizer | None:
             return open_checkpoint(path).tokenizer()
         tokenizer: Tokenizer | None = lookup(CHECKPOINTS, kind, "model").tokenizer_of(path)
         return tokenizer
+
+
+def has_chat_template(path: Path) -> bool:
+    """Tell by headers alone whether the model at a path has a template for conversations; a base model has none.
+    CheckpointError where there is no model, or a damaged one.
+    """
+    kind = file_kind(path)
+    if kind == DIRECTORY:
+        return "default" in templates_from_directory(path, read_json(path / "tokenizer_config.json"))
+    if kind == PACKED:
+        tokenizer = read_packed_header(path)[0].get("tokenizer")
+        return isinstance(tokenizer, dict) and tokenizer.get("chat_template") is not None
+    return "default" in templates_from_gguf(read_header(path).metadata)
 
 
 def _open(path: Path, reader: PackedReader | None) -> Checkpoint:
@@ -83,7 +106,7 @@ def _open_directory(path: Path) -> Checkpoint:
 
 
 def _compare_buffers(checkpoint: Checkpoint) -> None:
-    """Warn of buffers that old conversions stored, where they are not what the config says."""
+    """Warn of buffers, stored by old conversions, that differ from the config's."""
     family = checkpoint.family
     names = [name for name in checkpoint.shapes if is_ignored(family, name.removeprefix(family.prefix))]
     if names:
@@ -93,7 +116,7 @@ def _compare_buffers(checkpoint: Checkpoint) -> None:
 def _check_sizes(checkpoint: Checkpoint) -> None:
     """Refuse a config that describes far more than the files hold, before anything is built from its values.
 
-    The exact comparison, tensor by tensor, needs a decoder, whose size these values set; see load.match_tensors.
+    The exact comparison, tensor by tensor, needs a decoder, whose size these values set; see names.match_tensors.
     """
     model = read_config(checkpoint.config)
     claimed, modules = sum(count_parameters(model).values()), model.num_layers * max(model.num_experts, 1)
@@ -106,9 +129,9 @@ def _check_sizes(checkpoint: Checkpoint) -> None:
 
 
 def foreseen_config(path: Path) -> dict[str, Any]:
-    """Read the config that `open_checkpoint` will find, of a directory from config.json alone if that is all there is.
+    """Read the config that `open_checkpoint` will find; a directory may have nothing but its config.json.
 
-    Whether the head of a tied model is one of its own is told by its tensors, and what is kept as codes. If these
+    The tensors tell whether a tied model has a head of its own, and which matrices are kept as codes. If the tensors
     cannot be read, config.json counts, with a warning.
     """
     if not path.is_dir() or is_meta(path):
@@ -125,7 +148,7 @@ def foreseen_config(path: Path) -> dict[str, Any]:
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
-    """The config.json of a model directory; a quantised one says so in the words of a GGUF file."""
+    """Read the config.json of a model directory; a quantised directory says so in the words of a GGUF file."""
     return describe_codes(_read_config_file(path))
 
 

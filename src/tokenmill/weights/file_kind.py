@@ -1,6 +1,6 @@
-"""Which kind of model a path is: a directory, a packed model, or a file whose reader the registry names.
+"""The kind of model that lies at a path: a directory, a packed model, or a file whose reader the registry names.
 
-Read from a few bytes, so that a wrong file is refused before anything slow is imported.
+It is read from a few bytes, so that a wrong file is refused before anything slow is imported.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ DIRECTORY, PACKED = "directory", "packed model"
 
 
 def file_kind(path: Path) -> str:
-    """DIRECTORY, PACKED or a key of CHECKPOINTS. CheckpointError for what is none of them."""
+    """Return DIRECTORY, PACKED or a key of CHECKPOINTS. CheckpointError for any other file."""
     if path.is_dir():
         return DIRECTORY
     if path.is_file() and is_packed_model(path):
@@ -28,9 +28,9 @@ def file_kind(path: Path) -> str:
 
 
 def _key(path: Path) -> str | None:
-    """The key of CHECKPOINTS that a file begins with. Its name may say nothing of that, as the names in Ollama's store.
+    """Find the key of CHECKPOINTS with which a file begins, whatever its name: names in Ollama's store tell nothing.
 
-    A file named as one of them is opened as one, which says what is wrong with it.
+    A file whose suffix is such a key has that kind, too: its reader says what is wrong with it.
     """
     with file_errors(path, "read"), path.open("rb") as file:
         magic = file.read(4).decode("latin-1")

@@ -1,6 +1,6 @@
-"""The files of a model directory in Hugging Face layout: those that hold weights, and what it is if it is no model.
+"""The files of weights of a model directory in Hugging Face layout.
 
-A directory that cannot be read as a model is refused here, with what it is or what it lacks.
+A directory that cannot be read as a model is refused here, in a sentence that says what it is or what it lacks.
 """
 
 import re
@@ -13,7 +13,7 @@ from tokenmill.value_reader import ValueReader, brief
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Find the files that transformers would read, or those of another name where there are none of its names.
+    """Find the files that transformers would read, or files of other names where none has its names.
 
     CheckpointError where there are none, or where an index or the name of a shard says that one is missing.
     """
@@ -25,12 +25,13 @@ def weight_files(path: Path) -> list[Path]:
             f"{path} holds no weights: neither *.safetensors nor pytorch_model*.bin{_foreign(names)}{_gguf_in(path)}"
         )
     if found.index is None and (missing := missing_shards(files)):
-        raise CheckpointError(f"{path} is incomplete: {', '.join(missing)} {_is(missing)} missing")
+        verb = "is" if len(missing) == 1 else "are"
+        raise CheckpointError(f"{path} is incomplete: {', '.join(missing)} {verb} missing")
     return [path / name for name in files]
 
 
 def has_weights(path: Path) -> bool:
-    """Whether a directory has files of weights, or an index of such files."""
+    """Tell whether a directory has files of weights, or an index of such files."""
     found = find_weights({file.name for file in path.iterdir() if file.is_file()})
     return bool(found.files or found.index)
 
@@ -64,15 +65,11 @@ def _files_of_index(index: Path, present: set[str]) -> list[str]:
 
 
 def _foreign(names: set[str]) -> str:
-    """A hint for a message: the file that looks like weights and is in no layout of Hugging Face's."""
+    """Hint in a message at a file that looks like weights and is in no layout of Hugging Face's."""
     kind = "holds an adapter or another program's layout, which is not read"
     return next((f"; {name} {kind}" for name in sorted(names) if re.match(FOREIGN, name)), "")
 
 
 def _gguf_in(path: Path) -> str:
-    """A hint for a message: the GGUF file in a directory that is no model by itself."""
+    """Hint in a message at the GGUF file in a directory that is no model by itself."""
     return next((f"; give {file} itself" for file in sorted(path.glob("*.gguf"))), "")
-
-
-def _is(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"

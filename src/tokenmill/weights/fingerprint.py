@@ -1,4 +1,4 @@
-"""Digests of a model's files, which tell models apart: of samples, in milliseconds, or of every byte.
+"""Digests of a model's files, which tell models apart: of samples of each file, or of every byte.
 
 "sampled" takes milliseconds: of each file it reads the size, the first 8 MiB (headers, and the tokenizer of a GGUF
 file) and 256 pages spread over the rest. It tells models, trainings and quantisations apart, since those differ in
@@ -13,7 +13,7 @@ from tokenmill.hub.weight_files import shards_of
 from tokenmill.text.templates import FOLDER
 
 HEAD, PAGE, PAGES = 8 << 20, 4096, 256
-FULL = "full "  # what the digests of all bytes begin with: those of samples never equal them
+FULL = "full "  # begins the digests of all bytes, which digests of samples never equal
 FILES = {
     "config": ("config.json", "generation_config.json", "quantize_config.json", "quant_config.json", "params.json"),
     "weights": ("*.safetensors", "*.bin", "*.pth", "*.index.json"),
@@ -30,7 +30,7 @@ FILES = {
 
 
 def fingerprint(path: Path, how: str = "sampled") -> dict[str, str]:
-    """Digests of config, weights and tokenizer, 16 hexadecimal digits each, of the checkpoint at `path`.
+    """Compute digests of config, weights and tokenizer, 16 hexadecimal digits each, of the checkpoint at `path`.
 
     A `.gguf` file holds all three and has one digest, of all parts if it is one of several. CheckpointError where a
     file cannot be read.
@@ -41,9 +41,9 @@ def fingerprint(path: Path, how: str = "sampled") -> dict[str, str]:
 
 
 def files_of(path: Path) -> dict[str, list[Path]]:
-    """The files of the checkpoint at `path`, by part.
+    """List the files of the checkpoint at `path`, by part.
 
-    CheckpointError for one that is a link to nothing, as in a cache whose files were deleted.
+    CheckpointError for a file that is a link to nothing, as in a cache whose files were deleted.
     """
     if path.is_file():  # a GGUF file may be one of several parts, whatever its suffix
         names = shards_of(path.name)
@@ -67,13 +67,15 @@ def files_of(path: Path) -> dict[str, list[Path]]:
 
 
 def meta_tokenizers(path: Path) -> list[Path]:
-    """The files of a tokenizer of a directory in Meta's own layout; older downloads have it beside the directory."""
+    """Find the tokenizer's files of a directory in Meta's own layout. Older downloads have them beside the
+    directory.
+    """
     own = sorted(path.glob("tokenizer.model*"))
     return own or sorted(path.resolve().parent.glob("tokenizer.model"))
 
 
 def is_full(digests: dict[str, str]) -> bool:
-    """Whether every byte was read for them."""
+    """Tell whether every byte was read for these digests."""
     return any(str(digest).startswith(FULL) for digest in digests.values())
 
 

@@ -1,9 +1,9 @@
 """The sampling settings that a model's files recommend, under the names of SamplingParams.
 
 A directory has them in generation_config.json, a GGUF file under general.sampling; for a GGUF file that says nothing
-and has a short name, the maker's are told in hub/makers_sampling.py. Keys mean what they mean to transformers: where
-do_sample is not true temperature, top_k, top_p and min_p say nothing, and where it is false the likeliest token is
-recommended. What is read is checked for type and range. Settings that tokenmill does not have are warned of by name.
+and has a short name, hub/makers_sampling.py has the maker's. Keys mean what they mean to transformers: where do_sample
+is not true temperature, top_k, top_p and min_p say nothing, and where it is false the likeliest token is recommended.
+Values are checked for type and range. Settings that tokenmill does not have are warned of by name.
 """
 
 import logging
@@ -20,7 +20,7 @@ from tokenmill.value_reader import ValueReader
 
 log = logging.getLogger(__name__)
 
-# Key of generation_config.json → its value where it has no effect, None where any value has one. The entries of
+# Key of generation_config.json → its value without effect, None where every value has an effect. The entries of
 # transformers' GenerationConfig that change which token is chosen, or whether the text ends.
 ABSENT: dict[str, Any] = {
     "typical_p": 1.0,
@@ -44,7 +44,7 @@ ABSENT: dict[str, Any] = {
     "begin_suppress_tokens": [],
     "bad_words_ids": [],
 }
-# The same of a GGUF file's general.sampling, which llama.cpp's programs use unless they are told otherwise. Other keys
+# The same for a GGUF file's general.sampling, which llama.cpp's programs use unless they are told otherwise. Other keys
 # there say more of mirostat and XTC.
 ABSENT_IN_GGUF = {"sequence": "", "xtc_probability": 0.0, "mirostat": 0, "penalty_last_n": -1}
 IN_GGUF = "general.sampling."
@@ -52,8 +52,8 @@ GGUF = {told.model_files: name for name, told in RECOMMENDABLE.items()}
 
 
 def defaults_of_directory(path: Path) -> Recommended:
-    """Read those of a directory in Hugging Face layout; empty where there is no generation_config.json, or it says
-    nothing.
+    """Read the settings of a directory in Hugging Face layout; empty where it has no generation_config.json, or that
+    says nothing.
     """
     file = path / "generation_config.json"
     reader = ValueReader(read_json(file), str(file), CheckpointError)
@@ -68,11 +68,11 @@ def defaults_of_directory(path: Path) -> Recommended:
 
 
 def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> Recommended:
-    """Read those of a GGUF file; those of its maker where the metadata says nothing, empty where they are not known."""
+    """Read the settings of a GGUF file; its maker's where the metadata says nothing, empty where nobody tells any."""
     values = {key.removeprefix(IN_GGUF): value for key, value in metadata.items() if key.startswith(IN_GGUF)}
     ignored = {key: values[key] for key, neutral in ABSENT_IN_GGUF.items() if values.get(key, neutral) != neutral}
     if values.get("penalty_repeat", 1.0) == 1.0:
-        ignored.pop("penalty_last_n", None)  # of that penalty, which looks at all tokens here and in transformers
+        ignored.pop("penalty_last_n", None)  # of this penalty, which looks at all tokens here and in transformers
     if ignored:
         log.warning("%s asks for what tokenmill does not have: %s", path, say(ignored))
     found = {name: values[key] for key, name in GGUF.items() if key in values}
@@ -84,12 +84,12 @@ def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> Recommended:
 
 
 def gguf_of_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the metadata that defaults_of_gguf reads these from."""
+    """Make the metadata from which defaults_of_gguf reads these settings."""
     return {f"{IN_GGUF}{key}": found[name] for key, name in GGUF.items() if name in found}
 
 
 def directory_of_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the keys of a generation_config.json that defaults_of_directory reads these from."""
+    """Make the keys of a generation_config.json from which defaults_of_directory reads these settings."""
     if "temperature" not in found:
         return {**found}
     if found["temperature"] > 0:

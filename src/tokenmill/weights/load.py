@@ -1,4 +1,4 @@
-"""Builds a decoder of PyTorch modules and fills it from a WeightSource.
+"""Decoders of PyTorch modules, built and filled from a WeightSource.
 
 The decoder is built without memory. Then each module in turn gets its parameters, the largest matrix first. At no time
 is there a second copy of the weights, only of one matrix.
@@ -23,7 +23,7 @@ def load_decoder(source: WeightSource, num_positions: int, fused: Collection[str
     decoder = empty_decoder(source.model, source.scheme, num_positions, fused)
     fill_small(decoder, source)
     is_tied = source.model.tie_embeddings  # then the head has no tensors of its own, and comes last
-    found = sorted(matrices_in(decoder), key=lambda each: (is_tied and each[2] is decoder.head, -_size(each[2])))
+    found = sorted(matrices_in(decoder), key=lambda each: (is_tied and each[2] is decoder.head, -_num_weights(each[2])))
     for number, (layer, role, matrix) in enumerate(found):  # the largest first, while most memory is free
         matrix.fill(source.matrix(layer, role))
         if number % RETURNED == 0:
@@ -34,13 +34,13 @@ def load_decoder(source: WeightSource, num_positions: int, fused: Collection[str
 
 
 def empty_decoder(config: ModelConfig, scheme: Scheme, num_positions: int, fused: Collection[str]) -> Decoder:
-    """A decoder of the right shape whose parameters have no memory yet."""
+    """Build a decoder of the right shape whose parameters have no memory yet."""
     with torch.device("meta"):
         return Decoder(config, scheme, num_positions, fused).eval().requires_grad_(False)
 
 
 def fill_small(decoder: Decoder, source: WeightSource, but: Collection[nn.Module] = ()) -> None:
-    """Fill tables, norms and biases: all parameters but the weights of matrices, and those of the modules `but`."""
+    """Fill tables, norms and biases: all parameters but the weights of matrices and of the modules `but`."""
     for path, module in decoder.named_modules():
         for name, _ in list(module.named_parameters(recurse=False)):
             if module not in but and not (isinstance(module, Matrix) and name == "weight"):
@@ -57,5 +57,5 @@ def matrices_in(decoder: Decoder) -> Iterator[tuple[int | None, str, Matrix]]:
         yield None, "head", decoder.head
 
 
-def _size(matrix: Matrix) -> int:
+def _num_weights(matrix: Matrix) -> int:
     return matrix.get_parameter("weight").numel()

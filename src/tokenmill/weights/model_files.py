@@ -1,7 +1,7 @@
 """The files of a loaded model, and the sha256 of each, which receipts have.
 
-They are read when the first receipt is made or checked, at some 1.5 GB/s, and only once. What has changed since the
-model was loaded is refused: a receipt would name other weights than those that computed the text.
+The files are read when the first receipt is made or checked, at some 1.5 GB/s, and only once. A file that has changed
+since the model was loaded is refused: a receipt would name other weights than the weights that computed the text.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ READERS = 4
 class ModelFiles:
     """The files of the model at a path, under the names that receipts give them, with their states at this moment.
 
-    tokenizer: the path of another model, if the tokenizer is that one's.
+    tokenizer: the path of another model whose tokenizer is used.
     """
 
     def __init__(self, path: Path, tokenizer: Path | None = None) -> None:

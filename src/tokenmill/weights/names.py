@@ -1,23 +1,26 @@
 """The map of a file's tensors to the parameters, and parts of parameters, that they fill.
 
-A family's names are patterns; one that ends in [{e}] is of a tensor that has all experts of a layer, [experts, …].
-Here they are expanded for one model, so that coverage can be proved: every parameter is filled completely, and every
-tensor of the file is used or known to be no weight.
+A family's names are patterns; a pattern that ends in [{e}] names a tensor that has all experts of a layer, [experts,
+…]. Here they are expanded for one model, and `match_tensors` proves coverage by names and shapes alone: every parameter
+is filled completely, and every tensor of the file is used or known to be no weight.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import Family
 from tokenmill.model.parameters import parameter_shapes
+from tokenmill.value_reader import brief
+from tokenmill.weights.plain import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`parameter` of the decoder, the `part` of it ("" for all) and the transform of the file's tensor.
+    """A parameter of the decoder, the part of it ("" for all) and the transform of the file's tensor.
 
     A part that is a number is one row of weights [heads, head_dim].
     """
@@ -32,7 +35,7 @@ class Target:
         return self.transform.startswith("transpose")
 
     def shape_in_file(self, num_rows: int, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the file's tensor, which fills so many rows of [rows, *inputs]."""
+        """Return the shape of a file's tensor that fills num_rows rows of [rows, *inputs]."""
         if self.part.isdigit():
             return inputs
         shape = (num_rows, *inputs)
@@ -42,7 +45,7 @@ class Target:
 
 
 def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> dict[str, Target]:
-    """File name → target, for every parameter that this model has."""
+    """Map each name of a tensor to its target, for every parameter that this model has."""
     existing = set(parameters)
     marks = {
         "{p}": (".weight", ".bias"),
@@ -74,11 +77,36 @@ def expected_tensors(family: Family, config: ModelConfig) -> dict[str, tuple[Tar
     return found
 
 
-def as_stored(family: Family, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Family:
-    """The family with the names that files have, given the shapes of their tensors: of `also` those that are there.
+def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Target]:
+    """Match the checkpoint's own name of each tensor with its target.
 
-    Those that are in `names` too have another layout there, which counts where all their shapes fit: of a square one
-    the shape does not tell.
+    CheckpointError lists every tensor that is missing, unexpected or misshapen.
+    """
+    family = checkpoint.family
+    wanted = expected_tensors(family, config)
+    targets, unexpected, misshapen = {}, [], []
+    for name, shape in checkpoint.shapes.items():
+        short = name.removeprefix(family.prefix)
+        if short in wanted:
+            targets[name], expected = wanted.pop(short)
+            if shape != expected:
+                misshapen.append(f"{name} {list(shape)} where {list(expected)} goes")
+        elif not is_ignored(family, short) and not is_further(family, config, short):
+            unexpected.append(name)
+    if wanted or unexpected or misshapen:
+        what = f"{checkpoint.path} does not fit its config"
+        if wanted and unexpected and not targets:
+            begins = sorted({".".join(name.split(".")[:2]) for name in unexpected})
+            what += f": no tensor has a name of this family; the names begin with {brief(begins)}"
+        raise CheckpointError(what, missing=wanted, unexpected=unexpected, misshapen=misshapen)
+    return targets
+
+
+def as_stored(family: Family, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Family:
+    """Give the family the names that files have, by the shapes of their tensors: those names of `also` that are there.
+
+    A name of `also` that is in `names`, too, has another layout there. That one counts where all shapes fit it, since
+    the shape of a square matrix does not tell its layout.
     """
     stored = {name.removeprefix(family.prefix): shape for name, shape in shapes.items()}
     forms = {pattern: re.compile(_form(pattern)) for pattern in family.also}
@@ -99,19 +127,18 @@ def _fits(family: Family, config: ModelConfig, pattern: str, name: str, shape: t
 
 
 def _parameter(goal: str) -> str:
-    """The parameter that a target fills, whether weight or bias."""
+    """Return the path of the parameter that a target fills, without "weight" or "bias"."""
     return re.sub(r"(\{p\}|\.weight|\.bias)?(:.*)?( \| .*)?$", "", goal)
 
 
 def _form(pattern: str) -> str:
-    """A regular expression of the names that a pattern stands for."""
+    """Make a regular expression of the names that a pattern stands for."""
     return re.sub(r"\\\{[iehk]\\\}", r"\\d+", re.escape(pattern)).replace(r"\{p\}", r"\.(?:weight|bias)")
 
 
 def stacked(family: Family) -> re.Pattern[str]:
-    """The family's tensors that hold all experts of a layer, by their names without the family's prefix.
-
-    So do their codes and scales in a quantised directory, which are named after them.
+    """Match tensors that hold all experts of a layer, by their names without the family's prefix; and their codes and
+    scales in a quantised directory, which are named after them.
     """
     names = (*family.names, *family.also)
     either = "|".join(_form(name.removesuffix("[{e}]")) for name in names if name.endswith("[{e}]"))
@@ -119,7 +146,9 @@ def stacked(family: Family) -> re.Pattern[str]:
 
 
 def known(family: Family) -> re.Pattern[str]:
-    """The names that the family's tensors may have, whatever its config; of one with all experts, group "stack"."""
+    """Match the names that the family's tensors may have, whatever its config; group "stack" where a tensor has all
+    experts.
+    """
     found: dict[bool, list[str]] = {True: [], False: []}
     for name in family.names:
         found[name.endswith("[{e}]")].append(_form(name.removesuffix("[{e}]")))
@@ -127,17 +156,17 @@ def known(family: Family) -> re.Pattern[str]:
 
 
 def is_ignored(family: Family, name: str) -> bool:
-    """Whether it is a buffer that a file may carry beside its weights."""
+    """Tell whether a tensor is a buffer that a file may carry beside its weights."""
     return any(re.fullmatch(_form(pattern), name) for pattern in family.ignored)
 
 
 def is_further(family: Family, config: ModelConfig, name: str) -> bool:
-    """Whether it is of the layers that predict further tokens."""
+    """Tell whether a tensor is part of the layers that predict further tokens."""
     return name.startswith(tuple(begin.replace("{n}", str(config.num_layers)) for begin in family.further))
 
 
 def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
-    """Choose the rows, of the num_rows of a merged parameter, that one tensor of the file fills."""
+    """Find the rows of a merged parameter, which has num_rows, that one tensor of the file fills."""
     if not target.part:
         return range(num_rows)
     if target.part.isdigit():

@@ -1,7 +1,7 @@
-"""What the files of a model say of it where it cannot be opened: its family is not implemented, or its config or its
-codes are not understood.
+"""The facts that the files of a model tell where it cannot be opened: its family is not implemented, or its config or
+its codes are not understood.
 
-Nothing is computed from an outline. So every value is optional, and one that is no whole number is left out.
+Nothing is computed from an outline. So every size is optional, and left out where it is no whole number.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from tokenmill.weights.gguf.parts import read_parts
 from tokenmill.weights.plain import PlainCheckpoint
 from tokenmill.weights.tensor_file import dtype_bytes
 
-# By what families call it in a config.json, and llama.cpp in GGUF metadata, where its architecture stands before it.
+# Size → the keys that families have for it in a config.json, and llama.cpp in GGUF metadata after its architecture.
 _SIZES: Mapping[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_count"),
     "hidden_size": ("hidden_size", "n_embd", "d_model", "embedding_length"),
@@ -47,8 +47,8 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Outline:
-    """family: the `model_type`, or llama.cpp's name of the architecture. sizes: by the names that `tokenmill info` has
-    for them. tokenizer: None where there is none, or one that is not understood.
+    """The facts of a model. family: the `model_type`, or llama.cpp's name of the architecture. sizes: by the names that
+    `tokenmill info` has for them. tokenizer: None where the model has none, or it is not understood.
     """
 
     family: str
@@ -60,7 +60,7 @@ class Outline:
 
 
 def read_outline(path: Path) -> Outline | None:
-    """The outline of a GGUF file, or of a directory with a config.json; None of anything else."""
+    """Read the outline of a GGUF file, or of a directory with a config.json; None for anything else."""
     try:
         return _of_directory(path) if path.is_dir() else _of_gguf(_header(path))
     except CheckpointError:
@@ -87,7 +87,7 @@ def _of_directory(path: Path) -> Outline | None:
 
 
 def _header(path: Path) -> Header:
-    """The header of a GGUF file, with the tensors of all its parts if they are there."""
+    """Read the header of a GGUF file, with the tensors of all its parts if they are there."""
     try:
         return read_parts(path)[0]
     except CheckpointError:
@@ -113,7 +113,7 @@ def _of_gguf(header: Header) -> Outline | None:
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes that are whole numbers; of a list by layer, the largest."""
+    """Find the sizes that are whole numbers; the largest where a list has one for each layer."""
     found = {}
     for name, keys in _SIZES.items():
         for key in keys:
@@ -126,7 +126,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _tensors(path: Path) -> Iterator[StoredTensor]:
-    """The tensors of a directory; none where it has no files of weights, or some of another layout."""
+    """List the tensors of a directory; none where it has no files of weights, or files of another layout."""
     try:
         files = PlainCheckpoint(path, {}, weight_files(path))
     except CheckpointError:

@@ -2,8 +2,8 @@
 `.bin`).
 
 A checkpoint says what a model's files hold, by names, shapes and dtypes, without torch. Tensors are read one at a time
-and nothing is kept, so that loading never holds a second copy of the weights. The registry has what reads other tensors
-than plain ones: it is imported when the first of them is read.
+and nothing is kept, so that loading never holds a second copy of the weights. The registry names the readers of tensors
+that are not plain: a reader is imported when the first such tensor is read.
 """
 
 import re
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tokenmill.quant.stored import Stored
 
-# What torch.compile, FSDP, activation checkpointing and DDP put into the names of a model that they wrap.
+# Words that torch.compile, FSDP, activation checkpointing and DDP put into the names of a model that they wrap.
 _WRAPPERS = re.compile(r"^(module\.)+|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
@@ -43,9 +43,9 @@ class Checkpoint:
     """A model on disk, open for reading, whatever kind of file it is.
 
     config: in the words of Hugging Face's config.json. shapes: of every tensor, by the name that it has in `family`.
-    num_bytes: of the tensors on disk. rounded: what `read_codes` rounds again, in a sentence; empty where it rounds
-    nothing. dequantized: what is stored as codes and read as values, in a sentence; empty where nothing is. in_gguf:
-    whether tensors have llama.cpp's names, and not Hugging Face's.
+    num_bytes: of the tensors on disk. rounded: a sentence on codes that `read_codes` rounds again; empty where it
+    rounds nothing. dequantized: a sentence on codes that are read as values; empty where all are kept. in_gguf: whether
+    tensors have llama.cpp's names, and not Hugging Face's.
     """
 
     path: Path
@@ -58,58 +58,56 @@ class Checkpoint:
 
     @property
     def family(self) -> Family:
-        """The family of the model, whose names of tensors, and what goes with them, are those of these files."""
+        """The family of the model, with the names of tensors that these files have."""
         return in_gguf(self.config["model_type"], self.shapes) if self.in_gguf else find_family(self.config)
 
     def dtype_of(self, name: str) -> str:
-        """The name of the dtype that `read` gives a tensor in, where the caller names none."""
+        """Name the dtype in which `read` gives a tensor where the caller names none."""
         raise NotImplementedError
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
-        """Read one tensor, in the file's own floating type. dtype: that of quantised ones, float32 if it is not given.
+        """Read one tensor, in the file's own floating type. dtype: for a quantised tensor, float32 if it is not given.
 
-        rows: these alone; where they lie one after the other in the file, nothing else of it is read.
+        rows: the rows to read; where they lie one after the other in the file, nothing else of it is read.
         """
         raise NotImplementedError
 
     def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
-        """Read one matrix as the file's own codes, [outputs, inputs] even where `read` gives it the other way round, or
-        the codes of those outputs.
-
-        None if it is stored in floating point, or as codes that are not kept.
+        """Read one matrix, or some of its rows, as the file's own codes: [outputs, inputs] even where `read` gives it
+        the other way round. None if it is stored in floating point, or as codes that are not kept.
         """
         return None
 
     def stored_bytes(self, name: str) -> Iterator[bytes] | None:
-        """A tensor's bytes as they lie in the file, in pieces; None where they do not lie there in one place."""
+        """Read a tensor's bytes as they lie in the file, in pieces; None where they do not lie in one place."""
         return None
 
     def is_zero(self, name: str) -> bool:
-        """Whether a tensor is nothing but zeros."""
+        """Tell whether a tensor is nothing but zeros."""
         pieces = self.stored_bytes(name)
         return not self.read(name).any() if pieces is None else not any(map(any, pieces))
 
     def find_reader(self, kind: str) -> TensorReader:
-        """Find what reads the tensors of checkpoints of that kind, a key of TENSOR_READERS, for this one.
+        """Make the reader of this checkpoint's tensors. kind: a key of TENSOR_READERS.
 
-        It is not kept: the two would hold each other in memory.
+        The reader is not kept: the two would hold each other in memory.
         """
         reader: TensorReader = lookup(TENSOR_READERS, kind, "model")(self)
         return reader
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that travels with the model, if one does."""
+        """Open the tokenizer that travels with the model, if one does."""
         found, tekken = Tokenizer.from_directory(self.path), self.path / "tekken.json"
         return read_tekken(tekken) if found is None and tekken.is_file() else found
 
     def generation_defaults(self) -> Recommended:
-        """The sampling settings that the model's files recommend, by their names in SamplingParams."""
+        """Read the sampling settings that the model's files recommend, by their names in SamplingParams."""
         return defaults_of_directory(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """One tensor: the file that it is in, and its name there; of a stack of experts, the number of one."""
+    """One tensor: the file that it is in, its name there, and the number of one expert where it has a stack of them."""
 
     file: TensorFile
     name: str
@@ -122,7 +120,7 @@ class _Stored:
 class PlainCheckpoint(Checkpoint):
     """Files of one directory, each with some of the tensors, whose names are shown without those of wrappers.
 
-    CheckpointError, with both places, for a tensor that is in two files or twice in one: which is meant is unknown.
+    CheckpointError, with both places, for a tensor that is in two files or twice in one: it is unknown which is meant.
     """
 
     def __init__(self, path: Path, config: dict[str, Any], files: Iterable[Path]) -> None:
@@ -150,7 +148,7 @@ class PlainCheckpoint(Checkpoint):
         return super().family if self._family is None else self._family
 
     def name_as(self, family: Family) -> None:
-        """Take the names of tensors for those of this one."""
+        """Read the tensors by the names that this family has."""
         self._family = family
 
     def dtype_of(self, name: str) -> str:
@@ -170,8 +168,8 @@ class PlainCheckpoint(Checkpoint):
         return stored.file.stored_bytes(stored.name) if stored.expert is None else None
 
     def unstack(self, names: re.Pattern[str], prefix: str, scalars: bool = False) -> None:
-        """Show each tensor of those names, [experts, …], as one of each expert: name[0], name[1], … scalars: also those
-        that have one number for each.
+        """Show each tensor of those names, [experts, …], as one tensor for each expert: name[0], name[1], … scalars:
+        also tensors that have one number for each expert.
         """
         found = [name for name in self.shapes if names.fullmatch(name.removeprefix(prefix))]
         for name in [name for name in found if len(self.shapes[name]) > (0 if scalars else 1)]:

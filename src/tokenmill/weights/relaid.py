@@ -1,7 +1,7 @@
-"""A checkpoint shown under the names and in the layout of another kind of file, for what is written anew.
+"""A checkpoint shown under the names and in the layout of another kind of file, which is written anew.
 
-What one kind of file has in one tensor another may have in several, and in another order: each tensor that is asked for
-is made of the rows of a parameter of the decoder that it fills, which are read from whatever tensors have them.
+One kind of file may have in one tensor what another has in several, and in another order. So each tensor that is asked
+for is made of rows of the parameter that it fills, and these are read from whatever tensors have them.
 """
 
 from collections import defaultdict
@@ -17,19 +17,18 @@ from tokenmill.model.parameters import parameter_shapes
 from tokenmill.quant.stored import Stored
 from tokenmill.settings.recommended import Recommended
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.weights.coverage import match_tensors
-from tokenmill.weights.names import Target, expected_tensors, rows_of
+from tokenmill.weights.names import Target, expected_tensors, match_tensors, rows_of
 from tokenmill.weights.plain import Checkpoint
-from tokenmill.weights.transforms import TRANSFORMS
+from tokenmill.weights.transforms import TRANSFORMS, of_rows
 
 
 def in_layout(checkpoint: Checkpoint, family: Family) -> Checkpoint:
-    """The checkpoint with the names of tensors that a family has; itself, where those are its own."""
+    """Show the checkpoint with the names of tensors that a family has; as it is, where it has these names."""
     return checkpoint if checkpoint.family.names == family.names else RelaidCheckpoint(checkpoint, family)
 
 
 def in_hugging_face_layout(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint as a directory has it; of a model that sees, as one of the text part alone."""
+    """Show the checkpoint as a directory has it: of a model that sees, the text part alone."""
     return in_layout(checkpoint, find_family({"model_type": read_config(checkpoint.config).family}))
 
 
@@ -69,15 +68,15 @@ class RelaidCheckpoint(Checkpoint):
         """See Checkpoint. None, too, where one matrix is stored as codes of several kinds."""
         target, wanted, parts = self._targets[name], self._rows(self._targets[name]), list[Stored]()
         for label, other, own in self._overlapping(name):
-            stored, order = self.plain.read_codes(label), _of_rows(other)
+            stored, order = self.plain.read_codes(label), of_rows(other.transform)
             if stored is None:
                 return None
-            stored = stored.map(lambda part: TRANSFORMS[order].to_decoder(part, self._model))  # noqa: B023
+            stored = stored.map(lambda part: order.to_decoder(part, self._model))  # noqa: B023
             parts.append(stored.map(lambda part: self._cut(part, own, wanted)))  # noqa: B023
         if len({_kind(part) for part in parts}) > 1:
             return None
-        order = _of_rows(target)
-        whole = Stored.joined(parts).map(lambda part: TRANSFORMS[order].to_file(part, self._model))
+        to_file = of_rows(target.transform).to_file
+        whole = Stored.joined(parts).map(lambda part: to_file(part, self._model))
         return whole if rows is None else whole.rows(rows)
 
     def tokenizer(self) -> Tokenizer | None:
@@ -112,11 +111,6 @@ class RelaidCheckpoint(Checkpoint):
     @staticmethod
     def _cut(rows: Tensor, own: range, wanted: range) -> Tensor:
         return rows[max(wanted.start - own.start, 0) : wanted.stop - own.start]
-
-
-def _of_rows(target: Target) -> str:
-    of_rows = TRANSFORMS[target.transform].of_rows
-    return target.transform if of_rows is None else of_rows
 
 
 def _kind(stored: Stored) -> tuple[int, bool, bool]:

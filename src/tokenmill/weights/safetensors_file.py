@@ -25,11 +25,11 @@ DTYPES = {
     "C64": "complex64",
 }
 KINDS = {"F": "float", "I": "int", "U": "uint"}
-LENGTH, PIECE = 8, 1 << 22  # bytes of the header's length, and that are read at once
+LENGTH, PIECE = 8, 1 << 22  # bytes of the header's length; bytes that are read at once
 
 
 class SafetensorsFile:
-    """See TensorFile. The file is mapped for one tensor at a time, and let go of again."""
+    """A file of safetensors, see TensorFile. It is mapped for one tensor at a time, and closed again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +56,7 @@ class SafetensorsFile:
 
     @cached_property
     def _places(self) -> tuple[int, dict[str, tuple[int, int]]]:
-        """Where the data begins, and where each tensor lies in them: read once, since parsing takes milliseconds."""
+        """Where the data begins, and where each tensor lies in it. Read once, since parsing takes milliseconds."""
         with self.path.open("rb") as opened:
             length = int.from_bytes(opened.read(LENGTH), "little")
             header = json.loads(opened.read(length))
@@ -64,5 +64,5 @@ class SafetensorsFile:
 
 
 def _dtype(name: str) -> str:
-    """torch's name of a dtype: "float16" for "F16"."""
+    """Return torch's name of a dtype: "float16" for "F16"."""
     return DTYPES.get(name) or KINDS.get(name[0], name[0]) + name[1:]

@@ -23,21 +23,20 @@ from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.cast import check_range
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.coverage import match_tensors
-from tokenmill.weights.names import Target, rows_of
-from tokenmill.weights.transforms import TRANSFORMS, Transform
+from tokenmill.weights.names import Target, match_tensors, rows_of
+from tokenmill.weights.transforms import TRANSFORMS, Transform, of_rows
 
 EMBEDDING, HEAD = "embedding", "head"
 Progress = Callable[[int, int], None]
 Change = Callable[[str, Tensor], Tensor]
-"""Given the name of a checkpoint's tensor and its values [outputs, inputs]: the values that take their place."""
+"""(name of a checkpoint's tensor, its values [outputs, inputs]) → the values that take their place."""
 
 
 class WeightSource:
     """The weights of one checkpoint. CheckpointError lists all tensors that do not fit the model.
 
-    scheme: how matrices are stored. dtype: of what is floating point and is not rounded. device: where all of it goes.
-    progress: is told how many numbers of the checkpoint's tensors were read, and how many there are.
+    scheme: how matrices are stored. dtype: of numbers in floating point that are not rounded. device: of all tensors
+    that are returned. progress: is told how many numbers of the checkpoint's tensors were read, and how many it has.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class WeightSource:
         self._progress(0, self._total)
 
     def tensor(self, parameter: str) -> Tensor:
-        """A norm, a bias or a table, by its name among the decoder's parameters."""
+        """Read a norm, a bias or a table, by its name among the decoder's parameters."""
         path, _, kind = parameter.rpartition(".")
         rounds = path in self._roles and kind == "bias" and self._bits(path) is not None
         dtype = torch.float32 if rounds else self.dtype
@@ -76,14 +75,14 @@ class WeightSource:
         return place
 
     def tensors(self, layer: int | None, role: str) -> dict[str, range]:
-        """The checkpoint's tensors that a matrix is made of, by their names there: the rows that each one fills."""
+        """Name the checkpoint's tensors of which a matrix is made, with the rows that each of them fills."""
         return {name: rows for name, _, rows in self._parts(f"{join(layer, role)}.weight")}
 
     def matrix(
         self, layer: int | None, role: str, rows: range | None = None, change: Change | None = None
     ) -> list[Stored]:
-        """A matrix, or the embedding as codes, by its path within its layer: the parts that together are all of its
-        rows, in order, or those of `rows` alone.
+        """Read a matrix, or the embedding as codes, by its path within its layer: parts that together are all of its
+        rows, in order, or the rows in `rows` alone.
 
         Of a file only these rows are read, where they lie there one after the other. change: see Change; codes are
         read as values then.
@@ -129,7 +128,7 @@ class WeightSource:
         return [Stored.plain(part) if bits is None else round_to_nearest(part, bits, quick=True)]
 
     def _joined(self, numbers: Tensor | None, kept: dict[int, Stored], bits: int | None, end: int) -> Iterator[Stored]:
-        """Join what was kept and, between, rows of `numbers`, rounded."""
+        """Join kept codes and, between them, rows of `numbers`, rounded."""
         first = 0
         for start in [*sorted(kept), end]:
             if start > first:
@@ -144,8 +143,8 @@ class WeightSource:
                 first = start + kept[start].num_rows
 
     def _bits(self, path: str) -> int | None:
-        """Decide to how many bits the rows of a matrix are rounded. A router is not: a small error may choose another
-        expert.
+        """Decide to how many bits the rows of a matrix are rounded, if at all. A router is not rounded: a small error
+        may choose another expert.
         """
         is_left = path == EMBEDDING or self._roles[path].role == "router"
         return None if is_left else self.scheme.rounds_to
@@ -156,8 +155,8 @@ class WeightSource:
             yield name, target, rows_of(target, num_rows, self.model)
 
     def _codes(self, name: str, target: Target, rows: range | None, bits: int | None) -> Stored | None:
-        """Read a tensor's codes, unless they have more bits than those to which other rows are rounded."""
-        transform = _of_rows(target)  # codes are [outputs, inputs] anyway
+        """Read a tensor's codes, unless they have more bits than `bits`, to which other rows are rounded."""
+        transform = of_rows(target.transform)  # codes are [outputs, inputs] anyway
         read, places_R = self._stretch(name, transform, rows)
         with naming(self._checkpoint.path):
             stored = self._checkpoint.read_codes(name, read)
@@ -171,7 +170,7 @@ class WeightSource:
     def _values(
         self, name: str, target: Target, dtype: torch.dtype, rows: range | None = None, change: Change | None = None
     ) -> Tensor:
-        """Read a tensor's values as the parameter has them, or those rows of it."""
+        """Read a tensor's values as the parameter has them, all of its rows or some."""
         transform = TRANSFORMS[target.transform]
         read, places_R = self._stretch(name, transform, rows) if change is None else (None, None)
         values = self._read(name, dtype, read)
@@ -180,13 +179,13 @@ class WeightSource:
             return values[places_R]
         if change is not None:
             values = change(name, (values.t() if target.is_transposed else values).float())
-            transform = _of_rows(target)
+            transform = of_rows(target.transform)
         values = transform.to_decoder(values, self.model)
         return values if rows is None or read is not None else values[rows.start : rows.stop]
 
     def _stretch(self, name: str, transform: Transform, rows: range | None) -> tuple[range | None, Tensor | None]:
-        """Decide which rows of a tensor to read where some rows of its transform are wanted, None for all of it; and,
-        where they are in another order there, the places of the wanted rows among them.
+        """Decide which rows of a tensor to read where some rows of its transform are wanted, None for all of it; and
+        where they have another order in the file, find the places of the wanted rows among the rows that are read.
         """
         if rows is None or not transform.orders_rows:
             return None, None
@@ -198,7 +197,7 @@ class WeightSource:
         return range(first, last + 1), order_R - first
 
     def _read(self, name: str, dtype: torch.dtype, rows: range | None) -> Tensor:
-        """Checkpoint.read; CheckpointError for a tensor that is not in floating point or whose shape has changed."""
+        """Read a tensor; CheckpointError where it is not in floating point, or its shape has changed since."""
         where, shape = self._checkpoint.path, self._checkpoint.shapes[name]
         with naming(where):
             tensor = self._checkpoint.read(name, dtype, rows)
@@ -215,12 +214,6 @@ class WeightSource:
             self._unread.remove(name)
             self._done += prod(self._checkpoint.shapes[name])
             self._progress(self._done, self._total)
-
-
-def _of_rows(target: Target) -> Transform:
-    """The transform that is left where the rows are [outputs, inputs] already."""
-    transform = TRANSFORMS[target.transform]
-    return transform if transform.of_rows is None else TRANSFORMS[transform.of_rows]
 
 
 def return_memory() -> None:

@@ -1,4 +1,4 @@
-"""One file with tensors by name, as Hugging Face's directories hold them, and what opens each kind.
+"""One file with tensors by name, as Hugging Face's directories hold them, and the function that opens each kind.
 
 A file is described without torch where its kind allows it: a safetensors file begins with names, shapes and dtypes,
 while one of torch's own must be read by torch.
@@ -19,7 +19,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 class TensorFile(Protocol):
-    """An open file. shapes, dtypes: of its tensors, by their names; a dtype by the name that torch has for it."""
+    """An open file. shapes, dtypes: of its tensors, by their names; dtypes are torch's names."""
 
     path: Path
     shapes: dict[str, tuple[int, ...]]
@@ -35,13 +35,13 @@ class TensorFile(Protocol):
 
 
 def dtype_bytes(name: str) -> int:
-    """Bytes of one number, by torch's name of its dtype."""
+    """Return the bytes of one number, by torch's name of its dtype."""
     bits = re.search(r"\d+", name)
     return 1 if bits is None else int(bits[0]) // 8  # "bool" has no number
 
 
 def open_tensor_file(path: Path) -> TensorFile:
-    """Open a file of tensors; CheckpointError for one that has none."""
+    """Open a file of tensors; CheckpointError for any other file."""
     with path.open("rb") as opened:
         if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise CheckpointError(f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull`")

@@ -1,5 +1,5 @@
-"""The tensors of the text part among those of a whole model, which sees or hears, too: their prefix is found by the
-embedding, whatever the config calls the model.
+"""The text part's tensors in a whole model, which sees or hears, too. Their prefix is found by the embedding, whatever
+the config calls the model.
 
 A merged fine-tune may have a config of the text part beside the names of the whole, or be wrapped by another program.
 """
@@ -14,7 +14,7 @@ from tokenmill.weights.plain import PlainCheckpoint
 
 log = logging.getLogger(__name__)
 
-# How the names of tensors of other parts begin, behind what stands before all.
+# How the names of other parts' tensors begin, after the prefix that all names have.
 _OTHERS = tuple(
     """audio_encoder. audio_model. audio_projector. audio_tower. aligner. connector. embed_audio. embed_vision.
     image_newline image_projection. mm_projector. multi_modal_projector. patch_merger. projector. view_separator
@@ -23,14 +23,14 @@ _OTHERS = tuple(
 
 
 def keep_text(plain: PlainCheckpoint, family: Family) -> None:
-    """Show the tensors of the text part alone, with the names that a model of text has; a warning tells of the others.
+    """Show the tensors of the text part alone, with the names that a model of text has; warn of the other tensors.
 
     CheckpointError with the prefixes, where several tensors may be the embedding.
     """
     before = _prefix(plain, family)
     outer = [before[: at + 1] for at, letter in enumerate(before) if letter == "."]
     outer = sorted({"", *outer, "model."}, key=len, reverse=True)
-    heads = [_head(family).removesuffix("weight")] if family.prefix else []
+    heads = [_name_of("head", family).removesuffix("weight")] if family.prefix else []
     others = []
     for name in list(plain.shapes):
         rests = [name.removeprefix(each) for each in outer if name.startswith(each)]
@@ -49,8 +49,8 @@ def keep_text(plain: PlainCheckpoint, family: Family) -> None:
 
 
 def _prefix(plain: PlainCheckpoint, family: Family) -> str:
-    """What stands before the names of the text part's tensors."""
-    short = next(name for name, target in family.names.items() if target == "embedding.weight")
+    """Find the prefix of the names of the text part's tensors."""
+    short = _name_of("embedding", family)
     found = {name.removesuffix(short) for name in plain.shapes if name == short or name.endswith(f".{short}")}
     usual = found & {"", family.prefix}
     texts = [each for each in found if "language_model." in each] if len(found) > 1 else list(found)
@@ -62,8 +62,8 @@ def _prefix(plain: PlainCheckpoint, family: Family) -> str:
     return texts[0]
 
 
-def _head(family: Family) -> str:
-    return next(name for name, target in family.names.items() if target == "head.weight")
+def _name_of(matrix: str, family: Family) -> str:
+    return next(name for name, target in family.names.items() if target == f"{matrix}.weight")
 
 
 def _rename(plain: PlainCheckpoint, name: str, to: str) -> None:
@@ -72,7 +72,7 @@ def _rename(plain: PlainCheckpoint, name: str, to: str) -> None:
 
 
 def _parts(names: Iterable[str], outer: Iterable[str]) -> Iterable[str]:
-    """The names of the parts that these tensors are of."""
+    """Name the parts to which these tensors belong."""
     for name in names:
         rest = next(rest for each in outer if (rest := name.removeprefix(each)).startswith(_OTHERS))
         yield rest.partition(".")[0]

@@ -1,7 +1,7 @@
-"""The head and the embedding of a directory, where its config and its tensors disagree on whether they are one.
+"""The head and the embedding of a directory whose config and tensors disagree on whether they are one matrix.
 
-As in transformers (`PreTrainedModel.tie_weights`): of a tied model, the tensor that is there serves as both, and two
-tensors are one only where their values are equal.
+As in transformers (`PreTrainedModel.tie_weights`), a single tensor of a tied model serves as both, and two tensors are
+one matrix only where their values are equal.
 """
 
 import logging
@@ -13,11 +13,7 @@ from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 log = logging.getLogger(__name__)
 
 ROWS = 4096  # compared at a time, so that temporaries stay small
-CASTS = {
-    "float32": "float",
-    "float16": "half",
-    "bfloat16": "bfloat16",
-}  # dtype: the method of a tensor that casts to it
+CASTS = {"float32": "float", "float16": "half", "bfloat16": "bfloat16"}  # dtype → the method of a tensor that casts
 
 
 def name_tied_embedding(checkpoint: PlainCheckpoint) -> None:
@@ -51,14 +47,14 @@ def compare_tied_head(checkpoint: Checkpoint) -> None:
 
 
 def _find(checkpoint: Checkpoint, parameter: str) -> str | None:
-    """The checkpoint's name of the tensor that fills a parameter."""
+    """Find the checkpoint's name of the tensor that fills a parameter."""
     family = checkpoint.family
     shorts = {name for name, target in family.names.items() if target == parameter}
     return next((name for name in checkpoint.shapes if name.removeprefix(family.prefix) in shorts), None)
 
 
 def _equal(checkpoint: Checkpoint, model: ModelConfig, one: str, other: str) -> bool:
-    """Whether two matrices have the same values, in the model's own type where they are stored in different ones."""
+    """Tell whether two matrices have the same values, in the model's own type where their types differ."""
     if checkpoint.shapes[one] != checkpoint.shapes[other]:
         return False
     if checkpoint.dtype_of(one) == checkpoint.dtype_of(other):

@@ -1,6 +1,7 @@
-"""The ways in which files store tensors otherwise than the decoder has them, by the names that families give them.
+"""The transforms of tensors that files store otherwise than the decoder has them, by the names that families give them.
 
-Each is here in both directions, and one undoes the other: a model is read from one layout and written in another.
+Each transform is here in both directions, of which one undoes the other: a model is read from one layout and written in
+another.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ def _same(tensor: "Tensor", _: ModelConfig) -> "Tensor":
 
 
 def _transposed(tensor: "Tensor", _: ModelConfig) -> "Tensor":
-    """[in, out] ↔ [out, in]; a bias stays."""
+    """Transpose [in, out] ↔ [out, in]; a bias stays."""
     return tensor.t()
 
 
@@ -29,7 +30,7 @@ class Transform:
     """A tensor in a file's layout → the decoder's, and back.
 
     orders_rows: nothing but the order of rows changes, so that codes are transformed as values are. of_rows: the name
-    of the transform that is left where rows are [outputs, inputs] already, as those of codes are.
+    of the transform that is left where rows are [outputs, inputs] already, as rows of codes are.
     """
 
     to_decoder: Layout = _same
@@ -39,7 +40,7 @@ class Transform:
 
 
 def _heads_to_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    """[N · (q, k, v) · H, …] → [(q, k, v) · N · H, …]"""
+    """Reorder [N · (q, k, v) · H, …] to [(q, k, v) · N · H, …]."""
     shape = (config.num_heads, 3, config.head_dim, *tensor.shape[1:])
     return tensor.reshape(shape).transpose(0, 1).reshape(tensor.shape)
 
@@ -50,7 +51,7 @@ def _qkv_to_heads(tensor: "Tensor", config: ModelConfig) -> "Tensor":
 
 
 def _bigcode_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    """Multi-query files are q, k, v already; multi-head ones interleave them by head."""
+    """Reorder Q, K and V, which multi-head files interleave by head; multi-query files have them in order."""
     return tensor if config.num_kv_heads != config.num_heads else _heads_to_qkv(tensor, config)
 
 
@@ -59,10 +60,10 @@ def _to_bigcode_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
 
 
 def _pairs_to_halves(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    """Rows of q or k, from pairs (0, 1), (2, 3), … that rotate together to (i, i + dim/2).
+    """Reorder rows of Q or K from pairs (0, 1), (2, 3), … that rotate together to pairs (i, i + dim/2).
 
-    Within each head the rotated rows are sorted, the even ones first; scores do not depend on the order, where that of
-    q and k is the same.
+    Within each head the rotated rows are sorted, the even ones first. Scores do not depend on the order, as long as Q
+    and K have the same.
     """
     heads = tensor.reshape(-1, config.head_dim, *tensor.shape[1:])
     return heads[:, _halves(config)].reshape(tensor.shape)
@@ -74,7 +75,7 @@ def _halves_to_pairs(tensor: "Tensor", config: ModelConfig) -> "Tensor":
 
 
 def _qkv_to_halves(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    """The same of Q, K and V in one, of which V is not rotated."""
+    """Reorder the rows of Q, K and V in one tensor as _pairs_to_halves does; V, which is not rotated, stays."""
     heads = tensor.reshape(-1, config.head_dim, *tensor.shape[1:]).clone()
     rotated = config.num_heads + config.num_kv_heads
     heads[:rotated] = heads[:rotated][:, _halves(config)]
@@ -99,7 +100,7 @@ def _pairs(config: ModelConfig) -> list[int]:
 
 
 def _interleaved(rows: "Tensor", _: ModelConfig) -> "Tensor":
-    """Rows gate 0, up 0, gate 1, up 1, … → all of the gate, then all of up."""
+    """Reorder rows gate 0, up 0, gate 1, up 1, … to all of the gate, then all of up."""
     return rows.reshape(-1, 2, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
@@ -127,3 +128,9 @@ TRANSFORMS: dict[str, Transform] = {
         of_rows="interleaved",
     ),
 }
+
+
+def of_rows(name: str) -> Transform:
+    """Find the transform that is left where the rows of a tensor are [outputs, inputs] already."""
+    transform = TRANSFORMS[name]
+    return transform if transform.of_rows is None else TRANSFORMS[transform.of_rows]

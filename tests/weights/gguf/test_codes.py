@@ -10,7 +10,7 @@ import torch
 from tests.gguf_files import random_rows
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.gguf.codes import decode, encode
-from tokenmill.weights.gguf.kinds import KINDS
+from tokenmill.weights.gguf.header import KINDS
 
 Kind = gguf.GGMLQuantizationType
 

@@ -24,9 +24,9 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.model.families import architectures, read_config
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.coverage import match_tensors
 from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import Header, TensorInfo, read_header
+from tokenmill.weights.names import match_tensors
 from tokenmill.weights.write.gguf_metadata import metadata_of, write_header
 from tokenmill.weights.write.quantize import quantize
 

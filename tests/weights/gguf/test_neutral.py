@@ -94,7 +94,7 @@ base_model.count base_model.0.name base_model.12.repo_url dataset.count dataset.
 def warned(*keys: str) -> list[str]:
     said: list[str] = []
     values = dict.fromkeys(keys, "x")
-    warn_of_unknown("x.gguf", values, values, lambda text, *given: said.append(text % given))
+    warn_of_unknown("x.gguf", values, lambda text, *given: said.append(text % given))
     return said
 
 

@@ -10,8 +10,7 @@ from tests import gguf_files
 from tests.tiny_models import TINY, auto_class, build, prompt, save
 from tokenmill.hub.progress import Silent
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.write.config_json import config_json
-from tokenmill.weights.write.convert import convert
+from tokenmill.weights.write.convert import config_json, convert
 from tokenmill.weights.write.quantize import quantize
 
 TOKENS = [prompt(12)]

@@ -19,8 +19,7 @@ from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.value_reader import brief
 from tokenmill.weights.generation import defaults_of_gguf
 from tokenmill.weights.gguf.config import ROPE_FREQS, ROPE_LISTS, read_gguf_config
-from tokenmill.weights.gguf.header import TensorInfo
-from tokenmill.weights.gguf.kinds import BITS, FLOATS, KINDS
+from tokenmill.weights.gguf.header import BITS, FLOATS, KINDS, TensorInfo
 from tokenmill.weights.gguf.parts import read_parts
 from tokenmill.weights.names import is_further, is_ignored, known
 from tokenmill.weights.plain import Checkpoint
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class GGUFCheckpoint(Checkpoint):
-    """metadata: the file's keys and values. numbers: the weights that are in them, by their names. largest_type:
-    llama.cpp's name of the one that takes most bytes.
+    """A GGUF file. metadata: its keys and values. numbers: the weights that stand in the metadata, by their names.
+    largest_type: llama.cpp's name of the type of tensors that takes most bytes.
     """
 
     in_gguf = True
@@ -95,7 +94,7 @@ class GGUFCheckpoint(Checkpoint):
 
     @staticmethod
     def tokenizer_of(path: Path) -> Tokenizer | None:
-        """The tokenizer alone, of a file that need not hold a model."""
+        """Read the tokenizer alone, of a file that need not hold a model."""
         header, _ = read_parts(path)
         return _tokenizer(header.metadata)
 
@@ -103,7 +102,9 @@ class GGUFCheckpoint(Checkpoint):
         return defaults_of_gguf(self.path, self.metadata)
 
     def _find_infos(self, family: Family, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-        """Find where each tensor lies, each expert of a stack by itself; CheckpointError lists what is not known."""
+        """Find where each tensor lies, each expert of a stack by itself; CheckpointError lists tensors that no such
+        model has.
+        """
         names, model = known(family), read_config(self.config)
         infos, unexpected = dict[str, TensorInfo](), []
         for name, stored in tensors.items():
@@ -121,7 +122,7 @@ class GGUFCheckpoint(Checkpoint):
         return infos
 
     def _experts(self, info: TensorInfo, num_experts: int) -> dict[str, TensorInfo]:
-        """Each expert of a stack, by its name."""
+        """Split a stack of experts into one tensor for each, by name."""
         if info.shape[0] != num_experts:
             shape = f"{info.name} {list(info.shape)}, needs {num_experts} experts"
             raise CheckpointError(f"{self.path} does not fit its metadata", misshapen=[shape])
@@ -146,7 +147,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer | None:
 
 
 def is_number(name: str) -> bool:
-    """Whether a tensor of that name stands in the metadata."""
+    """Tell whether a weight of that name stands in the metadata."""
     return name.endswith("]") and not name.startswith("blk.")
 
 
@@ -159,7 +160,7 @@ def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:
 
 
 def _largest_type(tensors: Iterable[TensorInfo]) -> str:
-    """The type that takes the most bytes of a file; "" of one without tensors."""
+    """Find the type that takes the most bytes of a file; "" for a file without tensors."""
     counts = Counter[str]()
     for info in tensors:
         counts[info.type.name] += info.num_bytes

@@ -1,9 +1,9 @@
 """GGUF metadata under the keys of Hugging Face's config.json.
 
-Reading is strict, as it is for a config.json: every key of the architecture must be understood, since one that is not
-may change the arithmetic. What an architecture has for itself is read by its family (model/families/). Some facts are
-not in the metadata and are taken from the tensors: whether there are biases, whether the embeddings are tied. Reads
-headers only, never a tensor's data.
+Reading is strict, as it is for a config.json: every key of the architecture must be understood, since a key that is not
+may change the arithmetic. Keys that one architecture alone has are read by its family (model/families/). Some facts are
+not in the metadata and are taken from the tensors: whether there are biases, whether the embeddings are tied. Headers
+alone are read, never a tensor's data.
 """
 
 import logging
@@ -19,8 +19,7 @@ from tokenmill.model.families.refused import features_of_keys, why_not
 from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.text.vocab import end_token_ids
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
-from tokenmill.weights.gguf.header import Header
-from tokenmill.weights.gguf.kinds import FLOATS
+from tokenmill.weights.gguf.header import FLOATS, Header
 from tokenmill.weights.gguf.neutral import is_neutral, warn_of_unknown
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -36,9 +35,10 @@ _YARN = {"yarn_beta_fast": ("beta_fast", 32.0), "yarn_beta_slow": ("beta_slow", 
 def read_gguf_config(
     path: Path, header: Header, rope_lists: Mapping[str, Sequence[float]] | None = None, warn: Warn = log.warning
 ) -> dict[str, Any]:
-    """The config.json that the model would have. `rope_lists` are the values of the tensors of ROPE_LISTS that it has.
+    """Make the config.json that the model would have.
 
-    warn: is told, as a format and its values, where llama.cpp computes otherwise.
+    rope_lists: the values of those tensors among ROPE_LISTS that the file has. warn: is told, as a format and its
+    values, where llama.cpp computes otherwise.
     """
     names, arch = architectures(), _architecture(path, header)
     family = next(name for name, architecture in names.items() if architecture == arch)
@@ -50,7 +50,7 @@ def read_gguf_config(
         config |= {key: {**value, **own} for key, value in scaling.items()}
     others = (key.removeprefix(keys.prefix) for key in keys.values.keys() - keys.read if key.startswith(keys.prefix))
     keys.refuse_unread(keys.name(key) for key in others if not is_neutral(key, keys.values, keys.arch))
-    warn_of_unknown(str(path), keys.values, keys.values, warn)
+    warn_of_unknown(str(path), keys.values, warn)
     return config
 
 
@@ -65,7 +65,7 @@ def _architecture(path: Path, header: Header) -> str:
 
 
 def _rope_scaling(keys: GGUFKeys, rotary: int, factors: Sequence[float] | None) -> dict[str, Any]:
-    """`rope_scaling` in Hugging Face's words, or nothing. "factors" is ours: divisors of the frequencies, in order."""
+    """Read `rope_scaling` in Hugging Face's words, if there is any. "factors" is ours: divisors of the frequencies."""
     kind = keys.expect("rope.scaling.type", "linear", "none", "yarn")
     keys.take("rope.scaling.finetuned", None)  # a remark about the training
     stretch = _stretch(keys)
@@ -86,18 +86,18 @@ def _rope_scaling(keys: GGUFKeys, rotary: int, factors: Sequence[float] | None) 
 
 
 def _stretch(keys: GGUFKeys) -> float:
-    """The factor of a scaling, whose key had another name once. Where there is none llama.cpp writes 0."""
+    """Read the factor of a scaling, whose key had another name once. llama.cpp writes 0 where there is no scaling."""
     old, new = (keys.take(key, None) for key in ("rope.scale_linear", "rope.scaling.factor"))
     key = "rope.scaling.factor" if new is not None else "rope.scale_linear"
     return 1.0 if (old if new is None else new) == 0 else keys.positive(key, 1.0)
 
 
 def _yarn_numbers(keys: GGUFKeys, stretch: float) -> dict[str, float]:
-    """The numbers of YaRN that llama.cpp's converter writes and llama.cpp does not read for these architectures.
+    """Read the numbers of YaRN that llama.cpp's converter writes and llama.cpp does not read for these architectures.
 
     yarn_attn_factor is either Hugging Face's attention_factor, which replaces 0.1 ln(stretch) + 1, or DeepSeek's
-    attn_factor, which is 1 / (0.1 ln(stretch) + 1) where the original multiplies that by itself: transformers and
-    llama.cpp both leave the latter out.
+    attn_factor, which is 1 / (0.1 ln(stretch) + 1) where the original multiplies 0.1 ln(stretch) + 1 by itself:
+    transformers and llama.cpp both leave DeepSeek's out.
     """
     usual = yarn_attention_factor(stretch)
     entries = {**_YARN, "yarn_attn_factor": ("attention_factor", usual)}
@@ -139,7 +139,7 @@ def _shared(keys: GGUFKeys, header: Header) -> dict[str, Any]:
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in keys.tensors,
         "bos_token_id": keys.values.get("tokenizer.ggml.bos_token_id"),
-        # transformers has one of its own for some families where this is not said, which may lie outside.
+        # Where a config has no pad_token_id, transformers takes its family's own, which may lie outside the vocabulary.
         "pad_token_id": pad_id if isinstance(pad_id, int) and pad_id < vocab_size else None,
         "eos_token_id": end_ids if len(end_ids) > 1 else next(iter(end_ids), None),
         # The floating type that all other matrices have; mixed and quantised files count as bfloat16.

@@ -29,11 +29,34 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 # GGUF's type numbers → the letters that numpy gives them.
 _NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", _BOOL: "u1", 10: "u8", 11: "i8", 12: "f8"}
 
+KIND = gguf.GGMLQuantizationType
+CODE_BITS = {
+    KIND.Q4_0: 4.5,
+    KIND.Q4_1: 5.0,
+    KIND.Q5_0: 6.0,
+    KIND.Q5_1: 6.0,
+    KIND.Q8_0: 8.5,
+    KIND.Q3_K: 7.0,
+    KIND.Q4_K: 6.0,
+    KIND.Q5_K: 7.0,
+    KIND.Q6_K: 7.0,
+    KIND.IQ4_NL: 8.5,
+    KIND.IQ4_XS: 9.0,
+    KIND.MXFP4: 8.5,
+    KIND.TQ1_0: 4.5,
+    KIND.TQ2_0: 4.5,
+}
+"""Types whose codes are kept → bits per number, scales included, as the native program packs them."""
+KINDS = tuple(CODE_BITS)
+FLOATS = {KIND.F32: "float32", KIND.F16: "float16", KIND.BF16: "bfloat16"}
+BITS = {KIND.F32: 32.0, KIND.F16: 16.0, KIND.BF16: 16.0, **CODE_BITS}
+"""Bits per number as the native program packs them; 8.5 for every other type, whose values are rounded to 8 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: shape outermost first, as torch has it; `offset` counts from Header.data_offset. part: of a model in
-    several files, the index of the file.
+    """One tensor: shape outermost first, as torch has it; `offset` counts from Header.data_offset. part: the index of
+    its file where a model has several.
     """
 
     name: str
@@ -88,7 +111,7 @@ class _Parser:
         return Header(metadata, tensors, data_offset)
 
     def records(self, count: int, min_bytes: int, what: str, read: Callable[[str], Any]) -> dict[str, Any]:
-        """Read names, each followed by what `read` makes of the bytes after it. No name may come twice."""
+        """Read names, and call `read` for the bytes after each. No name may come twice."""
         self.demand(count, min_bytes, f"every {what}")
         found: dict[str, Any] = {}
         for number in range(count):
@@ -168,9 +191,7 @@ class _Parser:
         return values
 
     def texts(self, count: int, what: str, longest: int) -> list[str]:
-        """Read `count` strings in a row. One loop over local names, because a vocabulary with its merges has
-        100 000.
-        """
+        """Read `count` strings in a row, in one loop over local names: a vocabulary with its merges has 100 000."""
         self.demand(count, 8, what)
         data, at, size, texts = self.data, self.at, self.size, []
         for _ in range(count):
@@ -186,7 +207,7 @@ class _Parser:
         return texts
 
     def demand(self, count: int, size: int, what: str) -> None:
-        """Raise unless the file still has that many bytes."""
+        """Raise unless the file has that many bytes left."""
         if count * size > self.size - self.at:
             raise self.damaged(f"{count} times {size} bytes are claimed for {what}, {self.size - self.at} are left")
 

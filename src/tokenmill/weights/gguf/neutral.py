@@ -1,18 +1,19 @@
 """Keys of GGUF files that change nothing, by name and allowed value.
 
-llama.cpp writes its own record of a model into a file that it saves (src/llama-model-saver.cpp): every number of every
-architecture, those that this one does not have at the values which stand for "not there". Other values of these keys
-are refused like unknown keys, since they belong to arithmetic that is not computed. Keys `general.…` describe a file.
+llama.cpp writes its own record of a model into a file that it saves (src/llama-model-saver.cpp): the numbers of every
+architecture. Numbers that this architecture does not have get the values which stand for "not there". Other values of
+these keys are refused like unknown keys, since they belong to arithmetic that is not computed. Keys `general.…`
+describe a file.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenmill.value_reader import brief
 
-# Without what stands before them, the architecture. These are 0, 0.0 or false where the architecture has no such thing.
+# Keys without the architecture before them. They are 0, 0.0 or false where the architecture has no such thing.
 _OFF = frozenset(
     """activation.situ_linear_beta attention.clamp_kqv attention.compress_ratios attention.compress_rope_freq_base
     attention.decay_lora_rank attention.gate_lora_rank attention.group_norm_epsilon attention.group_norm_groups
@@ -40,7 +41,8 @@ _OFF = frozenset(
     ssm.time_step_rank swiglu_clamp_exp swiglu_clamp_shexp swin_norm time_decay_extra_dim time_mix_extra_dim
     use_parallel_residual wkv.head_size""".split()
 )
-# And others, or others too: 4294967295 is -1 as an unsigned number, caps have their values where nothing is capped.
+# Keys that have other values there, or these beside 0: 4294967295 is -1 as an unsigned number, and caps have their
+# values where nothing is capped.
 _VALUES: Mapping[str, tuple[Any, ...]] = {
     "activation.situ_beta": (1.0,),
     "attention.indexer.kpool_select_tail": (True,),
@@ -60,7 +62,8 @@ _VALUES: Mapping[str, tuple[Any, ...]] = {
     "router_logit_softcapping": (30.0,),
     "token_shift_count": (2,),
 }
-# Of layers with a window where others have none: as it is for all layers, or in case of the base llama.cpp's default.
+# Keys of layers with a window where others have none → the key for all layers, which must say the same; a base may
+# also be llama.cpp's default.
 _OF_WINDOWS = {
     "attention.key_length_swa": "attention.key_length",
     "attention.value_length_swa": "attention.value_length",
@@ -82,7 +85,7 @@ _GENERAL = re.compile(
 
 
 def is_neutral(key: str, values: Mapping[str, Any], arch: str) -> bool:
-    """Whether a key of the architecture, which is named without it, changes nothing."""
+    """Tell whether a key of the architecture, which is named without it, changes nothing."""
     value = values[f"{arch}.{key}"]
     if isinstance(value, list):  # of layers, or of parts
         if any(entry != value[0] for entry in value):
@@ -97,9 +100,9 @@ def is_neutral(key: str, values: Mapping[str, Any], arch: str) -> bool:
     )
 
 
-def warn_of_unknown(where: str, keys: Iterable[str], values: Mapping[str, Any], warn: Callable[..., None]) -> None:
-    """Name the keys `general.…` that are not known. They are descriptions by convention, so that they are no error."""
-    unknown = [key for key in keys if key.startswith("general.") and not _GENERAL.fullmatch(key)]
+def warn_of_unknown(where: str, values: Mapping[str, Any], warn: Callable[..., None]) -> None:
+    """Name the keys `general.…` that are not known. They are no error, since by convention they are descriptions."""
+    unknown = [key for key in values if key.startswith("general.") and not _GENERAL.fullmatch(key)]
     if unknown:
         said = ", ".join(f"{key} = {brief(values[key])}" for key in sorted(unknown)[:20])
         warn("%s: keys that tokenmill does not know are ignored: %s", where, said)

@@ -1,7 +1,7 @@
 """The files of one GGUF model: one, or several parts named x-00001-of-00003.gguf and so on.
 
-llama.cpp's `llama-gguf-split` and its converter write such parts: the first has all metadata, and each says in
-split.no, split.count and split.tensors.count which one it is, of how many, and how many tensors all parts have.
+llama.cpp's `llama-gguf-split` and its converter write such parts. The first has all metadata. Each has its number in
+split.no, the number of parts in split.count, and the number of all their tensors in split.tensors.count.
 """
 
 from dataclasses import replace
@@ -24,9 +24,9 @@ class Part(NamedTuple):
 
 
 def read_parts(path: Path) -> tuple[Header, tuple[Part, ...]]:
-    """The metadata and the tensors of the model that a file is, or is a part of, and its files.
+    """Read the header of the model that a file is, or is a part of, and find the model's files.
 
-    TensorInfo.part is an index of the latter. CheckpointError where a part is missing or belongs to another model.
+    TensorInfo.part is an index of the files. CheckpointError where a part is missing or belongs to another model.
     """
     header = read_header(path)
     count = _number(path, header, "split.count", 1)

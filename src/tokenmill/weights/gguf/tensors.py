@@ -13,8 +13,7 @@ from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.codes import decode
-from tokenmill.weights.gguf.header import TensorInfo
-from tokenmill.weights.gguf.kinds import FLOATS, KINDS
+from tokenmill.weights.gguf.header import FLOATS, KINDS, TensorInfo
 
 CHUNK = 2**18  # values dequantised at a time: temporaries stay in the second-level cache
 
@@ -42,7 +41,7 @@ class GGUFReader:
         return round_to_nearest(self._load(info), 8, quick=True)
 
     def _load(self, info: TensorInfo, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Load the values of a tensor as it is stored, from its own bytes alone; in that dtype if it is quantised."""
+        """Load the values of a tensor as it is stored, from its own bytes alone; in `dtype` if it is quantised."""
         kind, raw, shape = info.type, self._checkpoint.raw(info), info.shape
         if kind in FLOATS:
             return torch.from_numpy(raw).view(getattr(torch, FLOATS[kind])).reshape(shape)
@@ -58,7 +57,7 @@ class GGUFReader:
 
 
 def _stretch(info: TensorInfo, rows: range | None) -> TensorInfo:
-    """Some rows of a tensor, as a tensor."""
+    """Describe some rows of a tensor as a tensor."""
     if rows is None:
         return info
     size = info.num_bytes // info.shape[0]
@@ -67,7 +66,7 @@ def _stretch(info: TensorInfo, rows: range | None) -> TensorInfo:
 
 
 def _dequantised(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Tensor:
-    """The float32 values of some rows."""
+    """Compute the float32 values of some rows."""
     if kind in KINDS:
         return decode(rows, kind).values()
     with np.errstate(all="ignore"):  # damaged scales are infinite or NaN, which numpy would warn of

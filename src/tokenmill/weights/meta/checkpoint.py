@@ -1,7 +1,7 @@
 """A directory in Meta's own layout as a checkpoint, described in Hugging Face's names.
 
-A large model lies in several files, consolidated.00.pth and on, of which each has a slice of every matrix: rows of
-those that come first, columns of those that come second. Rows of wq and wk lie in pairs that rotate together.
+A large model lies in several files, consolidated.00.pth and so on. Each has a slice of every matrix: rows of matrices
+that come first in a block, columns of matrices that come second. Rows of wq and wk lie in pairs that rotate together.
 """
 
 import re
@@ -52,8 +52,8 @@ _EXPERT = re.compile(r"feed_forward\.experts\.(\d+)\.(w[123])")
 
 @dataclass(frozen=True)
 class Slices:
-    """One tensor: its slices, each in a file under `name`. dim: in which they follow one another; None where all files
-    have the same. pairs: whether its rows lie in pairs.
+    """One tensor: its slices, each in a file under `name`. dim: the dimension in which slices follow one another; None
+    where every file has the whole tensor. pairs: whether its rows lie in pairs.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Slices:
 
 
 def is_meta(path: Path) -> bool:
-    """Whether a directory is in Meta's own layout, and in no other."""
+    """Tell whether a directory is in Meta's own layout, and in no other."""
     return (path / PARAMS).is_file() and not (path / "config.json").is_file() and bool(_weight_files(path))
 
 
@@ -102,7 +102,7 @@ class MetaCheckpoint(Checkpoint):
         return self.find_reader("meta").read(name, dtype, rows)
 
     def tokenizer(self) -> Tokenizer | None:
-        """That of tekken.json or tokenizer.model, which Meta's older downloads have beside the directory."""
+        """Read tekken.json or tokenizer.model, which Meta's older downloads have beside the directory."""
         if (tekken := self.path / "tekken.json").is_file():
             return read_tekken(tekken)
         if not (files := meta_tokenizers(self.path)):
@@ -127,14 +127,14 @@ class MetaCheckpoint(Checkpoint):
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """The consolidated files, in order: .pth, or else safetensors."""
+    """List the consolidated files in order: .pth, or else safetensors."""
     entries = sorted(entry for entry in path.iterdir() if entry.is_file())
     found = ([entry for entry in entries if re.fullmatch(pattern, entry.name)] for pattern in _FILES)
     return next((files for files in found if files), [])
 
 
 def _find_slices(path: Path, files: list[TensorFile], width: object) -> Iterable[tuple[str, Slices]]:
-    """Find each tensor's slices; CheckpointError for one that has no name here or is missing in some file.
+    """Find each tensor's slices; CheckpointError for a tensor that has no name here or is missing in some file.
 
     width: of the model, which tells whether the embedding is sliced by its columns, or by its rows as from Llama 3 on.
     """
@@ -164,13 +164,13 @@ def _find_slices(path: Path, files: list[TensorFile], width: object) -> Iterable
 
 
 def _is_coded(slices: Slices) -> bool:
-    """Whether it is stored in 8 bits, as Meta's largest Llama 3.1, whose scales lie in other files."""
+    """Tell whether a tensor is stored in 8 bits, as Meta's largest Llama 3.1, whose scales lie in other files."""
     kinds = (file.dtypes[slices.name] for file in slices.files)
     return any(kind.startswith(("int", "uint", "float8")) for kind in kinds)
 
 
 def _translate(name: str) -> tuple[str, int | None] | None:
-    """Hugging Face's name of a tensor, and the dimension of its slices; None where it has none."""
+    """Find Hugging Face's name of a tensor, and the dimension of its slices; None where it has no such name."""
     base, _, kind = name.rpartition(".")
     layer = re.match(r"layers\.(\d+)\.", base)
     short = base[layer.end() :] if layer else base
@@ -185,7 +185,7 @@ def _translate(name: str) -> tuple[str, int | None] | None:
 
 
 def _whole_shape(path: Path, slices: Slices) -> tuple[int, ...]:
-    """The shape of a tensor, of those of its slices."""
+    """Put the shape of a tensor together from the shapes of its slices."""
     shapes, dim = [file.shapes[slices.name] for file in slices.files], slices.dim
     beside = {shape if dim is None else shape[:dim] + shape[dim + 1 :] for shape in shapes}
     if len(beside) > 1 or (dim is not None and any(len(shape) != 2 for shape in shapes)):

@@ -1,7 +1,7 @@
 """params.json, of Meta's and of Mistral's own layout, in the words of config.json.
 
-What params.json does not say is known of the models that came so: how many positions a model was trained for, and the
-scaling of its rope.
+Two facts that params.json leaves out are known of the models that were published so: the positions for which a model
+was trained, and the scaling of its rope.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
-# Limits of the programs that came with the models, and words that tell nothing more.
+# Limits of the programs that came with the models, and keys that tell nothing more.
 _HARMLESS = ("max_batch_size", "max_seq_len", "model_parallel_size", "lora_args", "quantization_args", "causal")
 _LLAMA_31 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 OTHERWISE = "give the same model in Hugging Face layout"
@@ -18,9 +18,10 @@ _SMALL = 3072  # the width up to which a Llama with scaled rope is 3.2, whose fa
 
 
 def read_params(values: Mapping[str, Any], where: str, vocab_size: int, has_head: bool) -> dict[str, Any]:
-    """The config that params.json describes; CheckpointError for a key that is not known.
+    """Read the config that params.json describes; CheckpointError for a key that is not known.
 
-    vocab_size: rows of the embedding, which Meta's first models alone tell. has_head: whether there is a head.
+    vocab_size: rows of the embedding; the params.json of Meta's first models does not say it. has_head: whether there
+    is a head.
     """
     reader = ValueReader(values, where, CheckpointError)
     dim, heads = reader.count("dim"), reader.count("n_heads")
@@ -63,7 +64,7 @@ def read_params(values: Mapping[str, Any], where: str, vocab_size: int, has_head
 
 
 def _width(reader: ValueReader, dim: int) -> int:
-    """The width of the MLP, which Meta computes."""
+    """Compute the width of the MLP as Meta does."""
     multiple, factor = reader.count("multiple_of", 256), reader.number("ffn_dim_multiplier", 1.0)
     width = int(factor * int(8 * dim / 3))
     return reader.count("hidden_dim", -(-width // multiple) * multiple)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class PackedCheckpoint(Checkpoint):
-    """It raises PackedModelError, by field, if the file is damaged, of another version, or older than its model.
+    """A packed model. PackedModelError, by field, if the file is damaged, of another version, or older than its model.
 
-    facts: the header; only the settings that it was made for can use the weights, see settings_of.
+    copy_of: the model, if it is known to be unchanged; it is this checkpoint's path then. facts: the header; only the
+    settings for which the file was made can use the weights, see settings_of.
     """
 
     def __init__(self, path: Path, reader: PackedReader | None = None, copy_of: Path | None = None) -> None:
-        """copy_of: the model, if it is known to be unchanged; then that is this checkpoint's path."""
         self.path, self.file, self.reader = copy_of or path, path, reader
         facts, self._tokenizer_at = read_header(path) if reader is None else (reader.facts, reader.header_end)
         self.facts, self.config, self.rounded = facts, facts["config"], facts["rounded"]
@@ -51,11 +51,11 @@ class PackedCheckpoint(Checkpoint):
 
     @property
     def source(self) -> Path:
-        """The model that it was made of, which may be gone."""
+        """The model of which it was made, which may be gone."""
         return Path(self.facts["source"])
 
     def _check_source(self) -> None:
-        """A model that has changed since is refused. It may also be gone: the file is complete without it."""
+        """Refuse a source that has changed since. It may be gone, since the file is complete without it."""
         source = self.source
         try:
             if not source.exists():
@@ -115,7 +115,7 @@ class PackedCheckpoint(Checkpoint):
         self.reader = self.reader or PackedReader(self.file)
 
     def payload(self) -> mmap:
-        """All weights, verified. Called once."""
+        """Return all weights, verified. Called once."""
         self.start_reading()
         assert self.reader is not None, "started above"
         memory, self.reader = self.reader.wait(), None

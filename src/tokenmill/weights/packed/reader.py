@@ -1,9 +1,9 @@
-"""Reads packed models: the header, and the weights as mapped memory. Nothing here imports torch.
+"""Packed models as they are read: the header, and the weights as mapped memory. Nothing here imports torch.
 
-The file begins with eight bytes of magic, eight that say where the header is, and eight of its length. From the second
-huge page on come the weights, so that they can be mapped in such pages; what lies before is a hole, for which file
-systems keep no bytes. After the weights come the header in JSON, which says what is inside, for which program, and of
-which model it was made, and the tokenizer.
+The file begins with eight bytes of magic, eight for the place of the header, and eight for its length. From the second
+huge page on come the weights, so that they can be mapped in such pages; before them lies a hole, for which file systems
+keep no bytes. After the weights come the header in JSON, which describes the weights and names the program and the
+model of the file, and the tokenizer.
 """
 
 import mmap
@@ -38,16 +38,17 @@ def is_packed_model(path: Path) -> bool:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Read the facts, and where the header ends. PackedModelError if it is none, damaged, or of another version.
+    """Read the facts, and where the header ends. PackedModelError if the file is damaged, of another version, or no
+    packed model.
 
-    Every fact that this room uses has the right type, and the file the size that they say.
+    Every fact that this room uses has the right type, and the file has the size that the facts say.
     """
     with file_errors(path, "read"), path.open("rb") as opened:
         return _header_of(path, opened)
 
 
 def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with which a packed model can be used, by its facts: any other value is another packed model's."""
+    """Return the settings with which a packed model can be used: another value belongs to another packed model."""
     return {name: facts[name] for name in ("program", "dtype", "scheme") if facts[name] != ANY_DTYPE}
 
 
@@ -87,7 +88,7 @@ def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def read_tokenizer(path: Path, facts: dict[str, Any], end: int) -> bytes:
-    """Read the tokenizer, unverified; the facts and where the header ends are what read_header has given."""
+    """Read the tokenizer, unverified. facts, end: as read_header has returned them."""
     with file_errors(path, "read"), path.open("rb") as opened:
         return _read_at(opened, end, facts["tokenizer_bytes"])
 
@@ -103,11 +104,11 @@ def begin_file(header_at: int, header_bytes: int) -> bytes:
 
 
 class PackedReader:
-    """Maps the weights when it is made, and reads them in the background while torch is imported.
+    """A packed model that is being read: the weights are mapped at once, and read in the background meanwhile.
 
-    Their checksums are verified meanwhile, unless they were and the file is still the same. All is read from the file
-    that had this name then, which others may delete or replace. tokenizer_text: unverified. again: verify although that
-    was done before. is_copy: PackedModelError unless it is the packed copy of that name.
+    Their checksums are verified there, unless they were before and the file is still the same. All is read from the
+    file that had this name at first, which others may delete or replace. tokenizer_text: unverified. again: verify
+    although that was done before. is_copy: PackedModelError unless the file is the packed copy of that name.
     """
 
     def __init__(self, path: Path, again: bool = False, is_copy: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Packed models whose checksums were verified, so that the next start need not compute them again.
 
-What is remembered of a file changes when the file does, and counts until the machine restarts: what a crash took from
-a file shows then. Nothing here imports torch.
+A record of a file counts while the file is unchanged, and until the machine restarts: after a crash the checksums show
+whether the file is still complete. Nothing here imports torch.
 """
 
 import json
@@ -25,7 +25,7 @@ def record_of(path: Path) -> Path:
 
 
 def is_verified(record: Path, opened: int) -> bool:
-    """Whether this open file is the one that was verified. That it is used now is noted for `last_used`."""
+    """Tell whether this open file was verified, and note for `last_used` that it is used now."""
     try:
         if json.loads(record.read_text(encoding="utf-8")) != _facts(opened):
             return False
@@ -37,7 +37,7 @@ def is_verified(record: Path, opened: int) -> bool:
 
 
 def remember(record: Path, opened: int) -> None:
-    """Remember that this open file was verified. Where that cannot be written, it is verified again next time."""
+    """Remember that this open file was verified. Where the record cannot be written, it is verified again next time."""
     if time.time() - os.fstat(opened).st_ctime < SETTLED_S:
         return
     try:

@@ -1,4 +1,4 @@
-"""Writes packed models piece by piece: each piece of the weights goes into the file as soon as it is complete.
+"""Packed models as they are written, piece by piece: each piece of the weights goes into the file when it is complete.
 
 So the weights are never in memory twice: the program that packs them reads them from the file, which is mapped. The
 header comes after the weights, because it says where they lie. A writer that is closed before `finish` leaves no file.
@@ -31,8 +31,8 @@ TOKENIZER = ("bos_token_id", "eos_token_ids", "chat_template", "named_templates"
 class PackedWriter:
     """An Allocation in a file. CheckpointError where the system refuses to write.
 
-    sync: the file survives a crash of the machine. num_bytes: of the weights, if that is known; the file is as large
-    from the beginning, so that others count it. failed: whether the system has refused to write.
+    sync: the file survives a crash of the machine. num_bytes: of the weights, if known; the file is as large from the
+    beginning, so that others count it. failed: whether the system has refused to write.
     """
 
     def __init__(self, path: Path, sync: bool = True, num_bytes: int = 0) -> None:
@@ -75,8 +75,8 @@ class PackedWriter:
     def finish(self, facts: Mapping[str, Any], tokenizer: Tokenizer | None) -> int:
         """Write the header and put the file in its place; its size in bytes.
 
-        `facts`: program, dtype, scheme, source, copy, fingerprint, config, shapes, and what the program needs to find
-        the weights. A copy takes the name that they have, beside the one that the writer was given.
+        `facts`: program, dtype, scheme, source, copy, fingerprint, config, shapes, and all by which the program finds
+        the weights. A copy takes the name under "copy", in the folder of the writer's path.
         """
         self._append(self._last)
         if self._filled:
@@ -103,7 +103,7 @@ class PackedWriter:
         return BEGIN + self.used + len(header) + len(text)
 
     def close(self) -> None:
-        """Leave nothing behind that is not finished, and take no more memory. What is mapped stays."""
+        """Delete a file that is not finished, and free all memory but the mapping."""
         self._thread.shutdown()
         self._parts.clear()
         self._scratch, self._last = torch.empty(0, dtype=torch.uint8), memoryview(b"")
@@ -112,7 +112,7 @@ class PackedWriter:
 
     @property
     def _part(self) -> memoryview:
-        """The part that is being filled. The thread has written what was in this memory before."""
+        """The part that is being filled. The thread has written the part that was in this memory before."""
         return self._parts[len(self._sums) % len(self._parts)]
 
     def _append(self, piece: memoryview) -> None:
@@ -137,7 +137,7 @@ class PackedWriter:
         return zlib.crc32(data)
 
     def _wait(self, left: int) -> None:
-        """Until the thread has at most so many parts to write."""
+        """Wait until the thread has at most so many parts to write."""
         with self._errors():
             if len(self._sums) > left:
                 self._sums[-1 - left].result()

@@ -2,17 +2,19 @@
 
 Tensors are read, changed and written one at a time, so memory holds one of them; the safetensors library wants a file's
 tensors all at once. Its files are eight bytes of header length, a JSON header of names, types, shapes and offsets, then
-the data, so types and shapes must be known before the first tensor is made.
+the data, so types and shapes must be known before the first tensor is made. config.json is in words that transformers
+reads.
 """
 
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -24,17 +26,19 @@ from torch import Tensor
 
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
-from tokenmill.model.families import Family, read_config
+from tokenmill.model.config import Rope
+from tokenmill.model.families import Family, find_family, read_config
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.text.templates import FOLDER
 from tokenmill.value_reader import check_choice
 from tokenmill.weights.cast import cast
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import directory_of_defaults, usable
+from tokenmill.weights.gguf.config import ROPE_FREQS
 from tokenmill.weights.meta.checkpoint import is_meta
 from tokenmill.weights.names import is_ignored
 from tokenmill.weights.relaid import in_hugging_face_layout
-from tokenmill.weights.write.config_json import config_json
+from tokenmill.weights.write.gguf_metadata import rope_lists
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +50,16 @@ _TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16
 }
 _SETTINGS = """generation_config.json tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json
     tekken.json added_tokens.json vocab.json merges.txt chat_template.jinja""".split()
+_OWN_KEYS = ("dtype", "stored_as_codes", "embedding_as_codes")
+"""Keys of a config that tell how the files of the source are stored."""
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of every published model
+_LENGTHS = [1 << bits for bits in range(5, 21)]  # for which a model with Llama 3's rope may have been trained
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The plan for one tensor of a checkpoint, which becomes tensors that stay in one file, and how they are made of
-    it. experts: of a stack, which has that tensor of each of so many experts one after the other, and is one tensor.
+    """The plan for one tensor of a checkpoint: the tensors that it becomes, in one file, and how they are made of it.
+    experts: the number of experts whose tensors, one after the other, are written as one stack; 0 for a single tensor.
     """
 
     source: str
@@ -86,7 +94,7 @@ def convert(checkpoint: Checkpoint, out_dir: Path, dtype: str, progress: Progres
 
 
 def weights_of(checkpoint: Checkpoint) -> dict[str, Shape]:
-    """The shapes of a checkpoint's tensors; buffers that are no weights are left out."""
+    """Return the shapes of a checkpoint's tensors, without buffers that are no weights."""
     family = checkpoint.family
     return {n: s for n, s in checkpoint.shapes.items() if not is_ignored(family, n.removeprefix(family.prefix))}
 
@@ -160,8 +168,8 @@ def write_directory(
 
 
 def _write_shards(checkpoint: Checkpoint, units: Sequence[Unit], folder: Path, progress: Progress) -> None:
-    """Write model.safetensors, or several with an index. In order, each as full as it gets; a larger unit has one
-    alone.
+    """Write model.safetensors, or several files with an index: in order, each as full as it gets. A larger unit has a
+    file alone.
     """
     units_by_source, pattern = {unit.source: unit for unit in units}, "model{suffix}.safetensors"
     split = split_state_dict_into_shards_factory(
@@ -205,9 +213,33 @@ def _write_shard(checkpoint: Checkpoint, units: Sequence[Unit], file: Path, adva
         os.fsync(out.fileno())
 
 
+def config_json(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the config of the tensors that are written: of a model that sees, the config of its text part."""
+    family, kept = find_family(config), dict(config)
+    if family.text is not None:
+        kept = {key: value for key, value in family.text.flatten(config).items() if key != "architectures"}
+    scaling = kept.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("rope_type") == "factors":
+        kept |= _as_llama3(read_config(kept).rope)
+    return {key: value for key, value in kept.items() if key not in _OWN_KEYS}
+
+
+def _as_llama3(rope: Rope | None) -> dict[str, Any]:
+    """Find the numbers of Llama 3's rope for the divisors of a GGUF file; warn where no numbers have these divisors."""
+    assert rope is not None, "its config has divisors"
+    factors = dict(rope.scaling)["factors"]
+    for length in _LENGTHS:
+        numbers = {"factor": max(factors), **_LLAMA3, "original_max_position_embeddings": length}
+        found = rope_lists(replace(rope, kind="llama3", scaling=tuple(numbers.items())))[ROPE_FREQS]
+        if all(math.isclose(have, want, rel_tol=1e-5) for have, want in zip(found, factors, strict=True)):
+            return {"rope_scaling": {"rope_type": "llama3", **numbers}}
+    log.warning('config.json has divisors of the rope that are not Llama 3\'s: transformers knows no rope "factors"')
+    return {}
+
+
 def _write_tokenizer(checkpoint: Checkpoint, path: Path) -> None:
-    """Copy the files of a directory in Hugging Face layout as they are; those of any other checkpoint are made from its
-    tokenizer. CheckpointError for one that they cannot say.
+    """Copy the tokenizer's files of a directory in Hugging Face layout as they are; make them of the tokenizer of any
+    other checkpoint. CheckpointError for a tokenizer that they cannot describe.
     """
     if checkpoint.path.is_dir() and not is_meta(checkpoint.path):
         for name in (*_SETTINGS, *(f"{FOLDER}/{file.name}" for file in (checkpoint.path / FOLDER).glob("*.jinja"))):

@@ -26,8 +26,8 @@ Rounded = Callable[[str, Tensor], Stored]
 class ExportPlan:
     """The quantised model that is to be written.
 
-    shapes: of every tensor, by the checkpoint's name. bits: of those that become codes. targets: which parameter each
-    tensor fills. scheme_bits: of the scheme, which a head may not have. group: inputs that share a scale. symmetric:
+    shapes: of every tensor, by the checkpoint's name. bits: of the tensors that become codes. targets: which parameter
+    each tensor fills. scheme_bits: of the scheme; a head may have others. group: inputs that share a scale. symmetric:
     whether codes of 4 bits have no zero of their own.
     """
 
@@ -45,7 +45,7 @@ class ExportPlan:
         return replace(self, bits={**self.bits, **dict.fromkeys(names, 8)})
 
     def is_transposed(self, name: str) -> bool:
-        """Whether the checkpoint stores this tensor [inputs, outputs]."""
+        """Tell whether the checkpoint stores this tensor [inputs, outputs]."""
         return name in self.targets and self.targets[name].is_transposed
 
 
@@ -63,18 +63,18 @@ class Export:
     mixes_bits = True
 
     def lay_out(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Show a checkpoint with the names of tensors that the format has: those of a directory, unless it has others.
+        """Show a checkpoint with the names of tensors that the format has: here, Hugging Face's.
 
         ConfigError for a model that the format cannot hold.
         """
         return in_hugging_face_layout(checkpoint)
 
     def grid(self, bits: int, symmetric: bool) -> str:
-        """The grid of quant/rtn.py whose codes the format holds."""
+        """Name the grid of quant/grid.py whose codes the format holds."""
         raise NotImplementedError
 
     def leaves(self, bits: int, shape: tuple[int, ...]) -> bool:
-        """Whether a matrix of this shape stays in floating point."""
+        """Tell whether a matrix of this shape stays in floating point."""
         return False
 
     def check_output(self, path: Path) -> None:
@@ -82,7 +82,7 @@ class Export:
         raise NotImplementedError
 
     def check(self, plan: ExportPlan) -> None:
-        """Raise ConfigError for a plan that the format cannot hold. Reads no tensor."""
+        """Raise ConfigError for a plan that the format cannot hold. No tensor is read."""
         raise NotImplementedError
 
     def num_bytes(self, plan: ExportPlan, name: str) -> int:

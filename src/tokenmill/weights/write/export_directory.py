@@ -23,7 +23,7 @@ from tokenmill.weights.write.export import Export, ExportPlan, Rounded
 
 
 class DirectoryExport(Export):
-    """A directory whose matrices X.weight are replaced by parts X.…; every other tensor stays as it is."""
+    """A directory in which parts X.… replace the matrices X.weight; every other tensor stays as it is."""
 
     def layout(self, bits: int, group: int) -> Layout:
         """Choose how codes of so many bits are stored."""
@@ -94,7 +94,7 @@ class OwnExport(DirectoryExport):
 
 
 class GPTQExport(DirectoryExport):
-    """GPTQ's layout in checkpoint_format "gptq", which is read most widely; it stores zeros less one, from 1 on."""
+    """GPTQ's layout in checkpoint_format "gptq", which most engines read. It stores zeros less one, from 1 on."""
 
     default_head = "none"
     mixes_bits = False

@@ -1,6 +1,6 @@
 """GGUF files, which llama.cpp reads: Q4_0 (symmetric codes), Q4_1 and Q8_0, everything else in floating point.
 
-The header is written first, then tensor by tensor as it is read and rounded, so memory holds one matrix. Norms, biases,
+The header is written first, then each tensor as it is read and rounded, so memory holds one matrix. Norms, biases,
 learned positions and the routers of experts are F32, which llama.cpp wants; embeddings are in the model's own type.
 """
 
@@ -32,8 +32,7 @@ from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import gguf_of_defaults, usable
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint, is_number
 from tokenmill.weights.gguf.codes import encode
-from tokenmill.weights.gguf.header import TensorInfo
-from tokenmill.weights.gguf.kinds import FLOATS
+from tokenmill.weights.gguf.header import FLOATS, TensorInfo
 from tokenmill.weights.relaid import RelaidCheckpoint, in_layout
 from tokenmill.weights.write.convert import check_space
 from tokenmill.weights.write.export import Export, ExportPlan, Rounded
@@ -64,7 +63,7 @@ _ALWAYS_F32 = ("position_embedding.weight", ".router.weight", "_norm.weight")  #
 
 @dataclass(frozen=True)
 class _Source:
-    """A tensor of the file and what it is made of: tensors of the checkpoint, several where experts are stacked."""
+    """A tensor of the file, and the checkpoint's tensors of which it is made: several where experts are stacked."""
 
     info: TensorInfo
     names: tuple[str, ...]
@@ -150,7 +149,7 @@ def _sources(plan: ExportPlan) -> list[_Source]:
 
 
 def _end(sources: list[_Source]) -> int:
-    """Where the next tensor begins."""
+    """Return where the next tensor begins."""
     return _padded(sources[-1].info.offset + sources[-1].info.num_bytes) if sources else 0
 
 
@@ -163,7 +162,7 @@ def _numbers(plan: ExportPlan) -> dict[str, list[float]]:
 
 
 def _layer(name: str) -> tuple[int, int]:
-    """The number of a tensor's layer, and of its expert; -1 for one that belongs to none."""
+    """Read the number of a tensor's layer, and of its expert; -1 where it belongs to none."""
     numbers = re.fullmatch(r"(?:blk\.(\d+)\.)?[^\[]*(?:\[(\d+)\])?", name)
     assert numbers is not None, f"{name} is no name of llama.cpp's"
     layer, expert = (-1 if number is None else int(number) for number in numbers.groups())

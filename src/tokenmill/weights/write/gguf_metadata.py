@@ -1,7 +1,7 @@
 """The metadata of a GGUF file that describe a model, read back and compared: the inverse of weights/gguf/config.py.
 
-Whatever is not said in these keys must follow from them for every reader. So the keys are read back, and a model whose
-config would then differ is refused by field: GGUF's architectures have no key for most departures.
+All facts of a model must follow from these keys for every reader. So the keys are read back, and a model whose config
+would then differ is refused by field: GGUF's architectures have no key for most departures.
 """
 
 import math
@@ -21,7 +21,7 @@ from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.weights.gguf.config import ROPE_FREQS, read_gguf_config
 from tokenmill.weights.gguf.header import Header, TensorInfo
 
-# Says nothing of the arithmetic, or is told by the tokenizer and by the types of the tensors.
+# Fields that say nothing of the arithmetic, or that the tokenizer and the types of the tensors tell.
 _MAY_DIFFER = {"family", "dtype", "codes", "code_bits", "embedding_bits", "eos_token_ids"}
 _YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 
@@ -72,7 +72,7 @@ def _rope_factors(rope: Rope | None, numbers: dict[str, Any]) -> list[float] | N
 
 
 def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any], infos: Sequence[TensorInfo]) -> None:
-    """ConfigError, by field, for a model that another reader of these keys would take for a different one."""
+    """Raise ConfigError, by field, for a model that a reader of these keys would take for a different one."""
     lists = rope_lists(model.rope)
     factors = lists.get(ROPE_FREQS)
     try:
@@ -115,7 +115,7 @@ _ADD = {
 
 
 def _scaling(model: ModelConfig) -> dict[str, Any]:
-    """Make rope.scaling of the two kinds that GGUF names; the check finds what of the others is lost."""
+    """Make rope.scaling for the two kinds that GGUF names; check_read_back finds what is lost of other kinds."""
     rope = model.rope
     numbers = {} if rope is None else dict(rope.scaling)
     if rope is None or rope.kind not in ("linear", "yarn") or "factor" not in numbers:
@@ -130,7 +130,9 @@ def _scaling(model: ModelConfig) -> dict[str, Any]:
 
 
 def unread_yarn(model: ModelConfig) -> dict[str, float]:
-    """Find the numbers of YaRN for which llama.cpp takes others, whatever a file says. It rounds the ramp's bounds."""
+    """Find numbers of YaRN that llama.cpp replaces by others, whatever a file says. It rounds the ramp's bounds,
+    too.
+    """
     known = gguf_facts(model.family).yarn
     found = {name: value for name, value in _unusual_yarn(model.rope).items() if name not in known}
     exact = model.rope is not None and dict(model.rope.scaling).get("truncate") is False
@@ -148,7 +150,7 @@ def _unusual_yarn(rope: Rope | None) -> dict[str, float]:
 
 
 def _same(have: Any, found: Any) -> bool:
-    """Compare two values, equal but for the rounding of numbers to 32 bits."""
+    """Compare two values, except for the rounding of numbers to 32 bits."""
     if isinstance(have, Rope) and isinstance(found, Rope):
         alike = [_same(getattr(have, entry.name), getattr(found, entry.name)) for entry in fields(have)]
         return all(alike)

@@ -1,14 +1,13 @@
-"""Any checkpoint, rounded and written: which matrices become codes, and what that loses.
+"""Any checkpoint, rounded and written: the matrices that become codes, and the loss of each kind.
 
-Each matrix is rounded to nearest; embeddings, norms, biases and the routers of experts stay in floating point. Which
-files are written is the export's (export.py).
+Each matrix is rounded to nearest; embeddings, norms, biases and the routers of experts stay in floating point. The
+export (export.py) decides which files are written.
 """
 
 import math
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -28,12 +27,12 @@ from tokenmill.registry import SCHEMES
 from tokenmill.value_reader import check_choice, check_flag
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.codes.layout import GROUPS
-from tokenmill.weights.coverage import match_tensors
+from tokenmill.weights.names import match_tensors
 from tokenmill.weights.write.convert import weights_of
 from tokenmill.weights.write.export import Export, ExportPlan, find_export
 
 Rounder = Callable[[str, Tensor, int], Stored | None]
-"""Rounds the matrix of that name, [R, K] in any floating type, to so many bits; None leaves it to round_to_nearest."""
+"""(name, rows [R, K] in any floating type, bits) → the rows as codes; None leaves them to round_to_nearest."""
 ROWS = 1024  # whose errors are computed at a time, so that temporaries stay small
 
 BITS = {name: bits for name in sorted(SCHEMES) if (bits := find_scheme(name).rounds_to) is not None}
@@ -41,7 +40,7 @@ BITS = {name: bits for name in sorted(SCHEMES) if (bits := find_scheme(name).rou
 
 @dataclass
 class Kind:
-    """Tensors of one kind: how many, their bytes in floating point and now, what rounding lost."""
+    """Tensors of one kind: their number, their bytes in floating point and now, the error of rounding."""
 
     name: str
     stored_as: str
@@ -55,16 +54,16 @@ class Kind:
 
     @property
     def error(self) -> float | None:
-        """Root of the mean squared error over that of the values; None where nothing was rounded."""
+        """Root of the mean squared error, relative to the root mean square of the values; None without rounding."""
         if self.stored_as not in BITS:
             return None
         return math.sqrt(self.squared_error / self.squared_norm) if self.squared_norm else 0.0
 
     def add(self, name: str, numbers_RK: Tensor, stored: Stored) -> None:
-        """Add what rounding one matrix has lost. CheckpointError where numbers of it cannot be rounded."""
+        """Add the error of rounding one matrix. CheckpointError where it has numbers that cannot be rounded."""
         for first in range(0, len(numbers_RK), ROWS):
             rows_RK = numbers_RK[first : first + ROWS].float()
-            values_RK = stored.map(partial(_rows, first)).values()
+            values_RK = stored.rows(range(first, first + ROWS)).values()
             error = (values_RK[:, : rows_RK.shape[1]] - rows_RK).square_().sum(dtype=torch.float64).item()
             if not math.isfinite(error):
                 raise CheckpointError(f"{name} cannot be rounded: it holds infinite, missing or far too large numbers")
@@ -86,14 +85,13 @@ def quantize(
 ) -> dict[str, Kind]:
     """Write config, codes, floating-point tensors and tokenizer to `out`, which must be new.
 
-    Returns what was written of each kind of tensor, by the kind's name ("… in q8" for eight_bits).
-    scheme: "q4", "q8", or "none" for an export that also converts. group: inputs that share a scale. head: of a head
-    that is not the embedding, "q4", "q8" or "none"; None is what the export prefers. rounder: rounds a matrix, on the
-    grid that the export has for so many bits; by default to nearest, with a search for scales. export: a key of
-    EXPORTS. symmetric: codes of 4 bits without a minimum or zero of their own, which exports alone have. eight_bits:
-    tensors that get 8 bits in a scheme of 4. Raises
-    CapacityError when the disk has no space and CheckpointError when writing fails or a matrix cannot be rounded; then
-    nothing is left behind.
+    Returns the kinds of tensors that were written, by the kind's name ("… in q8" for eight_bits).
+    scheme: "q4", "q8", or "none" for an export that also converts. group: inputs that share a scale. head: the scheme
+    of a head that is not the embedding, "q4", "q8" or "none"; None for the export's own choice. rounder: rounds a
+    matrix, on the grid that the export has for so many bits; by default to nearest, with a search for scales. export: a
+    key of EXPORTS. symmetric: codes of 4 bits without a minimum or zero of their own, which exports alone have.
+    eight_bits: tensors that get 8 bits in a scheme of 4. Raises CapacityError when the disk has no space and
+    CheckpointError when writing fails or a matrix cannot be rounded; then nothing is left behind.
     """
     plan, to = plan_quantization(checkpoint, out, scheme, group, head, export, symmetric)
     plan = plan.with_8_bits(eight_bits)
@@ -127,7 +125,9 @@ def plan_quantization(
     export: str = "tokenmill",
     symmetric: bool = False,
 ) -> tuple[ExportPlan, Export]:
-    """Plan what `quantize` would write, and the export that writes it; ConfigError where it cannot. Reads no tensor."""
+    """Plan the files of `quantize`, and find the export that writes them; ConfigError where it cannot. No tensor is
+    read.
+    """
     model, to = read_config(checkpoint.config), find_export(export)
     check_choice("scheme", scheme, (*BITS, "none") if to.is_for_floats else BITS)
     check_choice("group", group, GROUPS)
@@ -162,23 +162,19 @@ def _plan(
 
 
 def _key(plan: ExportPlan, name: str) -> str:
-    """The kind of a tensor is found by this key: matrices of a kind may have 4 bits or 8."""
+    """Make the key of a tensor's kind. Matrices of one name may have 4 bits or 8, which are two kinds."""
     title, stored_as = _title(plan, name)
     own = plan.bits.get(name, plan.scheme_bits) == plan.scheme_bits or plan.targets[name].parameter == "head.weight"
     return title if own else f"{title} in {stored_as}"
 
 
 def _title(plan: ExportPlan, name: str) -> tuple[str, str]:
-    """The kind that a tensor belongs to, and what it is stored as."""
+    """Name the kind of a tensor, and the scheme or dtype in which it is stored."""
     if name not in plan.bits:
         return "the rest", plan.model.dtype
     return kind_of(name), f"q{plan.bits[name]}"
 
 
 def kind_of(name: str) -> str:
-    """The kind of a tensor: its name without that of its layer or expert."""
+    """Return the kind of a tensor: its name without its layer or expert."""
     return re.sub(r"^.*\.\d+\.|\[\d+\]$", "", name).removesuffix(".weight")
-
-
-def _rows(first: int, tensor: Tensor) -> Tensor:
-    return tensor[first : first + ROWS]
