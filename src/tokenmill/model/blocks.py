@@ -1,4 +1,4 @@
-"""Norms and matrices as data: what the descriptions of layers and of their mixers are put together from."""
+"""Norms and matrices as data: the parts of the descriptions of layers and of their mixers."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from tokenmill.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of rows [size], or [heads, size] with weights for each.
+    """A norm of rows [size], or [heads, size] with weights for each head.
 
-    kind: "rms" or "layer". unit_offset: the input is multiplied by 1 + weight, as Gemma stores it. rounds_last: it is
-    rounded to the model's dtype after the weight.
+    kind: "rms" or "layer". unit_offset: the input is multiplied by 1 + weight, as Gemma stores it. rounds_last: the
+    norm is rounded to the model's dtype after the weight.
     """
 
     size: int
@@ -29,7 +29,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Projection:
-    """A matrix [outputs, inputs]. parts: rows of each of the matrices that are merged into it, in order."""
+    """A matrix [outputs, inputs]. parts: the rows of each matrix that is merged into it, in order."""
 
     role: str
     inputs: int

@@ -5,7 +5,7 @@ reads only this. Families differ in these fields, not in code. Reading is strict
 and is not understood is an error, never ignored.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,7 @@ MAX_LAYERS = 1 << 11
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions. `dim` is how many of a head's entries are rotated (head_dim, or fewer)."""
+    """Rotary positions. dim: the number of a head's entries that are rotated (head_dim, or fewer)."""
 
     dim: int
     theta: float
@@ -29,25 +29,26 @@ class Rope:
 
     @property
     def text(self) -> str:
-        """Every field, as saved files hold it. Not `repr`: that of a dataclass, once interrupted, is "..." for ever."""
+        """Every field, as saved files hold it. Not `repr`: a dataclass's, once interrupted, is "..." for ever."""
         return f"Rope(dim={self.dim!r}, theta={self.theta!r}, kind={self.kind!r}, scaling={self.scaling!r})"
 
     @property
     def most_short(self) -> int | None:
-        """The most positions for which a "longrope" has its divisors for short texts; None of any other kind."""
+        """The most positions for which a "longrope" has its divisors for short texts; None for other kinds."""
         most: int | None = dict(self.scaling)["original_max_position_embeddings"] if self.kind == "longrope" else None
         return most
 
     def is_long(self, num_positions: int) -> bool:
-        """Whether a "longrope" has its divisors for long texts where texts may have so many positions."""
+        """Tell whether a "longrope" has its divisors for long texts where texts may have so many positions."""
         return self.most_short is not None and num_positions > self.most_short
 
 
 @dataclass(frozen=True)
 class QKNorm:
-    """Norms of queries and keys, of the kind that the model's other norms have.
+    """Norms of queries and keys, of the same kind as the model's other norms.
 
-    over: each "head" by itself, "all" heads of a token as one row, or each "own", a head with weights of its own.
+    over: "head" for each head by itself, "all" for all heads of a token as one row, "own" for each head by itself with
+    weights of its own.
     """
 
     over: str = "head"
@@ -61,20 +62,18 @@ class ModelConfig:
     """The shape and the arithmetic of one model.
 
     layer_kv_heads, layer_head_dims: of each layer, where they differ; empty where all have num_kv_heads and head_dim.
-    mixers: the mixer of each layer, None for attention; or empty.
-    windows: how many past tokens a query sees, itself included, None for all; one for each layer, or for all layers.
-    positions: "rope" or "learned". ropes: per layer, where they differ; `rope` is then what tells the context.
-    norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP.
-    norm_rounds_last: in the model's dtype the norm is rounded after its weight, and not before.
-    residual: "serial", or "parallel" when attention and MLP read the same input (GPT-NeoX), through one norm where
-    `shared_norm`.
-    attention_temperature: (beta, length): queries are multiplied by 1 + beta * ln(1 + floor(position / length)).
-    swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha * gate), with gate <= limit.
-    expert_layers: which layers have experts, where not all do. expert_size: their width, 0 for intermediate_size.
-    router_scores: "softmax" or "sigmoid". router_correction: a number for each expert is added to its score where
-    experts are chosen, and only there. router_groups: (number, chosen): experts are chosen within the best groups.
-    router_scale: the weights of the chosen experts are multiplied by it. shared_expert_size: width of an expert that
-    every token takes; 0 without.
+    mixers: the mixer of each layer, None for attention; or empty. windows: past tokens that a query sees, itself
+    included, None for all; for each layer, or one for all layers. positions: "rope" or "learned". ropes: per layer,
+    where they differ; then `rope` tells the context. norm: "rms" or "layer". norm_placement: "before", "after" or
+    "both" sides of attention and of the MLP. norm_rounds_last: in the model's dtype the norm is rounded after its
+    weight, and not before. residual: "serial", or "parallel" where attention and MLP read the same input (GPT-NeoX).
+    shared_norm: they read it through one norm. attention_temperature: (beta, length): queries are multiplied by 1 +
+    beta * ln(1 + floor(position / length)). swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha
+    * gate), with gate <= limit. expert_layers: which layers have experts; empty for all. expert_size: the width of an
+    expert, 0 for intermediate_size. router_scores: "softmax" or "sigmoid". router_correction: a number for each expert
+    is added to its score where experts are chosen, and only there. router_groups: (number, chosen): experts are chosen
+    within the best groups. router_scale: the weights of the chosen experts are multiplied by it. shared_expert_size:
+    the width of an expert that every token takes; 0 without such an expert.
     """
 
     family: str
@@ -162,7 +161,7 @@ class ModelConfig:
 
     @property
     def context(self) -> int:
-        """The longest sequence the model is made for; three kinds of rope stretch what it was trained on.
+        """The longest sequence for which the model is made; three kinds of rope stretch the length of its training.
 
         YaRN: its original length times its factor (https://huggingface.co/Qwen/Qwen2.5-7B-Instruct), unless
         max_position_embeddings names the stretched length.
@@ -177,9 +176,9 @@ class ModelConfig:
 class ConfigReader(ValueReader):
     """Reads a config.json key by key.
 
-    keys: the family's own names of keys that are asked for by Llama's names. defaults: by those names, the values of
-    keys that are absent. nulls: the values of keys that are null, where null is allowed beside another default. Where
-    either is None, a key has the default that its reader names, which is computed from other keys.
+    keys: Llama's name of a key → the family's own. defaults: by Llama's names, the values of keys that are absent.
+    nulls: the values of keys that are null, where null is allowed beside another default. A key whose value there is
+    None has the default that its reader names, which is computed from other keys.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class ConfigReader(ValueReader):
         self.family = self.text("model_type")
         self.where = f"config.json of this {self.family} model"
         self.read.add("quantization_config")
-        quant_method(config)  # refuses those that are not known
+        quant_method(config)  # refuses unknown methods
 
     def name(self, key: str) -> str:
         return self._keys.get(key, key)
@@ -209,15 +208,16 @@ class ConfigReader(ValueReader):
         return super().take(key, default if meaning is None else meaning)
 
     def given(self, key: str) -> bool:
-        """Whether the config has a value for this key, so that it is not the default."""
+        """Tell whether the config has a value for this key, so that it is not the default."""
         return self.values.get(self.name(key)) is not None
 
     def head_dim(self) -> int:
-        """The width of a head."""
         return self.count("head_dim", None) or self.split_hidden()
 
     def split_hidden(self) -> int:
-        """The width of a head where no key gives it; CheckpointError where the heads do not divide the hidden size."""
+        """Divide the hidden size by the heads, the width of a head where no key gives it. CheckpointError for a
+        rest.
+        """
         hidden, heads = self.count("hidden_size"), self.count("num_attention_heads")
         if hidden % heads:
             raise CheckpointError(f"{self.where}: {heads} heads do not divide a hidden size of {hidden}")
@@ -230,16 +230,25 @@ class ConfigReader(ValueReader):
         return self.count("max_position_embeddings", maximum=MAX_POSITIONS)
 
     def window(self) -> int | None:
-        """How many past tokens a query sees in layers with a window; None without."""
+        """Read how many past tokens a query sees in layers with a window; None without."""
         return self.count("sliding_window", None, maximum=MAX_POSITIONS)
 
     def layer_types(self, default: Sequence[str], *known: str) -> list[str]:
-        """`layer_types`, one of the `known` kinds for each layer; `default` where the key is absent."""
+        """Read `layer_types`, one of the `known` kinds for each layer; `default` where the key is absent."""
         types = self.entries("layer_types", str, list(default))
         num_layers = self.num_layers()
         if not set(types) <= set(known) or len(types) != num_layers:
             raise self.refuse("layer_types", types, f"{num_layers} of {', '.join(known)}")
         return types
+
+    def windows(self, window: int | None, slides: Iterable[bool]) -> tuple[int | None, ...]:
+        """Read the window of each layer, None for layers that attend to all tokens.
+
+        slides: whether each layer has a window where the config has no `layer_types`.
+        """
+        full, sliding = "full_attention", "sliding_attention"
+        types = self.layer_types([sliding if each else full for each in slides], full, sliding)
+        return tuple(window if kind == sliding else None for kind in types)
 
     def dtype(self) -> str:
         older = self.text("torch_dtype", "float32")
@@ -250,7 +259,9 @@ class ConfigReader(ValueReader):
 
 
 def quant_method(config: Mapping[str, Any]) -> str | None:
-    """Who made the codes of a quantised directory, None for plain numbers; CheckpointError for an unknown method."""
+    """Read the method that made the codes of a quantised directory, None for plain numbers; CheckpointError for an
+    unknown method.
+    """
     settings = config.get("quantization_config")
     if settings is None:
         return None

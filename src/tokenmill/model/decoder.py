@@ -60,7 +60,7 @@ class Layer(nn.Module):
 
 
 def run_layer(layer: nn.Module, *inputs: Any) -> Tensor:
-    """The layer's forward, as a function that a compiler can wrap."""
+    """Call the layer. It is a function, so that a compiler can wrap it."""
     return layer(*inputs)  # type: ignore[no-any-return]
 
 
@@ -85,21 +85,21 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """After the weights were filled: make the rotary tables."""
+        """Make the rotary tables, after the weights were filled."""
         embedding = self.embedding.weight
         for rope in self.description.ropes:
             self.rotary.append(RotaryTable(rope, self.num_positions, embedding.dtype, embedding.device))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all weights, in the form that is multiplied with."""
+        """Bytes of all weights, in the form in which they are multiplied."""
         tables = sum(buffer.nbytes for buffer in self.rotary.buffers())
         return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers())) - tables
 
     def forward(
         self, step: AnyStep, layers_kept: list[LayerKept], attend: Attend, run_layer: Callable[..., Tensor] = run_layer
     ) -> Tensor:
-        """Logits of the wanted rows, [R, V] in the model's dtype. `run_layer` may be a compiler's form of that."""
+        """Compute the logits of the wanted rows, [R, V] in the model's dtype. run_layer: may be compiled."""
         x_TD, angles = self.begin(step)
         for layer, layer_angles, kept in zip(self.layers, angles, layers_kept, strict=True):
             x_TD = run_layer(layer, x_TD, layer_angles, kept, step, attend)
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
         return self.end(x_TD if step.rows_R is None else x_TD[step.rows_R])
 
     def begin(self, step: AnyStep) -> tuple[Tensor, list[Angles | None]]:
-        """What the layers start from: [T, D], and the angles of each layer."""
+        """Compute the input of the first layer, [T, D], and the angles of each layer."""
         x_TD: Tensor = self.embedding(step.token_ids_T)
         if self.config.embedding_multiplier != 1.0:  # rounded to the model's dtype, as Gemma's reference does
             x_TD = x_TD * torch.tensor(self.config.embedding_multiplier, dtype=x_TD.dtype, device=x_TD.device)
@@ -117,12 +117,12 @@ class Decoder(nn.Module):
         return x_TD, self.angles(step.positions_T)
 
     def angles(self, positions_T: Tensor) -> list[Angles | None]:
-        """For each layer the rows of its rotary table, or None where it has no rope."""
+        """Look up for each layer the rows of its rotary table; None where it has no rope."""
         found = [*(table(positions_T) for table in self.rotary), None]
         return [found[number] for number in self.rope_numbers]
 
     def end(self, x_RD: Tensor) -> Tensor:
-        """Logits [R, V] of what the layers end with."""
+        """Compute logits [R, V] of the last layer's output."""
         x_RD = self.norm(x_RD)
         logits_RV: Tensor = product(x_RD, self.embedding.weight) if self.head is None else self.head(x_RD)
         multiplier, softcap = self.config.logit_multiplier, self.config.logit_softcap

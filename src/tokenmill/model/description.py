@@ -1,10 +1,9 @@
 """The description of a decoder, made from a ModelConfig: its layers in order, the matrices and norms of each, and how
 they are joined; modules, programs and counts follow it.
 
-`describe` makes the description from a ModelConfig. The eager modules are built from it, the native program makes a
-list of operations of it, compiled code is shared by layers whose descriptions are equal, and the counts of parameters,
-bytes and operations are sums over it. features.py names what departs from a plain decoder.
-How each block is computed is told in layers.py.
+`describe` makes the description. The eager modules are built from it, the native program makes a list of operations of
+it, compiled code is shared by layers whose descriptions are equal, and the counts of parameters, bytes and operations
+are sums over it. features.py names the departures from a plain decoder. layers.py says how each block is computed.
 """
 
 from collections import Counter
@@ -75,10 +74,10 @@ class ExpertsBlock:
 
 @dataclass(frozen=True)
 class LayerDescription:
-    """Two halves, each x + multiplier * after(block(before(x))): the mixer, attention or another, then the MLP of what
-    the mixer left.
+    """Two halves, each x + multiplier * after(block(before(x))): the mixer, attention or another, then the MLP.
 
-    Where `parallel`, both read the input of the layer, through one norm where `shared_norm`.
+    parallel: both read the input of the layer; otherwise the MLP reads the mixer's sum. shared_norm: both read it
+    through one norm.
     """
 
     mixer: Mixer
@@ -119,7 +118,7 @@ class DecoderDescription:
 
     @cached_property
     def matrices(self) -> Counter[Projection]:
-        """Every matrix that tokens are multiplied with, a tied head among them, and how many there are of it."""
+        """Every matrix that tokens are multiplied with, a tied head among them, and the number of such matrices."""
         found = Counter([self.head])
         for layer in self.layers:
             found.update(layer.mixer.matrices.values())
@@ -133,21 +132,21 @@ class DecoderDescription:
 
     @cached_property
     def rows(self) -> tuple[RowsSpec, ...]:
-        """What each layer that keeps rows keeps of a token."""
+        """The rows of each layer that keeps rows."""
         return tuple(kept for kept in self.keeps if isinstance(kept, RowsSpec))
 
     @cached_property
     def states(self) -> tuple[StateSpec, ...]:
-        """What each layer that keeps states keeps of a text."""
+        """The states of each layer that keeps states."""
         return tuple(kept for kept in self.keeps if isinstance(kept, StateSpec))
 
     @property
     def keeps(self) -> tuple[LayerSpec, ...]:
-        """What each layer keeps in the cache."""
+        """The rows or states that each layer keeps in the cache."""
         return tuple(layer.mixer.keeps for layer in self.layers)
 
     def kv_bytes_per_token(self, dtype: str, cache_format: str = "dense") -> int:
-        """K and V of one token in all layers."""
+        """Count the bytes of K and V of one token in all layers."""
         return kv_bytes_per_token(self.rows, dtype, cache_format)
 
     @property
@@ -156,7 +155,7 @@ class DecoderDescription:
 
     @property
     def attentions(self) -> list[AttentionBlock]:
-        """The attention of each layer that attends."""
+        """The attention of every layer that has attention."""
         return [layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionBlock)]
 
     @property
@@ -170,10 +169,10 @@ class DecoderDescription:
         return counts["attention"] + counts["mlp"] + counts["norms"] + self.head.num_parameters
 
     def num_read(self, num_tokens: int) -> int:
-        """Parameters that a step of so many tokens reads: not the experts that nobody chose, of which there are as many
-        as on average where all are as likely and every token chooses for itself.
+        """Count the parameters that a step of so many tokens reads, without the experts that no token chose: the
+        average number of them where all experts are as likely and every token chooses for itself.
 
-        Of the embeddings a step reads a row for each token, which is not counted.
+        The rows of the embedding, one for each token, are not counted.
         """
         unread = sum(
             mixture.num * (1 - mixture.chosen / mixture.num) ** num_tokens * _total(mixture.expert.matrices)
@@ -232,7 +231,7 @@ def _experts(config: ModelConfig) -> ExpertsBlock:
 
 @cache
 def count_parameters(config: ModelConfig) -> Mapping[str, int]:
-    """Parameters by part; a head that is tied to the embedding counts once, there."""
+    """Count parameters by part; a head that is tied to the embedding counts once, as the embedding."""
     decoder = describe(config)
     layers, mixers = decoder.layers, [layer.mixer for layer in decoder.layers]
     norms = [norm for layer in layers for norm in layer.norms.values()]

@@ -4,9 +4,8 @@ from tokenmill.model.description import DecoderDescription
 
 
 def features_of(decoder: DecoderDescription) -> frozenset[str]:
-    """What departs from a plain decoder: pre-norm, one rope, full attention, an MLP in each layer."""
-    layers, mixtures = decoder.layers, decoder.mixtures
-    attentions = decoder.attentions
+    """Name the departures from a plain decoder: pre-norm, one rope, full attention, an MLP in each layer."""
+    layers, mixtures, attentions = decoder.layers, decoder.mixtures, decoder.attentions
     normed = [block for block in attentions if block.qk_norms]
     qk_norms = [norm for block in normed for norm in block.qk_norms]
     mlps = [mlp for layer in layers for mlp in layer.mlps]

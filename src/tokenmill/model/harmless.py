@@ -1,15 +1,15 @@
 """Keys of config.json that change nothing, by name and allowed value.
 
-transformers ignores every key that a family does not have; other programs, among them code beside a model, do not. So a
-key that is not known is refused, one that is listed with values is known with these alone, and one that repeats
-another must agree with it.
+transformers ignores every key that a family does not have; other programs, among them code beside a model, do not. So
+an unknown key is refused, a key that is listed with values may have these alone, and a key that repeats another must
+agree with it.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-# Whatever their value: training, precision, implementations of the same arithmetic, generation, labels, remarks.
-# pretraining_tp: the pieces in which older releases of transformers multiplied.
+# Keys that change nothing whatever their value: of training, precision, implementations of the same arithmetic,
+# generation, labels, remarks. pretraining_tp: the pieces in which older releases of transformers multiplied.
 _ANY = frozenset(
     """_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
     _experts_implementation _flash_attn_2_enabled _name_or_path _num_labels afn architectures attention_dropout
@@ -62,7 +62,7 @@ _REPEATS: Mapping[str, str] = {
 
 
 def is_harmless(key: str, config: Mapping[str, Any]) -> bool:
-    """Whether this key of a config, whose family does not read it, changes nothing. Null says as much as no key."""
+    """Tell whether this key of a config, whose family does not read it, changes nothing. Null is like no key."""
     value = config[key]
     if key in _ANY or value is None:
         return True

@@ -1,7 +1,7 @@
 """The modules of a layer beside its mixer: embeddings, norms, matrices, MLP, mixture of experts; neighbouring
 operations are fused.
 
-Every module is handed the names of what is fused in it, so that what each gains can be measured:
+Every module is handed the names of the operations that are fused in it, so that the gain of each can be measured:
 
     qkv      one matrix product for Q, K and V, or three; only plain matrices can be multiplied apart
     gate_up  one for gate and up, or two; the same holds
@@ -29,14 +29,14 @@ def _is_written_out(x: Tensor) -> bool:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x))."""
+    """Compute 1 / (1 + exp(-x))."""
     if not _is_written_out(x):
         return torch.sigmoid(x)
     return torch.exp(-x.float()).add_(1).reciprocal_().to(x.dtype)
 
 
 def silu(x: Tensor) -> Tensor:
-    """x · sigmoid(x)."""
+    """Compute x · sigmoid(x)."""
     if not _is_written_out(x):
         return F.silu(x)
     wide = x.float()
@@ -44,7 +44,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x · Φ(x), the normal distribution's."""
+    """Compute x · Φ(x), with the normal distribution's Φ."""
     if not _is_written_out(x):
         return F.gelu(x)
     wide = x.float()
@@ -52,7 +52,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """gelu, with a tanh in place of Φ."""
+    """Compute gelu with a tanh in the place of Φ."""
     if not _is_written_out(x):
         return F.gelu(x, approximate="tanh")
     wide = x.float()
@@ -86,18 +86,18 @@ class XIELU(nn.Module):
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
-    """(up + 1) · gate · sigmoid(alpha · gate), with gate <= limit and |up| <= limit, as gpt-oss has it."""
+    """Compute (up + 1) · gate · sigmoid(alpha · gate), with gate <= limit and |up| <= limit, as gpt-oss has it."""
     gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
     return (up + 1) * (gate * sigmoid(gate * alpha))
 
 
 class Embedding(nn.Embedding):
-    """torch's, without numbers of its own."""
+    """torch's embedding, which draws no random numbers when it is made."""
 
     weight: nn.Parameter
 
     def reset_parameters(self) -> None:
-        """Nothing. Random numbers on the meta device import torch's reference library: 1 s and 78 MB at every start."""
+        """Do nothing. Random numbers on the meta device import torch's reference library: 1 s and 78 MB at a start."""
 
 
 class RMSNorm(nn.RMSNorm):
@@ -122,8 +122,8 @@ class RMSNorm(nn.RMSNorm):
 
 
 class WideNorm(nn.Module):
-    """Either kind of norm in float32 throughout, rounded to x's dtype at the end, with what a description may ask for:
-    no weight, 1 + weight (Gemma), a weight for each head (Cohere).
+    """Either kind of norm in float32 throughout, rounded to x's dtype at the end, with all variants of a description:
+    no weight, 1 + weight (Gemma), weights for each head (Cohere).
     """
 
     def __init__(self, norm: Norm) -> None:
@@ -144,7 +144,7 @@ class WideNorm(nn.Module):
 
 
 def make_norm(norm: Norm | None, fused: Collection[str]) -> Any:
-    """The module of a norm, or None where there is none."""
+    """Make the module of a norm; None for None."""
     if norm is None:
         return None
     if norm.unit_offset or norm.rounds_last or not norm.weight or norm.heads > 1:
@@ -167,7 +167,7 @@ class Unfused(Matrix):
 
 
 def make_linear(matrix: Projection, scheme: Scheme, fused: Collection[str]) -> Matrix:
-    """The module of a matrix, in one product or in as many as it has parts."""
+    """Make the module of a matrix, which multiplies in one product or in one for each of its parts."""
     if len(matrix.parts) > 1 and matrix.role not in fused:
         return Unfused(matrix)
     return make_matrix(scheme, matrix.inputs, matrix.outputs, matrix.bias)
@@ -197,7 +197,7 @@ class MLP(nn.Module):
 
 
 def within_groups(scores_TE: Tensor, number: int, chosen: int) -> Tensor:
-    """The scores of experts in the best groups, and -inf for others. A group's score is the sum of its best two."""
+    """Replace the scores of experts outside the best groups by -inf. A group's score is the sum of its best two."""
     groups_TGE = scores_TE.view(len(scores_TE), number, -1)
     best_TG = groups_TGE.topk(min(2, groups_TGE.shape[-1]), dim=-1).values.sum(-1)
     kept_TG = torch.zeros_like(best_TG, dtype=torch.bool).scatter(-1, best_TG.topk(chosen, dim=-1).indices, True)
@@ -229,7 +229,7 @@ class MoE(nn.Module):
         return out_TD + shared_TD
 
     def _route(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights and the numbers of each token's experts, [T, C] each."""
+        """Choose each token's experts: their weights and their numbers, [T, C] each."""
         block = self.block
         scores_TE = sigmoid(logits_TE) if block.scores == "sigmoid" else torch.softmax(logits_TE, dim=-1)
         wanted_TE = scores_TE if self.correction is None else scores_TE + self.correction.float()
@@ -250,7 +250,7 @@ class MoE(nn.Module):
         return out_TD
 
     def _all(self, x_TD: Tensor, weights_TC: Tensor, chosen_TC: Tensor) -> Tensor:
-        """Every expert for every token, those not chosen times 0: nothing depends on data, as compilers need it."""
+        """Compute every expert for every token, times 0 where it is not chosen: compilers need steps without data."""
         out_TD = torch.zeros_like(x_TD)
         for number, expert in enumerate(self.experts):
             weights_T1 = torch.where(chosen_TC == number, weights_TC, 0).sum(-1, keepdim=True)

@@ -12,12 +12,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def join(layer: int | None, role: str) -> str:
-    """The path of a module of a layer, or of one that belongs to none: "layers.3.attention.qkv", "head"."""
+    """Join the path of a module of a layer, "layers.3.attention.qkv", or of a module outside of layers, "head"."""
     return role if layer is None else f"layers.{layer}.{role}"
 
 
 def matrices_of(decoder: DecoderDescription) -> dict[str, Projection]:
-    """Every matrix by its path. A tied head has one too, but no parameters of its own."""
+    """List every matrix by its path. A tied head is among them, but has no parameters of its own."""
     found = {
         join(number, role): matrix
         for number, layer in enumerate(decoder.layers)
@@ -27,7 +27,7 @@ def matrices_of(decoder: DecoderDescription) -> dict[str, Projection]:
 
 
 def parameter_shapes(decoder: DecoderDescription) -> Shapes:
-    """Every parameter by its name, in the order of the modules."""
+    """List the shape of every parameter by its name, in the order of the modules."""
     config, hidden = decoder.config, decoder.head.inputs
     found: Shapes = {"embedding.weight": (config.vocab_size, hidden)}
     if config.positions == "learned":
@@ -60,7 +60,7 @@ def _of_mlp(role: str, block: MlpBlock) -> dict[str, Projection]:
 
 
 def _vectors_of(layer: LayerDescription) -> Shapes:
-    """What is neither a norm nor a matrix nor its bias."""
+    """List the parameters of a layer that are neither a norm nor a matrix nor its bias."""
     found: Shapes = {f"{layer.mixer.name}.{name}": shape for name, shape in layer.mixer.vectors.items()}
     mlp = layer.mlp
     if isinstance(mlp, MlpBlock):

@@ -41,7 +41,7 @@ class RotaryTable(nn.Module):
 
 
 def frequencies(rope: Rope, num_positions: int = 1) -> Tensor:
-    """The angle of each pair per position, [dim/2]; for "dynamic" a row for each position, [P, dim/2]."""
+    """Compute the angle of each pair per position, [dim/2]; for "dynamic" a row for each position, [P, dim/2]."""
     numbers = {"dim": rope.dim, "theta": rope.theta, "num_positions": num_positions, **dict(rope.scaling)}
     numbers["is_long"] = rope.is_long(num_positions)
     exponents: Tensor = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
@@ -59,7 +59,7 @@ def apply_rotary(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
 
 
 def apply_rotary_in_halves(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
-    """What apply_rotary computes, bit for bit, without a swapped copy."""
+    """Compute what apply_rotary computes, bit for bit, without a swapped copy."""
     dim = cos_T1H.shape[-1]
     half = dim // 2
     rotated = x_TNH[..., :dim] * cos_T1H
@@ -69,7 +69,7 @@ def apply_rotary_in_halves(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> T
 
 
 def _dynamic(_: Tensor, numbers: dict[str, Any]) -> Tensor:
-    """NTK-aware scaling by length: one row of frequencies per position, [P, dim/2]."""
+    """Scale by length (NTK-aware): one row of frequencies per position, [P, dim/2]."""
     context, factor, dim = numbers["max_position_embeddings"], numbers["factor"], numbers["dim"]
     lengths_P = torch.clamp(torch.arange(numbers["num_positions"], dtype=torch.float32) + 1, min=context)
     theta_P = numbers["theta"] * (factor * lengths_P / context - (factor - 1)) ** (dim / (dim - 2))
@@ -79,7 +79,7 @@ def _dynamic(_: Tensor, numbers: dict[str, Any]) -> Tensor:
 
 
 def _llama3(inv_freq: Tensor, numbers: dict[str, Any]) -> Tensor:
-    """Long waves are slowed by `factor`, short ones kept, those between blended (Llama 3.1)."""
+    """Slow long waves by `factor`, keep short ones, and blend the waves between them (Llama 3.1)."""
     factor, context = numbers["factor"], numbers["original_max_position_embeddings"]
     low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
     wavelengths = 2 * math.pi / inv_freq
@@ -91,7 +91,7 @@ def _llama3(inv_freq: Tensor, numbers: dict[str, Any]) -> Tensor:
 
 
 def _yarn(inv_freq: Tensor, numbers: dict[str, Any]) -> Tensor:
-    """YaRN (Peng et al. 2023, arXiv 2309.00071): interpolate slow pairs, keep fast ones, ramp between."""
+    """Interpolate slow pairs, keep fast ones, ramp between: YaRN (Peng et al. 2023, arXiv 2309.00071)."""
     context, dim = numbers["original_max_position_embeddings"], numbers["dim"]
     periods = (numbers["beta_fast"], numbers["beta_slow"])
     low, high = (dim * math.log(context / (n * 2 * math.pi)) / (2 * math.log(numbers["theta"])) for n in periods)
@@ -105,7 +105,7 @@ def _yarn(inv_freq: Tensor, numbers: dict[str, Any]) -> Tensor:
 
 
 def _longrope(_: Tensor, numbers: dict[str, Any]) -> Tensor:
-    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): a divisor for each pair, of one of two lists."""
+    """Divide each pair's frequency by a number of one of two lists: LongRoPE (Ding et al. 2024, arXiv 2402.13753)."""
     divisors = torch.tensor(numbers["long_factor" if numbers["is_long"] else "short_factor"])
     exponents = torch.arange(0, numbers["dim"], 2, dtype=torch.int64).float() / numbers["dim"]
     inv_freq: Tensor = 1.0 / (divisors * numbers["theta"] ** exponents)
@@ -113,7 +113,7 @@ def _longrope(_: Tensor, numbers: dict[str, Any]) -> Tensor:
 
 
 SCALES: dict[str, Callable[[Tensor, dict[str, Any]], Tensor]] = {
-    # kind, a key of rope_config.KINDS: from the plain inv_freq and all numbers to the scaled one
+    # kind, a key of rope_config.KINDS: (the plain inv_freq, all numbers) → the scaled inv_freq
     "default": lambda inv_freq, _: inv_freq,
     # Position interpolation (Chen et al. 2023, arXiv 2306.15595).
     "linear": lambda inv_freq, numbers: inv_freq / numbers["factor"],

@@ -1,4 +1,4 @@
-"""The numbers of rotary positions, as a config.json gives them. rope.py makes the table of them."""
+"""The numbers of rotary positions, as a config.json gives them. rope.py makes the table."""
 
 import logging
 import math
@@ -12,7 +12,8 @@ from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
 log = logging.getLogger(__name__)
 
-# Of other programs' YaRN, by kind; transformers warns and reads none. DeepSeek's attn_factor multiplies the usual one.
+# Numbers of other programs, by kind, of which transformers warns and which it does not read. DeepSeek's attn_factor
+# multiplies the usual attention factor.
 _UNUSED = {"yarn": ("attn_factor", "finetuned", "extrapolation_factor")}
 _PART = "partial_rotary_factor"
 _TRAINED = ("llama3", "yarn", "longrope")  # kinds whose trained length may stand beside the rope parameters
@@ -32,12 +33,12 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def yarn_attention_factor(stretch: float, weight: float = 1.0) -> float:
-    """What YaRN multiplies cosines and sines by where a config gives no other value."""
+    """Compute YaRN's factor on cosines and sines where a config gives no other value."""
     return 1.0 if stretch <= 1 else 0.1 * weight * math.log(stretch) + 1.0
 
 
 def read_rope(reader: ConfigReader, head_dim: int, context: int) -> Rope:
-    """Rope from `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`; strict about both."""
+    """Read `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`; strict about both."""
     older, newer = reader.inside("rope_scaling"), reader.inside("rope_parameters")
     # transformers takes one of the two, and never a mixture.
     return rope_within(reader, older.values or newer.values, head_dim, context)
@@ -45,8 +46,8 @@ def read_rope(reader: ConfigReader, head_dim: int, context: int) -> Rope:
 
 @dataclass(frozen=True)
 class Beside:
-    """What stands beside the rope parameters of a kind of layers: the key of their base, the base that they have where
-    no key gives it, and whether `rope_scaling` is meant for them.
+    """The keys beside the rope parameters of a kind of layers. theta: the key of the base. default: the base where no
+    key gives it. scaled: whether `rope_scaling` is meant for this kind.
     """
 
     theta: str
@@ -55,8 +56,8 @@ class Beside:
 
 
 def read_ropes(reader: ConfigReader, head_dim: int, context: int, kinds: Mapping[str, Beside]) -> dict[str, Rope]:
-    """Ropes by kind of layer: from `rope_parameters` nested by kind (transformers 5), from what older files have beside
-    them, or from both, which transformers joins: `rope_scaling` goes before what is nested.
+    """Read ropes by kind of layer: from `rope_parameters` nested by kind (transformers 5), from the keys that older
+    files have beside them, or from both, which transformers joins: `rope_scaling` goes before nested parameters.
     """
     older, nested = reader.inside("rope_scaling").values, reader.inside("rope_parameters")
     given = {kind: {**nested.inside(kind).values, **(older if kinds[kind].scaled else {})} for kind in kinds}
@@ -68,10 +69,10 @@ _PLAIN = Beside("rope_theta", 10000.0, scaled=True)
 
 
 def default_rope(reader: ConfigReader, parameters: Mapping[str, Any]) -> None:
-    """Let a config that has no rope parameters be read as one with these, the defaults of the family.
+    """Give these rope parameters, the family's defaults, to a config that has none.
 
-    A base among them goes before one that stands beside in transformers 5, and did not in transformers 4: where they
-    differ the config is refused when the rope is read.
+    Their base goes before a base beside them in transformers 5, and did not in transformers 4: where the two differ the
+    config is refused when the rope is read.
     """
     if not reader.take("rope_scaling", None) and reader.take("rope_parameters", None) is None:
         reader.values = {**reader.values, "rope_parameters": parameters}
@@ -80,7 +81,7 @@ def default_rope(reader: ConfigReader, parameters: Mapping[str, Any]) -> None:
 def rope_within(
     reader: ConfigReader, given: Mapping[str, Any], head_dim: int, context: int, beside: Beside | None = None
 ) -> Rope:
-    """Rope from one object of rope parameters, and what stands beside it."""
+    """Read a rope from one object of rope parameters and the keys beside it."""
     beside = beside or _PLAIN
     outer_length = reader.take("original_max_position_embeddings", None)  # which goes first, as in transformers
     scaling = ValueReader(given, "config.json: rope parameters", CheckpointError)
@@ -110,7 +111,7 @@ def rope_within(
 
 
 def _read_numbers(scaling: ValueReader, kind: str, context: int) -> dict[str, Any]:
-    """What this kind of rope needs and may have, and nothing else."""
+    """Read the numbers that this kind of rope needs or may have, and refuse others."""
     required, optional = KINDS[kind]
     numbers: dict[str, Any] = {}
     for key in (*required, *optional):
@@ -132,12 +133,12 @@ def _read_numbers(scaling: ValueReader, kind: str, context: int) -> dict[str, An
 
 
 def rope_of(reader: ConfigReader) -> Rope:
-    """The rope for a family whose layers differ in whether they have it. `reader` gives the sizes, too."""
+    """Read the rope and the sizes that it needs, for a family in which some layers alone have the rope."""
     return read_rope(reader, reader.head_dim(), reader.context())
 
 
 def _resolve_yarn(numbers: dict[str, Any], context: int) -> dict[str, Any]:
-    """The numbers of YaRN as they count, whatever they were computed from."""
+    """Compute YaRN's numbers, of which a config may give some and leave others to follow."""
     stretch = numbers.get("factor") or context / numbers["original_max_position_embeddings"]
     mscale, all_dim, factor = (numbers.get(key) for key in ("mscale", "mscale_all_dim", "attention_factor"))
     if factor is None and mscale and all_dim:
@@ -148,7 +149,7 @@ def _resolve_yarn(numbers: dict[str, Any], context: int) -> dict[str, Any]:
 
 
 def _resolve_longrope(numbers: dict[str, Any], context: int) -> dict[str, Any]:
-    """The factor on cosines and sines follows the stretched length, whichever list of divisors is used."""
+    """Add the factor on cosines and sines, which follows the stretched length, whichever list of divisors is used."""
     trained = numbers["original_max_position_embeddings"]
     stretch = numbers.pop("factor", None) or context / trained
     if "attention_factor" in numbers:
@@ -158,7 +159,7 @@ def _resolve_longrope(numbers: dict[str, Any], context: int) -> dict[str, Any]:
     return {**numbers, "attention_factor": 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch, trained))}
 
 
-# What the numbers of a kind come to, given the context as well.
+# Kind → (its numbers, the context) → all numbers that are computed with.
 _RESOLVE: dict[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
     "dynamic": lambda numbers, context: {**numbers, "max_position_embeddings": context},
     "yarn": _resolve_yarn,
@@ -167,7 +168,7 @@ _RESOLVE: dict[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
 
 
 def _read_number(scaling: ValueReader, key: str, default: int | None) -> Any:
-    """One parameter of a kind, by what it is: a length, a switch, a list of divisors, or a number."""
+    """Read one parameter of a kind: a length, a switch, a list of divisors, or a number."""
     if scaling.take(key, default) is None:
         return None
     if key == "original_max_position_embeddings":
@@ -184,7 +185,7 @@ def _read_number(scaling: ValueReader, key: str, default: int | None) -> Any:
 def _agreed(
     reader: ConfigReader, key: str, inner: float | None, default: float, minimum: float = 0.0, maximum: float = 1e30
 ) -> float:
-    """A number that may stand inside the rope parameters, beside them, in both places alike, or in neither."""
+    """Read a number that may stand inside the rope parameters, beside them, in both places alike, or in neither."""
     name = reader.name(key)
     if inner is None:
         return reader.number(key, default, minimum, maximum)

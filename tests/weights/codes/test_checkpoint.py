@@ -58,7 +58,7 @@ def test_matrices_are_shown_under_their_own_names():
     found = QuantizedCheckpoint(InMemory("tokenmill", 4, tensors))
     assert dict(found.shapes) == {"model.norm.weight": (64,), f"{UP}.weight": (96, 64), f"{DOWN}.weight": (64, 96)}
     assert (found.path, found.num_bytes) == (Path("/models/x"), 1234) and "quantization_config" not in found.config
-    assert [found.is_coded(name) for name in (f"{UP}.weight", "model.norm.weight", f"{UP}.bias", UP)] == [
+    assert [name in found.parts for name in (f"{UP}.weight", "model.norm.weight", f"{UP}.bias", UP)] == [
         *(True, False, False, False)
     ]
     assert found.dtype_of(f"{UP}.weight") == "float32" and found.dtype_of("model.norm.weight") == "float16"

@@ -138,7 +138,7 @@ def test_each_expert_lies_in_the_stack(opened):
     file = opened("mixtral", kind=Kind.Q8_0)
     for expert in range(3):
         name = f"model.layers.1.block_sparse_moe.experts.{expert}.w2.weight"
-        info = file.info_of(f"blk.1.ffn_down_exps.weight[{expert}]")
+        info = file.infos[f"blk.1.ffn_down_exps.weight[{expert}]"]
         assert (info.shape, info.num_bytes) == ((64, 256), 64 * 256 // 32 * 34)
         data = gguf.quantize(plain[name].numpy(), Kind.Q8_0)
         assert np.array_equal(file.raw(info).reshape(-1), data.reshape(-1))
@@ -203,7 +203,7 @@ def test_the_bytes_are_those_of_all_tensors_and_a_file_that_shrinks_is_named(ope
     _, plain = gguf_files.tiny("llama")
     assert file.num_bytes == sum(tensor.nbytes for tensor in plain.values())
     assert file.tokenizer() is None and file.generation_defaults() == {}
-    info = file.info_of("output.weight")
+    info = file.infos["output.weight"]
     assert file.raw(info).shape == (281, 256)
     with (tmp_path / "x.gguf").open("r+b") as opened_file:
         opened_file.truncate(5000)

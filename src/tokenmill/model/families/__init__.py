@@ -5,8 +5,9 @@ config and its tensors depart from Llama's. A target of a tensor is "parameter",
 matrices merged into it, and "… | transform" where the file stores it in another layout. {i} is the layer, {e} the
 expert; a name that ends in {p} stands for .weight and, where the model has one, .bias.
 
-Some tensors have two names or layouts: that of the published files, and that of transformers' own modules, in which
-`save_pretrained(save_original_format=False)` and a state_dict have them. The second stand in `also`.
+Some tensors have two names or layouts: the published files have one, and transformers' own modules the other, as
+`save_pretrained(save_original_format=False)` and a state_dict show it. The second stands in `also`. InGGUF says how
+llama.cpp stores a family; gguf_names.py and gguf_keys.py have what many families share there.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -16,31 +17,62 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families.defaults import DEFAULTS, NULLS
-from tokenmill.model.families.gguf_names import as_stored
-from tokenmill.model.families.in_gguf import InGGUF
+from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama_with_biases
+from tokenmill.model.families.gguf_names import NAMES, as_stored
 from tokenmill.model.families.refused import features_of_config, why_not
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
 from tokenmill.registry import FAMILIES, lookup
 from tokenmill.value_reader import ValueReader, brief
 
-__all__ = ["Family", "InGGUF", "InnerTextModel", "architectures", "find_family", "gguf_facts", "in_gguf", "read_config"]
-
-
 _OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
+Need = tuple[Callable[[ModelConfig], bool], str]
+NEEDS: dict[str, Need] = {
+    "biases": (lambda model: model.qkv_bias, "with biases"),
+    "no o_bias": (lambda model: not model.o_bias, "without a bias behind attention"),
+    "no mlp_bias": (lambda model: not model.mlp_bias, "without biases in the MLP"),
+    "no qk_norm": (lambda model: model.qk_norm is None, "without norms of Q and K"),
+    "own head": (lambda model: not model.tie_embeddings, "with a head of its own"),
+    "tied head": (lambda model: model.tie_embeddings, "whose head is its embedding"),
+    "square": (lambda model: model.num_heads * model.head_dim == model.hidden_size, "whose heads are as wide as it"),
+    "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
+}
+"""The requirements of llama.cpp's loader, by name: a test of the model, and the requirement in words."""
+
+
+@dataclass(frozen=True)
+class InGGUF:
+    """How llama.cpp stores a family.
+
+    architecture: its name there. names: llama.cpp's names of tensors → target, see Family. read: makes a config.json of
+    the keys of this architecture. metadata: makes the keys of a model that not all architectures have. ignored: names
+    of tensors that are no weights; their values are read with the config. needs: requirements of llama.cpp's loader,
+    keys of NEEDS. windows: whether llama.cpp computes a model's windows. yarn: the numbers of YaRN that it reads.
+    further: whether there may be layers that predict further tokens.
+    """
+
+    architecture: str
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)
+    read: Callable[[GGUFKeys], dict[str, Any]] = like_llama_with_biases
+    metadata: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
+    ignored: tuple[str, ...] = ("rope_freqs.weight",)
+    needs: tuple[str, ...] = ()
+    windows: Callable[[ModelConfig], bool] = lambda _: False
+    yarn: tuple[str, ...] = ()
+    further: bool = False
 
 
 @dataclass(frozen=True)
 class InnerTextModel:
-    """Where the text part of a model lies that sees or hears, too; nothing else of the model is read.
+    """The place of the text part in a model that sees or hears, too; nothing else of the model is read.
 
-    families: what the `model_type` of that part may be, the first where its config does not say it. key: of
-    config.json, under which the config of that part stands. default: that config where there is none. ignored: keys of
-    the other parts. tied: whether the whole has its embeddings for a head where it does not say so; what the text part
-    says of itself does not count. untied_by_null: whether null says that it has not; otherwise null is refused.
-    is_flat: whether older files have the keys of that part outside, and inside whether the whole is tied; what stands
-    inside goes first. read_as: the family of the text part, where that is not its `model_type`. words: makes its config
-    of that of the text part.
+    families: the `model_type`s that this part may have, the first where its config has none. key: of config.json, under
+    which the config of the part stands. default: the part's config where the file has none. ignored: keys of other
+    parts. tied: whether the whole has its embeddings for a head where it does not say so; the text part's own key does
+    not count. untied_by_null: whether a null means that it is not tied; otherwise null is refused. is_flat: whether
+    older files have the keys of the part outside, and inside whether the whole is tied; keys inside go first. read_as:
+    the family of the text part, where that is not its `model_type`. words: puts the part's config into the words of
+    that family.
     """
 
     families: tuple[str, ...]
@@ -54,8 +86,8 @@ class InnerTextModel:
     words: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
 
     def flatten(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config of the text part, with what stands outside of it and holds for it. CheckpointError for a key that
-        is not known.
+        """Make the config of the text part, with the keys outside of it that hold for it. CheckpointError for a key
+        that is not known.
         """
         outer = ValueReader(config, "config.json", CheckpointError)
         given = config if config.get(self.key) is not None else {self.key: self.default}
@@ -77,18 +109,19 @@ class InnerTextModel:
 
 @dataclass(frozen=True)
 class Family:
-    """How one family differs from Llama.
+    """The differences between one family and Llama.
 
-    names: tensor of the file → target. also: the same of other names, of which a file that has one has it in the
-    place of those that fill the same parameter (weights/names.py). read: reads the keys that only this family has,
-    and gives the fields of the ModelConfig in which it departs. keys: its own names of Llama's keys. defaults: what
-    its class takes for absent keys, where that is not Llama's class's value; "partial_rotary_factor" is among them
-    where the class reads it. nulls: what null stands for where another default is left out. aliases: other names of
-    a key → the name by which it is asked for. harmless: keys that change nothing. prefix: may stand before every
-    name in the file. ignored: names that are no weights and may be there. constants: of those, what transformers
-    cannot do without: last part of the name of a weight → the numbers that stand beside it, by the last parts of
-    their names. further: how the names begin of layers that predict further tokens, which are not computed; {n} is
-    the number of layers. gguf: None where no GGUF file holds it. text: of a model that has other parts.
+    names: tensor of the file → target. also: the same for other names; a file has them in the place of names that fill
+    the same parameter (weights/names.py). read: reads the keys that only this family has, and returns the fields of the
+    ModelConfig in which it departs. keys: Llama's name of a key → the family's own. defaults: the values that its class
+    takes for absent keys, where Llama's class takes others; "partial_rotary_factor" is among them where the class reads
+    it. nulls: the meaning of null where it is not the default. aliases: other names of a key → the name by which it is
+    read. expected: keys that transformers does not read and published files have → the value that is implemented.
+    harmless: keys that change nothing. prefix: may stand before every name in the file. ignored: names of tensors that
+    are no weights and may be there. constants: ignored numbers that transformers cannot do without: last part of the
+    name of a weight → the numbers beside it, by the last parts of their names. further: beginnings of the names of
+    layers that predict further tokens, which are not computed; {n} is the number of layers. gguf: None where no GGUF
+    file holds the family. text: of a model that has other parts.
     """
 
     names: Mapping[str, str]
@@ -97,6 +130,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     nulls: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    expected: Mapping[str, Any] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
     prefix: str = "model."
     ignored: tuple[str, ...] = ()
@@ -108,7 +142,7 @@ class Family:
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
-    """The family that `model_type` names; CheckpointError that says what another one is."""
+    """Find the family that `model_type` names; CheckpointError that says why another family is not implemented."""
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         why = why_not(name, FAMILIES, features_of_config(config), config.get("architectures"))
@@ -118,7 +152,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
 
 
 def gguf_facts(name: str) -> InGGUF:
-    """How llama.cpp stores the family of that name; CheckpointError for one that it does not store."""
+    """Find how llama.cpp stores the family of that name; CheckpointError for a family that it does not store."""
     facts = find_family({"model_type": name}).gguf
     if facts is None:
         raise CheckpointError(f"{name} is not implemented as a GGUF file: llama.cpp has no architecture for it")
@@ -126,9 +160,9 @@ def gguf_facts(name: str) -> InGGUF:
 
 
 def in_gguf(name: str, stored: Collection[str] = ()) -> Family:
-    """The family of that name with llama.cpp's names of tensors in the place of Hugging Face's.
+    """Find the family of that name, with llama.cpp's names of tensors in the place of Hugging Face's.
 
-    stored: the names of a file's tensors, which may have in one what other files have in several.
+    stored: the names of a file's tensors, of which one may hold what other files have in several.
     """
     facts = gguf_facts(name)
     further = ("blk.{n}.",) if facts.further else ()
@@ -137,16 +171,18 @@ def in_gguf(name: str, stored: Collection[str] = ()) -> Family:
 
 
 def architectures() -> dict[str, str]:
-    """Family → llama.cpp's name of its architecture, which several may share: the first is the plain one."""
+    """Map families to llama.cpp's names of their architectures. Of families that share one the first is the plain
+    one.
+    """
     found = {name: find_family({"model_type": name}).gguf for name in FAMILIES}
     return {name: facts.architecture for name, facts in found.items() if facts is not None}
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
-    """The ModelConfig that a config.json describes; unknown keys that may matter are errors.
+    """Read the ModelConfig that a config.json describes; unknown keys that may matter are errors.
 
-    Two keys are our own: "stored_as_codes" is what a quantised file says of itself, as bits per number, or True where
-    they are not known; "embedding_as_codes" is the same of its embedding, where that is kept without rounding.
+    Two keys are our own: "stored_as_codes" has the bits per number of a quantised file, or True where they are not
+    known; "embedding_as_codes" the bits per number of its embedding, where that is kept without rounding.
     """
     family = find_family(config)
     if family.text is not None:
@@ -158,6 +194,8 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     bits = 0.0 if isinstance(codes, bool) else reader.number("stored_as_codes", maximum=64.0)
     has_table = reader.take("embedding_as_codes", None) is None
     embedding_bits = 0.0 if has_table else reader.number("embedding_as_codes", maximum=64.0)
+    for key, value in family.expected.items():
+        reader.expect(key, value)
     fields = family.read(reader)
     heads = reader.count("num_attention_heads")
     shared: dict[str, Callable[[], Any]] = {
@@ -183,7 +221,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _without_aliases(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
-    """The config with every key by its first name. CheckpointError where two names of a key have different values."""
+    """Rename every alias to its key. CheckpointError where two names of a key have different values."""
     found = {alias: family.keys.get(key, key) for alias, key in family.aliases.items() if alias in config}
     found = {alias: name for alias, name in found.items() if config[alias] is not None or name not in config}
     for alias, name in found.items():

@@ -19,15 +19,6 @@ _NAMES = {
     "layers.{i}.self_attn.q_norm.weight": "layers.{i}.attention.q_norm.weight | pairs_to_halves of heads",
     "layers.{i}.self_attn.k_norm.weight": "layers.{i}.attention.k_norm.weight | pairs_to_halves of heads",
 }
-# What the published files of Cohere 2 say beside what transformers reads.
-_EXPECTED = {
-    "order_of_interleaved_layers": "local_attn_first",
-    "position_embedding_type": "rope_gptj",
-    "rotary_pct": 1.0,
-    "use_embedding_sharing": True,
-    "use_gated_activation": True,
-    "use_parallel_block": True,
-}
 
 
 def _cohere(reader: ConfigReader) -> dict[str, Any]:
@@ -43,16 +34,11 @@ def _cohere(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _cohere2(reader: ConfigReader) -> dict[str, Any]:
-    for key, value in _EXPECTED.items():
-        reader.expect(key, value)
-    reader.expect("use_qk_norm", False)
     head_dim, rope = reader.expect("head_dim", reader.split_hidden()), rope_of(reader)
-    layers = range(reader.num_layers())
     pattern = reader.count("sliding_window_pattern", 4, maximum=MAX_LAYERS)
     reader.expect("layer_switch", pattern)
-    kinds = {"full_attention": None, "sliding_attention": reader.window()}
-    default = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in layers]
-    windows = tuple(kinds[kind] for kind in reader.layer_types(default, *kinds))
+    slides = ((layer + 1) % pattern != 0 for layer in range(reader.num_layers()))
+    windows = reader.windows(reader.window(), slides)
     ropes = tuple(None if window is None else rope for window in windows)
     return {**_cohere(reader), "head_dim": head_dim, "windows": windows, "rope": rope, "ropes": ropes}
 
@@ -63,7 +49,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _read_cohere2_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """Every fourth layer has no window, in llama.cpp's code."""
+    """Read Cohere 2, of which every fourth layer has no window in llama.cpp's code."""
     config = _read_gguf(keys)
     window = keys.window()
     return config | {"sliding_window": window, "layer_types": keys.layer_types(config["num_hidden_layers"], 4)}
@@ -100,6 +86,15 @@ COHERE2 = Family(
     _cohere2,
     _KEYS,
     {**_DEFAULTS, "sliding_window": 4096},
+    expected={
+        "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj",
+        "rotary_pct": 1.0,
+        "use_embedding_sharing": True,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "use_qk_norm": False,
+    },
     harmless=("cache_implementation", "use_parallel_embedding"),
     gguf=InGGUF(
         "cohere2",

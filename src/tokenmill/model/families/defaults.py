@@ -1,8 +1,8 @@
-"""What a key of config.json means where it is absent, and where it is null: as in transformers' config classes.
+"""The meaning of absent keys of config.json, and of nulls, as in transformers' config classes.
 
-An absent key has the default of its class. A null is a value of its own: it stands for what NULLS or a family's `nulls`
-say, or for nothing where the default is nothing, too; elsewhere transformers refuses it, and so does the reader.
-Llama's defaults stand here, and a family's file has where its class differs.
+An absent key has the default of its class. A null is a value of its own: NULLS or a family's `nulls` have its meaning,
+or it means None where the default is None, too; elsewhere transformers refuses it, and so does the reader. Llama's
+defaults stand here; a family's file has the defaults in which its class differs.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ def sizes(
     head_dim: int | None = None,
     context: int = 2048,
 ) -> dict[str, Any]:
-    """The sizes of a class by their keys. Without kv_heads there are as many as heads; without head_dim a head has its
-    share of the hidden size.
+    """Name the sizes of a class by their keys. Without kv_heads there are as many as heads; without head_dim a head has
+    its share of the hidden size.
     """
     return {
         "vocab_size": vocabulary,

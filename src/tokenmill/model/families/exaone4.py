@@ -24,14 +24,8 @@ def _exaone4(reader: ConfigReader) -> dict[str, Any]:
         pattern = 4
     else:
         pattern = reader.count("sliding_window_pattern", maximum=MAX_LAYERS)
-    default = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in layers]
-    types, rope = reader.layer_types(default, "full_attention", "sliding_attention"), rope_of(reader)
-    return {
-        **fields,
-        "windows": tuple(window if kind == "sliding_attention" else None for kind in types),
-        "rope": rope,
-        "ropes": tuple(rope if kind == "sliding_attention" else None for kind in types),
-    }
+    windows, rope = reader.windows(window, ((layer + 1) % pattern != 0 for layer in layers)), rope_of(reader)
+    return {**fields, "windows": windows, "rope": rope, "ropes": tuple(each and rope for each in windows)}
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:

@@ -27,7 +27,7 @@ NORMS_ON_BOTH_SIDES = {
     "layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
 }
 _ROPES = {FULL: Beside("rope_theta", 1e6, scaled=True), SLIDING: Beside("rope_local_base_freq", 1e4, scaled=False)}
-_TANH = {"gelu": "gelu_pytorch_tanh"}  # what the first releases said of the tanh approximation
+_TANH = {"gelu": "gelu_pytorch_tanh"}  # the first releases' name of the tanh approximation
 _GEMMA2_SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
 
@@ -44,7 +44,7 @@ def _shared(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _gemma(reader: ConfigReader) -> dict[str, Any]:
-    """transformers 4 read `hidden_activation` where both keys were there, transformers 5 reads `hidden_act` alone."""
+    """Read Gemma 1. transformers 4 read `hidden_activation` where both keys were there, transformers 5 `hidden_act`."""
     activation = _TANH.get(reader.text("hidden_act"), reader.text("hidden_act"))
     other = reader.text("hidden_activation", activation)
     if _TANH.get(other, other) != activation:
@@ -53,7 +53,7 @@ def _gemma(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _later(reader: ConfigReader, types: Sequence[str]) -> dict[str, Any]:
-    """What Gemma 2 and 3 have in common."""
+    """Read the keys that Gemma 2 and 3 have in common."""
     window = reader.window()
     return _shared(reader) | {
         "norm_placement": "both",
@@ -66,7 +66,7 @@ def _later(reader: ConfigReader, types: Sequence[str]) -> dict[str, Any]:
 
 
 def _types(reader: ConfigReader, pattern: int) -> list[str]:
-    """`layer_types`; without, every layer has a window whose number the pattern does not divide."""
+    """Read `layer_types`; without it, every layer has a window whose number the pattern does not divide."""
     layers = range(1, reader.num_layers() + 1)
     return reader.layer_types([SLIDING if layer % pattern else FULL for layer in layers], FULL, SLIDING)
 
@@ -92,7 +92,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """What llama.cpp's code says, and its files do not, is here: which layers have a window, and the scale."""
+    """Read Gemma 2 or 3. Two facts stand in llama.cpp's code, not in its files: the layers' windows, and the scale."""
     config, is_gemma2 = like_llama(keys) | has_bias(keys), keys.family == "gemma2"
     del config["hidden_act"]
     layers = config["num_hidden_layers"]

@@ -1,4 +1,4 @@
-"""Reads the metadata of a GGUF file's architecture, and writes what several of them have in common.
+"""The metadata of a GGUF file's architecture as it is read, and the parts of it that several architectures share.
 
 A family makes a config of them in the words of Hugging Face's config.json, so that one reader of configs makes the
 model of either. weights/gguf/ reads what all architectures share: sizes of the vocabulary, scaling of rope, end tokens.
@@ -36,10 +36,10 @@ class _Described(Protocol):
 class GGUFKeys(ValueReader):
     """Reads the architecture's keys, which are named without it.
 
-    family: the plain one of those that share the architecture. tensors: what the file holds, by GGUF's names. warn: is
+    family: the plain family among those that share the architecture. tensors: of the file, by GGUF's names. warn: is
     told, as a format and its values, where llama.cpp computes otherwise. rope_lists: the values of tensors that divide
-    the frequencies of the rope, by their names. num_rotary: how many entries of a head are rotated, once `rotary` was
-    asked; None for a model without rope.
+    the frequencies of the rope, by their names. num_rotary: the number of a head's entries that are rotated, once
+    `rotary` was called; None for a model without rope.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class GGUFKeys(ValueReader):
         return value[0]
 
     def layer_types(self, num_layers: int, pattern: int) -> list[str]:
-        """Which layers have a window: all but the last of `pattern`, unless a key has another pattern or says it for
-        each layer (llama.cpp's load_swa_pattern).
+        """Read which layers have a window: all but the last of `pattern`, unless a key has another pattern, or a list
+        of the layers (llama.cpp's load_swa_pattern).
         """
         key = "attention.sliding_window_pattern"
         given = super().take(key, None)
@@ -83,26 +83,26 @@ class GGUFKeys(ValueReader):
         return {name: self.count(key, maximum=longest.get(key, MAX_COUNT)) for key, name in names.items()}
 
     def positive(self, key: str, default: Any = ...) -> float:
-        """A number above 0, as the shortest decimal that is the same float32: 1e-05, not 9.99999974e-06."""
+        """Read a number above 0, as the shortest decimal that is the same float32: 1e-05, not 9.99999974e-06."""
         value = self.number(key, default)
         return value if value is None else float(str(np.float32(value)))
 
     def scale(self, key: str, default: float = 1.0) -> float:
-        """A multiplier, for which llama.cpp writes 0 where there is none."""
+        """Read a multiplier, for which llama.cpp writes 0 where there is none."""
         return default if self.take(key, 0.0) == 0 else self.positive(key)
 
     def window(self) -> int | None:
-        """The window of the layers that have one; 0 is none."""
+        """Read the window of the layers that have one; 0 means that no layer has."""
         return self.count("attention.sliding_window", 0, minimum=0, maximum=MAX_POSITIONS) or None
 
     def rows(self, name: str) -> int:
-        """How many rows a tensor has that every such model must have."""
+        """Count the rows of a tensor that every such model must have."""
         if name not in self.tensors:
             raise CheckpointError(f"{self.where} lacks a tensor that every {self.arch} model has", missing=[name])
         return self.tensors[name].shape[0]
 
     def head_dim(self, default: int) -> int:
-        """The width of a head, which that of its values must equal."""
+        """Read the width of a head's keys, which the width of its values must equal."""
         head_dim = self.count("attention.key_length", default)
         self.expect_head_dim(head_dim)
         return head_dim
@@ -112,21 +112,21 @@ class GGUFKeys(ValueReader):
             self.expect(key, head_dim)
 
     def rotary(self, head_dim: int) -> int:
-        """How many entries of a head are rotated; all of them where no key says so."""
+        """Read how many entries of a head are rotated; all of them where no key says so."""
         self.num_rotary = self.count("rope.dimension_count", head_dim, maximum=head_dim)
         return self.num_rotary
 
     def rotated_part(self, head_dim: int) -> float:
-        """The same as a part of the head. Readers multiply and cut off: the rounding of the division costs no entry."""
+        """Read the rotated entries as a part of the head. Readers multiply and cut off, so that rounding costs none."""
         rotary, part = self.rotary(head_dim), self.rotary(head_dim) / max(head_dim, 1)
         return part if int(head_dim * part) == rotary else math.nextafter(part, 2)
 
     def has(self, name: str) -> bool:
-        """Whether some layer has a tensor of that name, which is told without the layer's number."""
+        """Tell whether some layer has a tensor of that name, without the layer's number."""
         return any(each.startswith("blk.") and each.endswith(f".{name}") for each in self.tensors)
 
     def expert_width(self) -> int:
-        """The width of an expert; where no key says it, or llama.cpp has written 0, that of its matrices."""
+        """Read the width of an expert; of its matrices where no key says it, or llama.cpp has written 0."""
         ends, key = "ffn_down_exps.weight", "expert_feed_forward_length"
         stored = next((info.shape[-1] for name, info in self.tensors.items() if name.endswith(ends)), None)
         return stored if stored is not None and self.take(key, 0) == 0 else self.count(key)
@@ -139,7 +139,7 @@ class GGUFKeys(ValueReader):
 
 
 def like_llama(keys: GGUFKeys, rotates_all: bool = True, eps: str = "rms_norm_eps") -> dict[str, Any]:
-    """What Llama, Mistral, Mixtral and Qwen have in common, and many others.
+    """Read the keys that Llama, Mistral, Mixtral, Qwen and many others have in common.
 
     rotates_all: whether all of a head is rotated. eps: Hugging Face's name of the epsilon, which tells the kind of
     norm.
@@ -164,22 +164,22 @@ def like_llama(keys: GGUFKeys, rotates_all: bool = True, eps: str = "rms_norm_ep
 
 
 def like_llama_with_biases(keys: GGUFKeys) -> dict[str, Any]:
-    """The same of a family whose config.json says whether Q, K and V have biases."""
+    """Read the same keys for a family whose config.json says whether Q, K and V have biases."""
     return like_llama(keys) | has_bias(keys)
 
 
 def has_bias(keys: GGUFKeys, key: str = "attention_bias", name: str = "attn_q.bias") -> dict[str, Any]:
-    """Whether there is a bias, in the words of config.json, which are left out where there is none."""
+    """Make the key of config.json that says that there is a bias, where there is one."""
     return {key: True} if keys.has(name) or (name == "attn_q.bias" and keys.has("attn_qkv.bias")) else {}
 
 
 def layer_types(num_layers: int, pattern: int) -> list[str]:
-    """Which layers have a window: all but each last one of `pattern`; all where that is 0."""
+    """Name each layer's kind: all but the last of each `pattern` layers have a window; all where it is 0."""
     return [SLIDING if pattern == 0 or layer % pattern < pattern - 1 else FULL for layer in range(num_layers)]
 
 
 def window_metadata(windows: Sequence[int | None], pattern: int | None = None) -> dict[str, Any]:
-    """The keys of a model's windows; which layers have one only where that is not llama.cpp's own pattern."""
+    """Make the keys of a model's windows, with a list of the layers where they depart from llama.cpp's pattern."""
     window = next((each for each in windows if each is not None), None)
     if window is None:
         return {}
@@ -190,7 +190,7 @@ def window_metadata(windows: Sequence[int | None], pattern: int | None = None) -
 
 
 def expert_metadata(model: ModelConfig) -> dict[str, Any]:
-    """The keys of experts' widths, where they are not that of the layers without experts."""
+    """Make the keys of experts' widths, where these differ from the width of layers without experts."""
     pairs = {"expert_feed_forward_length": model.expert_size}
     pairs |= {"expert_shared_feed_forward_length": model.shared_expert_size}
     return {key: size for key, size in pairs.items() if size}

@@ -1,7 +1,7 @@
 """llama.cpp's names of tensors and the parameters that they fill, in the form that a Family's `names` have.
 
 They are the names of LLM_TENSOR_NAMES in llama.cpp's src/llama-arch.cpp. Architectures share most of them; a family
-takes NAMES, or changes it by the functions here, or writes down what it has for itself.
+takes NAMES, or changes it by the functions here, or adds names of its own.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,7 +19,7 @@ QKV = {f"blk.{{i}}.attn_{letter}{{p}}": f"layers.{{i}}.attention.qkv{{p}}:{lette
 FUSED_QKV = {"blk.{i}.attn_qkv{p}": "layers.{i}.attention.qkv{p}"}
 GATED = _mlp("", "")
 PLAIN_MLP = {"blk.{i}.ffn_up{p}": "layers.{i}.mlp.up{p}", "blk.{i}.ffn_down{p}": "layers.{i}.mlp.down{p}"}
-"""Of an MLP without a gate, or one whose gate is stored before the rest in one matrix."""
+"""An MLP without a gate, or with its gate before the rest in one matrix."""
 _REST = {
     "token_embd.weight": "embedding.weight",
     "blk.{i}.attn_norm{p}": "layers.{i}.attention_norm{p}",
@@ -45,13 +45,13 @@ NAMES = {**_REST, **QKV, **GATED, **_ROUTED}
 
 
 def fused_qkv(names: Mapping[str, str] = NAMES) -> dict[str, str]:
-    """The names of a file that has Q, K and V in one tensor."""
+    """Name the tensors of a file that has Q, K and V in one tensor."""
     return {**{name: target for name, target in names.items() if name not in QKV}, **FUSED_QKV}
 
 
 def as_stored(names: Mapping[str, str], stored: Collection[str]) -> dict[str, str]:
-    """The names of a file that has Q, K and V, or gate and up of the experts, in one tensor where others have several,
-    as llama.cpp's converter can be asked to write it.
+    """Name the tensors of a file that has Q, K and V, or gate and up of the experts, in one tensor where others have
+    several, as llama.cpp's converter can be asked to write it.
     """
     found = dict(names)
     if "blk.0.attn_qkv.weight" in stored and QKV.keys() <= names.keys():
@@ -67,24 +67,24 @@ def as_stored(names: Mapping[str, str], stored: Collection[str]) -> dict[str, st
 
 
 def plain_mlp(names: Mapping[str, str] = NAMES) -> dict[str, str]:
-    """The names of a file whose `ffn_up` is all of a layer's first matrix."""
+    """Name the tensors of a file whose `ffn_up` is all of a layer's first matrix."""
     return {**{name: target for name, target in names.items() if name not in GATED}, **PLAIN_MLP}
 
 
 def paired(names: Mapping[str, str] = NAMES) -> dict[str, str]:
-    """The names of a file whose rows of Q and K rotate in pairs of neighbours."""
+    """Name the tensors of a file whose rows of Q and K rotate in pairs of neighbours."""
     rotated = [f"blk.{{i}}.attn_{letter}{{p}}" for letter in "qk"]
     return {**names, **{name: f"{names[name]} | pairs_to_halves" for name in rotated}}
 
 
 def mlp_norm_after_attention(names: Mapping[str, str] = NAMES) -> dict[str, str]:
-    """The names of a file that names the norm before the MLP by the norm after attention, as Hugging Face does."""
+    """Name the tensors of a file that calls the norm before the MLP "post attention", as Hugging Face does."""
     others = {name: target for name, target in names.items() if name != "blk.{i}.ffn_norm{p}"}
     return {**others, "blk.{i}.post_attention_norm{p}": "layers.{i}.mlp_norm{p}"}
 
 
 def norms_less_one(names: Mapping[str, str] = NAMES) -> dict[str, str]:
-    """The names of a file that has 1 + weight of norms that multiply by that."""
+    """Name the tensors of a file that stores 1 + weight for norms that multiply by 1 + weight."""
     norms = [name for name in names if name.endswith("norm{p}")]
     weights = {name: (name.replace("{p}", ".weight"), names[name].replace("{p}", ".weight")) for name in norms}
     biases = {name.replace("{p}", ".bias"): names[name].replace("{p}", ".bias") for name in norms}

@@ -71,20 +71,16 @@ def _glm4_moe(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _dots1(reader: ConfigReader) -> dict[str, Any]:
-    reader.expect("moe_layer_freq", 1)
-    reader.expect("scoring_func", "sigmoid")
     bias, layers = reader.flag("attention_bias"), range(reader.num_layers())
     window, lower = reader.window(), reader.count("max_window_layers", None, minimum=0)
     if lower is None:
         reader.entries("layer_types", str)  # required, then
-    default = ["full_attention" if window is None or layer < (lower or 0) else "sliding_attention" for layer in layers]
-    kinds = {"full_attention": None, "sliding_attention": window}
     return {
         **_mixture(reader),
         "qkv_bias": bias,
         "o_bias": bias,
         "qk_norm": QKNorm(),
-        "windows": tuple(kinds[kind] for kind in reader.layer_types(default, *kinds)),
+        "windows": reader.windows(window, (window is not None and layer >= (lower or 0) for layer in layers)),
     }
 
 
@@ -93,7 +89,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _read_moe_gguf(keys: GGUFKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of experts, in DeepSeek-V3's words. llama.cpp scores by softmax where no key says otherwise."""
+    """Read the keys of experts, in DeepSeek-V3's words. llama.cpp scores by softmax where no key says otherwise."""
     keys.expect("expert_gating_func", ..., 2)  # sigmoid
     groups = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
     width, shared = keys.expert_width(), keys.count("expert_shared_count")
@@ -193,6 +189,7 @@ DOTS1 = Family(
     },
     nulls={"max_window_layers": None, "norm_topk_prob": False, "num_key_value_heads": None},
     aliases={"num_local_experts": "n_routed_experts"},
+    expected={"moe_layer_freq": 1, "scoring_func": "sigmoid"},
     gguf=InGGUF("dots1", read=_read_dots1_gguf, metadata=_moe_metadata, needs=("own head", "no o_bias", "no groups")),
     also=PACKED_EXPERTS,
 )

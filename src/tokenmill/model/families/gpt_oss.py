@@ -37,13 +37,10 @@ def _gpt_oss(reader: ConfigReader) -> dict[str, Any]:
     default_rope(reader, _ROPE)
     bias, chosen = reader.flag("attention_bias"), reader.count("num_experts_per_tok")
     reader.expect("experts_per_token", chosen)  # which repeats it in the published files
-    layers = range(reader.num_layers())
-    kinds = {"full_attention": None, "sliding_attention": reader.window()}
-    default = ["full_attention" if layer % 2 else "sliding_attention" for layer in layers]
     return {
         "qkv_bias": bias,
         "o_bias": bias,
-        "windows": tuple(kinds[kind] for kind in reader.layer_types(default, *kinds)),
+        "windows": reader.windows(reader.window(), (layer % 2 == 0 for layer in range(reader.num_layers()))),
         "attention_sinks": True,
         "norm_rounds_last": True,
         "num_experts": reader.count("num_local_experts"),
@@ -56,7 +53,7 @@ def _gpt_oss(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """The bounds of YaRN's ramp are not rounded, as OpenAI has it; llama.cpp rounds them."""
+    """Read gpt-oss. The bounds of YaRN's ramp are not rounded, as OpenAI has it; llama.cpp rounds them."""
     config = like_llama(keys)
     return config | {
         "sliding_window": keys.window(),

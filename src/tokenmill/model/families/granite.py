@@ -1,6 +1,6 @@
-"""Granite of IBM: Llama with multipliers on embeddings, residuals, scores and logits; with experts, and with one more
-that every token takes. Granite 4.1 and 4.2 are of the first kind. Granite 4.0 is the hybrid family, of which only the
-models without Mamba layers are implemented.
+"""Granite of IBM: Llama with multipliers on embeddings, residuals, scores and logits. Some models have experts, and
+some of these one more expert, which every token takes; Granite 4.1 and 4.2 have none. Granite 4.0 is the hybrid family,
+of which only the models without Mamba layers are implemented.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ _SHARED_NAMES = {
     "layers.{i}.shared_mlp.input_linear.weight": _MLP + "shared.up.weight",
     "layers.{i}.shared_mlp.output_linear.weight": _MLP + "shared.down.weight",
 }
-# Where there are no experts, what the file calls shared is all there is. Of the two targets a model has one.
+# A model without experts has its MLP under the name of the shared one. Of the two targets a model has one.
 _HYBRID_NAMES = {
     **_SHARED_NAMES,
     "layers.{i}.shared_mlp.input_linear{p}": _MLP + "up{p}",
@@ -57,7 +57,7 @@ def _granite(reader: ConfigReader) -> dict[str, Any]:
 def _granitemoe(reader: ConfigReader, minimum: int = 1) -> dict[str, Any]:
     num_experts = reader.count("num_local_experts", minimum=minimum)
     chosen = reader.count("num_experts_per_tok", minimum=0) if num_experts else 0
-    reader.read.add("num_experts_per_tok")  # of no experts it may be anything
+    reader.read.add("num_experts_per_tok")  # without experts it may have any value
     return {
         **_multipliers(reader),
         "num_experts": num_experts,
@@ -85,14 +85,14 @@ def _granitemoehybrid(reader: ConfigReader) -> dict[str, Any]:
         fields["ropes"] = (None,) * num_layers
     if fields["num_experts"]:
         return {**fields, "shared_expert_size": size}
-    reader.read.add("intermediate_size")  # of the experts that there are not
+    reader.read.add("intermediate_size")  # of experts, which this model lacks
     return {**fields, "intermediate_size": size}
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """Granite of any kind in which all layers attend: with experts it is GraniteMoeShared, which may share none.
+    """Read Granite of any kind in which all layers attend. With experts it is GraniteMoeShared, even if none is shared.
 
-    Where no key has a multiplier, llama.cpp's is 1, and the scale of scores that of Llama.
+    Where no key has a multiplier, llama.cpp's is 1, and its scale of scores is Llama's.
     """
     config = like_llama(keys) | has_bias(keys) | has_bias(keys, "mlp_bias", "ffn_up.bias")
     head_dim = config["head_dim"]
@@ -140,7 +140,7 @@ _IN_GGUF = InGGUF("granite", paired(), _read_gguf, _metadata)
 _MOE_IN_GGUF = replace(_IN_GGUF, architecture="granitemoe")
 
 _SSM = "conv_kernel group_count inner_size state_size time_step_rank".split()
-# What Mamba layers would be like; the last of the harmless keys is of training.
+# Keys of Mamba layers; the last of the harmless keys is of training.
 _MAMBA = "chunk_size conv_bias d_conv d_head d_state expand n_groups n_heads proj_bias".split()
 _ONES = dict.fromkeys(("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0)
 _MOE_DEFAULTS = {**_ONES, "num_local_experts": 8, "num_experts_per_tok": 2}

@@ -23,7 +23,7 @@ _MOE_NAMES = {
     "layers.{i}.mlp.gate.wg.weight": "layers.{i}.mlp.router.weight",
     **mlp_names("shared_mlp", "shared"),
 }
-# What the published files say beside what transformers reads.
+# Keys of the published files that transformers does not read.
 _EXPECTED = {
     "add_classification_head": False,
     "group_limited_greedy": False,
@@ -41,8 +41,8 @@ _EXPECTED = {
     "use_qk_norm": True,
     "use_rotary_pos_emb": True,
 }
-# Tokens of pictures and of classes, the dtype of the head, a head that is not there, and which layers share keys where
-# use_cla says that they do.
+# Tokens of pictures and of classes, the dtype of the head, a head that the model lacks, and the layers that share keys
+# where use_cla says that layers do.
 _HARMLESS = tuple(
     """cla_share_factor class_num dense_list enable_lm_head_fp32 eod_token_id im_end_id im_newline_id im_start_id
     image_token_id mask_init_id num_media_embeds org_vocab_size pad_id pool_type skip_cls_token text_end_id
@@ -65,8 +65,6 @@ def _stretched(reader: ConfigReader, head_dim: int) -> None:
 
 
 def _hunyuan(reader: ConfigReader) -> dict[str, Any]:
-    for name, value in _EXPECTED.items():
-        reader.expect(name, value)
     reader.read.update(name for name in reader.values if name.startswith("vit_"))  # these models see no pictures
     head_dim = reader.head_dim()
     reader.expect("attention_head_dim", head_dim)
@@ -75,19 +73,9 @@ def _hunyuan(reader: ConfigReader) -> dict[str, Any]:
     return {"head_dim": head_dim, "qkv_bias": bias, "o_bias": bias, "qk_norm": QKNorm(after_rope=True)}
 
 
-def _hunyuan_dense(reader: ConfigReader) -> dict[str, Any]:
-    reader.expect("num_experts", 1)
-    return _hunyuan(reader)
-
-
 def _hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
     width = reader.count("intermediate_size")
-    for key in (
-        "num_experts",
-        "moe_topk",
-        "moe_intermediate_size",
-        "num_shared_expert",
-    ):  # one for each layer, or for all
+    for key in ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert"):  # for each layer, or for all
         value = reader.take(key, None)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             reader.values = {**reader.values, key: value[0]}
@@ -116,13 +104,19 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 
 _DEFAULTS = {**sizes(290943, 4096, 11008, 32, 32), "rms_norm_eps": 1e-5}
 HUNYUAN_DENSE = Family(
-    _NAMES, _hunyuan_dense, defaults=_DEFAULTS, harmless=_HARMLESS, gguf=InGGUF("hunyuan-dense", needs=("no o_bias",))
+    _NAMES,
+    _hunyuan,
+    defaults=_DEFAULTS,
+    expected={**_EXPECTED, "num_experts": 1},
+    harmless=_HARMLESS,
+    gguf=InGGUF("hunyuan-dense", needs=("no o_bias",)),
 )
 HUNYUAN_MOE = Family(
     _MOE_NAMES,
     _hunyuan_moe,
     defaults={**_DEFAULTS, "moe_topk": 1, "num_experts": 1},
     aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
+    expected=_EXPECTED,
     harmless=_HARMLESS,
     gguf=InGGUF("hunyuan-moe", read=_read_moe_gguf, metadata=_metadata),
     also=PACKED_EXPERTS,

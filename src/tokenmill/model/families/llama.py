@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x and what is built like it: SmolLM2, TinyLlama, Code Llama, Mistral and Mixtral.
+"""Llama 1 to 3.x and the models that are built like it: SmolLM2, TinyLlama, Code Llama, Mistral and Mixtral.
 
 Mixtral is Mistral with a mixture of experts.
 """
@@ -62,7 +62,9 @@ def _mixtral(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """Llama, or one of the two that llama.cpp writes under its name: a window is Mistral's, experts are Mixtral's."""
+    """Read Llama, or Mistral and Mixtral, which llama.cpp writes under its name: Mistral has a window, Mixtral
+    experts.
+    """
     config = like_llama_with_biases(keys)
     window = keys.count("attention.sliding_window", 0, minimum=0, maximum=MAX_POSITIONS) or None
     if keys.take("expert_count", 0):

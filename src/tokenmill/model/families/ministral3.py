@@ -1,7 +1,7 @@
 """Ministral 3 and Devstral 2 of Mistral AI: Mistral with YaRN, and queries that grow with their position.
 
-It is published as a model that sees, as Mistral Small 3.1 is. Of these checkpoints the text part is read, which is of
-the one family or of the other.
+It is published as a model that sees, as Mistral Small 3.1 is. Of these checkpoints the text part is read, which is
+Ministral 3 or Mistral.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tokenmill.model.families.llama import MISTRAL, NAMES
 from tokenmill.model.rope_config import default_rope
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader
 
-# What the class takes where a config says nothing.
+# The values that the class takes where a config says nothing.
 _ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -39,17 +39,14 @@ def _ministral3(reader: ConfigReader) -> dict[str, Any]:
     # Devstral 2 has 0 there, which makes all positions equal.
     beta = 0.0 if rope.take("llama_4_scaling_beta") == 0 else rope.number("llama_4_scaling_beta")
     length = rope.count("original_max_position_embeddings", maximum=MAX_POSITIONS)
-    # The second of these says again what stands outside.
+    # max_position_embeddings repeats the key outside.
     others = {name: value for name, value in values.items() if name not in (*rope.read, "max_position_embeddings")}
     reader.values = {**reader.values, key: {**others, "original_max_position_embeddings": length}}
-    return {
-        "attention_temperature": (beta, length) if beta else None,
-        "windows": (reader.window(),),
-    }
+    return {"attention_temperature": (beta, length) if beta else None, "windows": (reader.window(),)}
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """Without YaRN and a temperature it is Mistral."""
+    """Read Ministral 3, or Mistral where there is neither YaRN nor a temperature."""
     config, beta = like_llama(keys), keys.take("attention.temperature_scale", 0.0)
     window = keys.window()
     multiplier = keys.take("rope.scaling.yarn_log_multiplier", 0.0)

@@ -55,9 +55,6 @@ def _nemotron(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _apertus(reader: ConfigReader) -> dict[str, Any]:
-    reader.expect("mlp_bias", False)  # this and the next two stand in the published files
-    reader.expect("post_norm", False)
-    reader.expect("qk_norm", True)
     default_rope(reader, _APERTUS_ROPE)
     return {**_arcee(reader), "qk_norm": QKNorm()}
 
@@ -102,7 +99,7 @@ ARCEE = Family(
 
 
 def _read_apertus_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """Numbers of the activation stand in the metadata; those that are learned are read as tensors."""
+    """Read Apertus. Numbers of the activation stand in the metadata; learned numbers are read as tensors."""
     config = like_llama(keys) | has_bias(keys)
     for name, value in _XIELU.items():
         given = keys.values.get(name, [value])
@@ -113,7 +110,7 @@ def _read_apertus_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _is_close(entry: object, value: float) -> bool:
-    """Whether it is that number, as a bfloat16 has it."""
+    """Tell whether an entry is that number, as a bfloat16 has it."""
     return isinstance(entry, int | float) and math.isclose(entry, value, rel_tol=0.01)
 
 
@@ -137,6 +134,7 @@ APERTUS = Family(
         "rope_theta": 12e6,
     },
     gguf=InGGUF("apertus", _APERTUS_STORED, _read_apertus_gguf, _apertus_metadata, needs=("own head",)),
+    expected={"mlp_bias": False, "post_norm": False, "qk_norm": True},
     # Numbers of the activation that are not learned.
     ignored=("layers.{i}.mlp.act_fn.beta", "layers.{i}.mlp.act_fn.eps"),
     constants={"alpha_p": {name.removeprefix("xielu."): value for name, value in _XIELU.items()}},

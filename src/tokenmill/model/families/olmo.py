@@ -75,7 +75,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """OLMo 2, or with a window OLMo 3, whose layers with a window have the base of the rope and nothing else of it."""
+    """Read OLMo 2, or with a window OLMo 3, whose layers with a window have a plain rope of the same base."""
     config = like_llama(keys) | has_bias(keys)
     window = keys.window()
     if window is None:

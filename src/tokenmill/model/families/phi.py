@@ -33,19 +33,7 @@ _PHI_NAMES = {
 }
 
 
-# What the published files say beside what transformers reads.
-_EXPECTED = {
-    "attention_bias": False,
-    "full_attn_mod": 1,
-    "interpolate_factor": 1,
-    "lm_head_bias": False,
-    "mlp_bias": False,
-}
-
-
 def _phi3(reader: ConfigReader) -> dict[str, Any]:
-    for key, value in _EXPECTED.items():
-        reader.expect(key, value)
     older = reader.take("rope_scaling", None)
     if isinstance(older, dict) and older.get("rope_type", older.get("type")) in ("su", "yarn"):  # its first names
         reader.values = {**reader.values, "rope_scaling": {**older, "rope_type": "longrope", "type": "longrope"}}
@@ -66,7 +54,7 @@ def _phi(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _read_phi3_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """A window of 0 is none. LongRoPE is told by tensors, its trained length and its factor by keys."""
+    """Read Phi-3: 0 means no window. Tensors hold LongRoPE's divisors, keys its trained length and its factor."""
     config = like_llama(keys, rotates_all=False)
     window = keys.window()
     context = config["max_position_embeddings"]
@@ -109,6 +97,13 @@ PHI3 = Family(
         "original_max_position_embeddings": 4096,
         "partial_rotary_factor": 1.0,
         "rms_norm_eps": 1e-5,
+    },
+    expected={
+        "attention_bias": False,
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "mlp_bias": False,
     },
     gguf=InGGUF(
         "phi3",

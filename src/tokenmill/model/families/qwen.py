@@ -13,13 +13,10 @@ from tokenmill.model.families.llama import NAMES
 
 
 def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """One window per layer, from `layer_types` or from `max_window_layers`."""
-    num_layers, enabled = reader.num_layers(), reader.flag("use_sliding_window")
+    """Read the window of each layer, from `layer_types` or from `max_window_layers`."""
     window, lower = reader.window(), reader.count("max_window_layers", minimum=0)
-    kinds = {"full_attention": None, "sliding_attention": window if enabled else None}
-    default = ["full_attention"] * min(lower, num_layers) + ["sliding_attention"] * max(num_layers - lower, 0)
-    types = reader.layer_types(default, *kinds)
-    return tuple(kinds[kind] for kind in types)
+    slides = (layer >= lower for layer in range(reader.num_layers()))
+    return reader.windows(window if reader.flag("use_sliding_window") else None, slides)
 
 
 def _qwen3(reader: ConfigReader) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def mlp_names(file: str, ours: str) -> dict[str, str]:
     }
 
 
-# Those of Llama are of the layers that have no experts.
+# Llama's names are of the layers that have no experts.
 EXPERT_NAMES = {**NAMES, _MLP + "gate.weight": _MLP + "router.weight", **mlp_names("experts.{e}", "experts.{e}")}
 _SHARED = {_MLP + "shared_expert_gate.weight": _MLP + "shared_gate.weight", **mlp_names("shared_expert", "shared")}
 
@@ -42,25 +42,20 @@ def _mixture(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
-    layers = range(reader.num_layers())
-    enabled, window = reader.flag("use_sliding_window"), reader.count("sliding_window", 0, minimum=0)
-    kinds = {"full_attention": None, "sliding_attention": window or None if enabled else None}
+    window = reader.count("sliding_window", 0, minimum=0) or None
     upper = reader.count("max_window_layers", minimum=0)
-    default = ["full_attention" if layer % 2 or layer >= upper else "sliding_attention" for layer in layers]
+    slides = (layer % 2 == 0 and layer < upper for layer in range(reader.num_layers()))
     return {
         **_mixture(reader),
         "shared_expert_size": reader.count("shared_expert_intermediate_size"),
         "shared_expert_gate": True,
         "qkv_bias": reader.flag("qkv_bias"),
-        "windows": tuple(kinds[kind] for kind in reader.layer_types(default, *kinds)),
+        "windows": reader.windows(window if reader.flag("use_sliding_window") else None, slides),
     }
 
 
 def _qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
     bias, window = reader.flag("attention_bias"), reader.window()
-    reader.expect("qkv_bias", False)  # this and the next two stand in some files of Qwen
-    reader.expect("use_qk_norm", True)
-    reader.expect("shared_expert_intermediate_size", 0)
     return {
         **_mixture(reader),
         "qkv_bias": bias,
@@ -71,7 +66,7 @@ def _qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
 
 
 def read_gguf(keys: GGUFKeys, is_qwen3: bool) -> dict[str, Any]:
-    """Qwen2's weights of chosen experts are not normed, Qwen3's are, in llama.cpp's code."""
+    """Read either family. llama.cpp's code norms the weights of chosen experts of Qwen3, and not of Qwen2."""
     config = like_llama(keys) | {
         "num_experts": keys.count("expert_count"),
         "num_experts_per_tok": keys.count("expert_used_count"),
@@ -121,6 +116,7 @@ QWEN3_MOE = Family(
         "num_experts": 128,
         "num_experts_per_tok": 8,
     },
+    expected={"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0},
     aliases={"num_local_experts": "num_experts"},  # transformers 5 writes this name, everybody else the other one
     harmless=("max_window_layers",),  # Qwen's files have it, and its window is that of all layers
     gguf=InGGUF("qwen3moe", read=partial(read_gguf, is_qwen3=True), metadata=expert_metadata, needs=("no o_bias",)),

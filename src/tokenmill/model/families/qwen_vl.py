@@ -1,7 +1,7 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL, whose text part is read: it is Qwen 2, Qwen 3 or Qwen 3 with experts.
 
-A token has three positions there, of which each turns a section of a head (M-RoPE). Those of text are equal, so that
-the sections say nothing. Qwen3-VL adds pictures to the first layers, too, which text is not.
+A token has three positions there, of which each turns a section of a head (M-RoPE). The three are equal for text, so
+that the sections say nothing. Qwen3-VL also adds pictures to the first layers, which does not concern text.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,10 +19,10 @@ from tokenmill.value_reader import brief
 
 _SEEN = tuple(
     f"{name}_id" for name in "image_token video_token vision_token vision_start_token vision_end_token".split()
-)  # which are of the whole, and stand in its text part, too
+)  # of the whole model, which stand in its text part, too
 _OR_NULL = ("max_window_layers", "use_sliding_window")  # where null says as much as no key
 _SECTIONS = ("mrope_section", "mrope_interleaved")
-# What the classes of the text parts take where a config says nothing.
+# The values that the classes of the text parts take where a config says nothing.
 _DEFAULTS_2 = {
     **sizes(152064, 8192, 29568, 80, 64, 8, context=32768),
     "eos_token_id": 151645,
@@ -39,7 +39,7 @@ _DEFAULTS_MOE = {
 
 
 def _plain(config: Mapping[str, Any], defaults: Mapping[str, Any], theta: float) -> dict[str, Any]:
-    """The config of the text part in the words of the family that it is, without sections of the rope."""
+    """Put the config of the text part into the words of its family, without sections of the rope."""
     given = {key: value for key, value in config.items() if value is not None or key not in _OR_NULL}
     known = {key: value for key, value in defaults.items() if value is not None}
     values = {key: value for key, value in {**known, **given}.items() if key not in _SEEN}
@@ -63,7 +63,7 @@ def _plain_moe(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_gguf(name: str, of: str, read: Callable[[GGUFKeys], dict[str, Any]]) -> InGGUF:
-    """llama.cpp's architecture, of which a file is read as that of the text part's family."""
+    """Describe llama.cpp's architecture of the whole, whose files are read as files of the text part's family."""
 
     def read_text(keys: GGUFKeys) -> dict[str, Any]:
         keys.read.add(keys.name("rope.dimension_sections"))
@@ -91,5 +91,5 @@ QWEN3_VL = _seeing(QWEN3, _TEXT_3, _in_gguf("qwen3vl", "qwen3", like_llama_with_
 QWEN3_VL_MOE = replace(
     _seeing(QWEN3_MOE, _TEXT_MOE, _in_gguf("qwen3vlmoe", "qwen3_moe", lambda keys: read_gguf(keys, is_qwen3=True))),
     names={**{name: target for name, target in QWEN3_MOE.names.items() if name not in _PER_EXPERT}, **PACKED_EXPERTS},
-    also={**_TRANSPOSED, **_PER_EXPERT},  # the published files have the first, transformers 5 writes those of `names`
+    also={**_TRANSPOSED, **_PER_EXPERT},  # in published files the experts are transposed; transformers 5 writes `names`
 )

@@ -1,5 +1,5 @@
-"""Why a model of another family is not read: the word that matters, found by the keys of its config, the names of its
-classes, or the name of the family, in this order.
+"""The reason why a model of another family is not read, found by the keys of its config, the names of its classes, or
+the name of the family, in this order.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenmill.value_reader import brief
 
-# What a key tells of a model, by how it begins: of a config.json, or of GGUF metadata without the architecture.
+# Feature → the beginnings of keys that show it, in a config.json, or in GGUF metadata without the architecture.
 _FEATURES: Mapping[str, tuple[str, ...]] = {
     "vision inputs": ("vision_config", "img_processor", "visual"),
     "audio inputs": ("audio_config", "audio_encoder", "sub_sampling_rate"),
@@ -39,7 +39,7 @@ _SENTENCES: Mapping[str, str] = {
     _SEES: "it sees pictures",
     _HEARS: "it hears or speaks",
 }
-# Patterns of families' names, in transformers or llama.cpp, and what these tell; of some it is the sentence itself.
+# Feature, or the sentence itself → patterns of families' names that tell it, in transformers or llama.cpp.
 _NAMES: Mapping[str, str] = {
     _STATE: r""".*mamba.* .*rwkv.* jamba bamba zamba\d? falcon[_-]h1 granite[_-]?hybrid nemotron[_-]h.*
         lfm[23]([_-]?moe)? recurrent_gemma qwen3[_-]?next qwen3_?5.* qwen4.* kimi[_-]linear minimax bailing_hybrid
@@ -69,7 +69,7 @@ _CLASSES: Mapping[str, str] = {
     _HEARS: r".*For(SpeechSeq2Seq|CTC|TextToWaveform)",
     _SEES: r".*For(ImageTextToText|Vision2Seq)",
 }
-# Decoders of other kinds, whose names are no misspellings of those that are known.
+# Decoders of other kinds, whose names are no misspellings of known families.
 _OTHERS = r"""
     afmoe apertus1p5.* arctic baichuan bailingmoe.* beam biogpt chatglm codegen codeshell cohere2_moe cpmant ctrl
     cwm dbrx deci deepseek deepseek_v4 diffllama doge exaone exaone_moe falcon flex_olmo flint gpt-sw3 gpt_neo
@@ -79,17 +79,17 @@ _OTHERS = r"""
 
 
 def features_of_config(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The features of a config.json that a plain decoder lacks, as its keys show them."""
+    """Find the features of a config.json that a plain decoder lacks, as its keys show them."""
     return features_of_keys({**text_of(config), **config})
 
 
 def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the text part of a model that has others; an empty one of any other model."""
+    """Find the config of the text part of a model that has other parts; empty for any other model."""
     return next((config[key] for key in _TEXT if isinstance(config.get(key), dict)), {})
 
 
 def features_of_keys(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The features that single keys show, of a config.json or of a GGUF file's architecture."""
+    """Find the features that single keys show, of a config.json or of a GGUF file's architecture."""
     present = [key for key, value in values.items() if value not in (None, False, 0)]
     kinds = values.get("layer_types")
     present += [f"mamba_{kind}" for kind in (kinds if isinstance(kinds, list) else []) if kind in _STATES]
@@ -97,7 +97,7 @@ def features_of_keys(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def why_not(name: object, known: Collection[str], features: Iterable[str] = (), classes: object = ()) -> str:
-    """A sentence on a family that is not among those that are known: what it is, or which name may be meant.
+    """Say of a family that is not known what kind of model it is, or which name may be meant.
 
     features: by the keys of the model. classes: the `architectures` of its config.
     """
@@ -111,7 +111,7 @@ def why_not(name: object, known: Collection[str], features: Iterable[str] = (), 
     return (
         f"{start}: did you mean {near[0]!r}?"
         if near
-        else f"{start}: it is another family; docs/models.md lists those that are"
+        else f"{start}: it is another family; docs/models.md lists the implemented ones"
     )
 
 

@@ -18,8 +18,6 @@ def _smollm3(reader: ConfigReader) -> dict[str, Any]:
     if len(rotates) < len(layers):
         raise reader.refuse("no_rope_layers", rotates, f"a number for each of {len(layers)} layers, 0 or 1")
     window, enabled = reader.window(), reader.flag("use_sliding_window")
-    kinds = {"full_attention": None, "sliding_attention": window}
-    default = [list(kinds)[enabled and window is not None and not rotates[layer]] for layer in layers]
     rope = rope_of(reader)
     return {
         "qkv_bias": bias,
@@ -27,12 +25,12 @@ def _smollm3(reader: ConfigReader) -> dict[str, Any]:
         "mlp_bias": reader.flag("mlp_bias"),
         "rope": rope,
         "ropes": tuple(rope if rotates[layer] else None for layer in layers),  # 1 is of a layer that has them
-        "windows": tuple(kinds[kind] for kind in reader.layer_types(default, *kinds)),
+        "windows": reader.windows(window, (enabled and window is not None and not rotates[layer] for layer in layers)),
     }
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """Every fourth layer has no rotary positions, in llama.cpp's code."""
+    """Read SmolLM3, of which every fourth layer has no rotary positions in llama.cpp's code."""
     biases = has_bias(keys) | has_bias(keys, "mlp_bias", "ffn_up.bias")
     return like_llama(keys) | biases | {"no_rope_layer_interval": 4}
 

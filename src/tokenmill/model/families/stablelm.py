@@ -33,7 +33,7 @@ def _stablelm(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """Attention and MLP are side by side where the MLP has no norm of its own; llama.cpp does not read the key."""
+    """Read StableLM. Attention and MLP are parallel where the MLP has no norm; llama.cpp does not read the key."""
     config = like_llama(keys, rotates_all=False, eps="layer_norm_eps")
     keys.take("use_parallel_residual", None)
     config["use_parallel_residual"] = not keys.has("ffn_norm.weight")

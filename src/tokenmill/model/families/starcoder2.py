@@ -20,8 +20,6 @@ _NAMES = {
 
 
 def _starcoder2(reader: ConfigReader) -> dict[str, Any]:
-    reader.expect("norm_type", "layer_norm")
-    reader.expect("mlp_type", "default")
     return {
         "norm": "layer",
         "gated_mlp": False,
@@ -48,6 +46,7 @@ STARCODER2 = Family(
         "tie_word_embeddings": True,
         "use_bias": True,
     },
+    expected={"norm_type": "layer_norm", "mlp_type": "default"},
     harmless=("activation_function",),  # of the first conversions; hidden_act is what counts
     gguf=InGGUF(
         "starcoder2", plain_mlp(), _read_gguf, lambda model: window_metadata(model.windows, 0), needs=("biases",)

@@ -1,4 +1,4 @@
-"""The port Mixer: the first half of a layer, which alone sees other tokens, and keeps of them what `keeps` says.
+"""The port Mixer: the first half of a layer, which alone sees other tokens, and keeps rows or states of them.
 
 A mixer is a file of facts, a file of its module, and a line of MIXERS in the registry. Facts need no torch. A program
 refuses the mixers that it does not know in one place, `refuse_mixers` of program/spec.py.
@@ -14,7 +14,7 @@ from tokenmill.registry import MIXERS, lookup
 
 
 class Mixer(Protocol):
-    """The facts of one: a frozen record, equal where two layers mix alike. name: its name in MIXERS, with which the
+    """The facts of a mixer: a frozen record, equal where two layers mix alike. name: its name in MIXERS, with which the
     names of its parameters begin.
     """
 
@@ -23,7 +23,7 @@ class Mixer(Protocol):
 
     @property
     def keeps(self) -> LayerSpec:
-        """What it keeps of a text: rows, or states."""
+        """The rows or states that it keeps of a text."""
 
     @property
     def rope(self) -> Rope | None:
@@ -43,7 +43,7 @@ class Mixer(Protocol):
 
 
 def find_module(mixer: Mixer) -> Any:
-    """Find the module that computes it: made of the facts, a weight scheme and the names of what is fused.
+    """Find the class of the mixer's module, made of the facts, a weight scheme and the names of fused operations.
 
     Its forward takes x [T, D], the angles of its rope, its layer of the pool, the step and the attention kernel.
     """

@@ -1,4 +1,4 @@
-"""Attention as data: what a layer projects, norms and rotates, and the shape in which it attends."""
+"""Attention as data: the projections, norms and rope of a layer, and the settings of its scores."""
 
 from dataclasses import dataclass, replace
 
@@ -12,8 +12,8 @@ from tokenmill.model.config import ModelConfig, Rope
 class AttentionBlock:
     """Attention keeps a row of K and of V of each token.
 
-    qk_norms: of Q and of K, or none. One of head_dim entries norms each head by itself, a wider one all together.
-    norms_after_rope: they follow the rotation, and do not precede it. temperature: see ModelConfig.
+    qk_norms: of Q and of K, or empty. A norm of head_dim entries norms each head by itself, a wider norm all heads
+    together. norms_after_rope: they follow the rotation, and do not precede it. temperature: see ModelConfig.
     """
 
     num_heads: int
@@ -37,7 +37,7 @@ class AttentionBlock:
 
     @property
     def norms_heads(self) -> bool:
-        """Whether a norm of Q and K takes each head by itself."""
+        """Whether the norms of Q and K take each head by itself."""
         return bool(self.qk_norms) and self.qk_norms[0].size == self.head_dim
 
     @property

@@ -15,7 +15,7 @@ from tokenmill.quant.schemes import Scheme
 
 
 def temperatures(positions_T: Tensor, beta: float, length: int) -> Tensor:
-    """What the queries of each token are multiplied by, [T, 1, 1]: it grows with the logarithm of the position."""
+    """Compute the factors of each token's queries, [T, 1, 1], which grow with the logarithm of the position."""
     return (1 + beta * torch.log(1 + torch.floor(positions_T / length)))[:, None, None]
 
 
@@ -55,7 +55,7 @@ class Attention(nn.Module):
         return self.out(out_TNH.reshape(-1, heads * self.head_dim))  # type: ignore[no-any-return]
 
     def _turned(self, norm: nn.Module, x_TNH: Tensor, angles: Angles | None) -> Tensor:
-        """Heads normed and rotated, in the model's order."""
+        """Norm and rotate heads, in the model's order."""
         first_TNH = x_TNH if self.norms_after_rope else self._normed(norm, x_TNH)
         turned_TNH = first_TNH if angles is None else self.rotate(first_TNH, *angles)
         return self._normed(norm, turned_TNH) if self.norms_after_rope else turned_TNH

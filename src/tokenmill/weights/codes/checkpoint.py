@@ -58,51 +58,39 @@ _KNOWN = _HARMLESS | _NOT_DONE.keys()
 class QuantizedCheckpoint(Checkpoint):
     """A quantised directory, over the checkpoint that reads its tensors.
 
-    parts: for each matrix, by its name here, the shapes of its parts.
+    parts: for each matrix that is stored as codes, by its name here, the shapes of its parts; layouts: its layout.
+    transposed: the matrices that are shown as [inputs, outputs], as their family has them; codes never are.
     """
 
     def __init__(self, plain: Checkpoint) -> None:
         self.plain, usual = plain, _read_layout(plain.config)
         self.path, self.num_bytes = plain.path, plain.num_bytes
         self.config = {key: value for key, value in plain.config.items() if key != "quantization_config"}
-        self._layouts, self.parts, beside = _find_parts(usual, plain)
-        used = {self._layouts[matrix].name_of(matrix, part) for matrix, parts in self.parts.items() for part in parts}
-        left_out = used | beside | set(_empty_biases(plain, self.parts))
+        self.layouts, self.parts, passed = _find_parts(usual, plain)
+        left_out = passed | set(_empty_biases(plain, self.parts))
         shapes = {name: shape for name, shape in plain.shapes.items() if name not in left_out}
-        coded = {matrix: self._layouts[matrix].shape_of(parts) for matrix, parts in self.parts.items()}
-        self._transposed = _find_transposed(plain) & coded.keys()
-        turned = {matrix: coded[matrix][::-1] for matrix in self._transposed}
+        coded = {matrix: self.layouts[matrix].shape_of(parts) for matrix, parts in self.parts.items()}
+        self.transposed = _find_transposed(plain) & coded.keys()
+        turned = {matrix: coded[matrix][::-1] for matrix in self.transposed}
         self.shapes = shapes | coded | turned
         self.config.pop("stored_as_codes", None)
-        bits = [(prod(shape), self._layouts[matrix].code_bits) for matrix, shape in coded.items()]
+        bits = [(prod(shape), self.layouts[matrix].code_bits) for matrix, shape in coded.items()]
         if kept := [(count, each) for count, each in bits if each]:
             average = sum(count * each for count, each in kept) / sum(count for count, _ in kept)
             self.config = _with_codes(self.config, average)
             family = plain.family
             short = next(name for name, target in family.names.items() if target == "embedding.weight")
             table = next((name for name in (family.prefix + short, short) if name in self.parts), None)
-            if table is not None and self._layouts[table].code_bits and self._layouts[table].bits <= 4:
-                self.config["embedding_as_codes"] = self._layouts[table].code_bits
+            if table is not None and self.layouts[table].code_bits and self.layouts[table].bits <= 4:
+                self.config["embedding_as_codes"] = self.layouts[table].code_bits
         self.dequantized, self._warned = self._describe_values(usual), set[str]()
 
     @property
     def family(self) -> Family:
         return self.plain.family
 
-    def layout_of(self, name: str) -> Layout:
-        """Find the layout of a matrix that is stored as codes."""
-        return self._layouts[name]
-
-    def is_coded(self, name: str) -> bool:
-        """Tell whether a tensor is stored as codes."""
-        return name in self.parts
-
-    def is_transposed(self, name: str) -> bool:
-        """Tell whether a matrix of codes is shown as [inputs, outputs], as its family has it; its codes never are."""
-        return name in self._transposed
-
     def dtype_of(self, name: str) -> str:
-        return "float32" if self.is_coded(name) else self.plain.dtype_of(name)
+        return "float32" if name in self.parts else self.plain.dtype_of(name)
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
         return self.find_reader("codes").read(name, dtype, rows)
@@ -121,8 +109,8 @@ class QuantizedCheckpoint(Checkpoint):
 
     def _describe_values(self, usual: Layout) -> str:
         """Say which matrices are dequantized and which requests of the files are not met; empty if there is neither."""
-        reasons = Counter(layout.as_values for layout in self._layouts.values() if layout.as_values)
-        parts = [f"{count} of its {len(self._layouts)} matrices have {why}" for why, count in reasons.items()]
+        reasons = Counter(layout.as_values for layout in self.layouts.values() if layout.as_values)
+        parts = [f"{count} of its {len(self.layouts)} matrices have {why}" for why, count in reasons.items()]
         hint = "; --scheme q8 rounds them to 8 bits"
         values = f"read as values, since no scheme holds such codes: {'; '.join(parts)}{hint}" if parts else ""
         settings = self.plain.config["quantization_config"]
@@ -162,8 +150,8 @@ def _read_layout(config: Mapping[str, Any]) -> Layout:
 
 
 def _find_parts(usual: Layout, plain: Checkpoint) -> tuple[dict[str, Layout], dict[str, dict[str, Shape]], set[str]]:
-    """Find each matrix's layout, and the shapes of its parts; and the tensors that are no weights. CheckpointError
-    lists missing and misshapen tensors.
+    """Find each matrix's layout, and the shapes of its parts; and the tensors that are such parts, or no weights.
+    CheckpointError lists missing and misshapen tensors.
     """
     layouts, found = dict[str, Layout](), dict[str, dict[str, Shape]]()
     beside = set(filter(usual.is_beside, plain.shapes))
@@ -201,7 +189,7 @@ def _find_parts(usual: Layout, plain: Checkpoint) -> tuple[dict[str, Layout], di
     left = [name for name in plain.shapes if name not in passed]
     if unscaled := [name for name in left if _needs_scales(name, plain.dtype_of(name))]:
         raise CheckpointError(f"{plain.path}: no scale is beside the codes of {brief(unscaled)}")
-    return layouts, found, beside
+    return layouts, found, passed
 
 
 def _find_transposed(plain: Checkpoint) -> set[str]:

@@ -60,7 +60,6 @@ def name_tensors(plain: PlainCheckpoint) -> None:
 
 
 def _packs_as_mlx(settings: Any) -> bool:
-    """Tell whether AutoRound says that the tensors are MLX's."""
     return isinstance(settings, dict) and str(settings.get("packing_format")).rpartition(":")[2] == "mlx"
 
 

@@ -16,10 +16,10 @@ class CodesReader:
         self._checkpoint = checkpoint
 
     def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
-        is_transposed = self._checkpoint.is_transposed(name)
-        stored = self._unpack(name, None if is_transposed else rows)
-        if stored is None:
+        if name not in self._checkpoint.parts:
             return self._checkpoint.plain.read(name, dtype, rows)
+        is_transposed = name in self._checkpoint.transposed
+        stored = self._unpack(name, None if is_transposed else rows)
         shape, dtype = self._checkpoint.shapes[name], dtype or torch.float32
         if not is_transposed:
             return stored.values()[:, : shape[1]].to(dtype)
@@ -27,11 +27,14 @@ class CodesReader:
         return values if rows is None else values[rows.start : rows.stop]
 
     def read_codes(self, name: str, rows: range | None) -> Stored | None:
-        if not self._checkpoint.is_coded(name) or self._checkpoint.layout_of(name).as_values:
+        layout = self._checkpoint.layouts.get(name)
+        if layout is None or layout.as_values:
             return None
         stored = self._unpack(name, rows)
-        if stored is None or stored.numbers is not None or stored.bits == 4:
-            return stored if stored is None or stored.numbers is None else None
+        if stored.numbers is not None:
+            return None
+        if stored.bits == 4:
+            return stored
         assert stored.scales is not None
         if stored.minimums is not None:
             self._checkpoint.warn_of_values(name, "zeros too far from the middle of their codes")
@@ -41,15 +44,12 @@ class CodesReader:
             return None
         return stored
 
-    def _unpack(self, name: str, rows: range | None) -> Stored | None:
+    def _unpack(self, name: str, rows: range | None) -> Stored:
         """Unpack codes. Where a row of the matrix is a row of every part, only those rows of the parts are read."""
         opened = self._checkpoint
-        if not opened.is_coded(name):
-            return None
-        layout = opened.layout_of(name)
+        layout, shapes = opened.layouts[name], opened.parts[name]
         read = rows if layout.has_rows else None
-        names = {part: layout.name_of(name, part) for part in opened.parts[name]}
-        shapes = opened.parts[name]
+        names = {part: layout.name_of(name, part) for part in shapes}
         parts = {part: opened.plain.read(each, rows=read if shapes[part] else None) for part, each in names.items()}
         for part, tensor in parts.items():
             if str(tensor.dtype).removeprefix("torch.") not in layout.types_of(part):

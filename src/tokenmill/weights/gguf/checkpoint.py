@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class GGUFCheckpoint(Checkpoint):
-    """A GGUF file. metadata: its keys and values. numbers: the weights that stand in the metadata, by their names.
-    largest_type: llama.cpp's name of the type of tensors that takes most bytes.
+    """A GGUF file. metadata: its keys and values. infos: where each tensor lies. numbers: the weights that stand in the
+    metadata. Both by their names. largest_type: llama.cpp's name of the type of tensors that takes most bytes.
     """
 
     in_gguf = True
@@ -60,9 +60,9 @@ class GGUFCheckpoint(Checkpoint):
         if (table := header.tensors.get("token_embd.weight")) is not None and table.type in KINDS:
             self.config["embedding_as_codes"] = BITS.get(table.type, 8.5)
         family = in_gguf(self.config["model_type"], header.tensors)
-        self._infos = self._find_infos(family, header.tensors)
+        self.infos = self._find_infos(family, header.tensors)
         self.numbers = self._find_numbers(family)
-        self.shapes = {name: info.shape for name, info in self._infos.items()} | dict.fromkeys(self.numbers, (1,))
+        self.shapes = {name: info.shape for name, info in self.infos.items()} | dict.fromkeys(self.numbers, (1,))
 
     def _find_numbers(self, family: Family) -> dict[str, float]:
         """Find the weights that stand in the metadata, a number for each layer, by their names."""
@@ -75,12 +75,8 @@ class GGUFCheckpoint(Checkpoint):
             found |= {f"{key}[{layer}]": value for layer, value in enumerate(values)}
         return found
 
-    def info_of(self, name: str) -> TensorInfo:
-        """Find where a tensor lies in the file."""
-        return self._infos[name]
-
     def dtype_of(self, name: str) -> str:
-        return "float32" if name in self.numbers else FLOATS.get(self._infos[name].type, "float32")
+        return "float32" if name in self.numbers else FLOATS.get(self.infos[name].type, "float32")
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
         """Read one tensor, which may be a view that is not contiguous."""

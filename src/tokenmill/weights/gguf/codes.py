@@ -160,7 +160,6 @@ def _scales_and_minimums(blocks_RGB: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _split(bytes_: Tensor, *sizes: int) -> Tensor:
-    """Reshape […, n] to […, *sizes]."""
     return bytes_.reshape(*bytes_.shape[:-1], *sizes)
 
 

@@ -27,12 +27,12 @@ class GGUFReader:
     def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
         if name in self._checkpoint.numbers:
             return torch.tensor([self._checkpoint.numbers[name]])
-        return self._load(_stretch(self._checkpoint.info_of(name), rows), dtype or torch.float32)
+        return self._load(_stretch(self._checkpoint.infos[name], rows), dtype or torch.float32)
 
     def read_codes(self, name: str, rows: range | None) -> Stored | None:
         if name in self._checkpoint.numbers:
             return None
-        info = self._checkpoint.info_of(name)
+        info = self._checkpoint.infos[name]
         return None if info.type in FLOATS or len(info.shape) != 2 else self._codes(_stretch(info, rows))
 
     def _codes(self, info: TensorInfo) -> Stored:
@@ -66,7 +66,6 @@ def _stretch(info: TensorInfo, rows: range | None) -> TensorInfo:
 
 
 def _dequantised(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Tensor:
-    """Compute the float32 values of some rows."""
     if kind in KINDS:
         return decode(rows, kind).values()
     with np.errstate(all="ignore"):  # damaged scales are infinite or NaN, which numpy would warn of

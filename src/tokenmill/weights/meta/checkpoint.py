@@ -68,16 +68,18 @@ def is_meta(path: Path) -> bool:
 
 
 class MetaCheckpoint(Checkpoint):
+    """A directory in Meta's own layout. slices: where each tensor lies, by Hugging Face's name."""
+
     def __init__(self, path: Path) -> None:
         values = read_json(path / PARAMS)
         inner = values.get("model")
         self._params = inner if isinstance(inner, dict) else values
         self.path, files = path, [open_tensor_file(file) for file in _weight_files(path)]
         self.num_bytes = sum(file.path.stat().st_size for file in files)
-        self._slices = dict(_find_slices(path, files, self._params.get("dim")))
-        if coded := sorted(name for name, each in self._slices.items() if _is_coded(each)):
+        self.slices = dict(_find_slices(path, files, self._params.get("dim")))
+        if coded := sorted(name for name, each in self.slices.items() if _is_coded(each)):
             raise CheckpointError(f"{path} holds codes, whose scales are not read: {brief(coded)}: {OTHERWISE}")
-        self.shapes = {name: _whole_shape(path, each) for name, each in self._slices.items()}
+        self.shapes = {name: _whole_shape(path, each) for name, each in self.slices.items()}
         table = self.shapes.get("model.embed_tokens.weight")
         if table is None or len(table) != 2:
             raise CheckpointError(f"{path} holds no tok_embeddings.weight in its consolidated files")
@@ -90,12 +92,8 @@ class MetaCheckpoint(Checkpoint):
         """The config as the transforms of tensors want it."""
         return read_config(self.config)
 
-    def slices_of(self, name: str) -> Slices:
-        """Find where a tensor lies."""
-        return self._slices[name]
-
     def dtype_of(self, name: str) -> str:
-        found = self._slices[name]
+        found = self.slices[name]
         return found.files[0].dtypes[found.name]
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":

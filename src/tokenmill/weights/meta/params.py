@@ -64,7 +64,7 @@ def read_params(values: Mapping[str, Any], where: str, vocab_size: int, has_head
 
 
 def _width(reader: ValueReader, dim: int) -> int:
-    """Compute the width of the MLP as Meta does."""
+    """Compute the width of an MLP as Meta does."""
     multiple, factor = reader.count("multiple_of", 256), reader.number("ffn_dim_multiplier", 1.0)
     width = int(factor * int(8 * dim / 3))
     return reader.count("hidden_dim", -(-width // multiple) * multiple)

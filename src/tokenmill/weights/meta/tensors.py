@@ -15,7 +15,7 @@ class MetaReader:
         self._checkpoint = checkpoint
 
     def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
-        found = self._checkpoint.slices_of(name)
+        found = self._checkpoint.slices[name]
         files = found.files[:1] if found.dim is None else found.files
         if len(files) == 1 and not found.pairs:
             return files[0].read(found.name, rows)

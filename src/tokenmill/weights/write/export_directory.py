@@ -3,7 +3,7 @@
 weights/codes/ has both layouts, and reads them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,15 @@ from tokenmill.weights.write.export import Export, ExportPlan, Rounded
 
 
 class DirectoryExport(Export):
-    """A directory in which parts X.… replace the matrices X.weight; every other tensor stays as it is."""
+    """A directory in which parts X.… replace the matrices X.weight; every other tensor stays as it is.
+
+    pack: (layout, rows as codes, inputs) → the parts of one matrix, by their names.
+    """
+
+    pack: Callable[[Any, Stored, int], dict[str, Tensor]]
 
     def layout(self, bits: int, group: int) -> Layout:
         """Choose how codes of so many bits are stored."""
-        raise NotImplementedError
-
-    def pack(self, layout: Any, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
-        """Make the parts of one matrix, by their names."""
         raise NotImplementedError
 
     def settings(self, plan: ExportPlan) -> Mapping[str, Any]:
@@ -72,11 +73,10 @@ class DirectoryExport(Export):
 class OwnExport(DirectoryExport):
     """Our own layout, with a free minimum for each group of 4 bits."""
 
+    pack = staticmethod(pack_own)
+
     def layout(self, bits: int, group: int) -> Own:
         return Own(bits, group)
-
-    def pack(self, layout: Own, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
-        return pack_own(layout, stored, num_inputs)
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "minimum"
@@ -98,12 +98,10 @@ class GPTQExport(DirectoryExport):
 
     default_head = "none"
     mixes_bits = False
+    pack = staticmethod(pack_gptq)
 
     def layout(self, bits: int, group: int) -> GPTQ:
         return GPTQ(bits, group, zero_offset=1)
-
-    def pack(self, layout: GPTQ, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
-        return pack_gptq(layout, stored, num_inputs)
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "symmetric" if symmetric or bits == 8 else "zero_point"

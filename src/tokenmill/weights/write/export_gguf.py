@@ -22,8 +22,7 @@ from tokenmill.errors import CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.memory.atomic_file import writing
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.families import architectures, gguf_facts, in_gguf, read_config
-from tokenmill.model.families.in_gguf import NEEDS
+from tokenmill.model.families import NEEDS, architectures, gguf_facts, in_gguf, read_config
 from tokenmill.quant.schemes import GROUP
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
 from tokenmill.value_reader import brief
@@ -149,7 +148,6 @@ def _sources(plan: ExportPlan) -> list[_Source]:
 
 
 def _end(sources: list[_Source]) -> int:
-    """Return where the next tensor begins."""
     return _padded(sources[-1].info.offset + sources[-1].info.num_bytes) if sources else 0
 
 
