@@ -19,12 +19,12 @@ _PARTS = ("normalizer", "pre_tokenizer", "decoder")
 
 
 def is_byte_level(backend: tokenizers.Tokenizer) -> bool:
-    """Whether its tokens are spelled in GPT-2's letters for bytes."""
+    """Return whether a tokenizer's tokens are spelled in GPT-2's letters for bytes."""
     return backend.decoder is not None and b"ByteLevel" in backend.decoder.__getstate__()
 
 
 def without_chance(backend: tokenizers.Tokenizer) -> None:
-    """Turn off what makes the ids of one text differ from call to call, which is of training. Warns where it was on."""
+    """Turn off the chance of training, by which the ids of one text differ from call to call. Warn where it was on."""
     for name in _CHANCE:
         if value := getattr(backend.model, name, None):
             log.warning("the tokenizer's %s = %.6g, which is of training, is off: a text has one encoding", name, value)
@@ -32,10 +32,10 @@ def without_chance(backend: tokenizers.Tokenizer) -> None:
 
 
 def configured(backend: tokenizers.Tokenizer, config: TokenizerConfig, num_rows: int) -> tokenizers.Tokenizer:
-    """The tokenizer of a tokenizer.json with what tokenizer_config.json says beside it.
+    """Return the tokenizer of a tokenizer.json with what tokenizer_config.json says beside it.
 
-    num_rows: of the model's embedding. A name that is no token gets the next id where there is a row for it, and stays
-    a text where there is none.
+    num_rows: rows of the model's embedding. A name that is no token gets the next id where there is a row for it, and
+    stays a text where there is none.
     """
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     backend.add_tokens([token for token in config.declared if repr(token) not in known])
@@ -55,17 +55,16 @@ def configured(backend: tokenizers.Tokenizer, config: TokenizerConfig, num_rows:
 
 
 def for_continuation(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer for text that follows other text; itself where that makes no difference.
+    """Return the tokenizer for text that follows other text; the given one where that makes no difference.
 
-    sentencepiece puts a space before a text that it encodes and takes one away from a text that it decodes. After
-    other text that is wrong: " Paris" after "The capital is" would be two tokens, and decoded alone it would lose its
-    space.
+    sentencepiece puts a space before a text that it encodes and takes one away from a text that it decodes. After other
+    text that is wrong: " Paris" after "The capital is" would be two tokens, and decoded alone it would lose its space.
     """
     return _edited(backend, _without_first_space)
 
 
 def _edited(backend: tokenizers.Tokenizer, change: Callable[[Setting], Setting | None]) -> tokenizers.Tokenizer:
-    """The tokenizer with each of its settings changed, the inner ones first; itself where that changes nothing."""
+    """Change each setting of a tokenizer, inner ones first; return the given tokenizer where that changes nothing."""
     settings = _shell(backend).to_str()
     edited = json.loads(settings, object_hook=change)
     if edited == json.loads(settings):
@@ -74,7 +73,7 @@ def _edited(backend: tokenizers.Tokenizer, change: Callable[[Setting], Setting |
 
 
 def with_names(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.Tokenizer:
-    """The tokenizer with added tokens known by other names alone: `names` maps the old ones to the new ones.
+    """Return the tokenizer with added tokens known by other names alone: `names` maps the old ones to the new ones.
 
     A token that is renamed may get another id, since its new name is not in the vocabulary.
     """
@@ -82,7 +81,7 @@ def with_names(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> token
 
 
 def _shell(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A tokenizer with the same settings and an empty vocabulary, since vocabularies are shared and never copied."""
+    """Return a tokenizer with the same settings and no vocabulary: vocabularies are shared and never copied."""
     shell = tokenizers.Tokenizer(tokenizers.models.BPE())
     for name in _PARTS:
         if (setting := getattr(backend, name)) is not None:
@@ -107,7 +106,7 @@ def _fill(shell: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, names: Map
 
 
 def _without_first_space(setting: Setting) -> Setting | None:
-    """A setting without what adds a space before a text, or takes one from it; None where it does nothing else.
+    """Return a setting without what adds a space before a text, or takes one from it; None where it does nothing else.
 
     The settings inside it were treated before, and those that became None are left out here.
     """
@@ -120,9 +119,9 @@ def _without_first_space(setting: Setting) -> Setting | None:
 
 
 def _with_first_space(legacy: bool) -> Callable[[Setting], Setting]:
-    """A change of a setting into one that puts a space before a text, and takes it from one where sentencepiece does.
+    """Return a change of settings after which a text gets a space before it, and loses it where sentencepiece takes it.
 
-    legacy: sentencepiece's puts one behind every control token, too.
+    legacy: as sentencepiece did once, a space is put behind every control token, too.
     """
 
     def change(setting: Setting) -> Setting:

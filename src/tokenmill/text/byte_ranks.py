@@ -20,9 +20,9 @@ from tokenmill.text.token_bytes import letters_of
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.value_reader import ValueReader, brief
 
-_LONGEST = 1 << 10  # bytes of a token; splits of one are counted in this number
+_LONGEST = 1 << 10  # bytes of a token, of which each split is tried
 
-# Of older files, which do not say them: mistral_common's Tekkenizer.DEPRECATED_SPECIAL_TOKENS.
+# The special tokens of older files, which do not name them: mistral_common's Tekkenizer.DEPRECATED_SPECIAL_TOKENS.
 _OLD_TEKKEN = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
     "[IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
@@ -30,7 +30,7 @@ _OLD_TEKKEN = (
 
 
 def llama3_specials(is_newer: bool) -> list[str]:
-    """The special tokens of Llama 3, in the order of their ids; some have other names from Llama 3.1 on."""
+    """Return the special tokens of Llama 3, in the order of their ids; some have other names from Llama 3.1 on."""
     first = ["<|begin_of_text|>", "<|end_of_text|>", *map(_reserved, (0, 1))]
     headers = ["<|start_header_id|>", "<|end_header_id|>"]
     if not is_newer:
@@ -42,7 +42,7 @@ def llama3_specials(is_newer: bool) -> list[str]:
 
 
 def read_tiktoken(file: Path, specials: Sequence[str]) -> Tokenizer:
-    """The tokenizer of Llama 3 from its list of bytes and ranks; CheckpointError for one that is damaged."""
+    """Return the tokenizer of Llama 3 from its list of bytes and ranks. CheckpointError for a damaged file."""
     tokens = list[bytes]()
     try:
         for number, line in enumerate(file.read_bytes().splitlines()):
@@ -61,7 +61,7 @@ def read_tiktoken(file: Path, specials: Sequence[str]) -> Tokenizer:
 
 
 def read_tekken(file: Path) -> Tokenizer:
-    """The tokenizer of a tekken.json; CheckpointError for one that is damaged."""
+    """Return the tokenizer of a tekken.json. CheckpointError for a damaged file."""
     reader = ValueReader(read_json(file), str(file), CheckpointError)
     config = reader.inside("config", required=True)
     pattern, size = config.text("pattern"), config.count("default_vocab_size")
@@ -89,7 +89,7 @@ def read_tekken(file: Path) -> Tokenizer:
 
 
 def begin_with(backend: tokenizers.Tokenizer, name: str) -> None:
-    """Put that token before a text."""
+    """Have a tokenizer put the token of this name before each text."""
     number = backend.token_to_id(name)
     backend.post_processor = processors.TemplateProcessing(
         single="bos $A", special_tokens=[{"id": "bos", "ids": [number], "tokens": [name]}]
@@ -101,7 +101,7 @@ def _reserved(number: int) -> str:
 
 
 def _tokenizer(file: Path, backend: tokenizers.Tokenizer, names: Mapping[str, str], ends: Sequence[str]) -> Tokenizer:
-    """The tokenizer, with the chat templates that lie beside its file."""
+    """Return the tokenizer, with the chat templates that lie beside its file."""
     begin_with(backend, names["bos_token"])
     found, templates = (backend.token_to_id(end) for end in ends), templates_from_directory(file.parent, {})
     return Tokenizer(
@@ -115,7 +115,7 @@ def _tokenizer(file: Path, backend: tokenizers.Tokenizer, names: Mapping[str, st
 
 
 def _bpe(file: Path, tokens: Sequence[bytes], first: int, specials: Sequence[str] = ()) -> models.BPE:
-    """BPE of these tokens, whose ids are their ranks and `first`; special ones have the ids before."""
+    """Return BPE of these tokens, whose ids are their ranks plus `first`; special tokens have the ids before them."""
     ranks = {token: rank for rank, token in enumerate(tokens)}
     if len(ranks) != len(tokens) or b"" in ranks or not all(bytes([byte]) in ranks for byte in range(256)):
         raise CheckpointError(f"{file} is damaged: its tokens must differ, and hold every byte")
@@ -133,7 +133,7 @@ def _bpe(file: Path, tokens: Sequence[bytes], first: int, specials: Sequence[str
 
 
 def _specials_of(reader: ValueReader, said: Any) -> list[str]:
-    """The names of special tokens in the order of their ranks, which must be all from 0 on."""
+    """Return the names of special tokens in the order of their ranks, which must be all from 0 on."""
     found = dict[int, str]()
     for entry in said if isinstance(said, list) else [said]:
         if isinstance(entry, dict) and type(entry.get("rank")) is int and isinstance(entry.get("token_str"), str):

@@ -1,7 +1,7 @@
 """sentencepiece's normalisation of a text before it is split (its src/normalizer.cc): characters, then needless spaces.
 
-Of the keys of the map that begin at a place the longest is replaced. The `Precompiled` of `tokenizers` reads the same
-map and applies it to what is one character on a screen: there "\\r\\n" is one space, and two for sentencepiece.
+Among the keys of the map that begin at a place, the longest is replaced. The `Precompiled` of `tokenizers` reads the
+same map and applies it to what is one character on a screen: there "\\r\\n" is one space, and two for sentencepiece.
 """
 
 import re
@@ -18,13 +18,15 @@ _Path = tuple[bytes, int, bool]  # its bytes, where its node's children begin, w
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern for any of these texts, the longest that begins at a place; it finds nothing where there are none."""
+    """Return a pattern for any of these texts, the longest that begins at a place; without texts it finds nothing."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
 
 
 class TextRules:
-    """charsmap: sentencepiece's `precompiled_charsmap`, maybe empty. removes_spaces: those around a text go, and all
-    but one of those in a row. symbols: of the user, which stay as they are.
+    """The changes that sentencepiece makes to a text before it is split.
+
+    charsmap: sentencepiece's `precompiled_charsmap`, maybe empty. removes_spaces: spaces around a text go, and all but
+    one of several in a row. symbols: texts of the user, which stay as they are.
     """
 
     def __init__(self, charsmap: bytes, removes_spaces: bool, symbols: Sequence[str] = ()) -> None:
@@ -46,12 +48,12 @@ class TextRules:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TextRules":
-        """The inverse of as_json; ValueError, TypeError or KeyError for anything else."""
+        """Read what as_json made; ValueError, TypeError or KeyError for anything else."""
         symbols = [str(symbol) for symbol in values["symbols"]]
         return cls(b64decode(values["charsmap"], validate=True), bool(values["removes_spaces"]), symbols)
 
     def apply(self, text: str, *, continues: bool = False) -> str:
-        """The text that is split. `continues`: it follows other text, so that a space at its beginning stays."""
+        """Return the text that is split. `continues`: it follows other text, so that a space at its beginning stays."""
         if not text:
             return text
         shown, after_space = [], self.removes_spaces and not continues
@@ -63,7 +65,7 @@ class TextRules:
         return "".join(shown).rstrip(f" {_SPACE}") if self.removes_spaces else "".join(shown)
 
     def _parts(self, text: str) -> Iterator[str]:
-        """The replacement of each key of the map, of each symbol and of each other character."""
+        """Yield the replacement of each key of the map, of each symbol and of each other character."""
         begin = 0
         for found in self._kept.finditer(text):
             yield from self._mapped(text[begin : found.start()])
@@ -85,7 +87,7 @@ class TextRules:
             begin += len(key)
 
     def _keys_from(self, first: str) -> tuple[dict[str, str], int]:
-        """The replacements of the keys that begin with a character, and the length of the longest key."""
+        """Return the replacements of the keys that begin with a character, and the length of the longest key."""
         paths = [(b"", self._offset(0), False)]
         for byte in first.encode():
             paths = [self._step(path, byte) for path in paths if self._has(path, byte)]
@@ -111,6 +113,6 @@ class TextRules:
         return place < len(self._units) and self._units[place] & 0x800000FF == byte
 
     def _step(self, path: _Path, byte: int) -> _Path:
-        """A path through the double array, one byte longer."""
+        """Return a path through the double array, one byte longer."""
         place = path[1] ^ byte
         return path[0] + bytes([byte]), place ^ self._offset(place), bool(self._units[place] >> 8 & 1)

@@ -16,8 +16,8 @@ from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
 from tokenmill.errors import AS_TEXT, CheckpointError, RequestError
+from tokenmill.text.literal import SpelledNumber
 from tokenmill.text.sandbox import BoundedEnvironment
-from tokenmill.text.spelled_number import SpelledNumber
 
 MAX_TEMPLATE = 100_000  # characters; the longest published ones have some 30 thousand
 MAX_DATE = 100  # characters of a date's format
@@ -36,14 +36,14 @@ def render_chat(
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> str:
-    """The text of a conversation, as transformers' `apply_chat_template` renders it.
+    """Return the text of a conversation, as transformers' `apply_chat_template` renders it.
 
     A key of a message whose value is null is left out, as if it were not there. A message without content is rendered
     as one with an empty text if the template cannot do without: transformers refuses there, and vLLM does this.
     special_texts: "bos_token", "eos_token" and so on, as the template names them. mark: what the template sees of each
     text in messages and variables. variables: whatever else it reads (`tools`, `documents`, `enable_thinking`, …).
-    CheckpointError when the template is no template; RequestError when there is none, when it refuses the messages,
-    and when it asks for more than a bounded amount of work.
+    CheckpointError when the template is no template; RequestError when there is none, when it refuses the messages, and
+    when it asks for more than a bounded amount of work.
     """
     if template is None:
         raise RequestError(f"this model has no chat template: {AS_TEXT}")
@@ -68,13 +68,13 @@ def render_chat(
 
 
 def check_template(template: str) -> None:
-    """CheckpointError if it is no chat template."""
+    """Raise CheckpointError if it is no chat template."""
     _compiled(template)
 
 
 @lru_cache(maxsize=16)
 def names_in(template: str) -> frozenset[str]:
-    """The names that a template uses: a variable of another name cannot change what it renders."""
+    """Return the names that a template uses: a variable of another name cannot change what it renders."""
     environment, _ = _compiled(template)
     return frozenset(name.name for name in environment.parse(template).find_all(nodes.Name))
 
@@ -95,7 +95,8 @@ def _compiled(template: str) -> tuple[BoundedEnvironment, Template]:
 
 
 def _plain(value: Any, mark: Callable[[str], str], is_name: bool = False, depth: int = 0) -> Any:
-    """A copy of JSON's types alone, so that a template meets no object with methods of its own; texts are marked.
+    """Return a copy of JSON's types alone, so that a template meets no object with methods of its own; texts are
+    marked.
 
     is_name: the text is a key, or one that templates compare with names of theirs; an identifier there is not marked.
     """
@@ -116,7 +117,7 @@ def _plain(value: Any, mark: Callable[[str], str], is_name: bool = False, depth:
 
 
 def _normalized(message: Any) -> dict[str, Any]:
-    """A message without what is null, its reasoning under all names that templates look for."""
+    """Return a message without null values, its reasoning under all names that templates look for."""
     if not isinstance(message, dict):
         raise RequestError(f"a chat message is a {type(message).__name__}; it must be a dict with role and content")
     message = {name: value for name, value in message.items() if value is not None}
@@ -125,7 +126,7 @@ def _normalized(message: Any) -> dict[str, Any]:
 
 
 class _Namespace(Namespace):
-    """Jinja's, without names that mean something to Python; its text does not show its content, which nobody paid."""
+    """Jinja's namespace without names that mean something to Python. Its text does not show its content."""
 
     def __init__(self, /, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -156,7 +157,7 @@ def _raise_exception(message: Any) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    """The date as C's strftime writes it, which takes a width: `%999999999d` would fill a gigabyte."""
+    """Return the date as C's strftime writes it, which takes a width: `%999999999d` would fill a gigabyte."""
     if not isinstance(form, str) or len(form) > MAX_DATE or re.search(r"%[^A-Za-z%]*\d", form):
         raise RequestError(f"the chat template asks for the date as {_line(form)[:40]!r}; such a format is not allowed")
     return datetime.now().strftime(form)

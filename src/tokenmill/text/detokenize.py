@@ -20,8 +20,8 @@ class Detokenizer:
     are among `shown`.
 
     text: all that was shown. stopped: the stop string that ended it. num_tokens_used: pushed tokens up to and including
-    the one that completed that match; all of them while there is none. The match that is complete first wins, the
-    longest of those that end together. A match that the first `min_tokens` tokens complete stops nothing.
+    the one that completed that match; all of them while there is none. The match that is complete first wins, and the
+    longest of several that end together. A match that the first `min_tokens` tokens complete stops nothing.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Detokenizer:
         self.go_on(stop=stop, include_stop=include_stop, min_tokens=min_tokens)
 
     def go_on(self, *, stop: Sequence[str] = (), include_stop: bool = False, min_tokens: int = 0) -> None:
-        """Begin anew after the tokens that were pushed: what they have held back is the first of the new text."""
+        """Begin a new text after the pushed tokens; what they have held back comes first in it."""
         self.text = ""
         self.stopped: str | None = None
         self.num_tokens_used = 0
@@ -57,7 +57,7 @@ class Detokenizer:
         self.has_stops = bool(self._stop)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take in tokens; the text that is safe to show because of them. Nothing more after a stop string."""
+        """Take in tokens and return the text that is safe to show because of them; nothing more after a stop string."""
         pieces = []
         for token in token_ids:
             if self.stopped is not None:
@@ -70,7 +70,7 @@ class Detokenizer:
         return "".join(pieces)
 
     def finish(self, cut: bool = False) -> str:
-        """The text that was held back, now that no more tokens come. `cut`: without the character that they began."""
+        """Return the text that was held back, now that no tokens come. `cut`: without a character that has begun."""
         if cut:
             self._leave_out_unfinished()
         return "" if self.stopped is not None else self._release(final=True)
@@ -94,7 +94,7 @@ class Detokenizer:
         return self._tokenizer.decode(tokens, skip_special=False, continues=self._continues)
 
     def _decode(self, final: bool) -> str:
-        """New text since the last call; none while it ends in an unfinished character."""
+        """Return new text since the last call; none while it ends in an unfinished character."""
         if not self._tokens:
             return ""
         was_broken = self._is_broken
@@ -112,7 +112,7 @@ class Detokenizer:
         return after[len(before) :]
 
     def _read_byte(self, token: int) -> bool:
-        """Add a byte token to the run; always true. One byte that is no UTF-8 breaks the whole run."""
+        """Add a byte token to the run and return true. One byte that is no UTF-8 breaks the whole run."""
         try:
             self._utf8.decode(token_bytes(self._tokenizer, token))
         except UnicodeDecodeError:
@@ -120,13 +120,13 @@ class Detokenizer:
         return True
 
     def _cut(self, text: str) -> str:
-        """Text that stands whatever follows: the tokens so far are not even context of later ones."""
+        """Return text that stands whatever follows: the tokens so far are not even context of later ones."""
         self._first = self._shown = len(self._tokens)
         self._continues = True
         return text
 
     def _could_complete(self) -> bool:
-        """Whether the bytes of the tokens that are not shown end in the beginning of a character."""
+        """Return whether the bytes of the tokens that are not shown end in the beginning of a character."""
         if not self._tokenizer.is_byte_level:
             return not self._tokenizer.byte_ids
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -134,7 +134,7 @@ class Detokenizer:
         return bool(utf8.getstate()[0])
 
     def _release(self, final: bool) -> str:
-        """The part of held and new text that can be shown; a stop string ends everything."""
+        """Return the part of held and new text that can be shown; a stop string ends everything."""
         self._held += self._decode(final)
         # By the end of the match, not its start: so the choice does not depend on how much text came at once.
         if 0 < self.num_tokens_used <= self._min_tokens:
@@ -152,6 +152,6 @@ class Detokenizer:
         return shown
 
     def _could_grow(self) -> int:
-        """Length of the longest end of the held text that is the beginning of a stop string."""
+        """Return the length of the longest end of the held text that is the beginning of a stop string."""
         starts = (stop[:length] for stop in self._stop for length in range(1, min(len(stop), len(self._held) + 1)))
         return max((len(start) for start in starts if self._held.endswith(start)), default=0)

@@ -20,7 +20,7 @@ from tokenmill.text.vocab import BYTE_TOKEN, END_TOKENS, tokenizer_from_gguf
 
 log = logging.getLogger(__name__)
 
-_UNSAID = ("lstrip", "rstrip", "single_word")  # of an added token: what GGUF cannot say
+_UNSAID = ("lstrip", "rstrip", "single_word")  # flags of an added token that GGUF cannot say
 PROBES = (
     "Hello world! It's 2024, isn't it? THEY'LL pay $1234567.89 for 42 apples.",
     "  two spaces,   three,\ttab\n\nand\n lines \r\n end   ",
@@ -34,7 +34,7 @@ PROBES = (
 
 
 def gguf_of_tokenizer(tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[int] = ()) -> dict[str, Any]:
-    """The keys `tokenizer.…` of a GGUF file. CheckpointError for a tokenizer that they cannot describe.
+    """Return the keys `tokenizer.…` of a GGUF file. CheckpointError for a tokenizer that they cannot describe.
 
     vocab_size: rows of the embedding; ids that are no tokens get names of their own. end_ids: ids that end a text
     beside the tokenizer's own.
@@ -64,7 +64,7 @@ def gguf_of_tokenizer(tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[i
 
 
 def _tokens(tokenizer: Tokenizer, vocab_size: int, is_sentencepiece: bool) -> tuple[list[str], list[int]]:
-    """Every id's text and type."""
+    """Return the text and the type of every id."""
     spellings, added = tokenizer.spellings, tokenizer.backend.get_added_tokens_decoder()
     if max(spellings, default=0) >= vocab_size:
         raise _refused(f"its ids go to {max(spellings)}, and the embedding has {vocab_size} rows")
@@ -90,7 +90,7 @@ def _tokens(tokenizer: Tokenizer, vocab_size: int, is_sentencepiece: bool) -> tu
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]]) -> list[float]:
-    """Better ones for tokens that are made earlier: sentencepiece joins what makes the best token first."""
+    """Return higher scores for tokens that are made earlier: sentencepiece joins what makes the best token first."""
     ranks: dict[str, int] = {}
     for pair in merges:
         ranks.setdefault("".join(pair), len(ranks))
@@ -98,7 +98,7 @@ def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]]) -> list[floa
 
 
 def _pre_tokenizer(settings: Mapping[str, Any], ignores_merges: bool) -> str:
-    """The first name in PRE_TOKENIZERS of what splits a text as this tokenizer does."""
+    """Return the first name in PRE_TOKENIZERS under which texts are split as by this tokenizer."""
     normalizer = settings["normalizer"]
     if normalizer is not None and normalizer["type"] == "NFC":
         log.warning(
@@ -115,7 +115,7 @@ def _pre_tokenizer(settings: Mapping[str, Any], ignores_merges: bool) -> str:
 
 
 def _steps(setting: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """A pre-tokenizer as the list of its steps, without what does not change the split, each in one spelling."""
+    """Return the steps of a pre-tokenizer, each in one spelling, without settings that do not change the split."""
     if setting is None:
         return []
     if setting["type"] == "Sequence":
@@ -133,7 +133,7 @@ def _isolated(regex: str) -> dict[str, Any]:
 
 
 def _special(tokenizer: Tokenizer, end_ids: Sequence[int]) -> dict[str, Any]:
-    """Ids with a meaning, and which of them are put around a text."""
+    """Return the ids that have a meaning, and which of them are put around a text."""
     plain, whole = (tokenizer.encode("a", add_special_tokens=added) for added in (False, True))
     first = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), None)
     before, after = ([], []) if first is None else (whole[:first], whole[first + len(plain) :])
@@ -156,7 +156,7 @@ _NAMED = {"unknown": "unk_token", "padding": "pad_token"}
 
 
 def _check(tokenizer: Tokenizer, merges: list[list[str]], metadata: Mapping[str, Any]) -> None:
-    """CheckpointError where a reader of the metadata would split or join otherwise."""
+    """Raise CheckpointError where a reader of the metadata would split or join otherwise."""
     again = tokenizer_from_gguf(metadata)
     if json.loads(again.backend.to_str())["model"]["merges"] != merges:
         raise _refused("its merges are not in the order of the tokens that they make")

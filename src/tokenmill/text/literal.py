@@ -22,12 +22,22 @@ from typing import Any
 from tokenmill.errors import RequestError
 from tokenmill.registry import TEMPLATES, lookup
 from tokenmill.text.backend import for_continuation, with_names
-from tokenmill.text.spelled_number import SpelledNumber
 from tokenmill.text.tokenizer import Tokenizer
 
 DIGITS = 20
 DEEPEST = 100  # of lists and objects in a message; what lies deeper is refused by the template
 _TAG = re.compile(r"</?[A-Za-z][\w:-]*>|\[/?[A-Z_]+\]")
+
+
+class SpelledNumber(float):
+    """A number that is shown as it was spelled, such as 1.50. spelling: its letters, as JSON text had them."""
+
+    spelling: str
+
+    def __new__(cls, spelling: str) -> "SpelledNumber":
+        number = super().__new__(cls, spelling)
+        number.spelling = spelling
+        return number
 
 
 def encode_chat(
@@ -38,12 +48,12 @@ def encode_chat(
     continue_final_message: bool = False,
     **variables: Any,
 ) -> list[int]:
-    """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
+    """Return the token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
 
-    Without `allow_special` nothing in a message, nor in `variables`, becomes a control token, and nothing in messages
-    of others than the assistant a token that the template writes; where no message spells one the ids are the same with
-    and without. continue_final_message: they end with the text of the last message, as
-    in transformers' `apply_chat_template`. Errors are those of `render_chat`.
+    Without `allow_special` nothing in a message, nor in `variables`, becomes a control token, and nothing in a message,
+    unless it is the assistant's, becomes a token that the template writes. Where no message spells such a token, the
+    ids are the same with and without it. continue_final_message: the ids end with the text of the last message, as in
+    transformers' `apply_chat_template`. Errors are those of `render_chat`.
     """
     known = tokenizer.control_ids | _written(tokenizer, tokenizer.template_for(variables.get("tools")))
     control = sorted(known, key=len, reverse=True)
@@ -79,7 +89,7 @@ def chat_text(
     continue_final_message: bool = False,
     **variables: Any,
 ) -> str:
-    """A conversation as the text that transformers' `apply_chat_template` makes of it with tokenize=False.
+    """Return a conversation as the text that transformers' `apply_chat_template` makes of it with tokenize=False.
 
     What a message spells stays as it is spelled, so control tokens in it count when the text is encoded.
     """
@@ -90,7 +100,7 @@ def chat_text(
 
 
 def unread_variables(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> list[str]:
-    """Names among `variables`, those of a chat template, that the template does not use, so that they change nothing.
+    """Return the names of variables that a chat template does not use, so that they change nothing.
 
     Errors are those of `render_chat`.
     """
@@ -100,7 +110,7 @@ def unread_variables(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> list
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], end: str, **variables: Any) -> str:
-    """The template's rendering of messages; up to the text of the last one if `end`, a mark, is put after it."""
+    """Render messages by the template; up to the text of the last one if `end`, a mark, is put after it."""
     render_chat = lookup(TEMPLATES, "jinja", "chat_template")
     shown = [*messages[:-1], _marked(messages[-1], end)] if end else messages
     template = tokenizer.template_for(variables.get("tools"))
@@ -109,19 +119,19 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], end: 
 
 
 def _new_end() -> str:
-    """A mark for the end of a message. The space shows whether the template strips messages."""
+    """Return a mark for the end of a message. The space shows whether the template strips messages."""
     return f"1{_nonce()} "
 
 
 def _marked(message: Mapping[str, Any], end: str) -> Mapping[str, Any]:
-    """A message whose text ends with a mark."""
+    """Return a message whose text ends with a mark."""
     if not isinstance(text := message.get("content"), str):
         raise RequestError("the last message has no text that could be continued")
     return {**message, "content": text + end}
 
 
 def _cut(rendered: str, end: str) -> str:
-    """The text before the last mark. Where the template strips messages, so is the last one."""
+    """Return the text before the last mark. Where the template strips messages, the last one is stripped, too."""
     before, found, after = rendered.rpartition(end.rstrip())
     if not found:
         raise RequestError("this model's chat template does not show the last message, so it cannot be continued")
@@ -129,7 +139,7 @@ def _cut(rendered: str, end: str) -> str:
 
 
 def _check_ends_with(text: str, message: Mapping[str, Any]) -> None:
-    """RequestError unless a text ends with that of a message, apart from spaces around it.
+    """Raise RequestError unless a text ends with the text of a message, apart from spaces around it.
 
     A template may move or drop parts of it, such as the reasoning before `</think>`; transformers refuses there too.
     """
@@ -141,10 +151,11 @@ def _check_ends_with(text: str, message: Mapping[str, Any]) -> None:
 
 
 class _Marks:
-    """The marks of one conversation, for a tokenizer with the given control tokens. end: that of the last message."""
+    """The marks of one conversation. control: the tokenizer's control tokens. known: these, and the tokens that the
+    template writes. end: the mark behind the last message.
+    """
 
     def __init__(self, control: Sequence[str], known: Sequence[str]) -> None:
-        """known: control tokens, and those that the template writes."""
         edges = {edge for text in control for edge in (text[0], text[-1]) if not (edge.isalnum() or edge.isspace())}
         firsts = "".join(map(re.escape, edges | {text[0] for text in control}))  # asked first, for speed
         # Tags such as `</think>` are no control tokens and stay as they are: templates look for them in messages.
@@ -156,10 +167,10 @@ class _Marks:
         self._texts: list[str] = []  # what each mark stands for
 
     def put(self, text: str) -> str:
-        return self._pattern.sub(self._mark, text)
+        return self._pattern.sub(lambda found: found[0] if found["tag"] is not None else self._mark(found[0]), text)
 
     def in_message(self, message: Any) -> Any:
-        """A message in whose text, unless it is the assistant's, no token of the template is spelled."""
+        """Return a message in whose text, unless it is the assistant's, no token of the template is spelled."""
         if not isinstance(message, Mapping):
             return message
         if message.get("role") == "assistant":
@@ -167,9 +178,9 @@ class _Marks:
         return {name: value if name == "role" else self.in_value(value) for name, value in message.items()}
 
     def in_value(self, value: Any, depth: int = 0) -> Any:
-        """A value in whose texts and keys, however deep, no token of the template is spelled."""
+        """Return a value in whose texts and keys, however deep, no token of the template is spelled."""
         if isinstance(value, str):
-            return self._known.sub(self._mark_of, value)
+            return self._known.sub(lambda found: self._mark(found[0]), value)
         if isinstance(value, Mapping) and depth < DEEPEST:
             return {self.in_value(name): self.in_value(inner, depth + 1) for name, inner in value.items()}
         if isinstance(value, list | tuple) and depth < DEEPEST:
@@ -177,43 +188,37 @@ class _Marks:
         return value
 
     def _numbers(self, value: Any, depth: int = 0) -> Any:
-        """A value in which each spelled number, however deep, is a mark."""
+        """Return a value in which each spelled number, however deep, is a mark."""
         if isinstance(value, SpelledNumber):
-            return int(self._mark_text(value.spelling))
+            return int(self._mark(value.spelling))
         if isinstance(value, Mapping) and depth < DEEPEST:
             return {name: self._numbers(inner, depth + 1) for name, inner in value.items()}
         if isinstance(value, list | tuple) and depth < DEEPEST:
             return [self._numbers(inner, depth + 1) for inner in value]
         return value
 
-    def _mark(self, found: re.Match[str]) -> str:
-        return found[0] if found["tag"] is not None else self._mark_of(found)
-
-    def _mark_of(self, found: re.Match[str]) -> str:
-        return self._mark_text(found[0])
-
-    def _mark_text(self, text: str) -> str:
+    def _mark(self, text: str) -> str:
         if text not in self._texts:
             self._texts.append(text)
         return f"{self._nonce}{self._texts.index(text):06d}"
 
     def split(self, rendered: str) -> list[str]:
-        """The parts of a rendered text; every second one is what a mark stood for."""
+        """Return the parts of a rendered text; a mark stood for every second one."""
         parts = re.split(rf"{self._nonce}(\d{{6}})", rendered)
         parts[1::2] = [self._texts[int(number)] for number in parts[1::2]]
         return parts
 
 
 def _nonce() -> str:
-    """Digits that no message can hold but by chance."""
+    """Return digits that no message can hold but by chance."""
     return f"{secrets.randbelow(10**DIGITS):0{DIGITS}d}"
 
 
 def _encode_literally(
     tokenizer: Tokenizer, renamed: str, names: Mapping[str, str], contents: Mapping[int, str]
 ) -> list[int]:
-    """Token ids of a text whose control tokens are written with their secret `names`; other spellings, the `contents`
-    of such tokens, are letters.
+    """Return the token ids of a text whose control tokens are written with their secret `names`; other spellings of
+    such tokens, their `contents`, are letters.
     """
     backend = tokenizer.backend
     variant, letters = with_names(backend, names), with_names(for_continuation(backend), names)  # with the same ids
@@ -221,7 +226,7 @@ def _encode_literally(
     added = {variant.token_to_id(names.get(token.content, token.content)): number for number, token in tokens}
 
     def ids_of(number: int) -> list[int]:
-        """The tokenizer's own ids for one of the variant."""
+        """Return the tokenizer's own ids for an id of the variant."""
         if number in added or number not in contents:
             return [added.get(number, number)]
         # Merges can make a control token of its letters where the vocabulary holds it like any other token.
@@ -236,14 +241,14 @@ def _encode_literally(
 
 
 def _spellings(tokenizer: Tokenizer, known: Mapping[str, int]) -> dict[int, str]:
-    """Control tokens by id, without the one that stands for letters that are not in the vocabulary."""
+    """Return control tokens by id, without the one that stands for letters that are not in the vocabulary."""
     unknown = getattr(tokenizer.backend.model, "unk_token", None)
     return {number: content for content, number in known.items() if content != unknown}
 
 
 def _written(tokenizer: Tokenizer, template: str | None) -> dict[str, int]:
-    """Tokens of the form <…> that a template writes, or whose partner it writes, though they are no control tokens:
-    spelling → id.
+    """Return the ids of tokens of the form <…> that are no control tokens, where a template writes them or their
+    partners.
     """
     if template is None:
         return {}
@@ -253,5 +258,5 @@ def _written(tokenizer: Tokenizer, template: str | None) -> dict[str, int]:
 
 
 def _partner(tag: str) -> str:
-    """The closing tag of an opening one, and the other way round."""
+    """Return the closing tag of an opening one, and the other way round."""
     return tag[0] + tag[2:] if tag[1] == "/" else f"{tag[0]}/{tag[1:]}"

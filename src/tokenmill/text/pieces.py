@@ -20,7 +20,7 @@ Prefix = Literal["never", "first", "always"]
 def bpe_backend(
     tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], prefix: Prefix
 ) -> tokenizers.Tokenizer:
-    """BPE over characters with bytes as a last resort."""
+    """Return BPE over characters with bytes as a last resort."""
     merges = _merges_from_scores(tokens, types, scores)
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
     vocabulary = {token: number for number, token in enumerate(tokens)}
@@ -32,11 +32,12 @@ def bpe_backend(
 def unigram_backend(
     tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], prefix: Prefix
 ) -> tokenizers.Tokenizer:
-    """The likeliest pieces that make a text. ValueError for pieces of which `tokenizers` would make other ones.
+    """Return a tokenizer that finds the likeliest pieces of a text. ValueError for pieces of which `tokenizers` would
+    make others.
 
-    It finds pieces of every type in a text, and sentencepiece those of letters alone. So the others are made unlikelier
-    than any letters. That moves the score of letters which the model does not know: it does not matter where they are
-    in no piece, and they stand alone so that no byte piece is found in their spelling.
+    `tokenizers` finds pieces of every type in a text, and sentencepiece finds pieces of letters alone. So all other
+    pieces are made unlikelier than any letters. That moves the score of letters which the model does not know: it does
+    not matter where they are in no piece, and they stand alone so that no byte piece is found in their spelling.
     """
     letters = {token for token, kind in zip(tokens, types, strict=True) if kind in (NORMAL, USER_DEFINED)}
     normal = [token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL]
@@ -59,11 +60,11 @@ def unigram_backend(
 
 
 _NEVER = -1e6
-_OF_SYMBOL = 0.1  # of a symbol of the user, whatever its own (sentencepiece 0.2.3, found by trying)
+_OF_SYMBOL = 0.1  # the score of a symbol of the user, whatever the file says (sentencepiece 0.2.3, found by trying)
 
 
 def _spell_spaces(backend: tokenizers.Tokenizer, prefix: Prefix) -> None:
-    """Spaces as ▁, one more of them where the prefix says so, and back.
+    """Have spaces written as ▁, one more of them where the prefix says so, and read back.
 
     Metaspace alone adds no ▁ to a text that begins with a space, and sentencepiece does. Spelled with another letter
     than the one that stands for spaces by then, it adds one to every text.
@@ -96,7 +97,7 @@ def add_tokens(
 
 
 def _merges_from_scores(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to make a token of two tokens, best token first: what sentencepiece's search does, as a list.
+    """Return every way to make a token of two tokens, best token first: what sentencepiece's search does, as a list.
 
     Control, unknown and byte tokens are not made of letters, and nothing is made of them.
     """

@@ -14,8 +14,9 @@ from tokenizers import pre_tokenizers
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """splits: regular expressions. takes_words: a piece that is a token is taken whole, without asking the merges.
-    begins: where the file has no add_bos_token, a text begins with the begin-of-text token.
+    """A split of texts before the merges. splits: regular expressions. takes_words: a piece that is a token is taken
+    whole, without asking the merges. begins: where the file has no add_bos_token, a text begins with the begin-of-text
+    token.
     """
 
     splits: tuple[str, ...]
@@ -23,7 +24,7 @@ class PreTokenizer:
     begins: bool = False
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        """The splits in order, then bytes spelled as GPT-2's letters."""
+        """Build the splits in order, then the step that spells bytes as GPT-2's letters."""
         steps = [
             pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated", invert=False) for split in self.splits
         ]
@@ -38,7 +39,7 @@ _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 
 
 def _words(digits: str, short: str = _SHORT, word: str = _WORD, marks: str = _MARKS, spaces: str = _SPACES) -> str:
-    """Llama 3's expression and its kin: contractions, letters, digits, punctuation, line ends and spaces."""
+    """Return Llama 3's expression and its kin: contractions, letters, digits, punctuation, line ends and spaces."""
     return "|".join(part for part in (short, word, digits, marks, spaces) if part)
 
 
@@ -46,7 +47,7 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _cased(short: str, digits: str) -> str:
-    """The expression of GPT-4o and Tekken: a word ends where an upper case letter follows a lower case one."""
+    """Return the expression of GPT-4o and Tekken: a word ends where an upper case letter follows a lower case one."""
     first = r"[^\r\n\p{L}\p{N}]?"
     words = f"{first}{_UPPER}*{_LOWER}+{short}|{first}{_UPPER}+{_LOWER}*{short}"
     return _words(digits, "", words, r" ?[^\s\p{L}\p{N}]+[\r\n/]*")

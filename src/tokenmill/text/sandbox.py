@@ -63,16 +63,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.tests = {name: self._metered(test, shallow=name in SHALLOW_TESTS) for name, test in tests.items()}
 
     def compile_bounded(self, source: str) -> Template:
-        """The template with its payments built in; jinja2.TemplateSyntaxError where it is not one."""
+        """Compile a template with its payments built in. jinja2.TemplateSyntaxError for a wrong one."""
         return self.from_string(_with_payments(self.parse(source)))
 
     def render_bounded(self, template: Template, variables: dict[str, Any]) -> str:
-        """The text of a template that `compile_bounded` made, within a budget that grows with the variables."""
+        """Render a template that `compile_bounded` made, within a budget that grows with the variables."""
         self._budget.limit = self._budget.left = BUDGET + BUDGET_PER_INPUT * _deep_size(variables)
         return template.render(variables)
 
     def pay(self, characters: int) -> None:
-        """Take so much from this render's budget."""
+        """Take characters from this render's budget. RequestError when it is spent."""
         self._budget.left -= characters
         if self._budget.left < 0:
             raise RequestError(
@@ -91,7 +91,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Texts, lists and dicts have their methods that make no bytes; other objects what Jinja's sandbox allows."""
+        """Allow texts, lists and dicts their methods that make no bytes; other objects what Jinja's sandbox allows."""
         if isinstance(obj, (str, dict, list, tuple)):
             allowed = attr not in REFUSED_METHODS
         else:
@@ -99,11 +99,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return allowed and super().is_safe_attribute(obj, attr, value)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """`obj[argument]`; a key that is a tuple is hashed all the way down."""
+        """Look up `obj[argument]`, and pay for the argument: a key that is a tuple is hashed all the way down."""
         return super().getitem(obj, self.pay_for(argument))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format`, whose fields may name arguments, but neither parts of them nor widths that are arguments."""
+        """Wrap `str.format`: fields may name arguments, but neither parts of them nor widths that are arguments."""
         if super().wrap_str_format(value) is None or value.__name__ != "format":
             return None
         text = value.__self__
@@ -143,7 +143,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self.binop_table[operator](left, right)
 
     def _metered(self, function: Callable[..., Any], *, shallow: bool, grows: bool = False) -> Callable[..., Any]:
-        """A filter or test that pays. Those of Jinja that want the environment or context get it first."""
+        """Make a filter or test that pays. Jinja's own that want the environment or context get it first."""
         skip = int(hasattr(function, "jinja_pass_arg"))
 
         @wraps(function)
@@ -156,10 +156,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _admit(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, shallow: bool = False, grows: bool = False
     ) -> tuple[Any, ...]:
-        """Pay for arguments and hand them on; the first is what the others are applied to.
+        """Pay for arguments and return them; the others are applied to the first.
 
-        `shallow`: of the first only the outside is read. `grows`: time or result can be as long as the first argument
-        times all others, and times the numbers among them.
+        `shallow`: of the first argument only the outside is read. `grows`: time or result can be as long as the first
+        argument times all others, and times the numbers among them.
         """
         if not shallow:  # what an iterator yields has a size only once it is there
             args = tuple(list(map(self.pay_for, arg)) if isinstance(arg, Iterator) else arg for arg in args)
@@ -171,11 +171,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return args
 
     def _format(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Jinja's `format` filter, through the operator that it stands for."""
+        """Format as Jinja's `format` filter does, through the operator that it stands for."""
         return self.call_binop(None, "%", str(self.pay_for(value)), kwargs or args)
 
     def _sum(self, values: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
-        """Jinja's `sum` filter, one paid addition at a time: over lists it is quadratic."""
+        """Add as Jinja's `sum` filter does, one paid addition at a time: over lists it is quadratic."""
         if attribute is not None:
             values = self.call_filter("map", values, kwargs={"attribute": attribute})
         return reduce(partial(self.call_binop, None, "+"), values, start)
@@ -183,13 +183,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _tojson(
         self, value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
     ) -> str:
-        """JSON as Python writes it; Jinja's filter escapes for HTML. Paid piece by piece: indentation multiplies."""
+        """Write JSON as Python does; Jinja's filter escapes for HTML. Paid piece by piece: indentation multiplies."""
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         return "".join(map(self.pay_for, encoder.iterencode(value)))
 
 
 def _with_payments(tree: nodes.Template) -> nodes.Template:
-    """A template that pays for its bodies at each pass, and for what it reads to its end; changed in place."""
+    """Have a template pay for its bodies at each pass, and for what it reads to its end; it is changed in place."""
     for node in list(tree.find_all(nodes.Node)):
         if isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)):
             # One pass costs a step, its literal text, and a step for every 16 simple nodes.
@@ -217,7 +217,7 @@ def _call(method: str, argument: nodes.Expr) -> nodes.Call:
 
 
 def _shallow_size(value: Any) -> int:
-    """Characters that a value counts for without what lies in it; RequestError for an enormous number."""
+    """Count the characters of a value without what lies in it; RequestError for an enormous number."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
@@ -229,7 +229,7 @@ def _shallow_size(value: Any) -> int:
 
 
 def _deep_size(value: Any, enough: int | None = None) -> int:
-    """Characters in the text of a value, roughly; the walk ends when there are `enough`."""
+    """Count the characters in the text of a value, roughly, and at most until there are `enough`."""
     total, waiting = 0, [value]
     while waiting and (enough is None or total <= enough):
         item = waiting.pop()
@@ -240,7 +240,7 @@ def _deep_size(value: Any, enough: int | None = None) -> int:
 
 
 def _formatted_size(text: str, values: Any, enough: int) -> int:
-    """The largest size of a formatted text: every field as wide as the largest number there, and all values."""
+    """Return the largest size of a formatted text: every field as wide as the largest number there, and all values."""
     widths = [int(digits) for digits in re.findall(r"\d{1,9}", text)]
     if "*" in text:
         widths += [abs(v) for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, int)]

@@ -21,7 +21,7 @@ _MARK = re.compile(r"<\S+>|\[\S+\]")
 
 
 def holds_ranks(file: Path) -> bool:
-    """Whether a file named tokenizer.model is tiktoken's list of bytes and ranks, as Meta's of Llama 3 is."""
+    """Return whether a file named tokenizer.model is tiktoken's list of bytes and ranks, as Llama 3's is."""
     try:
         with file.open("rb") as opened:
             return _RANK.match(opened.read(2**10)) is not None
@@ -30,7 +30,7 @@ def holds_ranks(file: Path) -> bool:
 
 
 def read_sentencepiece(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, TextRules | None]:
-    """The tokenizer of a sentencepiece file, and its rules for texts; None where it changes none.
+    """Return the tokenizer of a sentencepiece file, and its rules for texts; None where it changes no text.
 
     config: tokenizer_config.json, of which `add_prefix_space` and `legacy` count. CheckpointError, with its name, for a
     file that is damaged or of a kind that is not read. ImportError without the package sentencepiece.
@@ -66,7 +66,7 @@ def read_sentencepiece(file: Path, config: Mapping[str, Any]) -> tuple[tokenizer
 
 
 def _check_settings(file: Path, model: Any, kind: str) -> None:
-    """CheckpointError for settings of a sentencepiece model that are not read."""
+    """Raise CheckpointError for settings of a sentencepiece model that are not read."""
     for name, value, allowed in (
         ("model_type", kind, tuple(_BUILDERS)),
         ("treat_whitespace_as_suffix", model.trainer_spec.treat_whitespace_as_suffix, (False,)),
@@ -77,7 +77,7 @@ def _check_settings(file: Path, model: Any, kind: str) -> None:
 
 
 def _prefix(adds: bool, config: Mapping[str, Any]) -> Prefix:
-    """The prefix as transformers 5 reads tokenizer_config.json: `legacy` adds a space after every control token too."""
+    """Read the prefix as transformers 5 does: `legacy` adds a space after every control token too."""
     if config.get("add_prefix_space") is not None:
         adds = bool(config["add_prefix_space"])
     if not adds:

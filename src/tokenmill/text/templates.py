@@ -16,15 +16,14 @@ KEY, NAMES = "tokenizer.chat_template", "tokenizer.chat_templates"  # of GGUF
 
 
 def templates_from_directory(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The templates by name, out of a directory's template files or, where it has none, its tokenizer_config.json,
-    `config`."""
+    """Return the templates of a directory's template files by name; without them, of its tokenizer_config.json."""
     files = {"default": path / FILE} if (path / FILE).is_file() else {}
     files |= {file.name.removesuffix(".jinja"): file for file in sorted((path / FOLDER).glob("*.jinja"))}
     return {name: _text(file) for name, file in files.items()} or _from_config(config.get("chat_template"))
 
 
 def templates_from_gguf(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The templates by name, out of the metadata of a GGUF file."""
+    """Return the templates by name, out of the metadata of a GGUF file."""
     keys = ValueReader(metadata, "GGUF metadata", CheckpointError)
     found = {"default": KEY} if metadata.get(KEY) is not None else {}
     found |= {key.removeprefix(f"{KEY}."): key for key in metadata if key.startswith(f"{KEY}.")}
@@ -32,14 +31,14 @@ def templates_from_gguf(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def templates_to_gguf(default: str | None, named: Mapping[str, str]) -> dict[str, Any]:
-    """The metadata of a GGUF file for these templates."""
+    """Return the metadata of a GGUF file for these templates."""
     keys: dict[str, Any] = {} if default is None else {KEY: default}
     keys |= {f"{KEY}.{name}": template for name, template in named.items()}
     return keys | ({NAMES: list(named)} if named else {})
 
 
 def _from_config(given: Any) -> dict[str, str]:
-    """The templates in a key of tokenizer_config.json: one text, or several as a list of objects or by names."""
+    """Return the templates in a key of tokenizer_config.json: one text, or several as a list of objects or by names."""
     if given is None:
         return {}
     where = "tokenizer_config.json: chat_template"

@@ -20,26 +20,26 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Thinking:
-    """begin, end: the marks around thinking, which stands at the beginning of an answer or nowhere."""
+    """The marks around thinking, which stands at the beginning of an answer or nowhere."""
 
     begin: str
     end: str
 
     def is_open(self, prompt: str) -> bool:
-        """Whether an answer begins inside thinking because the prompt, or its last letters, ends with the mark."""
+        """Return whether an answer begins inside thinking because the prompt, or its end, ends with the mark."""
         return prompt.rstrip().endswith(self.begin)
 
     def is_open_after(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-        """Whether an answer to a prompt begins inside thinking."""
+        """Return whether an answer to a prompt begins inside thinking."""
         return self.is_open(tokenizer.decode(list(prompt[-NUM_LAST:]), skip_special=False))
 
     def marks(self) -> tuple[str, str]:
-        """Both."""
+        """Return both marks."""
         return self.begin, self.end
 
 
 def marks_of(tokenizer: Tokenizer) -> Thinking | None:
-    """The marks in the answers of a model, by the chat templates that it has now; see thinking_of.
+    """Return the marks in the answers of a model, by the chat templates that it has now; see thinking_of.
 
     Where a thought begins and ends is asked here alone: by the server, which splits it off, and by the engine, which
     limits it and begins a constraint behind it.
@@ -48,7 +48,7 @@ def marks_of(tokenizer: Tokenizer) -> Thinking | None:
 
 
 def thinking_of(template: str | None, spellings: Mapping[str, int] = {}) -> Thinking | None:
-    """The marks that a template speaks of; or those that are tokens, where it does not speak of thinking."""
+    """Return the marks that a template speaks of; where it does not speak of thinking, the marks that are tokens."""
     told = template or ""
     found = [begin for begin, end in MARKS.items() if begin in told or (end in told and end != "<|end|>")]
     found += [begin for begin, end in MARKS.items() if begin in spellings and end in spellings]

@@ -84,7 +84,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: Path) -> "Tokenizer | None":
-        """The tokenizer of a model directory; None when it holds no tokenizer at all."""
+        """Read the tokenizer of a model directory; None when it holds no tokenizer at all."""
         values = read_json(path / "tokenizer_config.json")
         if (read := _read_backend(path, values)) is None:
             return None
@@ -122,7 +122,7 @@ class Tokenizer:
         )
 
     def template_for(self, tools: object) -> str | None:
-        """The chat template of a request: the one named "tool_use" for one with tools, as in transformers.
+        """Return the chat template of a request: the one named "tool_use" for one with tools, as in transformers.
 
         RequestError where the model has templates and none of them is meant.
         """
@@ -154,11 +154,11 @@ class Tokenizer:
         return {number: text for text, number in self.backend.get_vocab(with_added_tokens=True).items()}
 
     def is_text(self, ids: Iterable[int]) -> bool:
-        """Whether there is anything but special tokens, so that what follows continues a text."""
+        """Return whether there is anything but special tokens, so that what follows continues a text."""
         return any(number not in self.special_ids for number in ids)
 
     def encode(self, text: str, add_special_tokens: bool = True, *, continues: bool = False) -> list[int]:
-        """Token ids; names of special tokens in the text become those tokens, as in transformers.
+        """Return token ids; names of special tokens in the text become those tokens, as in transformers.
 
         `continues`: the text follows other text, so that no space is put before it.
         """
@@ -176,7 +176,7 @@ class Tokenizer:
             raise RequestError("the prompt is not text in UTF-8: it holds half of a surrogate pair") from error
 
     def prepared(self, text: str, *, special: Iterable[str], continues: bool = False) -> str:
-        """The text that the backend gets: changed by the rules between the names of `special` tokens.
+        """Return the text that the backend gets: changed by the rules between the names of `special` tokens.
 
         RequestError where the changes make such a name of other letters, since it would become that token.
         """
@@ -192,7 +192,7 @@ class Tokenizer:
         return "".join(texts)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, *, continues: bool = False) -> str:
-        """The text of the ids; ids that the tokenizer does not know are left out.
+        """Return the text of the ids; ids that the tokenizer does not know are left out.
 
         `continues`: the ids follow others that are text, so that a space before their first word is kept.
         """
@@ -209,28 +209,28 @@ class Tokenizer:
         return "".join([*texts, backend.decode(run, skip_special_tokens=skip_special)])
 
     def decode_each(self, ids: Iterable[int]) -> list[str]:
-        """The text of each id alone, as if it followed others that are text. Other threads run meanwhile."""
+        """Return the text of each id alone, as if it followed others that are text. Other threads run meanwhile."""
         ids = list(ids)
         texts = self._continuation.decode_batch([[number] for number in ids], skip_special_tokens=False)
         return [self._spelled.get(number, text) for number, text in zip(ids, texts, strict=True)]
 
 
 def _rows_of(model: Mapping[str, Any]) -> int:
-    """How many rows an embedding has, which config.json may say of its text part; 0 where it does not say it."""
+    """Return the rows of the embedding, which config.json may tell in its text part; 0 where it does not tell them."""
     inner = model.get("text_config")
     rows = inner.get("vocab_size") if isinstance(inner, dict) else model.get("vocab_size")
     return rows if type(rows) is int else 0
 
 
 def _encoded(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
-    """A long text as a batch of one, since only there does the library let other threads run meanwhile."""
+    """Encode a text; a long one as a batch of one, since only there the library lets other threads run meanwhile."""
     if len(text) < LONG:
         return backend.encode(text, add_special_tokens=add_special_tokens)
     return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object, empty when there is no such file."""
+    """Read a JSON object; return an empty one when there is no such file."""
     if not file.is_file():
         return {}
     try:
@@ -257,8 +257,8 @@ def _read_backend(path: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tok
 
 
 def _convert(path: Path, name: str, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, TextRules | None]:
-    """A sentencepiece file is read as it is; transformers is asked for the added tokens and for what is put around a
-    text. Of other files it makes all.
+    """Read a sentencepiece file as it is, with the added tokens and what is put around a text as transformers tells
+    them. Any other file is converted by transformers.
     """
     file = path / name
     try:

@@ -44,7 +44,7 @@ _REGISTERED: Mapping[str, str] = MappingProxyType(
 _REGISTERED_COUNTS = ("qwen2",)  # whatever class the file names
 # Classes that put a space before a text where `add_prefix_space` says so, and only there.
 _BYTE_LEVEL = frozenset("CodeGenTokenizer CohereTokenizer GPT2Tokenizer GPTNeoXTokenizer Qwen2Tokenizer".split())
-_SENTENCEPIECE = frozenset("CodeLlamaTokenizer LlamaTokenizer".split())  # the same; they do so unless it says no
+_SENTENCEPIECE = frozenset("CodeLlamaTokenizer LlamaTokenizer".split())  # classes that put one unless it says no
 
 # The tokens that a class has where a file does not name its own, if they are in the vocabulary.
 _ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
@@ -72,7 +72,7 @@ _SWITCHES = """add_bos_token add_eos_token clean_up_tokenization_spaces do_basic
     fix_mistral_regex from_slow is_local keep_accents legacy local_files_only remove_space return_token_type_ids
     spaces_between_special_tokens split_special_tokens strip_accents suffix_first tokenize_chinese_chars trim_offsets
     trust_remote_code use_default_system_prompt use_fast verbose""".split()
-# They say how many tokens, on which side, of which files, for whom, or something of chats that is read elsewhere.
+# These keys say how many tokens, on which side, of which files, for whom, or something of chats that is read elsewhere.
 # `add_bos_token` and `add_eos_token` change nothing beside a tokenizer.json, which says what is put around a text.
 _HARMLESS = frozenset(
     """add_generation_prompt added_tokens_file additional_chat_templates auto_map backend cache_dir chat_control_tokens
@@ -86,7 +86,7 @@ _HARMLESS = frozenset(
     vocab_size""".split()
 )
 # Settings of classes that do not read a tokenizer.json of a decoder, and arguments of other calls, of reading a model
-# and of encoding, which transformers 4 wrote down beside those of the tokenizer.
+# and of encoding, which transformers 4 wrote down beside the tokenizer's settings.
 _OF_OTHERS = frozenset(
     """extra_ids mode never_split num_image_tokens num_img_tokens wordpieces_prefix
     _attn_implementation _from_pipeline _name_or_path architectures attn_implementation code_revision dtype
@@ -125,8 +125,7 @@ def read_tokenizer_config(
     is_byte_level: bool = False,
     is_token: Callable[[str], bool] = lambda _: False,
 ) -> TokenizerConfig:
-    """The config that these two files hold. CheckpointError for a key that is not known and for a value of another
-    type.
+    """Read the config that these two files hold. CheckpointError for an unknown key, and for a value of another type.
 
     model_type: of config.json. is_byte_level: whether a tokenizer.json has tokens of GPT-2's letters for bytes.
     is_token: whether a text is in its vocabulary.
@@ -175,7 +174,7 @@ def _is_harmless(key: str) -> bool:
 
 
 def _class_of(model_type: object, declared: str | None, is_byte_level: bool) -> str:
-    """The class that transformers' AutoTokenizer takes for a tokenizer.json."""
+    """Return the class that transformers' AutoTokenizer takes for a tokenizer.json."""
     registered = _REGISTERED.get(model_type) if isinstance(model_type, str) else None
     declared = None if declared is None else declared.removesuffix("Fast")
     if declared is None:
@@ -188,7 +187,7 @@ def _class_of(model_type: object, declared: str | None, is_byte_level: bool) -> 
 
 
 def _token(reader: ValueReader, key: str, given: Any) -> tokenizers.AddedToken | None:
-    """A token as a text, or as an object with its flags."""
+    """Read a token: a text, or an object with its flags."""
     if given is None or given == "":
         return None
     if isinstance(given, str):
@@ -202,12 +201,12 @@ def _token(reader: ValueReader, key: str, given: Any) -> tokenizers.AddedToken |
 
 
 def _model_tokens(values: Mapping[str, Any]) -> list[str]:
-    """The keys of tokens that only some models have."""
+    """Return the keys of tokens that only some models have."""
     return [key for key, value in values.items() if _MODEL_TOKEN.fullmatch(key) and isinstance(value, str | dict)]
 
 
 def _named(reader: ValueReader) -> dict[str, tokenizers.AddedToken]:
-    """Special tokens with names of their own, such as image_token."""
+    """Return special tokens with names of their own, such as image_token."""
     found: dict[str, tokenizers.AddedToken] = {}
     for key in ("extra_special_tokens", "model_specific_special_tokens"):
         if isinstance(given := reader.take(key, None), dict):
@@ -216,7 +215,7 @@ def _named(reader: ValueReader) -> dict[str, tokenizers.AddedToken]:
 
 
 def _listed(reader: ValueReader) -> list[tokenizers.AddedToken]:
-    """Special tokens without a name."""
+    """Return special tokens without a name."""
     found = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
         given = reader.take(key, None) or []
@@ -229,7 +228,7 @@ def _listed(reader: ValueReader) -> list[tokenizers.AddedToken]:
 
 
 def _declared(reader: ValueReader) -> tuple[tokenizers.AddedToken, ...]:
-    """The entries of `added_tokens_decoder`, in the order of their ids."""
+    """Return the entries of `added_tokens_decoder`, in the order of their ids."""
     given = reader.take("added_tokens_decoder", None) or {}
     if not isinstance(given, dict) or not all(re.fullmatch(r"[0-9]{1,9}", number) for number in given):
         raise CheckpointError(f"{reader.where}: added_tokens_decoder = {brief(given)} must map token ids to tokens")

@@ -34,7 +34,7 @@ _found: WeakKeyDictionary[Tokenizer, tuple[tuple[str, ...], TurnRules]] = WeakKe
 
 
 def turns_of(tokenizer: Tokenizer) -> TurnRules:
-    """The turns that the chat template of a tokenizer takes."""
+    """Return the turns that the chat template of a tokenizer takes."""
     known = _found.get(tokenizer)
     if known is None or known[0] != tokenizer.templates:
         users, answers = _text(tokenizer, FIRST, SECOND), _text(tokenizer, FIRST, ANSWER, MORE)
@@ -55,7 +55,7 @@ def _takes_system_inside(tokenizer: Tokenizer) -> bool:
 
 
 def _is_inserted(plain: str, told: str) -> bool:
-    """Whether a text is another one with the system's words put into it, after the first turn."""
+    """Return whether a text is another one with the system's words put into it, after the first turn."""
     if told.count(TOLD) != 1 or plain.count(ASKED) != 1:
         return False
     end = plain.index(ASKED) + len(ASKED)
@@ -70,7 +70,7 @@ def _is_inserted(plain: str, told: str) -> bool:
 
 
 def _text(tokenizer: Tokenizer, *messages: dict[str, str]) -> str | None:
-    """A conversation's text; None where the template refuses it."""
+    """Return a conversation's text; None where the template refuses it."""
     try:
         return chat_text(tokenizer, messages, add_generation_prompt=False)
     except TokenmillError:

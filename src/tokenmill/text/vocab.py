@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 MAX_TOKEN = 1024  # characters; the longest published tokens are runs of some hundred spaces
 MODEL, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
-NO_VOCABULARY = ("none", "no_vocab")  # its values where the file has none
+NO_VOCABULARY = ("none", "no_vocab")  # values of MODEL in a file without a vocabulary
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 # Tokens that end a text or a turn whatever the metadata says, and those that a model for code writes where a file or a
@@ -64,12 +64,14 @@ _PHI_3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
-    """Whether GGUF metadata hold a vocabulary; a file may say that it has none."""
+    """Return whether GGUF metadata hold a vocabulary; a file may say that it has none."""
     return TOKENS in metadata or metadata.get(MODEL, "none") not in NO_VOCABULARY
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that GGUF metadata describe; CheckpointError where they are incomplete, or of an unknown kind."""
+    """Return the tokenizer that GGUF metadata describe. CheckpointError where they are incomplete or of an unknown
+    kind.
+    """
     keys = ValueReader(metadata, "GGUF metadata", CheckpointError, "tokenizer.")
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     build = builders[model := keys.expect("ggml.model", ..., *builders)]
@@ -105,7 +107,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """The ids that end a text: those that keys of the metadata name, then tokens of a well-known spelling.
+    """Return the ids that end a text: ids that keys of the metadata name, then tokens of a well-known spelling.
 
     Of a file that gives its tokens types, only control and user-defined ones: other letters may happen to be there, as
     in Qwen's `</s>`, and Gemma has that one among its user-defined HTML tags.
@@ -128,7 +130,7 @@ def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def _tokens(keys: ValueReader) -> list[str]:
-    """Every token's text; an empty one gets a name, since it can stand in no text."""
+    """Return every token's text; an empty one gets a name, since it can stand in no text."""
     tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(keys.entries("ggml.tokens", str))]
     longest = max(map(len, tokens), default=0)
     if not 0 < longest <= MAX_TOKEN:
@@ -139,7 +141,7 @@ def _tokens(keys: ValueReader) -> list[str]:
 
 
 def _named_ids(keys: ValueReader, model: str, count: int) -> dict[str, int]:
-    """The ids that have a name, by it."""
+    """Return the ids that have a name, by their names."""
     found = {name: number for name, number in _DEFAULT_IDS.get(model, {}).items() if number < count}
     for name in ("bos", *_ENDS):
         number = keys.count(f"ggml.{name}_token_id", None, 0, count - 1)
@@ -154,7 +156,7 @@ def _named_ids(keys: ValueReader, model: str, count: int) -> dict[str, int]:
 
 
 def _types(keys: ValueReader, tokens: Sequence[str], ids: Mapping[str, int], model: str) -> list[int]:
-    """Every token's type. Where the file gives none, what sentencepiece has; marks of a known spelling are control."""
+    """Return every token's type; where the file has none, sentencepiece's. Marks of a known spelling are control."""
     given = keys.take("ggml.token_type", None)
     types = (
         [NORMAL] * len(tokens) if given is None else [int(kind) for kind in _numbers(keys, "ggml.token_type", tokens)]
@@ -176,13 +178,13 @@ def _types(keys: ValueReader, tokens: Sequence[str], ids: Mapping[str, int], mod
 
 
 def _stripping(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[str]:
-    """The added tokens that take the spaces after them: Phi 3's, which llama.cpp knows by the model's name."""
+    """Return the added tokens that take the spaces after them: Phi 3's, which llama.cpp knows by the model's name."""
     name = str(metadata.get("general.name", "")).lower()
     return [token for token in tokens if token not in _PHI_3_KEEPS] if "phi-3" in name or "phi3" in name else []
 
 
 def _byte_level(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
-    """The tokenizer, and whether its texts begin with the begin-of-text token by default."""
+    """Return the tokenizer, and whether its texts begin with the begin-of-text token by default."""
     if (given := keys.take("ggml.pre", None)) in (None, "default"):
         log.warning(
             "tokenizer.ggml.pre is %s: texts are split as llama.cpp splits them then, which may not be what the model "
@@ -207,13 +209,13 @@ def _byte_level(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """The two tokens of a merge, which a space divides; a token may begin with one."""
+    """Return the two tokens of a merge, which a space divides; a token may begin with one."""
     left, _, right = merge[1:].partition(" ")
     return merge[:1] + left, right
 
 
 def _sentencepiece(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
-    """See _byte_level; such texts do begin with it."""
+    """See _byte_level; such texts do begin with that token."""
     scores = [0.0] * len(tokens)
     if keys.take("ggml.scores", None) is not None:
         scores = _numbers(keys, "ggml.scores", tokens)
@@ -224,7 +226,7 @@ def _sentencepiece(keys: ValueReader, tokens: list[str], types: list[int]) -> tu
 
 
 def _numbers(keys: ValueReader, key: str, tokens: Sequence[str]) -> list[Any]:
-    """One number per token; what is there beyond is left over."""
+    """Return one number per token; further ones are left over."""
     values = keys.take(key)
     are_numbers = isinstance(values, list) and all(type(v) in (int, float) and not math.isnan(v) for v in values)
     if not are_numbers or len(values) < len(tokens):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tokenmill.text.tools.values import json_of_literal, json_of_text, json_of_value
+from tokenmill.text.tools.kinds import json_of_literal, json_of_text, json_of_value
 
 LITERALS = [
     "1",

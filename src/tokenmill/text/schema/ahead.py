@@ -6,6 +6,7 @@ terminals of llguidance's Lark they stand beside each other with & and ~.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from tokenmill.text.schema.charset import letters
@@ -31,7 +32,7 @@ _END_OR_LINE = Times(Set(letters("\n")), 0, 1)  # where $ may be: Python's is be
 
 @dataclass(frozen=True)
 class _Both:
-    """The texts of a node that are texts of another one, too, or are none of it."""
+    """The texts of a node that are texts of another node, too; if is_negative, the texts of the node that are not."""
 
     node: "_Made"
     other: "_Made"
@@ -49,7 +50,7 @@ class _Place(NamedTuple):
 
 
 def spelled(text: str) -> str:
-    """The expression of a schema, as `of_schema` writes it; if it looks ahead, as terminals have to be made of it."""
+    """Write the expression of a schema as `of_schema` does; if it looks ahead, as terminals are made of it."""
     if not has_look(read(text)):
         return of_schema(text)
     _made(text)
@@ -57,19 +58,19 @@ def spelled(text: str) -> str:
 
 
 def looks(text: str) -> bool:
-    """Whether an expression that `spelled` has written looks ahead, so that it is for terminals."""
+    """Return whether an expression that `spelled` has written looks ahead, so that it is for terminals."""
     return "(?=" in text or "(?!" in text
 
 
 def terminal(text: str, *, is_json: bool = True) -> str:
-    """An expression in Lark for the texts in which an expression matches something: as JSON writes them, without their
-    quotes, or as they stand.
+    """Write an expression in Lark for the texts in which an expression matches something: as JSON writes them, without
+    their quotes, or as they stand.
     """
     return _lark(_made(text), in_json if is_json else plain)
 
 
 def whole_terminal(text: str) -> str:
-    """An expression in Lark for the texts that an expression matches from their first letter to their last."""
+    """Write an expression in Lark for the texts that an expression matches from their first letter to their last."""
     return _lark(_made(text, is_whole=True), plain)
 
 
@@ -85,7 +86,7 @@ def _made(text: str, is_whole: bool = False) -> _Made:
 
 
 def _before(node: Node, behind: _Made, place: _Place) -> _Made:
-    """The texts of a node and what is behind it."""
+    """Return the texts of a node and what is behind it."""
     if not has_look(node):
         return _row(node, behind)
     if isinstance(node, Look):
@@ -108,7 +109,7 @@ def _before(node: Node, behind: _Made, place: _Place) -> _Made:
 
 
 def _begun(look: Look, place: _Place) -> _Made:
-    """The texts that begin with what is looked for."""
+    """Return the texts that begin with what is looked for."""
     inner, found = place._replace(is_wide=place.is_wide != look.is_negative), list[_Made]()
     for (begin, end), node in variants(look.part).items():
         if begin and not place.at_start:
@@ -136,7 +137,7 @@ def _inner(node: _Made) -> "tuple[_Made, ...]":
 
 
 def _size(node: _Made) -> int:
-    """The number of nodes, of which some are there several times."""
+    """Count the nodes, each as often as it is there."""
     known: dict[int, int] = {}
 
     def size(it: _Made) -> int:
@@ -160,13 +161,7 @@ def _lark(node: _Made, of_text: Callable[[Node], str]) -> str:
     assert isinstance(node, Chain | OneOf)  # a repetition has no _Both in it
     if isinstance(node, OneOf):
         return f"({' | '.join(_lark(part, of_text) for part in node.parts)})"
-    words, plain_parts = list[str](), list[Node]()
-    for part in node.parts:
-        if not _has_both(part):
-            plain_parts.append(part)
-            continue
-        words += [_lark(Chain(tuple(plain_parts)), of_text)] if plain_parts else []
-        words.append(_lark(part, of_text))
-        plain_parts = []
-    words += [_lark(Chain(tuple(plain_parts)), of_text)] if plain_parts else []
+    words = list[str]()
+    for has_both, parts in groupby(node.parts, _has_both):
+        words += [_lark(part, of_text) for part in (parts if has_both else (Chain(tuple(parts)),))]
     return f"({' '.join(words)})"

@@ -1,4 +1,4 @@
-"""Whether no value fits two schemas: then a `oneOf` of them says what an `anyOf` says."""
+"""The test whether no value fits two schemas: then a `oneOf` of them says what an `anyOf` says."""
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -11,8 +11,8 @@ _DEEPEST = 8  # parts inside of parts that are looked at
 
 
 def is_apart(options: list[Any], root: Mapping[str, Any], *, depth: int = 0) -> bool:
-    """Whether no value fits two of these schemas, as far as types, named values, bounds, lengths, and the properties
-    and items that there must be tell. References lead into the root.
+    """Return whether no value fits two of these schemas, as far as types, named values, bounds, lengths, and required
+    properties and items tell. References lead into the root.
     """
     try:
         found = [cases((each,), root, lenient=True) for each in options]
@@ -23,7 +23,7 @@ def is_apart(options: list[Any], root: Mapping[str, Any], *, depth: int = 0) -> 
             for one in part
             for two in other
         )
-    except (MergeError, TypeError, AttributeError, ValueError):  # what is wrong with it is said by who reads it
+    except (MergeError, TypeError, AttributeError, ValueError):  # whoever reads the schema says what is wrong with it
         return False
 
 
@@ -41,7 +41,7 @@ def _are_apart(one: Case, other: Case, root: Mapping[str, Any], depth: int) -> b
 def _named_apart(
     left: list[Any] | None, right: list[Any] | None, one: tuple[list[str], bool], other: tuple[list[str], bool]
 ) -> bool:
-    """Whether values that are named on one side, or on both, are none that the other side has."""
+    """Return whether no value that one side names, or both sides name, fits the other side."""
     if left is not None and right is not None:
         return not any(same(each, value) for each in left for value in right)
     types, is_integer = other if right is None else one
@@ -56,7 +56,7 @@ def _is_of(value: Any, types: list[str], is_integer: bool) -> bool:
 def _of_kind_apart(
     kind: str, one: Case, other: Case, root: Mapping[str, Any], depth: int, are_integers: tuple[bool, bool]
 ) -> bool:
-    """Whether no value of a type fits both."""
+    """Return whether no value of a type fits both."""
     both = (*one, *other)
     if kind == "number":
         numbers = Numbers(is_integer=any(are_integers))
@@ -86,7 +86,7 @@ def _given(case: Case, key: str) -> list[int]:
 
 
 def _objects_apart(one: Case, other: Case, root: Mapping[str, Any], depth: int) -> bool:
-    """Whether a property that there must be on one side is not possible on the other, or is another value there."""
+    """Return whether a required property is impossible on the other side, or is another value there."""
     names = {*_required(one), *_required(other)}
     if any(_is_forbidden(case, name) for name in names for case in (one, other)):
         return True
@@ -94,7 +94,7 @@ def _objects_apart(one: Case, other: Case, root: Mapping[str, Any], depth: int) 
 
 
 def _arrays_apart(both: Case, one: Case, other: Case, root: Mapping[str, Any], depth: int) -> bool:
-    """Whether an item that there must be on both sides is another value on the other."""
+    """Return whether an item that both sides require is another value on each."""
     least = max(_given(both, "minItems"), default=0)
     return any(
         is_apart([{"allOf": _items(case, at)} for case in (one, other)], root, depth=depth + 1)
@@ -128,6 +128,6 @@ def _is_forbidden(case: Case, name: str) -> bool:
 
 
 def _all(case: Case, name: str) -> dict[str, Any]:
-    """A schema of what a case says about a property by its name."""
+    """Return a schema of what a case says about a property by its name."""
     found = [each["properties"][name] for each in case if name in (each.get("properties") or {})]
     return {"allOf": found}

@@ -12,14 +12,13 @@ Ranges = tuple[tuple[int, int], ...]
 """Code points, as pairs of the first and the last one; in order, and apart from each other. Surrogates are in none."""
 
 _SURROGATES = (0xD800, 0xDFFF)
-_ALL = ((0, 0xD7FF), (0xE000, sys.maxunicode))
 _KEPT = 512  # sets, most of which are one character
 _MOST_FOLDED = 0x3000  # code points of a set whose other cases are looked up one by one
 _SHORT = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
 
 
 def ranges_of(pairs: Iterable[tuple[int, int]]) -> Ranges:
-    """The ranges of these pairs, put in order."""
+    """Return the ranges of these pairs, put in order."""
     found = list[tuple[int, int]]()
     for first, last in sorted(pairs):
         if found and first <= found[-1][1] + 1:
@@ -36,7 +35,7 @@ def ranges_of(pairs: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def inverted(ranges: Ranges) -> Ranges:
-    """All other characters."""
+    """Return all other characters."""
     found, at = [], 0
     for first, last in ranges:
         found.append((at, first - 1))
@@ -45,36 +44,36 @@ def inverted(ranges: Ranges) -> Ranges:
 
 
 def common(one: Ranges, other: Ranges) -> Ranges:
-    """The characters of both."""
+    """Return the characters of both."""
     return inverted(ranges_of((*inverted(one), *inverted(other))))
 
 
 def without(one: Ranges, other: Ranges) -> Ranges:
-    """The characters of the first that are none of the second."""
+    """Return the characters of the first set that are not in the second."""
     return common(one, inverted(other))
 
 
 @lru_cache(_KEPT)
 def letters(text: str) -> Ranges:
-    """The set of these characters."""
+    """Return the set of these characters."""
     return ranges_of((ord(each), ord(each)) for each in text)
 
 
 def folded(ranges: Ranges) -> Ranges:
-    """The characters of a set and their other cases. Of large sets those of ASCII alone."""
+    """Return the characters of a set and their other cases; of a large set the other cases of ASCII alone."""
     few = ranges if sum(last - first + 1 for first, last in ranges) <= _MOST_FOLDED else common(ranges, ((0, 127),))
     cases = (case for first, last in few for code in range(first, last + 1) for case in _cases(chr(code)))
     return ranges_of((*ranges, *((ord(each), ord(each)) for each in cases)))
 
 
 def _cases(letter: str) -> list[str]:
-    """The other case of a letter, where it is one character and its other case is this letter again."""
+    """Return the other case of a letter, where it is one character and its other case is this letter again."""
     return [
         each for each in (letter.lower(), letter.upper()) if len(each) == 1 and letter in (each.upper(), each.lower())
     ]
 
 
-ANY = ranges_of(_ALL)
+ANY = ranges_of(((0, sys.maxunicode),))
 DIGITS = ((0x30, 0x39),)
 WORDS = letters("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 LINES = letters("\n\r\u2028\u2029")
@@ -84,7 +83,9 @@ _SHORTEST_GAP = 16
 
 @lru_cache(maxsize=8)
 def kind(letter: str, is_wide: bool = False) -> Ranges:
-    r"""The set of \d, \w, \s or their opposites: what both ECMA-262 and Python take; is_wide: what either takes."""
+    r"""Return the set of \d, \w, \s or their opposites, of which both ECMA-262 and Python take each character; is_wide:
+    of which either does.
+    """
     if letter.isupper():
         return inverted(kind(letter.lower(), not is_wide))
     if not is_wide:
@@ -102,7 +103,7 @@ def kind(letter: str, is_wide: bool = False) -> Ranges:
 
 @lru_cache(_KEPT)
 def written(ranges: Ranges) -> str:
-    """A set in the syntax of Rust's expressions."""
+    """Write a set in the syntax of Rust's expressions."""
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return escaped(ranges[0][0])
     if not ranges:
@@ -113,14 +114,14 @@ def written(ranges: Ranges) -> str:
 
 
 def members(ranges: Ranges) -> str:
-    """The characters of a set, as they stand between its brackets."""
+    """Write the characters of a set, as they stand between its brackets."""
     return "".join(map(_range, ranges))
 
 
 @lru_cache(_KEPT)
 def quoted(ranges: Ranges) -> str:
-    """A set, each of whose characters is written as it stands in a text of JSON. The one spelling is that of Python's
-    json, with which U+007F is escaped as well.
+    """Write a set, each of whose characters stands as in a text of JSON. The one spelling is Python's json's, with
+    which U+007F is escaped as well.
     """
     plain = without(ranges, ESCAPED)
     parts = [written(plain)] if plain else []
@@ -139,7 +140,7 @@ ESCAPED = ranges_of(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F)))
 
 
 def escaped(code: int) -> str:
-    """One character, which is no operator in a set or outside of it, nor the end of a terminal."""
+    """Write one character so that it is no operator in a set or outside of it, nor the end of a terminal."""
     letter = chr(code)
     if letter.isascii() and letter.isalnum():
         return letter

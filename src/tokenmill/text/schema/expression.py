@@ -2,7 +2,7 @@ r"""Regular expressions as schemas have them, ECMA-262's and Python's, read into
 
 llguidance has the syntax of Rust's library, in which sets have operators ([, &&, --, ~~), and \d, \w, \s and a dot are
 other characters. So an expression is read here, and written with each set spelled out. Where the two dialects differ,
-that which fits by both is written.
+the expression that is written holds for texts that fit by both.
 """
 
 import re
@@ -28,14 +28,14 @@ class PatternError(ValueError):
 
 @dataclass(frozen=True)
 class Set:
-    """One character of these."""
+    """One character of a set."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True)
 class Property:
-    r"""One character of these or with one of these properties of Unicode, \p{…} or \P{…}; negated: one without."""
+    r"""One character of a set or with one of these properties of Unicode, \p{…} or \P{…}; negated: any other one."""
 
     ranges: Ranges
     names: tuple[str, ...]
@@ -51,14 +51,14 @@ class Chain:
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of several."""
+    """One of several parts."""
 
     parts: "tuple[Node, ...]"
 
 
 @dataclass(frozen=True)
 class Times:
-    """A part, as often as from least to most; None: without a limit."""
+    """A part, repeated from least to most times; None: without a limit."""
 
     part: "Node"
     least: int
@@ -86,7 +86,7 @@ ANYTHING = Times(Set(ANY), 0, None)
 
 
 def has_look(node: Node) -> bool:
-    """Whether an expression looks ahead."""
+    """Return whether an expression looks ahead."""
     parts = node.parts if isinstance(node, Chain | OneOf) else (node.part,) if isinstance(node, Times) else ()
     return isinstance(node, Look) or any(map(has_look, parts))
 
@@ -106,8 +106,8 @@ _MOST_OPEN = 150  # groups, one in the other
 
 
 class _Flags(NamedTuple):
-    """What changes the meaning of parts. is_wide: sets have what belongs to them in either dialect, as what must not
-    follow.
+    """The flags that change the meaning of parts. is_wide: sets have what belongs to them in either dialect, as in a
+    part that must not follow.
     """
 
     folds: bool = False
@@ -125,19 +125,19 @@ def read(text: str) -> Node:
 
 
 def _joined(pair: re.Match[str]) -> str:
-    """Two halves of a character beyond U+FFFF."""
+    """Write two halves of a character beyond U+FFFF as one."""
     high, low = int(pair[1], 16), int(pair[2], 16)
     return f"\\u{{{0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00):x}}}"
 
 
 class _Reader:
-    """Reads an expression from its first letter to its last."""
+    """A reader of an expression from its first letter to its last."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
 
     def choice(self, flags: _Flags, depth: int) -> Node:
-        """Several rows, up to the end or to a bracket."""
+        """Read several rows, up to the end or to a bracket."""
         if depth > _MOST_OPEN:
             raise PatternError(f"more than {_MOST_OPEN} groups are open at one place")
         found = list[Node]()
@@ -149,7 +149,7 @@ class _Reader:
             self.at += 1
 
     def _row(self, flags: _Flags, depth: int) -> tuple[Node, _Flags]:
-        """Parts one after the other, and the flags behind them."""
+        """Read parts one after the other; return them, and the flags behind them."""
         parts = list[Node]()
         while self.at < len(self.text) and self.text[self.at] not in "|)":
             found = _TOKEN.match(self.text, self.at)
@@ -169,14 +169,16 @@ class _Reader:
         return (parts[0] if len(parts) == 1 else Chain(tuple(parts))), flags
 
     def _group(self, mark: str, flags: _Flags, depth: int) -> tuple[Node | None, _Flags]:
-        """A group behind its mark, or the flags that it sets; the flags behind it."""
+        """Read a group behind its mark, or the flags that it sets; return the group, and the flags behind it."""
         if mark.startswith("?#"):
             return None, flags
         named = re.fullmatch(r"\?(?:P?<\w+>)", mark)
         set_here = re.fullmatch(r"\?([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)])", mark)
         looks = mark in ("?=", "?!")
+        if mark in ("?<=", "?<!"):
+            raise PatternError(f"look-behind, as ({mark} is, is not possible: an expression does not look back")
         if mark and not named and not set_here and not looks:
-            self._refuse_mark(mark)
+            raise PatternError(f"({mark} is not possible")
         inner = flags._replace(is_wide=flags.is_wide != (mark == "?!"))
         if set_here:
             if unknown := set(set_here[1] + (set_here[2] or "")) - set("isuaL"):
@@ -194,13 +196,8 @@ class _Reader:
         self.at += 1
         return (Look(made, mark == "?!") if looks else made), flags
 
-    def _refuse_mark(self, mark: str) -> None:
-        if mark in ("?<=", "?<!"):
-            raise PatternError(f"look-behind, as ({mark} is, is not possible: an expression does not look back")
-        raise PatternError(f"({mark} is not possible")
-
     def _set(self, flags: _Flags) -> Node:
-        """A set of characters behind its bracket. No operators, no classes with names: a [ is itself."""
+        """Read a set of characters behind its bracket. No operators, no classes with names: a [ is itself."""
         begin, negated = self.at, self.text.startswith("^", self.at)
         self.at += negated
         pairs, properties = list[tuple[int, int]](), list[str]()
@@ -222,7 +219,7 @@ class _Reader:
         return Set(inverted(ranges) if negated else ranges)
 
     def _last(self, first: int) -> int:
-        """The last character of a range that may begin with this one; the same character where none begins."""
+        """Read the last character of a range that may begin with this one; return this one where no range begins."""
         begin = self.at
         if not self.text.startswith("-", begin) or self.text[begin + 1 : begin + 2] in ("", "]"):
             return first
@@ -236,7 +233,7 @@ class _Reader:
         return last
 
     def _member(self, is_wide: bool) -> "int | Ranges | str":
-        """A member of a set: the number of a character, a set, or the text of a property. is_wide: see _Flags."""
+        """Read a member of a set: the number of a character, a set, or the text of a property. is_wide: see _Flags."""
         if self.text[self.at] != "\\":
             self.at += 1
             return ord(self.text[self.at - 1])
@@ -250,7 +247,7 @@ class _Reader:
         return 8 if escape == "b" else _code(found)
 
     def _atom(self, found: re.Match[str], flags: _Flags) -> Node:
-        """A character, a set that is told by one, or an edge of the text."""
+        """Return a character, a set that is told by one, or an edge of the text."""
         if found["plain"] in ("^", "$"):
             return Edge(found["plain"] == "^")
         if found["plain"] == ".":
@@ -269,7 +266,7 @@ class _Reader:
 
 
 def _times(part: Node, found: re.Match[str]) -> Node:
-    """A part that is repeated. Few or many makes no difference to the texts that fit."""
+    """Repeat a part. Few or many makes no difference to the texts that fit."""
     if isinstance(part, Edge | Look):
         raise PatternError(f"{found[0]} behind ^, $ or look-ahead is not possible")
     if found["lazy"] == "+":
@@ -287,7 +284,7 @@ def _times(part: Node, found: re.Match[str]) -> Node:
 
 
 def _code(found: re.Match[str]) -> int:
-    """The number of a character that is written with a backslash."""
+    """Return the number of a character that is written with a backslash."""
     if found["control"]:
         return ord(found["control"]) & 31
     if digits := found["hex"] or found["code"] or found["long"] or found["python"]:

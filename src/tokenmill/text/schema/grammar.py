@@ -1,4 +1,4 @@
-"""A grammar of a whole schema, for those with parts that llguidance reads otherwise than they are meant.
+"""A grammar of a whole schema, for schemas with parts that llguidance reads otherwise than they are meant.
 
 Whether it does is told by the keywords. Numbers, objects and arrays are written as rules here; texts, and parts without
 such numbers, are left to llguidance.
@@ -39,14 +39,15 @@ class JsonStyle:
 
     @property
     def is_lenient(self) -> bool:
-        """Whether keywords that are not enforced are passed over."""
+        """Return whether keywords that are not enforced are passed over."""
         return bool(self.options.get("lenient"))
 
 
 def rules_of(schema: Mapping[str, Any], prefix: str, style: JsonStyle) -> tuple[str, Mapping[str, str]] | None:
-    """The name of the first rule and all rules in Lark; None where llguidance reads the schema as it is.
+    """Return the name of the first rule and all rules in Lark; None where llguidance reads the schema as it is.
 
-    schema: as `spelled` has it. prefix: of the names of rules. ValueError, in words, for one that cannot be.
+    schema: as `spelled` has it. prefix: of the names of rules. ValueError, in words, for a schema of which there are
+    none.
     """
     rules = Rules(prefix)
     try:
@@ -64,7 +65,7 @@ def rules_of(schema: Mapping[str, Any], prefix: str, style: JsonStyle) -> tuple[
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas inside a schema."""
+    """Yield the schemas inside a schema."""
     for key in dict.fromkeys((*MAPS, *LISTS, *SINGLE)):
         inner = schema.get(key)
         if isinstance(inner, Mapping) and key in MAPS:
@@ -76,7 +77,7 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _is_misread(schema: Any) -> bool:
-    """Whether a schema, or one inside it, says what llguidance does not read so."""
+    """Return whether llguidance reads a schema, or one inside it, otherwise than it is meant."""
     waiting, num_steps, num_parts = [schema], 0, 0
     while waiting:
         each = waiting.pop()
@@ -93,7 +94,7 @@ def _is_misread(schema: Any) -> bool:
 
 
 def _counts_names(schema: Mapping[str, Any]) -> bool:
-    """Whether the number of properties depends on others than those that must be there."""
+    """Return whether the number of properties depends on others than the required ones."""
     least, most, required = schema.get("minProperties"), schema.get("maxProperties"), schema.get("required")
     named = set(required if isinstance(required, list) else ())
     if isinstance(least, int) and least - len(named) > 1:
@@ -104,7 +105,7 @@ def _counts_names(schema: Mapping[str, Any]) -> bool:
 
 
 class _Writer:
-    """Makes the rules of a schema's values."""
+    """A writer of the rules of a schema's values."""
 
     def __init__(self, root: Mapping[str, Any], rules: Rules, style: JsonStyle) -> None:
         self._root, self._rules, self._style = root, rules, style
@@ -113,9 +114,7 @@ class _Writer:
         self._is_writing = False
 
     def value(self, schemas: tuple[Any, ...]) -> str:
-        """The rule for values that all of these schemas fit; the rules that it needs are made before it returns to
-        where none was being made.
-        """
+        """Return the rule for values that all of these schemas fit. The outermost call also writes what it needs."""
         texts = dict.fromkeys(json.dumps(each) for each in schemas if each is not True and each != {})
         key = tuple(texts)
         if key not in self._names:
@@ -146,7 +145,7 @@ class _Writer:
             yield from self._of_kind(kind, case, is_integer)
 
     def _of_kind(self, kind: str, case: Case, is_integer: bool) -> Iterator[Alternative]:
-        """The values of one type."""
+        """Yield the values of one type."""
         about = tuple(each for each in case if any(key in each for key in _ABOUT.get(kind, ())))
         if kind in ("null", "boolean"):
             yield from [('"null"',)] if kind == "null" else [('"true"',), ('"false"',)]
@@ -164,12 +163,12 @@ class _Writer:
             yield from self._array(about)
 
     def _json(self, schema: Mapping[str, Any]) -> str:
-        """A part that llguidance reads as it is, as a rule of its own."""
+        """Return the rule of a part that llguidance reads as it is."""
         text = json.dumps({**schema, "x-guidance": self._style.options}, ensure_ascii=False)
         return self._rules.rule([(f"%json {text}",)])
 
     def _text(self, about: Case, **more: Any) -> Iterator[Alternative]:
-        """Texts: by llguidance, where it can read what is said of them."""
+        """Yield the texts: by llguidance, where it can read what is said of them."""
         parts = [{key: each[key] for key in _OF_TEXT if key in each} for each in about]
         if "const" in more:
             ahead = [each.pop("pattern") for each in parts if texts.is_ahead(each)]
@@ -203,7 +202,7 @@ class _Writer:
             yield from number_rule(numbers, self._rules, dict(self._style.options))
 
     def _constant(self, value: Any, case: Case, is_integer: bool) -> Iterator[Alternative]:
-        """A value that a case names, if it fits the rest of the case."""
+        """Yield a value that a case names, if it fits the rest of the case."""
         kind = kind_of(value)
         about = tuple(each for each in case if any(key in each for key in _ABOUT.get(kind, ())))
         if kind == "number":
@@ -219,7 +218,7 @@ class _Writer:
             yield from self._of_kind(kind, (*about, _schema_of(value)), False)
 
     def _written(self, value: Any) -> str:
-        """A value as JSON."""
+        """Write a value as JSON."""
         if isinstance(value, dict):
             colon = self._style.key_separator
             inner = (f"{json_text(key)}{colon}{self._written(each)}" for key, each in value.items())
@@ -235,7 +234,7 @@ class _Writer:
         )
 
     def _array(self, about: Case) -> Iterator[Alternative]:
-        """Arrays: the first items, each by its place, and the others."""
+        """Yield the arrays: the first items, each by its place, and the others."""
         least, most = 0, None
         firsts, rests = list[list[Any]](), list[Any]()
         for each in about:
@@ -276,7 +275,7 @@ class _Writer:
 
 
 def _schema_of(value: Any) -> dict[str, Any]:
-    """A schema of objects or arrays that one value fits."""
+    """Return a schema of objects or arrays that one value fits."""
     if isinstance(value, dict):
         inner = {key: {"const": each} for key, each in value.items()}
         return {"properties": inner, "required": list(value), "additionalProperties": False}

@@ -1,4 +1,4 @@
-"""Schemas that hold for one value together, and the cases of which each is one type of value.
+"""Schemas that hold together for one value, and their cases, each about one type of value.
 
 `$ref` and `allOf` add schemas, `anyOf` and `oneOf` divide into cases. What is left has only keywords about one type.
 """
@@ -30,7 +30,7 @@ class _Choice(NamedTuple):
 def cases(
     schemas: tuple[Any, ...], root: Mapping[str, Any], lenient: bool, within: frozenset[str] = frozenset()
 ) -> list[Case]:
-    """The cases in which schemas hold together. within: see _Choice. lenient: oneOf is read as anyOf.
+    """Return the cases in which schemas hold together. within: see _Choice. lenient: oneOf is read as anyOf.
 
     Each oneOf that no value fits twice was made an anyOf before (apart.py).
     """
@@ -58,7 +58,7 @@ def _put(
     choices: list[_Choice],
     within: frozenset[str],
 ) -> bool:
-    """Add what a schema says, in its order; False for one that nothing fits, as one does not that only says itself."""
+    """Add what a schema says, in its order; return False if nothing fits it, as one that only refers to itself."""
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, Mapping):
@@ -77,7 +77,7 @@ def _put(
 
 
 def target(reference: str, root: Mapping[str, Any]) -> Any:
-    """The schema that a reference names."""
+    """Return the schema that a reference names."""
     found: Any = root
     for part in unquote(reference).lstrip("#").split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
@@ -91,7 +91,7 @@ def target(reference: str, root: Mapping[str, Any]) -> Any:
 
 
 def kinds(case: Case) -> tuple[list[str], bool]:
-    """The types of a case's values, and whether its numbers are integers."""
+    """Return the types of a case's values, and whether its numbers are integers."""
     found, is_integer = set(KINDS), False
     for each in case:
         if (given := each.get("type")) is not None:
@@ -104,7 +104,7 @@ def kinds(case: Case) -> tuple[list[str], bool]:
 
 
 def listed(case: Case) -> list[Any] | None:
-    """The values that a case names, if it names any: those of const and enum, of each schema that has them."""
+    """Return the values that const and enum of a case name, in each schema that has them; None where none has."""
     found: list[Any] | None = None
     for each in case:
         for values in ([each["const"]] if "const" in each else None, each.get("enum")):
@@ -114,7 +114,7 @@ def listed(case: Case) -> list[Any] | None:
 
 
 def kind_of(value: Any) -> str:
-    """The type of a value."""
+    """Return the type of a value."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
     named: tuple[tuple[type, str], ...] = ((str, "string"), (list, "array"), (dict, "object"))
@@ -122,7 +122,7 @@ def kind_of(value: Any) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values of JSON are equal; numbers are compared exactly."""
+    """Return whether two values of JSON are equal; numbers are compared exactly."""
     if kind_of(one) != kind_of(other):
         return False
     if isinstance(one, list):

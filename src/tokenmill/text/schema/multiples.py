@@ -10,15 +10,15 @@ from typing import NamedTuple
 from tokenmill.text.schema.rules import Alternative, Rules
 
 MOST_STATES = 3_500
-"""llguidance takes half a millisecond to compile one."""
+"""llguidance takes half a millisecond to compile a state."""
 
 
 class TooMany(ValueError):
-    """More states would be needed."""
+    """More states would be needed than there may be."""
 
 
 class _State(NamedTuple):
-    """What of the digits so far matters. places: digits before the point, as many as matter; behind: those behind it,
+    """The digits so far, as far as they matter. places: how many stand before the point; behind: how many behind it,
     None: no point yet. low, high: -1, 0, 1: less than the bound's digits, the same, more.
     """
 
@@ -46,7 +46,7 @@ class Multiples:
         self._readers: dict[tuple[int, int | None], _Reader] = {}
 
     def between(self, low: Fraction | None, high: Fraction | None) -> Iterator[Alternative]:
-        """The alternatives of a rule for these. TooMany where they need more states than are allowed."""
+        """Yield the alternatives of a rule for the multiples between bounds. TooMany if it needs too many states."""
         scale = Fraction(10) ** self.exponent
         first = None if low is None else -((-low) // scale)
         last = None if high is None else high // scale
@@ -58,7 +58,7 @@ class Multiples:
             yield from self._side(least, None if first is None else -first, "-", has_zero)
 
     def _side(self, low: int, high: int | None, sign: str, has_zero: bool) -> Iterator[Alternative]:
-        """The numbers of one sign, whose multiples of 10**exponent are from low to high."""
+        """Yield the numbers of one sign, whose multiples of 10**exponent are from low to high."""
         if high is not None and low > high:
             return
         reader = self._readers.setdefault((low, high), _Reader(self, low, high))
@@ -75,7 +75,7 @@ class Multiples:
 
 
 class _Reader:
-    """Makes the rules of one sign."""
+    """A maker of the rules of one sign."""
 
     def __init__(self, of: Multiples, low: int, high: int | None) -> None:
         self._of, self._places_behind = of, max(0, -of.exponent)
@@ -89,11 +89,11 @@ class _Reader:
         return str(whole), str(rest).zfill(self._places_behind) if self._places_behind else ""
 
     def begun(self, digit: int) -> str | None:
-        """The rule for what follows the first digit."""
+        """Return the rule for what follows the first digit."""
         return self._state(self._read(_State(0, None, 0, 0, 0), digit))
 
     def _state(self, state: _State | None) -> str | None:
-        """The rule of a state."""
+        """Return the rule of a state."""
         if state is None:
             return None
         waiting = [state]
@@ -110,7 +110,7 @@ class _Reader:
         return self._of.rules.name()
 
     def _write(self, state: _State) -> list[_State]:
-        """Write the rule of a state; the states that are new."""
+        """Write the rule of a state; return the states that are new."""
         is_zero = state.behind is None and state.places == -1
         digits = {} if is_zero else self._targets(state)
         has_point = state.behind is None and self._of.may_point
@@ -127,7 +127,7 @@ class _Reader:
         return new
 
     def _targets(self, state: _State) -> dict[_State, list[int]]:
-        """The states behind one more digit, with these digits."""
+        """Return the states behind one more digit, with these digits."""
         found: dict[_State, list[int]] = {}
         for digit in range(10):
             if (after := self._read(state, digit)) is not None:
@@ -138,11 +138,11 @@ class _Reader:
         return [(_digits(digits), self._names[each]) for each, digits in targets.items()]
 
     def _pointed(self, state: _State) -> _State:
-        """The same state behind a point."""
+        """Return the same state behind a point."""
         return _State(0, 0, *self._compared(state), state.remainder)
 
     def _compared(self, state: _State) -> tuple[int, int]:
-        """How the digits before the point compare with those of the bounds."""
+        """Compare the digits before the point with the digits of the bounds."""
         places = abs(state.places)
         low = self._by_length(places, len(self._low[0]), state.low)
         high = -1 if self._high is None else self._by_length(places, len(self._high[0]), state.high)
@@ -153,7 +153,7 @@ class _Reader:
         return compared if places == length else 1 if places > length else -1
 
     def _read(self, state: _State, digit: int) -> _State | None:
-        """The state behind one more digit; None where no number of these goes on so."""
+        """Return the state behind one more digit; None where no multiple goes on so."""
         remainder = self._of.same[(state.remainder * 10 + digit) % self._of.coefficient]
         if state.behind is not None:
             return self._read_behind(state, digit, remainder)
@@ -181,13 +181,13 @@ class _Reader:
 
     @staticmethod
     def _one(compared: int, bound: str, at: int, digit: int) -> int:
-        """A comparison after one more digit."""
+        """Compare with a bound after one more digit."""
         if compared or at >= len(bound):
             return compared
         return (digit > int(bound[at])) - (digit < int(bound[at]))
 
     def _may_end(self, state: _State) -> bool:
-        """Whether a number may end here: as if zeros followed up to the last place."""
+        """Return whether a number may end here: as if zeros followed up to the last place."""
         low, high = (state.low, state.high) if state.behind is not None else self._compared(state)
         at = state.behind or 0
         if low < 0 or high > 0 or (low == 0 and self._low[1][at:].strip("0")):
@@ -200,9 +200,9 @@ def _digits(found: list[int]) -> str:
 
 
 def _equal_remainders(coefficient: int) -> list[int]:
-    """For each remainder the first one from which the same digits lead to multiples.
+    """Return for each remainder the first one from which the same digits lead to multiples.
 
-    Those of a power of two or five are told apart by a few last digits only.
+    Remainders of a power of two or five are told apart by a few last digits only.
     """
     power, rest = 1, coefficient
     for prime in (2, 5):

@@ -1,7 +1,7 @@
 """What a schema says about a number, exactly: bounds, steps and values are fractions, never floats.
 
-Bounds that exclude themselves become the nearest float's, which they include: a text of more digits would be read as
-the bound itself. Values and bounds are what JSON's decimal digits say.
+A bound that excludes itself becomes the nearest float beyond it, which is included: a text of more digits would be read
+as the bound itself. Values and bounds are what JSON's decimal digits say.
 """
 
 import math
@@ -49,7 +49,7 @@ class Numbers:
         )
 
     def holds(self, value: Fraction) -> bool:
-        """Whether a number is one of these."""
+        """Return whether a number is one of these."""
         is_whole = value.denominator == 1
         low, high = (self.whole_low, self.whole_high) if is_whole else (self.low, self.high)
         return (
@@ -61,16 +61,14 @@ class Numbers:
 
 
 def exact(value: Any, keyword: str) -> Fraction:
-    """The number that a keyword has; NumberError for what is none."""
+    """Return the number that a keyword has; NumberError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise NumberError(f"{keyword} is no number: {value!r:.50}")
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
 
 
 def numbers_of(schema: Mapping[str, Any], is_integer: bool) -> Numbers:
-    """What the keywords of one schema say about integers, or about numbers. NumberError for a value of one of them that
-    it cannot have.
-    """
+    """Read a schema's keywords about integers, or about numbers. NumberError for a value that one cannot have."""
     low = _bound(schema, "minimum", "exclusiveMinimum", 1, is_integer)
     high = _bound(schema, "maximum", "exclusiveMaximum", -1, is_integer)
     step = None
@@ -82,7 +80,7 @@ def numbers_of(schema: Mapping[str, Any], is_integer: bool) -> Numbers:
 
 
 def strictest(of: Callable[..., Fraction], *bounds: Fraction | None) -> Fraction | None:
-    """The highest or the lowest of several bounds, as far as they are there."""
+    """Return the highest or the lowest of several bounds, as far as they are there."""
     known = [each for each in bounds if each is not None]
     return of(known) if known else None
 
@@ -90,7 +88,7 @@ def strictest(of: Callable[..., Fraction], *bounds: Fraction | None) -> Fraction
 def _bound(
     schema: Mapping[str, Any], keyword: str, excluding: str, towards: int, whole: bool
 ) -> tuple[Fraction | None, Fraction | None]:
-    """The bound of two keywords, and the one of integers. In draft 4 the excluding one is true or false."""
+    """Return the bound of two keywords, and the one of integers. In draft 4 the excluding one is true or false."""
     found = list[tuple[Fraction, Fraction]]()
     value, other = schema.get(keyword), schema.get(excluding)
     if value is not None and other is not True and not _is_open(value, towards):
@@ -103,8 +101,8 @@ def _bound(
 
 
 def _readings(value: Any, keyword: str, towards: int) -> tuple[Fraction, Fraction]:
-    """A bound for numbers that are read as floats, and one for integers. From 2**53 on they differ: a bound that is an
-    integer may lie between two floats, and one that is a float is another number than its digits.
+    """Return a bound for numbers that are read as floats, and one for integers. From 2**53 on they differ: a bound that
+    is an integer may lie between two floats, and one that is a float is another number than its digits.
     """
     found, of = exact(value, keyword), max if towards > 0 else min
     if abs(found) < SAFE:
@@ -120,12 +118,12 @@ def _readings(value: Any, keyword: str, towards: int) -> tuple[Fraction, Fractio
 
 
 def _is_open(value: Any, towards: int) -> bool:
-    """Whether a bound is one that every number keeps, such as 1e999 for a maximum."""
+    """Return whether a bound is one that every number keeps, such as 1e999 for a maximum."""
     return isinstance(value, float) and math.isinf(value) and (value > 0) == (towards < 0)
 
 
 def _behind(value: Any, keyword: str, towards: int, whole: bool) -> tuple[Fraction, Fraction]:
-    """The first numbers behind a bound, in both readings."""
+    """Return the first numbers behind a bound, in both readings."""
     bound, of_integers = _readings(value, keyword, towards)
     next_one = Fraction(math.floor(of_integers) + 1 if towards > 0 else math.ceil(of_integers) - 1)
     if whole:
@@ -137,7 +135,7 @@ def _behind(value: Any, keyword: str, towards: int, whole: bool) -> tuple[Fracti
 
 
 def _common(one: Fraction, other: Fraction) -> Fraction:
-    """The least step that both divide."""
+    """Return the least step that both divide."""
     return Fraction(
         math.lcm(one.numerator * other.denominator, other.numerator * one.denominator),
         one.denominator * other.denominator,
@@ -145,12 +143,12 @@ def _common(one: Fraction, other: Fraction) -> Fraction:
 
 
 def _is_finite(value: float) -> bool:
-    """Whether a number is finite. No float holds integers beyond 10^308, which are."""
+    """Return whether a number is finite, as integers beyond 10^308 are, which no float holds."""
     return isinstance(value, int) or math.isfinite(value)
 
 
 def is_plain(schema: Mapping[str, Any]) -> bool:
-    """Whether llguidance reads the numbers of one schema as they are: whole bounds that are included, short steps."""
+    """Return whether llguidance reads the numbers of a schema as they are: whole included bounds, short steps."""
     for keyword in KEYWORDS:
         value = schema.get(keyword)
         if value is None or (keyword.startswith("exclusive") and value is False):
@@ -167,7 +165,7 @@ def is_plain(schema: Mapping[str, Any]) -> bool:
 
 
 def is_plain_value(value: Any) -> bool:
-    """Whether llguidance writes the numbers in a value as they are."""
+    """Return whether llguidance writes the numbers in a value as they are."""
     if isinstance(value, dict):
         return all(map(is_plain_value, value.values()))
     if isinstance(value, list):

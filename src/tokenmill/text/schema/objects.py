@@ -1,16 +1,24 @@
-"""The rules of objects: properties in the schema's order, and others behind them, counted where that matters."""
+"""The rules of objects: properties in the schema's order, and others behind them, counted where that matters, with
+terminals for the names of properties that a schema does not name.
+"""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
-from tokenmill.text.schema.keys import classes, of_others, of_pattern
+from tokenmill.text.schema.charset import ANY, Ranges, letters, quoted, ranges_of, without
+from tokenmill.text.schema.expression import Chain, Node, OneOf, Times
 from tokenmill.text.schema.merge import Case, MergeError
-from tokenmill.text.schema.pattern import matches
+from tokenmill.text.schema.pattern import anywhere, in_json, matches
 from tokenmill.text.schema.rules import Alternative, Rules, json_text, literal
 
 MOST_COUNTED = 1_000
 MOST_DIFFERENT = 3
+NAME = f'/"(?:{quoted(ANY)})*"/'
+_PROBES = ("key", "Zq", "7", "_x", "é-ü", "a b", "x.y", "$", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa")
+_BUCKETS = {2: 8, 3: 4}
+"""How many names must differ → by how many sets of first and last letters they are told apart."""
 
 ValueRule = Callable[[tuple[Any, ...]], str]
 """Makes the rule of a value for which schemas hold together."""
@@ -32,7 +40,7 @@ class Object:
 
 
 def object_of(case: Case) -> Object:
-    """What the schemas of a case say together about objects."""
+    """Read what the schemas of a case say together about objects."""
     made = Object()
     for each in case:
         made.required.update(name for name in each.get("required") or () if isinstance(name, str))
@@ -44,9 +52,10 @@ def object_of(case: Case) -> Object:
         made.named[name] = tuple(schema for each in case for schema in _of_name(each, name))
     patterns = list(dict.fromkeys(text for each in case for text in each.get("patternProperties") or ()))
     for pattern in patterns:
-        if terminal := of_pattern(pattern, made.named, [text for text in patterns if text != pattern]):
-            made.others.append((terminal, tuple(_of_pattern(each, pattern) for each in case)))
-    if (terminal := of_others(made.named, patterns)) and not any(
+        if terminal := _of_pattern(pattern, made.named, [text for text in patterns if text != pattern]):
+            schemas = [(each.get("patternProperties") or {}, each.get("additionalProperties", True)) for each in case]
+            made.others.append((terminal, tuple(inner.get(pattern, rest) for inner, rest in schemas)))
+    if (terminal := _of_others(made.named, patterns)) and not any(
         each.get("additionalProperties") is False for each in case
     ):
         made.is_open = True
@@ -55,32 +64,27 @@ def object_of(case: Case) -> Object:
 
 
 def _of_name(schema: Mapping[str, Any], name: str) -> list[Any]:
-    """What one schema says about the property of a name."""
+    """Return the schemas that one schema has for the property of a name."""
     properties, patterns = schema.get("properties") or {}, schema.get("patternProperties") or {}
     found = [properties[name]] if name in properties else []
     found += [each for pattern, each in patterns.items() if matches(pattern, name)]
     return found or [schema.get("additionalProperties", True)]
 
 
-def _of_pattern(schema: Mapping[str, Any], pattern: str) -> Any:
-    patterns = schema.get("patternProperties") or {}
-    return patterns[pattern] if pattern in patterns else schema.get("additionalProperties", True)
-
-
 class ObjectRules:
-    """Makes the rules of one object."""
+    """A maker of the rules of one object."""
 
     def __init__(self, it: Object, rules: Rules, value: ValueRule, item_separator: str, key_separator: str) -> None:
         self._it, self._rules, self._value = it, rules, value
         self._comma, self._colon = literal(item_separator), literal(key_separator)
-        self._others = [(name, self._rule_of(schemas)) for name, schemas in it.others if False not in schemas]
+        self._others = [(name, value(schemas)) for name, schemas in it.others if False not in schemas]
         self._counted = it.least if it.most is None else max(it.least, it.most + 1)
         if self._counted > MOST_COUNTED:
             raise MergeError(f"minProperties and maxProperties are at most {MOST_COUNTED:,} here")
         self._made: dict[tuple[int, int, bool], str] = {}
 
     def whole(self) -> Alternative:
-        """The alternative of a rule for the object."""
+        """Return the alternative of a rule for the object."""
         names = list(self._it.named)
         for number in range(len(names), -1, -1):  # from behind, so that rules refer to those that are there
             for count in range(min(number, self._counted) + 1):
@@ -88,15 +92,12 @@ class ObjectRules:
                     self._made[number, count, is_first] = self._behind(names, number, count, is_first)
         return ('"{"', self._made[0, 0, True])
 
-    def _rule_of(self, schemas: tuple[Any, ...]) -> str:
-        return self._value(schemas)
-
     def _behind(self, names: list[str], number: int, count: int, is_first: bool) -> str:
-        """The rule for what comes where a number of names has passed, of which a count was written."""
+        """Return the rule for what comes behind a number of names, of which a count was written."""
         if number == len(names):
             return self._last(count, is_first)
         name = names[number]
-        item = (literal(json_text(name)), self._colon, self._rule_of(self._it.named[name]))
+        item = (literal(json_text(name)), self._colon, self._value(self._it.named[name]))
         counted = min(count + 1, self._counted)
         comma = () if is_first else (self._comma,)
         made: list[Alternative] = [(*comma, *item, self._made[number + 1, counted, False])]
@@ -105,7 +106,7 @@ class ObjectRules:
         return self._rules.rule(made)
 
     def _last(self, count: int, is_first: bool) -> str:
-        """The rule for other properties and the end."""
+        """Return the rule for other properties and the end."""
         needed = max(0, self._it.least - count)
         most = None if self._it.most is None else self._it.most - count
         if most is not None and most < needed:
@@ -113,7 +114,7 @@ class ObjectRules:
         return self._different(needed, is_first, most) if needed > 1 else self._others_and_end(needed, is_first, most)
 
     def _others_and_end(self, needed: int, is_first: bool, most: int | None) -> str:
-        """The rule for others, of which one is needed or none, up to a number."""
+        """Return the rule for other properties, at least as many as are needed, 0 or 1, up to a number, and the end."""
         end: list[Alternative] = [('"}"',)]
         if most is None:
             loop = self._rules.name()
@@ -125,7 +126,7 @@ class ObjectRules:
         return self._rules.rule([*([] if needed else end), *([] if most == 0 else self._items(is_first, loop))])
 
     def _items(self, is_first: bool, behind: str, which: str = "") -> list[Alternative]:
-        """One more property, whose name is one of these, and what is behind it."""
+        """Return the alternatives of one more property, whose name fits `which`, and what is behind it."""
         comma = () if is_first else (self._comma,)
         return [
             (*comma, self._rules.terminal(f"({name}) & {which}" if which else name), self._colon, rule, behind)
@@ -133,8 +134,8 @@ class ObjectRules:
         ]
 
     def _different(self, needed: int, is_first: bool, most: int | None) -> str:
-        """The rule for as many others as are needed, whose names differ: a name that is there already counts once.
-        They are told apart by their first and last letters.
+        """Return the rule for as many others as are needed, whose names differ: a name that is there already counts
+        once. They are told apart by their first and last letters.
         """
         if not self._others:
             return self._rules.rule([])
@@ -144,7 +145,7 @@ class ObjectRules:
                 f"is seen to for {MOST_DIFFERENT}, and not where patternProperties alone say what names are possible"
             )
         behind = self._others_and_end(0, False, None if most is None else most - needed)
-        return self._apart(classes(needed), frozenset(), needed, is_first, behind, {}, may_repeat=most is None)
+        return self._apart(_classes(needed), frozenset(), needed, is_first, behind, {}, may_repeat=most is None)
 
     def _apart(
         self,
@@ -157,7 +158,7 @@ class ObjectRules:
         *,
         may_repeat: bool,
     ) -> str:
-        """The rule for names of classes that were not seen yet. may_repeat: and of those that were."""
+        """Return the rule for names of classes that were not seen yet; may_repeat: and of classes that were."""
         if len(seen) == needed:
             return behind
         if seen not in known:
@@ -169,3 +170,53 @@ class ObjectRules:
                     made += self._items(is_first, later, each)
             self._rules.rule(made, known[seen])
         return known[seen]
+
+
+def _of_pattern(pattern: str, named: Collection[str], others: Collection[str]) -> str:
+    """Return a terminal for names that fit a pattern and no other; empty where only `named` ones might be left."""
+    node = anywhere(pattern)
+    if any(matches(pattern, name) for name in named) and not _is_endless(node):
+        return ""
+    if not any(matches(pattern, name) and name not in named for name in _PROBES) and any(
+        matches(other, name) for other in others for name in _PROBES
+    ):
+        return ""
+    return _but(f'/"(?:{in_json(node)})"/', [name for name in named if matches(pattern, name)], others)
+
+
+def _of_others(named: Collection[str], patterns: Collection[str]) -> str:
+    """Return a terminal for names that are not `named` and fit no pattern; empty where patterns leave no name."""
+    if all(any(matches(pattern, name) for pattern in patterns) for name in _PROBES):
+        return ""
+    return _but(NAME, named, patterns)
+
+
+def _classes(number: int) -> list[str]:
+    """Return terminals that divide names by their first and last letters, so that 2 or 3 names can be told apart."""
+    sets = _buckets(_BUCKETS[number])
+    made = []
+    for (at, first), (end, last) in product(enumerate(sets), repeat=2):
+        rest = f"(?:(?:{quoted(ANY)})*{last})" + ("?" if at == end else "")
+        made.append(f'/"{first}{rest}"/')
+    return made
+
+
+def _buckets(number: int) -> list[str]:
+    codes = [code for code in range(0x20, 0x7F) if code not in b'"\\']
+    sets: list[Ranges] = [ranges_of((code, code) for code in codes if code % number == each) for each in range(number)]
+    sets[0] = ranges_of((*sets[0], *without(ANY, ranges_of((code, code) for code in codes))))
+    return [f"(?:{quoted(each)})" for each in sets]
+
+
+def _but(terminal: str, named: Collection[str], patterns: Collection[str]) -> str:
+    taken = ["".join(quoted(letters(each)) for each in name) for name in named] + [
+        in_json(anywhere(each)) for each in patterns
+    ]
+    return f'{terminal} & ~/"(?:{"|".join(taken)})"/' if taken else terminal
+
+
+def _is_endless(node: Node) -> bool:
+    """Return whether endlessly many names fit, so that some are not named."""
+    if isinstance(node, Times):
+        return node.most is None or _is_endless(node.part)
+    return isinstance(node, Chain | OneOf) and any(map(_is_endless, node.parts))

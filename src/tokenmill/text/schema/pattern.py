@@ -40,27 +40,33 @@ def whole(text: str) -> Node:
 
 
 def anywhere(text: str) -> Node:
-    """The texts in which an expression matches something."""
+    """Return the texts in which an expression matches something."""
     return _anywhere(_without_look(text))
 
 
 def _anywhere(tree: Node) -> Node:
-    return _choice([_around(edges, node) for edges, node in _variants(tree).items()])
+    """Put anything around each variant but at the edges that it demands."""
+    return _choice(
+        [
+            Chain((*(() if begin else (ANYTHING,)), node, *(() if end else (ANYTHING,))))
+            for (begin, end), node in _variants(tree).items()
+        ]
+    )
 
 
 def variants(text: str | Node) -> Variants:
-    """See Variants; look-ahead is a part that is empty. text: an expression, or what was read of one."""
+    """Divide an expression into Variants; look-ahead is a part that is empty. text: an expression, or its tree."""
     return _variants(_read(text) if isinstance(text, str) else text)
 
 
 def tree_text(text: str) -> str:
-    """An expression in the syntax of llguidance as far as that has it, with edges and look-ahead as they are."""
+    """Write an expression in the syntax of llguidance as far as that has it, with edges and look-ahead as they are."""
     return plain(_read(text))
 
 
 def of_schema(text: str) -> str:
-    """The `pattern` that says to llguidance what this one says to ECMA-262 and Python. U+0000 is in no set: where a set
-    has each control character and not both the quote and the backslash, llguidance lets these through.
+    """Write the `pattern` that says to llguidance what this one says to ECMA-262 and Python. U+0000 is in no set: where
+    a set has each control character and not both the quote and the backslash, llguidance lets these through.
     """
     found = _variants(_without_look(text))
     if len(found) == 1:
@@ -72,12 +78,12 @@ def of_schema(text: str) -> str:
 
 
 def plain(node: Node) -> str:
-    """An expression of a text as it stands."""
+    """Write an expression of a text as it stands."""
     return _written(node, written, lambda it: _property(it, ()))
 
 
 def in_json(node: Node) -> str:
-    """An expression of a text as it stands in JSON, without its quotes."""
+    """Write an expression of a text as it stands in JSON, without its quotes."""
     return _written(node, quoted, lambda it: _property(it, ESCAPED))
 
 
@@ -111,7 +117,7 @@ def _property_without_nul(it: Property) -> str:
 
 
 def _property(it: Property, left_out: Ranges) -> str:
-    """A set with properties, without some characters. It is written so that read() reads it again."""
+    """Write a set with properties, without some characters, so that read() reads it again."""
     if it.negated:
         return f"[^{members(ranges_of((*it.ranges, *left_out)))}{''.join(it.names)}]"
     parts = [written(without(it.ranges, left_out))] if it.ranges else []
@@ -151,12 +157,6 @@ def _repeated(node: Times, inner: str) -> str:
     return f"{inner if isinstance(node.part, Set) and inner.startswith('[') else f'(?:{inner})'}{mark}"
 
 
-def _around(edges: tuple[bool, bool], node: Node) -> Node:
-    """The texts that have this in them, at the edges that it demands."""
-    begin, end = edges
-    return Chain((*(() if begin else (ANYTHING,)), node, *(() if end else (ANYTHING,))))
-
-
 def _choice(nodes: list[Node]) -> Node:
     return nodes[0] if len(nodes) == 1 else OneOf(tuple(nodes)) if nodes else Set(())
 
@@ -181,7 +181,7 @@ def _variants(node: Node) -> Variants:
 
 
 def _joined(first: Variants, second: Variants) -> Variants:
-    """One behind the other: nothing is before what demands the beginning, nor behind what demands the end."""
+    """Put one behind the other: nothing is before what demands the beginning, nor behind what demands the end."""
     found = list[Variants]()
     for ((begin, early_end), one), ((late_begin, end), other) in product(first.items(), second.items()):
         if (late_begin and not _may_be_empty(one)) or (early_end and not _may_be_empty(other)):
@@ -209,7 +209,7 @@ def _may_be_empty(node: Node) -> bool:
 
 
 def _emptied(node: Node) -> Node:
-    """What a node demands where it is empty, as it may be: that of its look-ahead."""
+    """Return what a node demands where it is empty, as it may be: its look-ahead."""
     if not has_look(node) or isinstance(node, Look):
         return node if isinstance(node, Look) else NOTHING
     if isinstance(node, Chain):
@@ -227,7 +227,7 @@ def _has_edge(node: Node) -> bool:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether an expression matches something in a text."""
+    """Return whether an expression matches something in a text."""
     return _compiled(pattern).fullmatch(text) is not None
 
 
@@ -237,7 +237,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _python(ranges: Ranges) -> str:
-    """A set in the syntax of Python's library."""
+    """Write a set in the syntax of Python's library."""
     if not ranges:
         return "(?!)"
     pairs = (rf"\U{first:08x}-\U{last:08x}" for first, last in ranges)

@@ -1,4 +1,4 @@
-"""A grammar of rules in the making, without what no text with an end fits."""
+"""A grammar of rules in the making, without rules that no text with an end fits."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,12 +8,12 @@ Alternative = tuple[str, ...]
 
 
 def literal(text: str) -> str:
-    """A terminal for one text."""
+    """Write a terminal for one text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def json_text(text: str) -> str:
-    """A text as JSON, in the one spelling that expressions have (charset.quoted)."""
+    """Write a text as JSON, in the one spelling that expressions have (charset.quoted)."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -27,13 +27,13 @@ class Rules:
         self._terminals: dict[str, str] = {}
 
     def name(self) -> str:
-        """A new name, whose rule comes later."""
+        """Return a new name, whose rule comes later."""
         name = f"{self._prefix}_{len(self._rules)}"
         self._rules[name] = None
         return name
 
     def rule(self, alternatives: Iterable[Alternative], name: str | None = None) -> str:
-        """A rule of this name, or one that is there already and says the same; its name."""
+        """Add a rule of this name, unless one says the same and no name is given; return its name."""
         made = tuple(alternatives)
         if name is None and made in self._same:
             return self._same[made]
@@ -43,28 +43,25 @@ class Rules:
         return name
 
     def terminal(self, expression: str) -> str:
-        """The name of a terminal, which needs one where it is made of others with & and ~."""
+        """Return the name of a terminal, which needs one where it is made of others with & and ~."""
         return self._terminals.setdefault(expression, f"{self._prefix.upper()}_T{len(self._terminals)}")
 
     def finished(self) -> Mapping[str, str]:
-        """The rules in Lark, of those from which a text can be made."""
+        """Write the rules in Lark from which a text can be made."""
         kept = self._productive()
         terminals = {name: expression for expression, name in self._terminals.items()}
         return terminals | {
             name: " | ".join(
                 " ".join(each) or '""'
                 for each in self._rules[name] or ()
-                if all(self._can(part, kept) for part in each)
+                if all(part not in self._rules or part in kept for part in each)
             )
             for name in self._rules
             if name in kept
         }
 
-    def _can(self, part: str, kept: set[str]) -> bool:
-        return part not in self._rules or part in kept
-
     def _productive(self) -> set[str]:
-        """The rules that some text fits."""
+        """Return the rules that some text fits."""
         users: dict[str, list[tuple[str, list[str]]]] = {}
         kept, waiting = set[str](), list[str]()
         for name, alternatives in self._rules.items():

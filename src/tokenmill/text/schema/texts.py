@@ -1,4 +1,6 @@
-"""Texts of which llguidance does not read what a schema says: they look ahead, or it cannot tell whether any fits."""
+"""Texts of whose schemas llguidance does not read all: their patterns look ahead, or it cannot tell whether any text
+fits.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,9 +12,9 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenmill.text.schema import ahead
 from tokenmill.text.schema.charset import ANY
 from tokenmill.text.schema.expression import Set, Times
-from tokenmill.text.schema.formats import FORMATS, OTHERS
 from tokenmill.text.schema.merge import MergeError
 from tokenmill.text.schema.pattern import in_json
+from tokenmill.text.schema.spelled import FORMATS, OTHERS
 
 KEYWORDS = ("pattern", "format", "minLength", "maxLength")
 UNDECIDED = "Unable to determine if regex is empty"
@@ -21,12 +23,12 @@ _KEPT = 512
 
 
 def is_ahead(schema: Mapping[str, Any]) -> bool:
-    """Whether the pattern of a schema looks ahead."""
+    """Return whether the pattern of a schema looks ahead."""
     return isinstance(pattern := schema.get("pattern"), str) and ahead.looks(pattern)
 
 
 def is_misread(schema: Mapping[str, Any]) -> bool:
-    """Whether llguidance does not read what a schema says of texts: by itself, and by the parts that `spelled` made."""
+    """Return whether llguidance does not read what a schema, and the parts that `spelled` made, say of texts."""
     if is_ahead(schema):
         return True
     joined = schema.get("allOf")
@@ -38,7 +40,7 @@ def is_misread(schema: Mapping[str, Any]) -> bool:
 
 
 def error_of(schema: Mapping[str, Any]) -> str:
-    """What llguidance has against a schema of texts; empty for nothing."""
+    """Return what llguidance has against a schema of texts; empty for nothing."""
     return _error_of(json.dumps({**schema, "x-guidance": {"whitespace_flexible": False, "lenient": False}}))
 
 
@@ -49,8 +51,8 @@ def _error_of(schema: str) -> str:
 
 
 def terminal_of(parts: Sequence[Mapping[str, Any]]) -> str | None:
-    """A terminal for the JSON of the texts that fit all parts; None where there is none. MergeError for a format of
-    which no expression is known.
+    """Return a terminal for the JSON of the texts that fit all parts; None where no text does. MergeError for a format
+    of which no expression is known.
     """
     made = list[str]()
     for each in parts:

@@ -1,7 +1,7 @@
-"""Lists of items that all differ, where the values are few: which of them were written is what the rules remember.
+"""Lists of items that all differ, where the values are few: the rules remember which of them were written.
 
-Up to 8 values come in any order. More of them come in the order in which the schema names them: what is not behind the
-last item is not possible any more.
+Up to 8 values come in any order. More of them come in the order in which the schema names them: only values behind the
+last item are possible.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ _OF_VALUES = frozenset(("type", "const", "enum", "title", "description", "defaul
 
 
 def values_of(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any] | None:
-    """The values of the items of a list that must differ, if they are few; None where they are not, or not known."""
+    """Return the values of items of a list that must differ, if they are few; None where they are not, or not known."""
     items = schema.get("items")
     if not isinstance(items, Mapping) or any(key in schema for key in _ABOUT_LISTS):
         return None
     try:
         parts = [_of_case(case) for case in cases((items,), root, lenient=True)]
         counted = max(int(schema.get("minItems", 0)), int(schema.get("maxItems", -1)) + 1)
-    except (ValueError, TypeError, AttributeError):  # what is wrong with it is said by who reads it
+    except (ValueError, TypeError, AttributeError):  # whoever reads the schema says what is wrong with it
         return None
     found = list[Any]()
     for each in parts:
@@ -59,12 +59,12 @@ def _of_case(case: Case) -> list[Any] | None:
 
 
 def _said(schema: Mapping[str, Any]) -> set[str]:
-    """The keywords of a schema but those that `cases` has read, and names of parts."""
+    """Return the keywords of a schema that `cases` has not read, without names of parts."""
     return set(schema) - {"allOf", "anyOf", "oneOf", "$ref", "$defs", "definitions", "$comment"}
 
 
 class UniqueRules:
-    """Makes the rules of one list. items: the rule of each value, of which each comes at most once."""
+    """A maker of the rules of one list. items: the rule of each value; each value comes at most once."""
 
     def __init__(self, rules: Rules, items: Sequence[str], comma: str, least: int, most: int | None) -> None:
         self._rules, self._items, self._comma = rules, items, comma
@@ -72,11 +72,11 @@ class UniqueRules:
         self._made: dict[int, str] = {}
 
     def whole(self) -> Alternative:
-        """The alternative of a rule for the list."""
+        """Return the alternative of a rule for the list."""
         return ('"["', self._any_order(0) if len(self._items) <= MOST_IN_ANY_ORDER else self._in_order())
 
     def _any_order(self, used: int) -> str:
-        """The rule for what comes after some items. used: which, as bits."""
+        """Return the rule for what comes after some items. used: these, as bits."""
         if used not in self._made:
             count = used.bit_count()
             made: list[Alternative] = [('"]"',)] if count >= self._least else []
@@ -88,7 +88,7 @@ class UniqueRules:
         return self._made[used]
 
     def _in_order(self) -> str:
-        """The rule of the list, from its end: each item is there or passed over, and counted as far as that matters."""
+        """Return the rule of the list, made from its end: each item is there or passed over, and counted."""
         number = len(self._items)
         counted = max(1, self._least, self._most + 1 if self._most < number else 0)
         behind = [self._rules.rule([('"]"',)] if self._fits(count) else []) for count in range(counted + 1)]
@@ -109,8 +109,8 @@ class UniqueRules:
 
 
 def differing(about: Case, root: Mapping[str, Any], *, is_lenient: bool) -> list[Any] | None:
-    """The values of items where schemas of a list say that these differ; None where none says so. MergeError where the
-    values are not few, unless that is passed over.
+    """Return the values of items where schemas of a list say that these differ; None where no schema says so.
+    MergeError where the values are not few, unless that is passed over.
     """
     asking = [each for each in about if each.get("uniqueItems") is True]
     if not asking:

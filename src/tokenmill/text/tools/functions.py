@@ -12,14 +12,15 @@ NAME = re.compile(r"[\w-][\w.:/-]{0,255}", re.ASCII)
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 MODES = ("auto", "none", "required")
 OTHER_MODES = {None: "auto", "any": "required"}
-"""What a request says, and Mistral's API, in other words."""
+"""Other names of modes: of none at all, and Mistral's."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """parameters: the JSON schema of its arguments. strict: True refuses a schema of which a part cannot be enforced,
-    False enforces nothing of it but that the arguments are an object, None enforces what can be. lark: the grammar of
-    the one parameter `input`, a text. read: the parameters as grammars are made of them, once they were read.
+    """A function of a request. parameters: the JSON schema of its arguments. strict: True refuses a schema of which a
+    part cannot be enforced, False enforces nothing of it but that the arguments are an object, None enforces what can
+    be. lark: the grammar of the one parameter `input`, a text. read: the parameters as grammars are made of them, once
+    they were read.
     """
 
     name: str
@@ -31,7 +32,7 @@ class Function:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """What is enforced of its arguments, which are an object also where their schema leaves that open."""
+        """The schema that is enforced of its arguments: an object also where their own schema leaves that open."""
         if self.strict is False:
             return {"type": "object"}
         known = self.parameters if self.read is None else self.read
@@ -39,16 +40,17 @@ class Function:
         return {**known, "type": "object"} if isinstance(types, list) and "object" in types else known
 
     def shown(self) -> dict[str, Any]:
-        """The function as chat templates see it."""
+        """Return the function as chat templates see it."""
         told = {"description": self.description} if self.description else {}
         return {"type": "function", "function": {"name": self.name, **told, "parameters": dict(self.parameters)}}
 
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """mode: whether functions may or must be called. name: the one that must be. parallel: several calls may be.
+    """A choice among functions. mode: whether they may or must be called. name: the one that must be. parallel: several
+    calls may be.
 
-    allowed: those that may be called, if they are not all that are shown.
+    allowed: the functions that may be called, if they are not all that are shown.
     """
 
     mode: Literal["auto", "none", "required"] = "auto"
@@ -57,7 +59,7 @@ class ToolChoice:
     allowed: tuple[str, ...] | None = None
 
     def among(self, functions: Sequence[Function]) -> tuple[Function, ...]:
-        """The functions that may be called."""
+        """Return the functions that may be called."""
         if self.mode == "none":
             return ()
         named = [function for function in functions if self.name in (None, function.name)]
@@ -65,7 +67,7 @@ class ToolChoice:
 
 
 def refuse_if_strict(function: Function, words: Sequence[str]) -> None:
-    """RequestError where a strict function's schema has words that a format cannot enforce."""
+    """Raise RequestError where a strict function's schema has words that a format cannot enforce."""
     if function.strict and words:
         raise RequestError(
             f"{function.name}: strict is not possible, because this model's way of calling cannot enforce "
@@ -74,7 +76,7 @@ def refuse_if_strict(function: Function, words: Sequence[str]) -> None:
 
 
 def refuse_grammar(function: Function) -> None:
-    """RequestError where a tool has a grammar that refers to itself, which a format cannot follow."""
+    """Raise RequestError where a tool has a grammar that refers to itself, which a format cannot follow."""
     if function.lark is not None:
         raise RequestError(
             f"{function.name}: a grammar that refers to itself is not possible, because this model's way of calling "
@@ -83,7 +85,7 @@ def refuse_grammar(function: Function) -> None:
 
 
 def read_functions(tools: Sequence[Mapping[str, Any]]) -> tuple[Function, ...]:
-    """The functions of a request's `tools`; RequestError for what is none, and for two of one name."""
+    """Read the functions of a request's `tools`. RequestError for what is no function, and for two of one name."""
     found = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(tools))
     names = [function.name for function in found]
     for number, name in enumerate(names):
@@ -93,8 +95,8 @@ def read_functions(tools: Sequence[Mapping[str, Any]]) -> tuple[Function, ...]:
 
 
 def forced(functions: Sequence[Function], wanted: ToolChoice) -> tuple[Function, ...]:
-    """The functions, whose arguments fit their schemas where one of them has to be called: `strict: false` leaves
-    arguments free that the model gives on its own.
+    """Have arguments fit their schemas where a function has to be called: `strict: false` leaves arguments free that
+    the model gives on its own.
     """
     if wanted.mode != "required":
         return tuple(functions)
@@ -102,7 +104,7 @@ def forced(functions: Sequence[Function], wanted: ToolChoice) -> tuple[Function,
 
 
 def read_choice(given: Any, functions: Sequence[Function], parallel: bool | None = None) -> ToolChoice:
-    """A request's `tool_choice`, which is a mode or names a function; RequestError for any other."""
+    """Read a request's `tool_choice`, which is a mode or names a function; RequestError for anything else."""
     parallel = True if parallel is None else parallel
     names = [function.name for function in functions]
     if isinstance(given, Mapping):
@@ -118,7 +120,7 @@ def read_choice(given: Any, functions: Sequence[Function], parallel: bool | None
 
 
 def _allowed(given: Any, names: Sequence[str], parallel: bool) -> ToolChoice:
-    """The functions that may be called, some of those that are shown."""
+    """Read a choice among some of the functions that are shown."""
     mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, Mapping) else (None, None)
     if mode not in ("auto", "required") or not isinstance(tools, list) or not (tools or mode == "auto"):
         raise RequestError(
@@ -129,7 +131,7 @@ def _allowed(given: Any, names: Sequence[str], parallel: bool) -> ToolChoice:
 
 
 def _name(given: Any, names: Sequence[str]) -> str:
-    """The name of a function or custom tool that a choice names."""
+    """Return the name of a function or custom tool that a choice names."""
     kind = given.get("type") if isinstance(given, Mapping) else None
     inner = given.get(kind, given) if kind in ("function", "custom") else None
     name = inner.get("name") if isinstance(inner, Mapping) else None

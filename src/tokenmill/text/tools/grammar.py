@@ -24,7 +24,7 @@ def calls_grammar(
     is_open: bool = False,
     text: str | None = None,
 ) -> str:
-    """The text of the grammar. functions: those that may be called. control: spelling → id of the control tokens.
+    """Return the text of the grammar. functions: all that may be called. control: spelling → id of the control tokens.
 
     thinking: the marks, if the model thinks before it answers. is_open: the answer begins inside thinking. text: an
     expression for an answer without calls, in the place of any text.
@@ -40,7 +40,8 @@ def calls_grammar(
 
 
 def think_first(lark: Lark, thinking: Thinking, answer: str, *, is_open: bool, gap: str = GAP) -> str:
-    """An expression for an answer after thinking: where is_open, after its closing mark; else with or without any.
+    """Return an expression for an answer after thinking: where is_open, after its closing mark; else with or without
+    any.
 
     gap: an expression for what stands behind that mark; a line break or two, or nothing.
     """
@@ -60,7 +61,7 @@ def _answer(
     thinking: Thinking | None,
     own_text: str | None,
 ) -> str:
-    """An expression for text or calls, whatever the choice allows."""
+    """Return an expression for text or calls, whatever the choice allows."""
     bodies = [form.body.rule(lark, function, f"call_{number}") for number, function in enumerate(functions)]
     is_one = form.is_single or not wanted.parallel
     calls = _calls(lark, form, lark.rule("call", choice(bodies)), functions, is_one=is_one)
@@ -78,7 +79,7 @@ def _answer(
 
 
 def _calls(lark: Lark, form: ToolFormat, call: str, functions: Sequence[Function], *, is_one: bool) -> str:
-    """An expression for one or more calls, after the mark of the first."""
+    """Return an expression for one or more calls, after the mark of the first."""
     opening, closing = lark.literal(form.opening.removeprefix(form.mark)), lark.literal(form.closing)
     if form.comma is None:
         rest = lark.rule("after_mark", f"{opening} {call} {closing}")

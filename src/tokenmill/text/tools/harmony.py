@@ -1,8 +1,8 @@
 """gpt-oss's harmony: messages in channels, of which one is thinking, one the answer, and one has calls.
 
-A call is a message to a function. Its end and that of the answer are tokens that end a text, so they are in no grammar.
-The chat template writes the receiver of an old call before its channel, and the model that of a new one behind it: the
-grammar admits both.
+A call is a message to a function. The ends of calls and of the answer are tokens that end a text, so they are in no
+grammar. The chat template writes the receiver of an old call before its channel, and the model writes the receiver of a
+new one behind it: the grammar admits both.
 """
 
 import json
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tokenmill.text.tools.functions import Function, ToolChoice
-from tokenmill.text.tools.json_scanner import read_json
 from tokenmill.text.tools.lark import Lark, choice
 from tokenmill.text.tools.lark_rules import arguments_of
-from tokenmill.text.tools.source import Reading, Source
-from tokenmill.text.tools.tool_format import AnswerReader, Taker, ToolFormat
+from tokenmill.text.tools.source import Reading, Source, read_json
+from tokenmill.text.tools.tool_format import AnswerReader, CallBody, Taker, ToolFormat
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
@@ -40,7 +39,7 @@ class MessageHeader(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HarmonyCall:
+class HarmonyCall(CallBody):
     """The message of a call: its header, and arguments as JSON."""
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
@@ -51,9 +50,6 @@ class HarmonyCall:
         ]
         arguments = arguments_of(lark, function, name)
         return f"{choice(lark.literal(before + header) for header in headers)} {arguments}"
-
-    def unenforced(self, function: Function) -> list[str]:
-        return []
 
     def read(self, source: Source, taker: Taker) -> Reading:
         """Read the arguments of a call that has begun, and its end."""
@@ -79,7 +75,7 @@ class HarmonyCall:
 
 
 def answer_of(lark: Lark, functions: Sequence[Function], wanted: ToolChoice, own_text: str | None = None) -> str:
-    """An expression for messages of which the last is the answer or, where functions may be called, a call.
+    """Return an expression for messages, the last of which is the answer or, where functions may be called, a call.
 
     own_text: an expression for the answer, in the place of any text.
     """
@@ -121,7 +117,7 @@ def read_answer(reader: AnswerReader) -> Generator[None, None, None]:
 
 
 def _read_text(reader: AnswerReader) -> Generator[None, None, None]:
-    """Read what is no message, up to where the next may begin."""
+    """Read text that is no message, up to where the next message may begin."""
     source = reader.source
     reader.show_text(source.text[source.at : source.at + 1])
     source.at = min(source.at + 1, len(source.text))
@@ -142,8 +138,8 @@ def _read_header(source: Source) -> Generator[None, None, MessageHeader | None]:
 
 
 def _header(found: re.Match[str]) -> MessageHeader | None:
-    """A header as openai-harmony 0.0.8 reads it: a content type may stand behind the receiver, and the receiver without
-    its mark. None for one with more words than these.
+    """Read a header as openai-harmony 0.0.8 does: a content type may stand behind the receiver, and the receiver
+    without its mark. Return None for a header with more words than these.
     """
     behind = re.sub(rf"{re.escape(CONSTRAIN)}\s*", f" {CONSTRAIN}", found["behind"])
     words = f"{found['before']} {behind}"
@@ -156,7 +152,7 @@ def _header(found: re.Match[str]) -> MessageHeader | None:
 
 
 def _may_begin(text: str) -> bool:
-    """Whether a header may begin so, as far as its first word tells."""
+    """Return whether a header may begin so, as far as its first word tells."""
     text = text.lstrip()
     return any(text.startswith(word[: len(text)]) for word in (START, CHANNEL, "to="))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.text.spelled_number import SpelledNumber
+from tokenmill.text.literal import SpelledNumber
 from tokenmill.text.tools.tool_format import ToolFormat
 from tokenmill.value_reader import brief
 
@@ -29,14 +29,14 @@ EXAMPLE = "<function-name>", {"<name>": "<value>"}
 
 
 def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat, *, as_text: bool = False) -> list[Message]:
-    """The messages with the arguments of calls as objects, ids as the format has them, and names beside results.
+    """Return the messages with the arguments of calls as objects, ids as the format has them, and names beside results.
 
     as_text: the arguments stay JSON text, or become it, for a template that joins them with other texts. Arguments that
-    are no JSON object, such as those of a call that was cut, become one that holds them as a text; see `unread`. A call
-    of a custom tool becomes one of a function with the argument `input`. What else a client adds to a call, as OpenAI's
-    does `parsed_arguments`, is left out: templates write a whole function down.
+    are no JSON object, such as those of a call that was cut, become an object that holds them as a text; see `unread`.
+    A call of a custom tool becomes one of a function with the argument `input`. What else a client adds to a call, as
+    OpenAI's does `parsed_arguments`, is left out: templates write a whole function down.
 
-    RequestError for what is no call, and for a result without one.
+    RequestError for an entry that is no call, and for a result without a call.
     """
     made: list[Message] = []
     names: dict[str, str] = {}
@@ -67,7 +67,7 @@ def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat, *, as_
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """The messages with a turn for each call, followed by its result, and no text beside thinking in such a turn."""
+    """Give each call a turn of its own, followed by its result, with no text beside thinking in it."""
     made: list[Message] = []
     for message in messages:
         if message.get("role") == "tool":  # behind its own call, where that is known
@@ -90,7 +90,7 @@ def _ids(message: Message) -> list[Any]:
 
 
 def _without_text(message: Message) -> Message:
-    """A turn whose text is the end of its thinking, where it has both: templates show one of them before a call."""
+    """Put the text of a turn at the end of its thinking, where it has both: templates show one before a call."""
     name = next((name for name in THOUGHTS if isinstance(message.get(name), str) and message[name]), None)
     if name is None or not isinstance(text := message.get("content"), str) or not text:
         return message
@@ -98,7 +98,7 @@ def _without_text(message: Message) -> Message:
 
 
 def known_id(given: str, form: ToolFormat, name: str, number: int) -> str:
-    """An id as the format writes it: one of another form becomes, always, the same one of its own.
+    """Return an id as the format writes it: one of another form becomes, always, the same one of its own.
 
     name: of the function. number: of the call in the conversation, for a format whose ids have one and an id that does
     not say which the model wrote; see Readers.call_id.
@@ -113,8 +113,8 @@ def known_id(given: str, form: ToolFormat, name: str, number: int) -> str:
 
 
 def as_plain_turns(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], form: ToolFormat) -> list[Message]:
-    """The messages for a template that shows no functions: `tools` are told in the system message, calls are text of
-    the assistant, results are text of the user. Results that follow each other are one turn.
+    """Return the messages for a template that shows no functions: `tools` are told in the system message, calls are
+    text of the assistant, results are text of the user. Results that follow each other are one turn.
     """
     made: list[Message] = []
     for message in messages:
@@ -169,7 +169,7 @@ def _call(call: Mapping[str, Any], form: ToolFormat, where: str, as_text: bool, 
 
 
 def _function(call: Mapping[str, Any]) -> Any:
-    """The function of a call, and its arguments; of a call of a custom tool the one that it is to the model."""
+    """Return the function of a call, with its arguments; of a custom tool, the function that it is to the model."""
     if call.get("type") != "custom":
         return call.get("function")
     custom = call.get("custom")
@@ -179,7 +179,7 @@ def _function(call: Mapping[str, Any]) -> Any:
 
 
 def unread(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A warning for each call of a conversation whose arguments are no JSON object.
+    """Return a warning for each call of a conversation whose arguments are no JSON object.
 
     A client sends them again at each turn, so that refusing them would end the conversation; as a text that the model
     sees nothing of them is lost.
@@ -195,7 +195,7 @@ def unread(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _object(given: Any) -> Any:
-    """Arguments as an object; none, or an empty text, are an empty one. None for what is no object."""
+    """Read arguments as an object, empty where there are none or an empty text. Return None for anything else."""
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     try:

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.text.tools.functions import Function
-from tokenmill.text.tools.json_scanner import JsonScanner, Sink, read_json
 from tokenmill.text.tools.lark import Lark, quoted
 from tokenmill.text.tools.lark_rules import arguments_of
-from tokenmill.text.tools.source import Reading, Source
-from tokenmill.text.tools.tool_format import Taker
+from tokenmill.text.tools.source import JsonScanner, Reading, Sink, Source, read_json
+from tokenmill.text.tools.tool_format import CallBody, Taker
 
 ARGUMENTS = ("arguments", "parameters")  # families differ, and models mix them up
 OTHERS = ("id", "type")
 
 
 @dataclass(frozen=True)
-class JsonCall:
-    """arguments: the key of the arguments. may_lack: a call without any is one of an empty object."""
+class JsonCall(CallBody):
+    """A call as a JSON object. arguments: the key of the arguments. may_lack: a call may have none."""
 
     arguments: str = "arguments"
     may_lack: bool = True
@@ -27,11 +26,8 @@ class JsonCall:
         begin = f'{before}{{"name": {json.dumps(function.name)}, "{self.arguments}": '
         return f"{quoted(begin)} {arguments_of(lark, function, name)} {quoted('}')}"
 
-    def unenforced(self, function: Function) -> list[str]:
-        return []
-
     def read(self, source: Source, taker: Taker) -> Reading:
-        """See Body. The keys may stand in any order; where the name is first, the arguments go on as they come."""
+        """See CallBody. The keys may stand in any order; where the name is first, the arguments go on as they come."""
         if not (yield from source.literal("{")):
             return False
         members, is_more = _Members(taker), True
@@ -44,9 +40,6 @@ class JsonCall:
 
     def first(self, name: str) -> str:
         return f'{{"name": {json.dumps(name)}'
-
-    def texts(self) -> tuple[str, ...]:
-        return ()
 
     def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
         return json.dumps({"name": name, self.arguments: arguments}, ensure_ascii=False)
@@ -62,7 +55,7 @@ class _Members:
         self._is_given = False
 
     def read(self, source: Source) -> Reading:
-        """Read one."""
+        """Read one member."""
         yield from source.spaces()
         key = yield from _read_text(source)
         yield from source.spaces()
@@ -83,7 +76,7 @@ class _Members:
         return (yield from _read_object(source, self._taker))
 
     def finish(self, may_lack: bool) -> bool:
-        """The object is at its end; whether it is a call. may_lack: also without arguments."""
+        """Return whether the object, now at its end, is a call. may_lack: also without arguments."""
         if self._name is None or not (self._is_given or may_lack):
             return False
         if self._pieces or not self._is_given:
@@ -93,7 +86,7 @@ class _Members:
 
 
 def _read_text(source: Source) -> Generator[None, None, str | None]:
-    """Read a JSON string; its text, or None."""
+    """Read a JSON string; return its text, or None."""
     pieces: list[str] = []
     while source.at == len(source.text) and not source.ended:
         yield

@@ -1,6 +1,9 @@
-"""The JSON types that a schema admits, for the formats that write arguments not as JSON."""
+"""The JSON types that a schema admits, and values that a format writes as plain text or as Python literals: for the
+formats that write arguments not as JSON.
+"""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +15,14 @@ NOTHING: Mapping[str, Any] = {}
 MAX_REFERENCES = 20  # followed for one schema
 TOLD = frozenset({"type", "title", "description", "default", "examples", "enum", "const", "$comment", "deprecated"})
 """Keywords of a text's schema that are enforced, or enforce nothing."""
+PYTHON = {"True": "true", "False": "false", "None": "null"}
+_LITERAL = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\b(?:True|False|None)\b""", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "0": "\0", "'": "'", '"': '"', "\\": "\\", "\n": ""}
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema with its own reference followed; an empty one where there is nothing to be followed."""
+    """Follow a schema's own reference; return an empty schema where it leads nowhere."""
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, Mapping):
             return NOTHING
@@ -26,7 +33,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def kinds_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """The types that a value of this schema may have. root: where references are looked up."""
+    """Return the types that a value of this schema may have. root: where references are looked up."""
     return _kinds(resolved(schema, root), root, {})
 
 
@@ -43,7 +50,7 @@ def _kinds(
         kinds = frozenset(kind for kind in given if isinstance(kind, str))
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = [schema["const"]] if "const" in schema else schema["enum"]
-        kinds &= frozenset(kind for value in values for kind in _kinds_of_value(value))
+        kinds &= frozenset(kind for value in values for kind in kind_of(value))
     for word in COMBINED:
         if not isinstance(inner := schema.get(word), list):
             continue
@@ -58,7 +65,7 @@ def _kinds(
 
 
 def texts_of(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
-    """The only texts that a schema of texts admits, if it names them."""
+    """Return the only texts that a schema of texts admits, if it names them."""
     schema = resolved(schema, root)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list):
@@ -67,7 +74,7 @@ def texts_of(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
 
 
 def unenforced(schema: Any, root: Mapping[str, Any]) -> list[str]:
-    """Keywords of a text's schema, such as maxLength, that a format which writes texts plainly does not enforce."""
+    """Return keywords of a text's schema, such as maxLength, that a format with plain texts does not enforce."""
     waiting, met, found = [resolved(schema, root)], set[int](), set[str]()
     while waiting:
         each = waiting.pop()
@@ -81,7 +88,7 @@ def unenforced(schema: Any, root: Mapping[str, Any]) -> list[str]:
 
 
 def words_of(schema: Any) -> set[str]:
-    """All keywords of a schema, however deep, also of those that it defines; names of properties are none."""
+    """Return all keywords of a schema and of its definitions, however deep; names of properties are no keywords."""
     waiting, found = [schema], set[str]()
     while waiting:
         each = waiting.pop()
@@ -95,7 +102,7 @@ def words_of(schema: Any) -> set[str]:
 
 
 def with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a schema that stands alone, with the definitions that it refers to."""
+    """Return a part of a schema that stands alone, with the definitions that it refers to."""
     refers = '"$ref"' in json.dumps(schema)
     whole = {name: root[name] for name in ("$defs", "definitions") if name in root and refers}
     if not isinstance(schema, Mapping):
@@ -111,9 +118,64 @@ def _found(place: str, root: Mapping[str, Any]) -> Any:
     return found
 
 
-def _kinds_of_value(value: Any) -> tuple[str, ...]:
-    if value is None or isinstance(value, (bool, str)):
-        return ("null",) if value is None else ("boolean",) if isinstance(value, bool) else ("string",)
+def json_of_text(text: str) -> str:
+    """Write a text as JSON, without its quotes; pieces that are written so, joined, are the whole."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def json_of_value(written: str, kinds: frozenset[str]) -> str:
+    """Write a value of one of these types as JSON; JSON or Python spells it so, or it is a text as it stands."""
+    stripped = written.strip()
+    spelled = PYTHON.get(stripped, stripped)
+    found, value = _read_json(spelled)
+    if found and (kind_of(value) & kinds) and not isinstance(value, str):
+        return spelled
+    if found and isinstance(value, str) and "string" not in kinds:
+        return spelled
+    return json.dumps(written, ensure_ascii=False)
+
+
+def json_of_literal(written: str) -> str | None:
+    """Write a literal in JSON's or Python's spelling as JSON; return None for anything else."""
+    stripped = written.strip()
+    for text in (stripped, _LITERAL.sub(_json_of_python, stripped)):
+        if _read_json(text)[0]:
+            return text
+    return None
+
+
+def _json_of_python(found: re.Match[str]) -> str:
+    """Write one of Python's texts or names as JSON."""
+    if found[0] in PYTHON:
+        return PYTHON[found[0]]
+    return json.dumps(_ESCAPE.sub(_unescaped, found[0][1:-1]), ensure_ascii=False)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    """Return the letter that an escape stands for; what is no escape to Python stays as it is."""
+    code = found[1] or found[2]
+    return chr(int(code, 16)) if code else _LETTERS.get(found[3], found[0])
+
+
+def kind_of(value: Any) -> frozenset[str]:
+    """Return the types of a value in JSON schema."""
+    if isinstance(value, bool):
+        return frozenset({"boolean"})
     if isinstance(value, int):
-        return "integer", "number"
-    return ("number",) if isinstance(value, float) else ("array",) if isinstance(value, list) else ("object",)
+        return frozenset({"integer", "number"})
+    for kind, name in ((float, "number"), (str, "string"), (list, "array"), (dict, "object")):
+        if isinstance(value, kind):
+            return frozenset({name})
+    return frozenset({"null"})
+
+
+def _read_json(text: str) -> tuple[bool, Any]:
+    """Return whether a text is JSON, and its value."""
+    try:
+        return True, json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False, None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)

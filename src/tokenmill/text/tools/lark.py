@@ -8,7 +8,7 @@ from typing import Any
 from tokenmill.text.schema.grammar import JsonStyle, rules_of
 from tokenmill.text.schema.spelled import all_spelled
 
-ESCAPES = 'bfnrtu"\\'  # those that Python's json writes, so that an old call is written as the model wrote it
+ESCAPES = 'bfnrtu"\\'  # escapes that Python's json writes, so that an old call is written as the model wrote it
 ANYTHING = r"(.|\n)*"
 
 
@@ -19,12 +19,12 @@ _SPECIAL = re.compile(r"([\\^$.|?*+()\[\]{}/\-&~#])")
 
 
 def quoted(text: str) -> str:
-    """A literal text."""
+    """Write a literal text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def escaped(text: str) -> str:
-    """A literal text inside a regular expression."""
+    """Write a literal text inside a regular expression."""
     return _SPECIAL.sub(r"\\\1", text).replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
 
 
@@ -37,7 +37,7 @@ class Lark:
         self._references: dict[tuple[str, str], str] = {}
 
     def literal(self, text: str) -> str:
-        """An expression for this text, with control tokens where it spells them.
+        """Return an expression for this text, with control tokens where it spells them.
 
         White space stands alone: the longest terminal that fits is read, so that a line break which is one terminal,
         and begins another, would never end where it does.
@@ -50,19 +50,19 @@ class Lark:
         )
 
     def rule(self, name: str, body: str, options: str = "") -> str:
-        """A rule or, with an upper-case name, a terminal; its name, for use in others."""
+        """Add a rule or, with an upper-case name, a terminal; return its name, for use in others."""
         assert self._rules.get(name, (body, options)) == (body, options), name
         self._rules[name] = body, options
         return name
 
     def reference(self, owner: str, place: str) -> tuple[str, bool]:
-        """The name of the rule for a place in a schema of this owner, and whether it must still be made."""
+        """Return the name of the rule for a place in a schema of this owner, and whether it must still be made."""
         is_new = (owner, place) not in self._references
         return self._references.setdefault((owner, place), f"reference_{len(self._references)}"), is_new
 
     def json(self, name: str, schema: Mapping[str, Any], strict: bool | None = None) -> str:
-        """A rule for JSON text of a schema, as Python's json.dumps spaces it. strict: see Function. ValueError for a
-        schema of which none can be made.
+        """Add a rule for JSON text of a schema, as Python's json.dumps spaces it; return its name. strict: see
+        Function. ValueError for a schema of which no rule can be made.
         """
         own = {
             "item_separator": ", ",
@@ -84,13 +84,13 @@ class Lark:
         return self.rule(name, first)
 
     def text(self, *, without: Iterable[str] = ()) -> str:
-        """An expression for any text that does not begin, after white space, with one of these."""
+        """Return an expression for any text that does not begin, after white space, with one of these."""
         if not (begins := [escaped(begin) for begin in without]):
             return self.rule("TEXT", f"/{ANYTHING}/")
         return self.rule("TEXT", rf"/{ANYTHING}/ & ~/[ \t\r\n]*({'|'.join(begins)}){ANYTHING}/")
 
     def until(self, name: str, mark: str, before: str) -> str:
-        """An expression for text that goes on up to the first place where this mark stands, and for the mark.
+        """Return an expression for text that goes on up to the first place where this mark stands, and for the mark.
 
         before: an expression for the text. A mark that is a control token ends it too when it is spelled in letters.
         """
@@ -103,6 +103,6 @@ class Lark:
 
 
 def choice(expressions: Iterable[str]) -> str:
-    """An expression for one of these."""
+    """Return an expression for one of these."""
     found = list(expressions)
     return found[0] if len(found) == 1 else f"({' | '.join(found)})"

@@ -48,17 +48,17 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 
 def pattern_of(grammar: str) -> str:
-    """The regular expression. ValueError, in words, for a grammar that cannot be one."""
+    """Return the regular expression of a grammar. ValueError, in words, for a grammar that cannot be one."""
     return Pattern(rules_of(grammar)).of_rule("start")
 
 
 def pattern_of_text(text: str) -> str:
-    """The regular expression of one text, range or expression of a grammar."""
+    """Return the regular expression of one text, range or expression of a grammar."""
     return _Reader(text, Pattern({})).whole()
 
 
 def grouped(expression: str) -> str:
-    """A regular expression as one group of another. ValueError where a bracket of its own would close that."""
+    """Write a regular expression as one group of another. ValueError where a bracket of its own would close it."""
     depth, sets = 0, list[int]()  # groups and sets that are open; of sets, where a ] is their end
     for found in _BRACKET.finditer(expression):
         bracket, at = found[0], found.start()
@@ -78,7 +78,7 @@ class RefersToItself(ValueError):
 
 
 def rules_of(grammar: str) -> dict[str, str]:
-    """The text of each rule and terminal; of imported ones the name of what they are, after a %."""
+    """Return the text of each rule and terminal; of an imported one the name of what it is, after a %."""
     if len(grammar) > MAX_PATTERN:
         raise ValueError(f"it has more than {MAX_PATTERN:,} characters")
     found: dict[str, str] = {}
@@ -112,7 +112,7 @@ class Pattern:
         self._open: list[str] = []  # rules that are being made
 
     def of_rule(self, name: str) -> str:
-        """That of one rule."""
+        """Return the expression of one rule."""
         if name in self._made:
             return self._made[name]
         if name not in self._rules:
@@ -131,14 +131,14 @@ class Pattern:
 
 
 class _Reader:
-    """Reads the right side of a rule."""
+    """A reader of the right side of a rule."""
 
     def __init__(self, text: str, pattern: Pattern) -> None:
         self._tokens = list(tokens_of(text))
         self._at, self._pattern = 0, pattern
 
     def whole(self) -> str:
-        """All of it."""
+        """Read all of it."""
         made = self._choice()
         if self._at < len(self._tokens):
             raise ValueError(f"{self._tokens[self._at][1]!r} is not expected")
@@ -203,7 +203,7 @@ class _Reader:
 
 
 def tokens_of(text: str) -> Iterator[tuple[str, str]]:
-    """The kind and the text of each token of a rule, without comments."""
+    """Yield the kind and the text of each token of a rule, without comments."""
     if text.startswith("%"):
         return
     at, text = 0, text.rstrip()
@@ -216,7 +216,7 @@ def tokens_of(text: str) -> Iterator[tuple[str, str]]:
 
 
 def times_of(text: str) -> str:
-    """How often something is repeated, as expressions have it: {2,3}."""
+    """Write how often something is repeated, as expressions have it: {2,3}."""
     numbers = re.findall(r"\d+|,|\.\.", text)
     numbers = ["0", *numbers] if numbers[:1] == [","] else numbers
     inner = ",".join(part for part in " ".join(numbers).replace(",", " , ").split() if part.isdigit())
@@ -224,7 +224,7 @@ def times_of(text: str) -> str:
 
 
 def _spelled(text: str) -> str:
-    """The characters of a string."""
+    """Return the characters of a string."""
     inner = text[1 : text.rindex('"')]
 
     def escape(found: re.Match[str]) -> str:

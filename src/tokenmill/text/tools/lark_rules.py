@@ -1,7 +1,7 @@
 """A Lark grammar that refers to itself, as rules for llguidance whose text stands inside a JSON string.
 
-Rules that refer to none of themselves become expressions, as in lark_pattern.py. In each of these a character that JSON
-escapes is replaced by its escape, so that the rules around them stay as they are.
+Rules that do not lead back to themselves become expressions, as in lark_pattern.py. In each of these a character that
+JSON escapes is replaced by its escape, so that the rules around them stay as they are.
 """
 
 import json
@@ -30,7 +30,7 @@ _ATOM = re.compile(
 
 
 def arguments_of(lark: Lark, function: Function, name: str) -> str:
-    """An expression for a function's arguments as a JSON object."""
+    """Return an expression for a function's arguments as a JSON object."""
     if function.lark is None:
         return lark.json(f"{name}_arguments", function.schema, function.strict)
     begin, end = quoted('{"input": "'), quoted('"}')
@@ -38,7 +38,7 @@ def arguments_of(lark: Lark, function: Function, name: str) -> str:
 
 
 def text_in_json(lark: Lark, grammar: str, name: str) -> str:
-    """An expression for a text of the grammar inside a JSON string; names of its rules begin with `name`.
+    """Return an expression for a text of the grammar inside a JSON string; names of its rules begin with `name`.
 
     ValueError, in words, for a grammar that is wrong, or that no text with an end fits.
     """
@@ -53,7 +53,7 @@ def text_in_json(lark: Lark, grammar: str, name: str) -> str:
 
 
 def _cyclic(uses: dict[str, set[str]]) -> list[str]:
-    """The rules that refer to themselves, or to such ones."""
+    """Return the rules that refer to themselves, or to a rule that does."""
     left = {name: used & uses.keys() for name, used in uses.items()}
     users: dict[str, list[str]] = {}
     for name, used in left.items():
@@ -69,7 +69,7 @@ def _cyclic(uses: dict[str, set[str]]) -> list[str]:
 
 
 def ending(rules: dict[str, list[Token]]) -> set[str]:
-    """Those of these rules that some text with an end fits."""
+    """Return the rules that some text with an end fits."""
     users: dict[str, list[str]] = {}
     for name, tokens in rules.items():
         for each in {text for kind, text in tokens if kind == "name"}:
@@ -83,13 +83,13 @@ def ending(rules: dict[str, list[Token]]) -> set[str]:
 
 
 class _Ending:
-    """Whether a part of a rule has an end, if these `endless` rules have none."""
+    """The question whether a part of a rule has an end, if these `endless` rules have none."""
 
     def __init__(self, tokens: list[Token], endless: Collection[str]) -> None:
         self._tokens, self._endless, self._at = tokens, endless, 0
 
     def choice(self) -> bool:
-        """The parts up to the bracket that ends them, or to the end."""
+        """Read the parts up to the bracket that ends them, or to the end; return whether they have an end."""
         ends = [True]
         while self._at < len(self._tokens):
             kind, text = self._tokens[self._at]
@@ -118,7 +118,7 @@ class _Rules:
         self._made: dict[str, str] = {}  # rule → its name here
 
     def of_rule(self, rule: str) -> str:
-        """An expression for a rule."""
+        """Return an expression for a rule."""
         if rule not in self._cyclic:
             return self._word(self._pattern.of_rule(rule))
         if rule not in self._made:
@@ -144,7 +144,7 @@ class _Rules:
                 yield {"[": "(", "]": ")?"}.get(text, text)
 
     def _word(self, pattern: str) -> str:
-        """The terminal of an expression."""
+        """Return the terminal of an expression."""
         if pattern not in self._words:
             name = f"{self._name.upper()}_WORD_{len(self._words)}"
             made = in_json(pattern)
@@ -156,7 +156,7 @@ class _Rules:
 
 
 def in_json(pattern: str) -> str:
-    """An expression for what a text that fits this one is inside a JSON string. ValueError for what is not known."""
+    """Write an expression for a text that fits this one, inside a JSON string. ValueError for an unknown part."""
     made, at, dots = [], 0, [False]  # whether a dot is a line break too, for each group that is open
     while at < len(pattern):
         if (found := _ATOM.match(pattern, at)) is None:
@@ -171,7 +171,7 @@ def in_json(pattern: str) -> str:
 
 
 def _in_json(atom: re.Match[str], is_any: bool) -> str:
-    """One atom of an expression."""
+    """Write one atom of an expression."""
     text = atom[0]
     if atom["open"] or atom["sign"] or (atom["letter"] and atom["letter"] in _ANCHORS):
         return text
@@ -191,7 +191,7 @@ def _character(letter: str) -> str:
 
 @lru_cache(1024)
 def _set(text: str) -> str:
-    """One character of a set."""
+    """Write one character of a set."""
     if re.search(r"\[|&&|--|~~", re.sub(r"\\.", "", text[1:])):  # llguidance reads these otherwise than Python
         raise ValueError(f"the set {text!r} is not possible in a grammar that refers to itself: escape what is in it")
     try:

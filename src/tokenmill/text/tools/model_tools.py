@@ -19,10 +19,10 @@ FALLBACK = "hermes"
 
 @dataclass(frozen=True)
 class ModelTools:
-    """form: how calls are written. thinking: the marks of thinking, if the family has them. is_native: the chat
-    template shows functions; else they are told in the system message. takes_text: the template joins arguments with
-    other texts, so they are JSON text to it. control: spelling → id of control tokens. shown_ids: control tokens that
-    must be in the text of an answer for its parser. note: how this was chosen.
+    """The tool calls of one model. form: how calls are written. thinking: the marks of thinking, if the family has
+    them. is_native: the chat template shows functions; else they are told in the system message. takes_text: the
+    template joins arguments with other texts, so they are JSON text to it. control: spelling → id of control tokens.
+    shown_ids: control tokens that must be in the text of an answer for its parser. note: how this was chosen.
     """
 
     form: ToolFormat
@@ -36,7 +36,7 @@ class ModelTools:
     def conversation(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The messages, and the variables beside them, that the chat template gets; tools: as the request has them."""
+        """Return the messages, and the variables beside them, for the chat template. tools: as the request has them."""
         made = with_objects(messages, self.form, as_text=self.takes_text)
         if self.is_native:
             return made, {"tools": list(tools)} if tools else {}
@@ -45,7 +45,7 @@ class ModelTools:
     def grammar(
         self, functions: Sequence[Function], wanted: ToolChoice, *, is_open: bool = False, text: str | None = None
     ) -> str | None:
-        """The text of llguidance's grammar for an answer; None where no call is allowed.
+        """Return the text of llguidance's grammar for an answer; None where no call is allowed.
 
         is_open: the prompt ends inside thinking; see Thinking.is_open. text: an expression for an answer without calls.
         """
@@ -54,16 +54,13 @@ class ModelTools:
         control, thinking = self.control, self.thinking
         return calls_grammar(self.form, allowed, wanted, control=control, thinking=thinking, is_open=is_open, text=text)
 
-    def parser(
-        self, functions: Sequence[Function], wanted: ToolChoice, *, is_open: bool = False, is_trusted: bool = True
-    ) -> Parser:
-        """The parser of an answer; is_trusted: the grammar made it."""
-        allowed = wanted.among(functions)
-        return Parser(self.form, allowed, thinking=self.thinking, is_open=is_open, is_trusted=is_trusted)
+    def parser(self, functions: Sequence[Function], wanted: ToolChoice, *, is_open: bool) -> Parser:
+        """Return the parser of an answer that the grammar made."""
+        return Parser(self.form, wanted.among(functions), thinking=self.thinking, is_open=is_open, is_trusted=True)
 
 
 def tools_of(tokenizer: Tokenizer, name: str = "auto") -> ModelTools:
-    """The tools of a model. name: of the format; "auto" finds it by the words of the chat template.
+    """Return the tools of a model. name: of the format; "auto" finds it by the words of the chat template.
 
     ConfigError for a name that is not known.
     """
@@ -89,7 +86,7 @@ def tools_of(tokenizer: Tokenizer, name: str = "auto") -> ModelTools:
 
 
 def _format_in(template: str) -> str | None:
-    """The first format of the registry of which a template holds all words, quoted or not."""
+    """Return the first format of the registry of which a template holds all words, quoted or not."""
     plain = template.replace('\\"', '"')
     for name in TOOL_FORMATS:
         words = lookup(TOOL_FORMATS, name, "tool_format").words
@@ -99,7 +96,7 @@ def _format_in(template: str) -> str | None:
 
 
 def _takes_text(template: str, form: ToolFormat, special_texts: Mapping[str, str]) -> bool:
-    """Whether a template shows a call whose arguments are JSON text, and none whose arguments are an object."""
+    """Return whether a template shows a call whose arguments are JSON text, and none whose arguments are an object."""
     render = lookup(TEMPLATES, "jinja", "chat_template")
     for as_text in (False, True):
         call = {"id": form.new_id(), "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}

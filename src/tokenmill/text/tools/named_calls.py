@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.text.tools.functions import Function
-from tokenmill.text.tools.json_scanner import read_json
 from tokenmill.text.tools.lark import Lark
 from tokenmill.text.tools.lark_rules import arguments_of
-from tokenmill.text.tools.source import Reading, Source
-from tokenmill.text.tools.tool_format import Taker
+from tokenmill.text.tools.source import Reading, Source, read_json
+from tokenmill.text.tools.tool_format import CallBody, Taker
 
 IN_NAME = re.compile(r"[\w.:/-]", re.ASCII)
 NUMBER = re.compile(r":\d+$")
 
 
 @dataclass(frozen=True)
-class NamedCall:
-    """before name after arguments end. also: a mark that may stand after the name, before an id and `after`.
+class NamedCall(CallBody):
+    """A call of the form: before name after arguments end. also: a mark that may stand after the name, before an id and
+    `after`.
 
     is_numbered: the name ends with a colon and the number of the call, and with it is the call's id.
     """
@@ -42,9 +42,6 @@ class NamedCall:
             )
             if part
         )
-
-    def unenforced(self, function: Function) -> list[str]:
-        return []
 
     def read(self, source: Source, taker: Taker) -> Reading:
         if not (yield from source.frame(self.before)):

@@ -1,7 +1,7 @@
 """The parser of answers: text that comes in pieces becomes text, thinking and calls, and nothing of it is lost.
 
-It needs no grammar: what is no call of a function that may be called is text. An answer that a grammar made holds none
-but whole calls, so its arguments are shown as they come; in any other a call is shown when it is complete, since until
+It needs no grammar: whatever is no call of a function that may be called is text. An answer that a grammar made holds
+only whole calls, so its arguments are shown as they come; in any other a call is shown when it is complete, since until
 then it may turn out to be text. What is held back is the beginning of a mark, or of such a call.
 """
 
@@ -18,7 +18,8 @@ MAX_BREAKS = 2  # after the mark that ends thinking
 
 
 class Parser:
-    """One answer. functions: those that may be called; without any, or without a format, there are no calls.
+    """The parser of one answer. functions: all that may be called; without any, or without a format, there are no
+    calls.
 
     thinking: the marks of thinking. is_open: the answer begins inside it. is_trusted: a grammar made the answer.
     """
@@ -40,12 +41,12 @@ class Parser:
         self._reading = self._read()
 
     def push(self, text: str) -> list[Part]:
-        """Take in more of the answer; the parts that are safe to show because of it."""
+        """Take in more of the answer; return the parts that are safe to show because of it."""
         self.source.feed(text)
         return self._go_on()
 
     def finish(self) -> list[Part]:
-        """The parts that were held back, now that the answer is at its end."""
+        """Return the parts that were held back, now that the answer is at its end."""
         self.source.ended = True
         return self._go_on()
 
@@ -115,7 +116,7 @@ class Parser:
         yield from self.read_up_to((), "", self.show_text)
 
     def _read_frame(self, form: ToolFormat) -> Reading:
-        """Read calls from the mark on, after white space; whether they are complete.
+        """Read calls from the mark on, after white space; return whether they are complete.
 
         As far as they are shown, the source keeps nothing.
         """
@@ -143,7 +144,7 @@ class Parser:
                 return True
 
     def read_call(self, body: CallBody, name: str) -> Reading:
-        """Read and show a call of this function; whether it is complete. See AnswerReader."""
+        """Read and show a call of this function; return whether it is complete. See AnswerReader."""
         taken = self._new_call()
         taken.begin(name)
         is_complete = yield from body.read(self.source, taken)
@@ -156,7 +157,7 @@ class Parser:
         return _Taken(self._functions, self._begin if self._is_trusted else None, self._show)
 
     def read_up_to(self, marks: Sequence[str], lead: str, show: Callable[[str], None]) -> Generator[None, None, bool]:
-        """Show text up to the first mark, and up to the lead where one stands before it; whether there is a mark."""
+        """See AnswerReader."""
         source = self.source
         while True:
             text, at = source.text, source.at
@@ -176,7 +177,7 @@ class Parser:
             yield
 
     def _begin(self, name: str, given_id: str | None) -> int:
-        """Show that a call begins; its number. It can be taken back no more."""
+        """Show that a call begins; return its number. It can be taken back no more."""
         assert self._form is not None
         number = len(self._ids)
         self._ids.append(self._form.new_id() if given_id is None or given_id in self._ids else given_id)
@@ -204,7 +205,7 @@ class Parser:
 
 
 class _Taken:
-    """What is read of one call: shown at once where `begin` is given, else kept until it is complete."""
+    """A call that is read: shown at once where `begin` is given, else kept until it is complete."""
 
     def __init__(
         self,
@@ -232,14 +233,14 @@ class _Taken:
             self._show(self._number, text)
 
     def show(self, begin: Callable[[str, str | None], int]) -> None:
-        """The call is complete."""
+        """Show the call, which is complete."""
         if self._number is None:
             self._number = begin(self._name, self._given_id)
             self._show(self._number, "".join(self._pieces))
 
 
 def _could_begin(text: str, at: int, marks: Sequence[str], lead: str) -> int:
-    """Length of the longest end of the text that may be the beginning of a mark, or of a lead and a mark."""
+    """Return the length of the longest end of the text that may be the beginning of a mark, or of a lead and a mark."""
     longest = 0
     for wanted in {*marks, *(lead + mark for mark in marks)}:
         for length in range(min(len(wanted) - 1, len(text) - at), longest, -1):

@@ -14,54 +14,56 @@ LETTERS = string.ascii_letters + string.digits
 
 
 class Taker(Protocol):
-    """Takes what a body reads of one call."""
+    """A taker of what a body reads of one call."""
 
     def function(self, name: str) -> Function | None:
-        """The function of this name, if there is one that may be called."""
+        """Return the function of this name, if there is one that may be called."""
 
     def begin(self, name: str, given_id: str | None = None) -> None:
-        """The call is of this function; its arguments follow. given_id: where the model wrote one."""
+        """Begin a call of this function; its arguments follow. given_id: where the model wrote one."""
 
     def append(self, text: str, /) -> None:
-        """A piece of the arguments, which are JSON text."""
+        """Take a piece of the arguments, which are JSON text."""
 
 
 class CallBody(Protocol):
-    """How one call is written inside its frame."""
+    """How one call is written inside its frame. By default it enforces all, and has no control tokens."""
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
-        """An expression for a call of this function after the text `before`; names of new rules begin with `name`."""
+        """Return an expression for a call of this function after the text `before`. name: of its rules."""
 
     def unenforced(self, function: Function) -> list[str]:
-        """What of the function's schema the expression does not enforce, apart from what llguidance does not."""
+        """Return what the expression does not enforce of the function's schema, apart from what llguidance does not."""
+        return []
 
     def read(self, source: Source, taker: Taker) -> Reading:
         """Read a call."""
 
     def first(self, name: str) -> str:
-        """The beginning of a call of the function of this name."""
+        """Return the beginning of a call of the function of this name."""
 
     def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
-        """A call as the history shows it. number: which of the conversation."""
+        """Write a call as the history shows it. number: of the call in the conversation."""
 
     def texts(self) -> tuple[str, ...]:
-        """All texts of its own in which control tokens may stand."""
+        """Return all texts of its own in which control tokens may stand."""
+        return ()
 
 
 class AnswerReader(Protocol):
-    """The parser of an answer, as a format uses it that reads the whole answer in a way of its own."""
+    """The parser of an answer, for a format that reads the whole answer in a way of its own."""
 
     source: Source
     names: Collection[str]  # of the functions that may be called
 
     def show_text(self, text: str) -> None:
-        """It is text."""
+        """Show text."""
 
     def show_thinking(self, text: str) -> None:
-        """It is thinking."""
+        """Show thinking."""
 
     def read_up_to(self, marks: Sequence[str], lead: str, show: Callable[[str], None]) -> Generator[None, None, bool]:
-        """Show text up to the first mark, and up to the lead where one stands before it; whether there is a mark."""
+        """Show text up to the first mark, without a lead right before it; return whether there is a mark."""
 
     def read_call(self, body: CallBody, name: str) -> Reading:
         """Read and show a call of this function."""
@@ -97,19 +99,19 @@ class ToolFormat:
     numbered: str = ""
 
     def marks(self, functions: Iterable[str]) -> list[str]:
-        """The texts that say that calls of functions of these names begin."""
+        """Return the texts that say that calls of functions of these names begin."""
         return [self.opening + self.body.first(name) for name in functions] if self.is_alone else [self.mark]
 
     def texts(self) -> tuple[str, ...]:
-        """All texts of the frame and the body in which control tokens may stand."""
+        """Return all texts of the frame and the body in which control tokens may stand."""
         return self.opening, self.closing, self.comma or "", *self.body.texts()
 
     def new_id(self) -> str:
-        """An id for a call."""
+        """Make an id for a call."""
         return self.id_prefix + "".join(secrets.choice(LETTERS) for _ in range(self.id_length))
 
     def text(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """Calls as the history shows them."""
+        """Write calls as the history shows them."""
         bodies = [self.body.text(name, arguments, number) for number, (name, arguments) in enumerate(calls)]
         if self.comma is not None:
             return f"{self.opening}{self.comma.join(bodies)}{self.closing}"

@@ -4,26 +4,33 @@ A text ends at the first closing tag after which the call can go on, so that one
 does no harm; a closing tag that stands twice is read once. The grammar admits no closing tag inside a text.
 """
 
+import json
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.text.schema.ahead import terminal
 from tokenmill.text.tools.functions import Function, refuse_grammar, refuse_if_strict
-from tokenmill.text.tools.json_scanner import JsonScanner
-from tokenmill.text.tools.kinds import kinds_of, resolved, texts_of, unenforced, with_definitions
+from tokenmill.text.tools.kinds import (
+    json_of_text,
+    json_of_value,
+    kinds_of,
+    resolved,
+    texts_of,
+    unenforced,
+    with_definitions,
+)
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice, escaped, quoted
 from tokenmill.text.tools.named_calls import read_name
-from tokenmill.text.tools.source import SPACES, Reading, Source
-from tokenmill.text.tools.tool_format import Taker
-from tokenmill.text.tools.values import json_of_text, json_of_value, spelled
+from tokenmill.text.tools.source import SPACES, JsonScanner, Reading, Source
+from tokenmill.text.tools.tool_format import CallBody, Taker
 
 TEXT = frozenset({"string"})
 
 
 @dataclass(frozen=True)
-class XmlCall:
-    """begin name after_name (key_begin key key_end pad value pad value_end after_value)… end.
+class XmlCall(CallBody):
+    """A call of the form: begin name after_name (key_begin key key_end pad value pad value_end after_value)… end.
 
     stop: what stands behind the last argument. python: truth values and nothing are spelled as in Python too, since the
     chat template writes them so.
@@ -60,7 +67,7 @@ class XmlCall:
         return " ".join([*parts, lark.literal(self.end)])
 
     def unenforced(self, function: Function) -> list[str]:
-        """See Body. Texts stand as they are, so of their schemas only patterns and lists of texts are enforced."""
+        """See CallBody. Texts stand as they are, so of their schemas only patterns and lists of texts are enforced."""
         root, found = function.schema, []
         properties = root.get("properties")
         for key, schema in properties.items() if isinstance(properties, Mapping) else ():
@@ -106,13 +113,13 @@ class XmlCall:
     def text(self, name: str, arguments: Mapping[str, Any], number: int = 0) -> str:
         parts = [f"{self.begin}{name}{self.after_name}"]
         for key, value in arguments.items():
-            written = value if isinstance(value, str) else spelled(value)
+            written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             parts.append(f"{self.key_begin}{key}{self.key_end}{self.pad}{written}{self.pad}{self.value_end}")
             parts.append(self.after_value)
         return "".join([*parts, self.end])
 
     def _value(self, lark: Lark, function: Function, key: str, schema: Any, name: str) -> str:
-        """An expression for a value and what ends it."""
+        """Return an expression for a value and what ends it."""
         root = function.schema
         kinds, end = kinds_of(schema, root), lark.literal(self.pad + self.value_end)
         if "string" not in kinds:
@@ -127,7 +134,7 @@ class XmlCall:
         return self._text(lark)
 
     def _text(self, lark: Lark) -> str:
-        """An expression for any text without the closing tag, and for that."""
+        """Return an expression for any text without the closing tag, and for the tag."""
         if self.value_end in lark.control:
             anything = lark.rule("VALUE_TEXT", f"/{ANYTHING}{escaped(self.pad)}/")
             return f"{anything} {lark.literal(self.value_end)}"
@@ -138,9 +145,9 @@ class XmlCall:
         return lark.rule("text_value", pattern, "[lazy]")
 
     def _pattern(self, pattern: str) -> str:
-        """A terminal for a text that fits a pattern, and for its closing tag, which is spelled nowhere in it.
+        """Return a terminal for a text that fits a pattern, and for its closing tag, which is spelled nowhere in it.
 
-        ValueError for a pattern that is none.
+        ValueError for a wrong pattern.
         """
         inner = terminal(pattern, is_json=False)
         end, pad = escaped(self.value_end), escaped(self.pad)
@@ -148,7 +155,7 @@ class XmlCall:
         return f"({inner} /{pad}{end}/) & ~/{ANYTHING}{end}(.|\\n)+/{before}"
 
     def _key(self, source: Source) -> Generator[None, None, str | None]:
-        """Read a key and what ends it; None where there is no such thing."""
+        """Read a key and what ends it; return None where there is no such thing."""
         first, *rest = self.key_end.split()
         while (end := source.text.find(first, source.at)) < 0 and not source.ended:
             if "\n" in source.text[source.at :]:
@@ -198,7 +205,7 @@ class XmlCall:
                 yield
 
     def _read_json(self, source: Source) -> Generator[None, None, str | None]:
-        """Read a list or object, in whose texts no closing tag counts, and its closing tag; None for any other."""
+        """Read a list or object and its closing tag, which counts in no text; return None for any other value."""
         yield from source.spaces()
         scanner, length = JsonScanner(), 0
         while True:
@@ -225,7 +232,7 @@ class XmlCall:
             yield
 
     def _goes_on(self, source: Source, at: int) -> bool | None:
-        """Whether behind a closing tag the call goes on; None where more text will tell."""
+        """Return whether behind a closing tag the call goes on; None where more text will tell."""
         text = source.text
         while at < len(text) and text[at] in SPACES:
             at += 1
@@ -239,13 +246,13 @@ class XmlCall:
 
 
 def _begun(text: str, at: int, *wanted: str) -> int:
-    """Length of the longest end of the text that is the beginning of one of these."""
+    """Return the length of the longest end of the text that is the beginning of one of these."""
     lengths = (length for word in wanted for length in range(1, len(word)) if text.endswith(word[:length], at))
     return max(lengths, default=0)
 
 
 def _kinds(function: Function, key: str) -> frozenset[str]:
-    """The types of an argument."""
+    """Return the types of an argument."""
     properties = function.parameters.get("properties")
     known = isinstance(properties, Mapping) and key in properties
     return kinds_of(properties[key] if known else {}, function.parameters)  # type: ignore[index]
