@@ -9,7 +9,7 @@ import pytest
 
 from tests.constrain.test_closing import _random_schema, properties
 from tests.constrain.walks import accepts, compact, compiled, walk
-from tokenmill.constrain import unevaluated
+from tokenmill.constrain.other_words import rewrite_unevaluated
 from tokenmill.constrain.schema import read_schema, reading
 from tokenmill.constrain.schema_parts import SchemaError
 from tokenmill.errors import ConfigError
@@ -142,7 +142,7 @@ def test_random_schemas_say_the_same_in_other_words():
     for chance, schema in _random_schemas(1, 400):
         made = deepcopy(schema)
         try:
-            unevaluated.rewrite(made)
+            rewrite_unevaluated(made)
         except SchemaError:
             num_refused += 1
             continue

@@ -1,9 +1,9 @@
 """Objects that name their properties have no others, where nothing says which others they have.
 
 So it is in llama.cpp, Ollama and xgrammar; a small model would go on with properties of its own. An object may be put
-together of several schemas (`allOf`, `anyOf`, `oneOf`, `$ref`): it has the properties that any of them names, of a
-choice those of the one that is chosen. Likewise a list that names its first items (`prefixItems`) ends with them, and
-what has properties or items is an object or a list where no type is told.
+together of several schemas (`allOf`, `anyOf`, `oneOf`, `$ref`): it has the properties that any of them names; of a
+choice, the properties of the schema that is chosen. Likewise a list that names its first items (`prefixItems`) ends
+with them, and what has properties or items is an object or a list where no type is told.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ _OF_LISTS = (*_ITEMS, "minItems", "maxItems", "contains")
 
 
 class Said(NamedTuple):
-    """What schemas say together of one value.
+    """All that schemas say together of one value.
 
     names: of its properties → whether one has a schema for that property; others are only required. patterns: of
     properties. declares: it is told which properties there are. opens: it is told which others there are, or they are
-    not to be closed. least: so many properties there must be. lists: something is said of items. types: it is told of
-    which type the value is. chooses: one of several schemas counts.
+    not to be closed. least: so many properties there must be. lists: something is said of items. types: the type of the
+    value is told. chooses: one of several schemas counts.
     """
 
     names: dict[str, bool]
@@ -42,8 +42,8 @@ OPEN = NOTHING._replace(opens=True)
 
 
 class Inner(NamedTuple):
-    """Schemas of the same value inside of a schema: one of allOf, the branches of a choice, or that of a reference,
-    which has no nodes of its own. whole: a schema that says what these say.
+    """Schemas of the same value inside of a schema: one of allOf, the branches of a choice, or the schema of a
+    reference, which has no nodes of its own. whole: a schema that says what these say.
     """
 
     whole: Any
@@ -57,7 +57,7 @@ def close(schema: Json) -> None:
 
 def seal(root: Json, nodes: Iterable[Json]) -> None:
     """Close the objects of these schemas, which say `unevaluatedProperties: false`, to the properties for which they
-    have schemas, and say it so. Values inside of them are left as they are. root: what the schemas are parts of.
+    have schemas, and say it so. Values inside of them are left as they are. root: the schema of which these are parts.
     """
     closing = _Closing(root, is_sealing=True)
     for node in nodes:
@@ -72,8 +72,8 @@ def two_choices(root: Json, nodes: Mapping[Path, Any]) -> set[Path]:
 
 
 class _Closing:
-    """The schema, and what is left to be closed. before: the schema as it was, to which references lead. is_sealing:
-    values inside of those that are given are left as they are.
+    """The closing of a schema, with the parts that are left to be closed. before: the schema as it was, to which
+    references lead. is_sealing: values inside of the given ones are left as they are.
     """
 
     def __init__(self, schema: Json, *, is_sealing: bool = False) -> None:
@@ -171,7 +171,7 @@ class _Closing:
             yield Inner({"$ref": node["$ref"]})
 
     def _said_by(self, node: Any) -> Said:
-        """What a schema says of its value, with all that it is put together of."""
+        """Return what a schema says of its value, with all schemas that it is put together of."""
         if not isinstance(node, dict):
             return NOTHING
         found = [_own(node)]
@@ -189,7 +189,6 @@ class _Closing:
 
 
 def _own(node: Json) -> Said:
-    """What a schema itself says."""
     properties, patterns, required = (node.get(key) for key in ("properties", "patternProperties", "required"))
     names = dict.fromkeys(properties, True) if isinstance(properties, dict) else {}
     for name in required if isinstance(required, list) else ():
@@ -224,7 +223,7 @@ def _together(parts: Iterable[Said]) -> Said:
 
 
 def _twice(parts: Iterable[Said]) -> Said:
-    """What more than one of these says, with which nothing is closed."""
+    """Return what more than one of these says, with which nothing is closed."""
     met, found = NOTHING._replace(names={}, patterns={}), OPEN._replace(names={}, patterns={})
     for each in parts:
         for told, before, twice in (
@@ -262,7 +261,7 @@ def _seal(node: Json, own: Said, others: Said) -> None:
 
 
 def _admit(node: Json, names: Iterable[str], patterns: Iterable[str]) -> None:
-    """Have an object no other properties than these. Of those that others speak of it says nothing."""
+    """Have an object no other properties than these. It says nothing of properties of which other schemas speak."""
     for key, found in (("properties", names), ("patternProperties", patterns)):
         known: Json = each if isinstance(each := node.get(key), dict) else {}
         if added := {name: True for name in found if name not in known}:

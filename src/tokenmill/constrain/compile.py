@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from llguidance import LLMatcher, LLParserLimits
 
 from tokenmill.constrain.constraint import CompiledGrammar, TooMuchForced, check_forced
-from tokenmill.constrain.grammar import Spec, grammar_text, is_forcing, warnings_of, without_forcing
-from tokenmill.constrain.lark import with_options
+from tokenmill.constrain.grammar import Spec, grammar_text, is_forcing, warnings_of, with_options, without_forcing
 from tokenmill.constrain.room import Budget, check_wanted
 from tokenmill.constrain.schema import parts_of, read_schema
 from tokenmill.constrain.schema_parts import Path, SchemaError, pointer
@@ -58,7 +57,7 @@ class CompileLimits:
 
 
 class Compiler:
-    """Compiles the constraints of one model, and keeps the last ones."""
+    """The compiler of the constraints of one model, which keeps the last ones."""
 
     def __init__(self, vocabulary: Vocabulary, limits: CompileLimits | None = None) -> None:
         self.vocabulary, self._limits = vocabulary, limits or CompileLimits()
@@ -66,7 +65,7 @@ class Compiler:
         self._kept = lru_cache(KEPT)(self._compile)
 
     def compile(self, spec: Spec) -> CompiledGrammar:
-        """The constraint of a spec. ConfigError, which names the setting, for one that cannot be."""
+        """Compile the constraint of a spec. ConfigError, which names the setting, for one that cannot be."""
         found = self._kept(spec)
         return self.within(spec, found.apart) if found.is_spent else found
 
@@ -77,7 +76,7 @@ class Compiler:
         return made
 
     def within(self, spec: Spec, make: Callable[[], T]) -> T:
-        """What a function returns or raises, if it does so in time."""
+        """Call a function, and return or raise what it does, if it does so in time."""
         try:
             return self._budget.within(make, spec.kind)
         except TimeoutError:
@@ -85,7 +84,7 @@ class Compiler:
 
 
 def compile(spec: Spec, vocabulary: Vocabulary, limits: CompileLimits | None = None) -> CompiledGrammar:
-    """The constraint of a spec, however long it takes. Errors are those of Compiler."""
+    """Compile the constraint of a spec, however long it takes. Errors are those of Compiler."""
     of_parser = (limits or CompileLimits()).of_parser
     try:
         grammar = grammar_text(spec, vocabulary)
@@ -111,7 +110,7 @@ def compile(spec: Spec, vocabulary: Vocabulary, limits: CompileLimits | None = N
 
 
 def _check_begins(spec: Spec, made: CompiledGrammar) -> None:
-    """ConfigError where no token may come first or after the forced bytes; TooMuchForced if there are too many."""
+    """Raise ConfigError where no token may come first or after forced bytes; TooMuchForced if these are too many."""
     first = made.first
     _check_goes_on(spec, first)
     if not made.is_forcing:
@@ -123,7 +122,7 @@ def _check_begins(spec: Spec, made: CompiledGrammar) -> None:
 
 
 def _check_goes_on(spec: Spec, matcher: LLMatcher) -> None:
-    """ConfigError where no token may come next."""
+    """Raise ConfigError where no token may come next."""
     mask = matcher.compute_bitmask()
     if matcher.is_error() or not any(mask):
         why = told(matcher.get_error())
@@ -137,12 +136,12 @@ def told(error: str) -> str:
 
 
 def refusal(spec: Spec, why: str) -> ConfigError:
-    """The error for a constraint that is refused."""
+    """Make the error for a constraint that is refused."""
     return ConfigError(spec.kind, shortened(spec.value), why)
 
 
 def _placed(spec: Spec, message: str) -> str:
-    """A message about a schema after the place in it that is wrong by itself."""
+    """Put the place in a schema that is wrong by itself before a message about the schema."""
     if spec.kind != "json_schema":
         return message
     parts = parts_of(read_schema(json.loads(str(spec.value)), is_open=True))
@@ -161,7 +160,7 @@ _REQUIRED = re.compile("Unsatisfiable schema: required property '(.*)' is unsati
 
 
 def _error(schema: dict[str, Any]) -> str:
-    """What is wrong with a schema by itself; empty if nothing is."""
+    """Return what is wrong with a schema by itself; empty if nothing is."""
     check_wanted()
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema)))
     return told(LLMatcher.validate_grammar(grammar))

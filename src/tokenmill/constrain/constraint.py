@@ -33,8 +33,8 @@ class CompiledGrammar:
     and `is_spent` are, which change.
 
     first: a matcher at the beginning of a text, which is copied and never advanced. Copies share what they find out
-    about the grammar's words, and the limit of how much that may be; one that reaches a limit is made anew without it,
-    or, where that takes long, `is_spent`, so that later texts get a constraint of their own. is_forcing: llguidance
+    about the grammar's words, and the limit of how much that may be; a copy that reaches a limit is made anew without
+    it, or, where that takes long, `is_spent`, so that later texts get a constraint of their own. is_forcing: llguidance
     looks for bytes that must come. took_s: seconds of a processor for which it was compiled. warnings: what it says
     without effect.
     """
@@ -49,9 +49,7 @@ class CompiledGrammar:
     warnings: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def matcher(self, stop_ids: Container[int] | None = None) -> "GrammarMatcher":
-        """Make the matcher of a text without tokens. stop_ids: the tokens that end it, where not all of the model's
-        ends do.
-        """
+        """Make the matcher of a text without tokens. stop_ids: the tokens that end it, if not all ends of the model."""
         ends = self.vocabulary.ends
         known = ends if stop_ids is None else tuple(each for each in ends if each in stop_ids)
         return GrammarMatcher(self, self.first.deep_copy(), known)
@@ -66,7 +64,7 @@ class CompiledGrammar:
         return replace(self, first=self._compiled(), is_spent=False)
 
     def may_renew(self) -> bool:
-        """Whether the grammar is compiled again in no time. Otherwise it counts as spent from now on."""
+        """Return whether the grammar is compiled again in no time. Otherwise it counts as spent from now on."""
         if len(self.grammar) > MAX_RENEWED_SIZE or self.took_s > MAX_RENEWED_S:
             self.is_spent = True
         return not self.is_spent
@@ -76,7 +74,7 @@ class CompiledGrammar:
 
 
 def check_forced(compiled: LLMatcher) -> None:
-    """TooMuchForced where more must come than may."""
+    """Raise TooMuchForced where more must come than may."""
     if (size := len(compiled.compute_ff_bytes())) > MAX_FORCED:
         raise TooMuchForced(
             f"the constraint of this request demands {size:,} bytes at one place; {MAX_FORCED:,} are possible"
@@ -84,7 +82,7 @@ def check_forced(compiled: LLMatcher) -> None:
 
 
 class GrammarMatcher:
-    """The state of a constraint after some tokens. tokens: those that it accepted. ends: those that end the text."""
+    """The state of a constraint after some tokens. tokens: all that it accepted. ends: the tokens that end the text."""
 
     def __init__(self, constraint: CompiledGrammar, compiled: LLMatcher, ends: tuple[int, ...]) -> None:
         self.constraint, self.compiled, self.ends = constraint, compiled, ends
@@ -101,7 +99,7 @@ class GrammarMatcher:
         return self.constraint.vocabulary.words
 
     def follow(self, tokens: Sequence[int]) -> int:
-        """Go to the state after these tokens, or as many as fit; their number."""
+        """Go to the state after these tokens, or as many as fit; return their number."""
         if self.tokens == tokens and not self._is_short:
             return len(self.tokens)
         self._is_short, alike = False, _num_alike(self.tokens, tokens)
@@ -114,7 +112,7 @@ class GrammarMatcher:
         return len(self.tokens)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """Go on by these tokens, or as many as fit; their number."""
+        """Go on by these tokens, or as many as fit; return their number."""
         if self.is_over:
             return 0
         text, end = self._until_end(tokens)
@@ -148,8 +146,8 @@ class GrammarMatcher:
             raise error
 
     def masks(self, rows: MaskRows, drafts: Sequence[int] = (), first: int = 0) -> list[RequestError | None]:
-        """Fill the masks of the position after the first drafts, and of those after each of the others. For each row,
-        what it lacks if the grammar takes more than its limits allow.
+        """Fill the masks of the position after the first drafts, and after each of the other drafts. Return for each
+        row the error, if the grammar takes more than its limits allow.
 
         Rows behind an end, or behind a draft that does not fit, get all bits. They do not count: nothing that is chosen
         there fits.
@@ -181,16 +179,16 @@ class GrammarMatcher:
 
     @property
     def may_end(self) -> bool:
-        """Whether the text so far is whole."""
+        """Return whether the text so far is whole."""
         return self.is_over or bool(self.compiled.is_accepting())
 
     @property
     def has_ended(self) -> bool:
-        """Whether the text so far is whole, and nothing may follow but its end."""
+        """Return whether the text so far is whole, and nothing may follow but its end."""
         return self.is_over or (self.may_end and (bool(self.compiled.is_stopped()) or self._admits_only_ends()))
 
     def _admits_only_ends(self) -> bool:
-        """Whether the mask says so, because a grammar may find out late that nothing can follow."""
+        """Return whether the mask has only ends: a grammar may find out late that nothing can follow."""
         words_W = np.zeros(self.constraint.vocabulary.words, dtype=np.int32)
         self.compiled.unsafe_compute_mask_ptr(words_W.ctypes.data, words_W.nbytes)
         forbid(self.constraint.vocabulary.ends, words_W)
@@ -234,7 +232,7 @@ class GrammarMatcher:
         return self.error
 
     def _may_end_by(self, end: int) -> bool:
-        """Whether the text is whole, or is with this end, which its grammar names."""
+        """Return whether the text is whole, or becomes so by this end, which its grammar names."""
         if self.constraint.is_forcing or self.compiled.is_accepting():
             return bool(self.compiled.is_accepting())
         ahead = self.compiled.deep_copy()
@@ -264,7 +262,7 @@ class GrammarMatcher:
         return self._num_renewed < MAX_RENEWED and self.constraint.may_renew()
 
     def _is_used_up(self) -> bool:
-        """Whether the grammar has reached a limit. Of a token that does not fit by that, llguidance knows no error."""
+        """Return whether the grammar has reached a limit: llguidance tells it of no token that does not fit by that."""
         if self.is_over or self.compiled.is_error():
             return not self.is_over
         ahead = self.compiled.deep_copy()
@@ -273,7 +271,7 @@ class GrammarMatcher:
 
     @property
     def error(self) -> RequestError | None:
-        """Say that the grammar has reached a limit, after which it admits nothing, if it has."""
+        """The error of a grammar that has reached a limit, after which it admits nothing; None before that."""
         if not (self.compiled.is_error() or self._is_short):
             return None
         why = " ".join(str(self.compiled.get_error()).split("\n<")[0].split())
@@ -282,7 +280,7 @@ class GrammarMatcher:
         return RequestError(f"the constraint of this request {what}, {place}{': ' * bool(why)}{why}")
 
     def _until_end(self, tokens: Sequence[int]) -> tuple[Sequence[int], list[int]]:
-        """The tokens before the first end of the model, and that end if there is one and it ends this text."""
+        """Return the tokens before the first end of the model, and that end if it ends this text."""
         for place, token in enumerate(tokens):
             if token in self._model_ends:
                 return tokens[:place], [token] if token in self.ends else []

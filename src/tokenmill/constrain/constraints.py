@@ -1,4 +1,4 @@
-"""What constrains the texts of one model: grammars and limits of thinking, and the place where each begins."""
+"""The constraints on the texts of one model: grammars and limits of thinking, and the place where each begins."""
 
 import threading
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from tokenmill.text.tokenizer import Tokenizer
 
 
 class Constraints:
-    """Makes the constraints of one model's requests. ends: ids that end a text."""
+    """The maker of the constraints of one model's requests. ends: ids that end a text."""
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, ends: Iterable[int]) -> None:
         self._tokenizer, self._vocab_size, self._ends = tokenizer, vocab_size, tuple(ends)
@@ -32,7 +32,7 @@ class Constraints:
 
     @property
     def compiler(self) -> Compiler:
-        """What makes this model's grammars. The first use reads its vocabulary, which may take a second."""
+        """The compiler of this model's grammars. The first use reads its vocabulary, which may take a second."""
         with self._lock:
             if self._compiler is None:
                 assert self._tokenizer is not None, "without one nothing is compiled"
@@ -51,14 +51,13 @@ class Constraints:
         return made
 
     def constraint(self, params: SamplingParams, prompt: List[int] = ()) -> CompiledGrammar | None:
-        """The constraint of the settings after a prompt, compiled; None without one."""
+        """Compile the constraint of the settings after a prompt; None without one."""
         marks, after, begin = self._marks, "", ""
-        if marks is not None and self._speaks_of_thinking(params):
-            pass
-        elif marks is not None and self._is_open(prompt):
-            after = marks.end
-        elif marks is not None and params.thinking_budget:
-            after, begin = marks.end, marks.begin
+        if marks is not None and not self._speaks_of_thinking(params):
+            if self._is_open(prompt):
+                after = marks.end
+            elif params.thinking_budget:
+                after, begin = marks.end, marks.begin
         if (spec := spec_of(params, after, begin)) is None:
             return None
         if self._tokenizer is None:
@@ -85,12 +84,12 @@ class Constraints:
         return ThinkingBudget(budget, opening, closing, self._is_open(prompt), is_closed)
 
     def _is_open(self, prompt: List[int]) -> bool:
-        """Whether a prompt ends with the mark that begins a thought."""
+        """Return whether a prompt ends with the mark that begins a thought."""
         marks, tokenizer = self._marks, self._tokenizer
         return marks is not None and tokenizer is not None and marks.is_open_after(prompt, tokenizer)
 
     def _speaks_of_thinking(self, params: SamplingParams) -> bool:
-        """Whether a grammar names the mark behind a thought itself, so that it is about the thought, too."""
+        """Return whether a grammar names the mark behind a thought itself, so that it is about the thought, too."""
         if params.grammar is None or self._marks is None or self._tokenizer is None:
             return False
         number = self._tokenizer.control_ids.get(self._marks.end)

@@ -31,8 +31,8 @@ Asked = tuple[str, bool | None, str, bool]
 
 
 class Checked(NamedTuple):
-    """reason: why the schema of a function is not enforced, "" where it is. schema: what grammars are made of; None
-    where nothing of it can be enforced. warnings: of what is in it without effect.
+    """The outcome of reading a function's schema. reason: why it is not enforced, "" where it is. schema: what grammars
+    are made of; None where nothing of it can be enforced. warnings: of parts of it without effect.
     """
 
     reason: str
@@ -43,12 +43,12 @@ class Checked(NamedTuple):
 def enforced(
     functions: Sequence[Function], tool_format: str, *, is_open: bool = False
 ) -> tuple[tuple[Function, ...], list[str]]:
-    """The functions with schemas that a grammar can be made of, and a warning for each that is not enforced whole, or
-    has annotations that are not known.
+    """Return the functions with schemas that a grammar can be made of, and a warning for each that is not enforced
+    whole, or has annotations that are not known.
 
     tool_format: the name of the format of calls. is_open: objects that name their properties may have others, but for
-    strict functions. RequestError for a strict function with a schema that cannot be, and where reading the schemas
-    takes too long.
+    strict functions. RequestError for a strict function with a schema that cannot be enforced, and where reading the
+    schemas takes too long.
     """
     found, warnings = [], []
     asked = tuple(
@@ -71,7 +71,7 @@ def enforced(
 
 @lru_cache(KEPT_LISTS)
 def _all_checked(asked: tuple[Asked, ...], tool_format: str) -> list[Checked]:
-    """What _checked says of each function, within the time that there is."""
+    """Check each function within the time that there is."""
     found: list[Checked] = []
 
     def check() -> list[Checked]:
@@ -92,7 +92,7 @@ def _all_checked(asked: tuple[Asked, ...], tool_format: str) -> list[Checked]:
 
 @lru_cache(KEPT)
 def _checked(parameters: str, strict: bool | None, name: str, is_open: bool, tool_format: str) -> Checked:
-    """What there is to be said of the schema of a function."""
+    """Check the schema of a function."""
     if strict is False:  # nothing of it counts
         return Checked("", {})
     try:
@@ -111,5 +111,5 @@ def _checked(parameters: str, strict: bool | None, name: str, is_open: bool, too
 
 
 def _reason(told: str) -> str:
-    """A reason in llguidance's words, without the grammar that it quotes."""
+    """Return a reason in llguidance's words, without the grammar that it quotes."""
     return told.splitlines()[0].rpartition("failed to compile JSON schema: ")[2].strip() if told else ""

@@ -1,8 +1,8 @@
 r"""Grammars in GBNF, as llama.cpp has them, in Lark. llguidance's translator reads them; this spells them for it first,
 and writes the rules (gbnf_words.py).
 
-It drops leading zeros of \u0041, so that digits behind it become part of the character; a set of characters is a
-regular expression's there, in which &&, -- and ~~ are operators; and a dot is no line break there.
+It drops leading zeros of \u0041, so that digits behind it become part of the character; it makes a set of characters a
+regular expression, in which &&, -- and ~~ are operators; and its dot is no line break.
 """
 
 import re
@@ -23,12 +23,12 @@ _LETTER = re.compile(
 
 
 def is_gbnf(text: str) -> bool:
-    """Whether a grammar has a rule in GBNF."""
+    """Return whether a grammar has a rule in GBNF."""
     return _RULE.search(text) is not None
 
 
 def lark_of_gbnf(text: str) -> str:
-    """The grammar in Lark. ConfigError for one that is wrong."""
+    """Write a grammar in Lark. ConfigError for a wrong one."""
     try:
         rules = GrammarParser().parse(_PARTS.sub(_spelled, text))
         return lark_of({name: rule.alternatives for name, rule in rules.items()})
@@ -37,7 +37,7 @@ def lark_of_gbnf(text: str) -> str:
 
 
 def _spelled(part: re.Match[str]) -> str:
-    """A text, or a set of characters, without \\u, \\U and operators of sets; a comment as it is."""
+    """Write a text, or a set of characters, without \\u, \\U and operators of sets; a comment as it is."""
     found = part[0]
     if found[0] == "#":
         return found
@@ -57,7 +57,7 @@ def _spelled(part: re.Match[str]) -> str:
 
 
 def _letter(match: re.Match[str]) -> str:
-    """A letter that is told by its number, as itself; any other as it is written."""
+    """Write a letter that is told by its number as itself; any other as it is written."""
     if not (digits := match["short"] or match["long"]):
         return match[0]
     number = int(digits, 16)
@@ -69,6 +69,6 @@ def _letter(match: re.Match[str]) -> str:
 
 
 def _in_set(match: re.Match[str]) -> str:
-    """A letter of a set, which is no operator there."""
+    """Write a letter of a set so that it is no operator."""
     plain = match["plain"]
     return f"\\x{ord(plain):02x}" if plain and plain in "&~-^[/" else _letter(match)

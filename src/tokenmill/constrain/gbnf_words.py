@@ -40,7 +40,7 @@ class Ends(NamedTuple):
 
 
 def lark_of(rules: Rules) -> str:
-    """The grammar in Lark. ValueError for one that no text with an end fits."""
+    """Write the grammar in Lark. ValueError for one that no text with an end fits."""
     kept = _ending(rules)
     words = _Words(kept)
     for _ in range(MAX_ROUNDS):
@@ -60,7 +60,7 @@ def lark_of(rules: Rules) -> str:
 
 
 def _ending(rules: Rules) -> Rules:
-    """The rules without what no text with an end fits. ValueError if that is all of them, or a rule is missing."""
+    """Return the rules without parts that no text with an end fits. ValueError if that is all, or a rule is missing."""
     users = _users(rules)
     if missing := [name for name in ("root", *users) if name not in rules]:
         raise ValueError(f"there is no rule {missing[0]!r}")
@@ -80,7 +80,7 @@ def _ending(rules: Rules) -> Rules:
 
 
 def _users(rules: Rules) -> dict[str, set[str]]:
-    """The rules that refer to a rule."""
+    """Return the rules that refer to a rule."""
     users: dict[str, set[str]] = {}
     for name, node in rules.items():
         for each in _references(node):
@@ -98,7 +98,7 @@ def _references(node: ASTNode) -> Iterator[RuleRefNode]:
 
 
 def _kept(node: ASTNode, ending: set[str]) -> ASTNode | None:
-    """A part without choices that have no end; None if it has none itself."""
+    """Return a part without choices that have no end; None if it has none itself."""
     if isinstance(node, RuleRefNode):
         return node if node.name in ending else None
     if isinstance(node, RepetitionNode):
@@ -116,7 +116,7 @@ def _kept(node: ASTNode, ending: set[str]) -> ASTNode | None:
 
 
 class _Words:
-    """Which parts of a grammar are words. apart: the words that are taken apart, by their expressions."""
+    """The parts of a grammar that are words. apart: the words that are taken apart, by their expressions."""
 
     def __init__(self, rules: Rules) -> None:
         self.apart, self.takes_all_apart = set[str](), False
@@ -131,7 +131,7 @@ class _Words:
             self._expression(rules[name])
 
     def lark(self) -> str:
-        """The grammar in Lark."""
+        """Write the grammar in Lark."""
         names = {name: "start" if name == "root" else f"rule_{number}" for number, name in enumerate(self._rules)}
         words, lines = dict[str, str](), list[str]()
 
@@ -146,7 +146,7 @@ class _Words:
         return "\n".join(["%llguidance {}", *lines, *(f"{name}: {word}" for word, name in words.items())]) + "\n"
 
     def _reached(self) -> list[str]:
-        """The rules that are more than a word."""
+        """Return the rules that are more than a word."""
         found, waiting = dict[str, None](), ["root"]
         while waiting:
             if (name := waiting.pop()) not in found:
@@ -155,7 +155,7 @@ class _Words:
         return list(found)
 
     def confused(self) -> set[str] | None:
-        """Words that llguidance would not tell apart as the grammar means them; None if there are too many places."""
+        """Find words that llguidance would not tell apart as the grammar means them; None if there are too many."""
         places = self._places()
         if places is None:
             return None
@@ -163,7 +163,8 @@ class _Words:
         for place in places:
             check_wanted()
             for one in place:
-                if not (after := self._first_bytes(self._follow[one])):
+                after = frozenset().union(*(terminals.facts(word)[0] for word in self._follow[one]))
+                if not after:
                     continue
                 for other in place:
                     if self._goes_on(one, other, after):
@@ -171,7 +172,7 @@ class _Words:
         return found
 
     def _places(self) -> set[frozenset[str]] | None:
-        """The words that may stand at the same place. Where two may be the same text, what follows either may come."""
+        """Find the words that may stand at one place. Where two may be the same text, what follows either may come."""
         reached = self._reached()[::-1]  # most rules stand before those that they refer to
         self._ends, self._follow = dict.fromkeys(reached, Ends()), {}
         before, num_visits = None, 0
@@ -222,14 +223,14 @@ class _Words:
             self._follow[word].update(first)
 
     def _word(self, node: ASTNode) -> str | None:
-        """The expression of a part that is one word; None for any other."""
+        """Return the expression of a part that is one word; None for any other."""
         expression = self._expression(node)
         if expression in (None, NOTHING) or expression in self.apart:
             return None
         return None if self.takes_all_apart and not _is_character(expression) else expression
 
     def _expression(self, node: ASTNode) -> str | None:
-        """The expression of a part that refers to nothing that refers to itself."""
+        """Return the expression of a part that does not lead to rules which refer to themselves; None for any other."""
         if isinstance(node, LiteralNode):  # some are made anew each time
             return f'"{node.value}"'
         if id(node) not in self._expressions:
@@ -248,16 +249,13 @@ class _Words:
         return known[0] if len(known) == 1 and not isinstance(node, RepetitionNode) else _written(node, known)
 
     def _used(self, node: ASTNode) -> Iterator[RuleRefNode]:
-        """The references of a part that are not inside of words."""
+        """Yield the references of a part that are not inside of words."""
         if self._word(node) is not None:
             return
         if isinstance(node, RuleRefNode):
             yield node
         for each in _inner(node):
             yield from self._used(each)
-
-    def _first_bytes(self, words: Iterable[str]) -> frozenset[int]:
-        return frozenset().union(*(terminals.facts(word)[0] for word in words))
 
     def _may_be_equal(self, one: str, other: str) -> bool:
         one, other = sorted((one, other))
@@ -266,7 +264,7 @@ class _Words:
         return not self._is_nothing(f"({one}) & ({other})")
 
     def _goes_on(self, one: str, other: str, after: frozenset[int]) -> bool:
-        """Whether a text of one word, with one of these bytes behind it, is the beginning of a text of the other."""
+        """Return whether a text of one word, with one of these bytes behind it, begins a text of the other."""
         if _is_character(other) or not terminals.facts(one)[0] & terminals.facts(other)[0]:
             return False
         some = f"({one})" if not terminals.facts(one)[1] else rf"(({one}) & /(.|\n)+/)"
@@ -281,7 +279,7 @@ class _Words:
 
 
 def _in_order(rules: Rules) -> list[str]:
-    """The rules that do not refer to themselves, nor to such ones: each behind those that it refers to."""
+    """Return the rules that do not lead to rules which refer to themselves: each behind those that it refers to."""
     users, left = _users(rules), {name: {each.name for each in _references(node)} for name, node in rules.items()}
     found, ready = list[str](), [name for name, used in left.items() if not used]
     while ready:
@@ -294,7 +292,7 @@ def _in_order(rules: Rules) -> list[str]:
 
 
 def _inner(node: ASTNode) -> list[ASTNode]:
-    """The parts of a part, of a text its characters."""
+    """Return the parts of a part; the parts of a text are its characters."""
     if isinstance(node, LiteralNode):
         characters = _CHARACTER.findall(node.value)
         return [LiteralNode(each) for each in characters] if len(characters) > 1 else []
@@ -302,7 +300,7 @@ def _inner(node: ASTNode) -> list[ASTNode]:
 
 
 def _written(node: ASTNode, inner: list[str]) -> str:
-    """A part, of which the parts are written so."""
+    """Write a part whose own parts are written so."""
     if isinstance(node, AlternativeNode):
         return f"({' | '.join(inner)})"
     if isinstance(node, RepetitionNode):
@@ -313,7 +311,7 @@ def _written(node: ASTNode, inner: list[str]) -> str:
 
 
 def _is_character(expression: str) -> bool:
-    """Whether a word is a character, or one of a set."""
+    """Return whether a word is a character, or one of a set."""
     if expression.startswith('"'):
         return len(_CHARACTER.findall(expression[1:-1])) == 1
     return expression.startswith("/") and expression.count("/", 1) == 1 and expression.endswith("]/")

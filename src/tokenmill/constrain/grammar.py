@@ -14,7 +14,6 @@ from typing import Any
 from llguidance import LLMatcher
 
 from tokenmill.constrain.gbnf import is_gbnf, lark_of_gbnf
-from tokenmill.constrain.lark import json_grammar
 from tokenmill.constrain.own_lark import OwnLark
 from tokenmill.constrain.room import check_wanted
 from tokenmill.constrain.schema import annotations, parts_of, read_schema
@@ -25,10 +24,15 @@ from tokenmill.settings.constraint import CONSTRAINTS, shortened
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.schema.ahead import whole_terminal
 from tokenmill.text.schema.expression import PatternError, has_look, read
+from tokenmill.text.schema.grammar import JsonStyle, rules_of
 from tokenmill.text.schema.pattern import plain, whole
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.grammar import think_first
 from tokenmill.text.tools.lark import FORCING, Lark, escaped
+
+JSON_OPTIONS = {"whitespace_flexible": False, "lenient": False}
+"""No white space outside of strings, which could go on for ever; keywords that are not implemented are errors."""
+_STYLE = JsonStyle(JSON_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Spec:
 
 
 def spec_of(params: SamplingParams, after: str = "", begin: str = "") -> Spec | None:
-    """The constraint of a sequence's settings; None without one."""
+    """Return the constraint of a sequence's settings; None without one."""
     given = [(name, value) for name in CONSTRAINTS if (value := getattr(params, name)) is not None]
     return Spec(*given[0], after, begin, params.additional_properties) if given else None
 
@@ -59,7 +63,7 @@ def warnings_of(spec: Spec) -> list[str]:
 
 
 def grammar_text(spec: Spec, vocabulary: Vocabulary) -> str:
-    """The grammar of a constraint. ConfigError where its kind has its own syntax and the value is wrong by it."""
+    """Write the grammar of a constraint. ConfigError where its kind has its own syntax and the value is wrong by it."""
     grammars = _MAKERS[spec.kind](spec, vocabulary)
     if spec.after:
         grammars = behind(lambda name: _after(spec, vocabulary, name), grammars)
@@ -67,7 +71,7 @@ def grammar_text(spec: Spec, vocabulary: Vocabulary) -> str:
 
 
 def is_forcing(spec: Spec, vocabulary: Vocabulary) -> bool:
-    """Whether llguidance looks for bytes that must come under a constraint: not under a grammar that a user has
+    """Return whether llguidance looks for bytes that must come under a constraint: not under a grammar that a user has
     written, where the search may have no end. The text alone decides, so that a constraint means the same wherever it
     is read again. The bytes of a token that is named by its id are what the search reads for control tokens alone.
     """
@@ -78,8 +82,8 @@ def is_forcing(spec: Spec, vocabulary: Vocabulary) -> bool:
 
 
 def begins_forcing(grammar: str) -> bool:
-    """Whether the first line of a grammar, or of the first of several, is FORCING. A request may not have it: with
-    another grammar than those of calls the search could go on for ever.
+    """Return whether the first line of a grammar, or of the first of several, is FORCING. A request may not have it:
+    with another grammar than those of calls the search could go on for ever.
     """
     if not grammar.lstrip().startswith("{"):
         return grammar.startswith(FORCING)
@@ -90,19 +94,19 @@ def begins_forcing(grammar: str) -> bool:
 
 
 def without_forcing(grammar: str) -> str:
-    """The text of the same grammar, under which llguidance forces no bytes."""
+    """Write the same grammar so that llguidance forces no bytes under it."""
     grammars = json.loads(grammar)["grammars"]
     return text_of(behind(lambda name: f'%llguidance {{"no_forcing": true}}\nstart: {name}', grammars))
 
 
 def text_of(grammars: List[dict[str, Any]]) -> str:
-    """Several grammars, of which the first begins, as one text."""
+    """Write several grammars, of which the first begins, as one text."""
     return json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
 
 
 def behind(head: Callable[[str], str], grammars: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The grammars behind another one in Lark, which is made with the reference to the first of them. Whatever names
-    they have, these stay what others refer to.
+    """Put the grammars behind another one in Lark, which is made with the reference to the first of them. Whatever
+    names they have, these stay what others refer to.
     """
     first, *others = grammars
     names = {each.get("name") for each in grammars}
@@ -112,10 +116,24 @@ def behind(head: Callable[[str], str], grammars: list[dict[str, Any]]) -> list[d
 
 
 def _after(spec: Spec, vocabulary: Vocabulary, reference: str) -> str:
-    """The grammar of a thought, the mark behind it, and what is constrained."""
+    """Write the grammar of a thought, the mark behind it, and what is constrained."""
     lark = Lark(vocabulary.control)
     start = think_first(lark, Thinking(spec.begin, spec.after), reference, is_open=not spec.begin)
     return f"{lark}start: {start}\n"
+
+
+def with_options(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to a JSON schema the options by which it is read here."""
+    return {**schema, "x-guidance": JSON_OPTIONS}
+
+
+def json_grammar(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the grammar of the values that fit a JSON schema. ValueError for a schema of which none can be made."""
+    if (made := rules_of(schema, "json", _STYLE)) is None:
+        return {"name": "schema", "json_schema": with_options(schema)}
+    first, rules = made
+    lines = (f"{each}: {body}" for each, body in rules.items())
+    return {"name": "schema", "lark_grammar": "\n".join([f"start: {first}", *lines, ""])}
 
 
 def _of_schema(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
@@ -127,7 +145,7 @@ def _of_schema(spec: Spec, vocabulary: Vocabulary) -> list[dict[str, Any]]:
 
 
 def _placed(schema: dict[str, Any], error: ValueError) -> SchemaError:
-    """An error about a schema, at the place in it that is wrong by itself."""
+    """Return an error about a schema, with the place in it that is wrong by itself."""
     for path, part in parts_of(schema).items():
         check_wanted()
         try:
@@ -171,7 +189,7 @@ def _read_part(value: str, grammar: dict[str, Any], vocabulary: Vocabulary, is_f
 
 
 def _parts(value: str) -> list[dict[str, Any]]:
-    """Several grammars that name one another, in llguidance's own form."""
+    """Read several grammars that name one another, in llguidance's own form."""
     try:
         given = json.loads(value)
         grammars = given["grammars"]
@@ -186,7 +204,7 @@ def _parts(value: str) -> list[dict[str, Any]]:
 
 
 def _check_keys(value: str, given: Mapping[str, Any], known: List[str]) -> None:
-    """ConfigError for a key that would be passed over. llguidance itself writes some that are null."""
+    """Raise ConfigError for a key that would be passed over. llguidance itself writes some that are null."""
     if unknown := [key for key, each in given.items() if key not in known and each is not None]:
         raise ConfigError(
             "grammar", shortened(value), f"no key {shortened(unknown[0])!r}; there are {', '.join(known)}"

@@ -38,7 +38,7 @@ _TEXT = "/(?s:.)*/"
 
 
 class Word(NamedTuple):
-    """kind: the name of its group in the expression above. end: where the next one begins."""
+    """A word of a grammar. kind: the name of its group in the expression above. end: where the next one begins."""
 
     kind: str
     text: str
@@ -46,7 +46,7 @@ class Word(NamedTuple):
 
 
 class OwnLark:
-    """Such a grammar. setting: what refusals show as the value."""
+    """A grammar that a user has written. setting: what refusals show as the value."""
 
     def __init__(self, text: str, setting: str) -> None:
         self.text, self._setting = text, setting
@@ -58,11 +58,11 @@ class OwnLark:
         return [Word(each.lastgroup or "", each[0], each.end()) for each in found]
 
     def check(self) -> None:
-        """ConfigError where it sets what does not hold here."""
+        """Raise ConfigError where it sets what does not hold here."""
         for word in self.words if "%llguidance" in self.text else ():
             if word.text == "%llguidance" and not self._has_options(word.end):
                 break
-        if self._sets("temperature"):
+        if self._sets_temperature():
             raise ConfigError("grammar", shortened(self._setting), "rules without a temperature: it is the request's")
         rules = self._rules()
         if "start" in rules and "start" not in ending(rules):
@@ -70,7 +70,7 @@ class OwnLark:
             raise ConfigError("grammar", shortened(self._setting), why)
 
     def _rules(self) -> dict[str, list[Token]]:
-        """The words of each rule, as far as they tell whether its texts have an end; none where that is not known."""
+        """Return the words of each rule that tell whether its texts have an end; none where that is not known."""
         words = [word for word in self.words if word.kind != "space" and (word.text != "\n" or word.kind != "sign")]
         found, heads = dict[str, list[Token]](), list(self._heads(words))
         for (name, _, begin), (_, end, _) in pairwise([*heads, ("", len(words), 0)]):
@@ -81,7 +81,7 @@ class OwnLark:
 
     @staticmethod
     def _heads(words: List[Word]) -> Iterable[tuple[str, int, int]]:
-        """The name of each rule and directive, its place, and that of what it means."""
+        """Yield the name of each rule and directive, its place, and the place of what it means."""
         for at, word in enumerate(words):
             if word.kind == "name" and word.text.startswith("%") and word.text not in ("%json", "%regex", "%lark"):
                 yield f"{word.text} {at}", at, at + 1
@@ -97,7 +97,7 @@ class OwnLark:
                     yield word.text, at, after + 1
 
     def _has_options(self, at: int) -> bool:
-        """Whether options stand there. ConfigError for one that may not be set."""
+        """Return whether options stand there. ConfigError for one that may not be set."""
         try:
             while self.text[at : at + 1].isspace():
                 at += 1
@@ -110,16 +110,16 @@ class OwnLark:
                 raise ConfigError("grammar", shortened(self._setting), why)
         return True
 
-    def _sets(self, attribute: str) -> bool:
-        """Whether a rule has such an attribute."""
-        if re.search(rf"{attribute}[ \t]*=", self.text) is None:  # a grammar of ours may be long, and has none
+    def _sets_temperature(self) -> bool:
+        """Return whether a rule has a temperature."""
+        if re.search(r"temperature[ \t]*=", self.text) is None:  # a grammar of ours may be long, and has none
             return False
         words = [word.text for word in self.words if word.kind != "space"]
-        return any(one == attribute and after == "=" for one, after in pairwise(words))
+        return any(one == "temperature" and after == "=" for one, after in pairwise(words))
 
     def spelled(self, vocabulary: Vocabulary) -> str:
-        """The same grammar, but that a complement has no text that is not UTF-8, as llguidance's has, those of control
-        tokens among them; and that a set of tokens holds none that ends a text.
+        """Write the same grammar, but that a complement has no text that is not UTF-8, as llguidance's has, nor the
+        text of a control token; and that a set of tokens holds none that ends a text.
         """
         is_set = any(not found[2:-2].isdecimal() for found in _TOKENS.findall(self.text))
         if not is_set and "~" not in self.text:
@@ -132,7 +132,7 @@ class OwnLark:
 
 
 def _tokens(words: List[Word]) -> Iterable[Token]:
-    """The tokens of a rule: names of others, signs, and how often something comes; the rest has an end."""
+    """Yield the tokens of a rule: names of others, signs, and how often something comes; the rest has an end."""
     at = 0
     while at < len(words):
         word, before = words[at], words[at - 1].text if at else ""
@@ -161,7 +161,7 @@ Runs = list[tuple[int, int]]
 
 
 def _without_ends(text: str, vocabulary: Vocabulary) -> str:
-    """A set of tokens, `<[1-3,5]>` or the others, `<[^7]>`, without ends and those of no bytes. One token stays."""
+    """Write a set of tokens, `<[1-3,5]>` or the others, `<[^7]>`, without ends and empty tokens. One token stays."""
     inner = text[2:-2]
     try:
         given = [tuple(map(int, part.split("-"))) for part in inner.removeprefix("^").split(",") if part not in "*"]
@@ -178,13 +178,13 @@ def _without_ends(text: str, vocabulary: Vocabulary) -> str:
 
 @lru_cache(8)
 def _of_texts(vocabulary: Vocabulary) -> Runs:
-    """The tokens that have bytes and end no text."""
+    """Return the tokens that have bytes and end no text."""
     empty = (number for number in range(vocabulary.size) if not vocabulary.spelled[number])
     return _others(_merged((number, number) for number in (*empty, *vocabulary.ends)), vocabulary.size)
 
 
 def _merged(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Runs that may overlap, as runs that do not."""
+    """Put runs that may overlap together."""
     made: Runs = []
     for first, last in sorted(run for run in runs if run[0] <= run[1]):
         if made and first <= made[-1][1] + 1:
@@ -195,13 +195,13 @@ def _merged(runs: Iterable[tuple[int, int]]) -> Runs:
 
 
 def _others(runs: Runs, size: int) -> Runs:
-    """The numbers below `size` that are in none of these."""
+    """Return the numbers below `size` that are in none of these."""
     begins, ends = [0, *(last + 1 for _, last in runs)], [*(first - 1 for first, _ in runs), size - 1]
     return [(first, min(last, size - 1)) for first, last in zip(begins, ends, strict=True) if first <= last]
 
 
 def _both(ours: Runs, theirs: Runs) -> Runs:
-    """The numbers that are in both."""
+    """Return the numbers that are in both."""
     made: Runs = []
     for first, last in ours:
         at = bisect_left(theirs, first, key=lambda run: run[1])  # the first of theirs that ends behind the beginning
@@ -212,7 +212,7 @@ def _both(ours: Runs, theirs: Runs) -> Runs:
 
 
 class _Complements:
-    """Spells words anew, one after the other."""
+    """A speller of words, one after the other."""
 
     def __init__(self, words: List[Word]) -> None:
         self._words, self._at, self._made = words, 0, list[str]()
@@ -223,7 +223,7 @@ class _Complements:
         return "".join(self._made)
 
     def _one(self) -> None:
-        """A word; with a ~ what it is about."""
+        """Spell a word; a ~ together with its operand."""
         word = self._words[self._at]
         if word.text != "~" or word.kind != "sign":
             self._take()
@@ -238,7 +238,7 @@ class _Complements:
         self._made.append(")")
 
     def _atom(self) -> None:
-        """What a ~ is about: a group, a name, a literal or a range of two."""
+        """Spell the operand of a ~: a group, a name, a literal or a range of two."""
         if self._at >= len(self._words):
             return
         word = self._words[self._at]
@@ -272,7 +272,7 @@ class _Complements:
             self._take()
 
     def _following(self) -> Word | None:
-        """The next word but spaces."""
+        """Return the next word that is no space."""
         at = self._at
         while at < len(self._words) and self._words[at].kind == "space":
             at += 1

@@ -69,26 +69,28 @@ def begin(make: Callable[[], T]) -> CompileJob[T]:
 
 
 def with_room(make: Callable[[], T]) -> T:
-    """What a function returns or raises that is called in such a thread."""
+    """Call a function in a thread of its own, and return or raise what it does."""
     return begin(make).outcome.result()
 
 
 def check_wanted() -> None:
-    """GivenUp in a thread of this module whose outcome nobody wants any more. Called between steps that take long."""
+    """Raise GivenUp in a thread of this module whose outcome nobody wants. Called between steps that take long."""
     if (job := getattr(_here, "job", None)) is not None and not job.is_wanted:
         raise GivenUp
 
 
 class Budget:
-    """seconds: for which a call is waited for. most: calls that may go on after that; while they do, none begins."""
+    """A limit on calls that take long. seconds: for which a call is waited for. most: calls that may go on after that;
+    while they do, none begins.
+    """
 
     def __init__(self, seconds: float, most: int) -> None:
         self.seconds, self._most = seconds, most
         self._abandoned: list[CompileJob[Any]] = []
 
     def within(self, make: Callable[[], T], setting: str) -> T:
-        """What a function returns or raises. TimeoutError after the time; CapacityError, which names the setting,
-        where too many go on.
+        """Call a function, and return or raise what it does. TimeoutError after the time; CapacityError, which names
+        the setting, where too many calls go on.
         """
         self._abandoned = [job for job in self._abandoned if job.thread.is_alive()]
         if (number := len(self._abandoned)) >= self._most:

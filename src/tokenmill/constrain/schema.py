@@ -8,8 +8,8 @@ from collections.abc import Collection
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from tokenmill.constrain import property_names, unevaluated
 from tokenmill.constrain.closing import close
+from tokenmill.constrain.other_words import rewrite_names, rewrite_unevaluated
 from tokenmill.constrain.schema_parts import Path, Reached, SchemaError, finite, keep_targets, reach
 from tokenmill.constrain.schema_words import COUNTS, NOTHING, asks_nothing, is_annotation, refused, told
 from tokenmill.text.schema.apart import is_apart
@@ -29,7 +29,8 @@ class SchemaReading(NamedTuple):
 
 
 def read_schema(schema: dict[str, Any] | bool, *, is_open: bool = False) -> dict[str, Any]:
-    """The schema as llguidance is to read it, without parts that no text with an end fits; true is that of any value.
+    """Return the schema as llguidance is to read it, without parts that no text with an end fits; true is read as any
+    value.
 
     is_open: objects that name their properties may have others. SchemaError for a schema that is refused.
     """
@@ -37,7 +38,7 @@ def read_schema(schema: dict[str, Any] | bool, *, is_open: bool = False) -> dict
 
 
 def annotations(schema: dict[str, Any] | bool) -> list[str]:
-    """What a schema says without effect, as sentences that begin with the place."""
+    """Return what a schema says without effect, as sentences that begin with the place."""
     return [] if isinstance(schema, bool) else told(reach(schema))
 
 
@@ -83,7 +84,6 @@ def _tidy(schema: dict[str, Any]) -> None:
 
 
 def _annotations(found: Reached) -> set[Path]:
-    """The places of the annotations."""
     return {
         (*path, key)
         for path, node in found.nodes.items()
@@ -93,7 +93,7 @@ def _annotations(found: Reached) -> set[Path]:
 
 
 def _left_out(found: Reached, schema: Any) -> set[Path]:
-    """The places of the keywords that are left out."""
+    """Return the places of the keywords that are left out."""
     return {
         (*path, key)
         for path, node in found.nodes.items()
@@ -105,7 +105,7 @@ def _left_out(found: Reached, schema: Any) -> set[Path]:
 
 
 def _check_ends(found: Reached) -> set[Path]:
-    """The places of the parts that no text with an end fits. SchemaError if the whole is one of them."""
+    """Return the places of the parts that no text with an end fits. SchemaError if the whole is one of them."""
     endless = found.nodes.keys() - finite(found)
     if () in endless:
         why = ", because it needs itself" if endless & found.targets.keys() else ""
@@ -115,14 +115,14 @@ def _check_ends(found: Reached) -> set[Path]:
 
 def _reword(schema: Any, is_lenient: bool, left_out: list[str]) -> None:
     """Say by other keywords what llguidance does not implement."""
-    unevaluated.rewrite(schema, left_out if is_lenient else None)
+    rewrite_unevaluated(schema, left_out if is_lenient else None)
     for path, node in reach(schema).nodes.items():
         if not isinstance(node, dict) or "propertyNames" not in node:
             continue
         if asks_nothing("propertyNames", node["propertyNames"]):
             continue
         try:
-            property_names.rewrite(schema, path, node)
+            rewrite_names(schema, path, node)
         except SchemaError as error:
             if not is_lenient:
                 raise
@@ -147,7 +147,7 @@ def _say_any(schema: dict[str, Any]) -> None:
 def _rebuilt(
     value: Any, path: Path, endless: Collection[Path], dropped: Collection[Path], nodes: Collection[Path]
 ) -> Any:
-    """A value of JSON with false in `endless` places, without `dropped` ones, and with the schemas at `nodes` as
+    """Return a value of JSON with false in `endless` places, without `dropped` ones, and with the schemas at `nodes` as
     llguidance is to read them.
     """
     if path in endless:
@@ -169,7 +169,7 @@ def _spelled(path: Path, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def parts_of(schema: dict[str, Any]) -> dict[Path, dict[str, Any]]:
-    """The parts of a schema as schemas by themselves, with its definitions; inner ones first, the whole last."""
+    """Return the parts of a schema as schemas by themselves, with its definitions; inner ones first, the whole last."""
     named: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions", "$schema") if key in schema}
     nodes = reach(schema).nodes
     paths = sorted((path for path, node in nodes.items() if path and isinstance(node, dict)), key=len, reverse=True)

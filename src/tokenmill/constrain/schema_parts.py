@@ -23,17 +23,17 @@ class SchemaError(Exception):
         self._said = path, message
 
     def inside(self, where: str) -> "SchemaError":
-        """The same error, of a schema that stands at a place of something else."""
+        """Return the same error, of a schema that stands at a place of something else."""
         return SchemaError(*self._said, f"{where} ")
 
 
 def is_never(node: Any) -> bool:
-    """Whether a schema says `"not": {}`, which no value fits."""
+    """Return whether a schema says `"not": {}`, which no value fits."""
     return isinstance(node, dict) and "not" in node and (node["not"] is True or node["not"] == {})
 
 
 def pointer(path: Path) -> str:
-    """A place in a schema, as a reference would name it."""
+    """Write a place in a schema as a reference would name it."""
     return "#" + "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
 
 
@@ -44,13 +44,14 @@ class Reached(NamedTuple):
     targets: dict[Path, Path]
 
     def outer_places(self) -> set[Path]:
-        """The places that references name, and those around them."""
+        """Return the places that references name, and the places around them."""
         return {target[:length] for target in self.targets.values() for length in range(1, len(target) + 1)}
 
 
 def reach(schema: Any, lost: dict[Path, SchemaError] | None = None) -> Reached:
-    """Everything that is part of a schema or referred to by a part. SchemaError for a reference that leads nowhere, and
-    for any where parts have names of their own: llguidance resolves some of them otherwise than the standard.
+    """Find everything that is part of a schema or referred to by a part. SchemaError for a reference that leads
+    nowhere, and for any where parts have names of their own: llguidance resolves some of them otherwise than the
+    standard.
 
     lost: takes the places of references that lead nowhere, with the errors, where these are not to be raised.
     """
@@ -82,7 +83,7 @@ def reach(schema: Any, lost: dict[Path, SchemaError] | None = None) -> Reached:
 
 
 def finite(reached: Reached) -> set[Path]:
-    """The places of the schemas that some text with an end fits, as far as references and required parts tell."""
+    """Return the places of the schemas that some text with an end fits, by references and required parts."""
     users = _users(reached)
     found: set[Path] = set()
     left = list(reversed(reached.nodes))  # most parts come before what they are part of
@@ -97,7 +98,7 @@ def finite(reached: Reached) -> set[Path]:
 
 
 def _users(reached: Reached) -> dict[Path, list[Path]]:
-    """The places of the schemas that a schema is a part of, or that refer to it."""
+    """Return the places of the schemas that a schema is a part of, or that refer to it."""
     users: dict[Path, list[Path]] = {}
     for path in reached.nodes:
         for outer in (path[:-1], path[:-2]):
@@ -109,7 +110,7 @@ def _users(reached: Reached) -> dict[Path, list[Path]]:
 
 
 def _ends(path: Path, reached: Reached, found: set[Path]) -> bool:
-    """Whether a value of a schema has an end, if values of the `found` ones do. Other contradictions are not seen."""
+    """Return whether a value of a schema ends, if values of the `found` ones do. Other contradictions are not seen."""
     node = reached.nodes[path]
     if isinstance(node, bool):
         return node
@@ -130,7 +131,7 @@ def _ends(path: Path, reached: Reached, found: set[Path]) -> bool:
 
 
 def _required(path: Path, nodes: Mapping[Path, Any]) -> Iterator[Path]:
-    """The schemas of the properties that an object must have."""
+    """Yield the schemas of the properties that an object must have."""
     names = nodes[path].get("required")
     for name in filter(lambda each: isinstance(each, str), names if isinstance(names, list) else ()):
         own, other = (*path, "properties", name), (*path, "additionalProperties")
@@ -141,7 +142,7 @@ def _required(path: Path, nodes: Mapping[Path, Any]) -> Iterator[Path]:
 
 
 def _first_items(path: Path, nodes: Mapping[Path, Any]) -> Iterator[Path]:
-    """The schemas of the items that an array must have."""
+    """Yield the schemas of the items that an array must have."""
     least = nodes[path].get("minItems")
     least = least if isinstance(least, int) else 0
     key = "prefixItems" if "prefixItems" in nodes[path] else "items"
@@ -166,7 +167,7 @@ def _children(path: Path, node: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]
 
 
 def _has_inner_ids(schema: Any) -> bool:
-    """Whether a part of a schema has a name of its own."""
+    """Return whether a part of a schema has a name of its own."""
     waiting = list(schema.values()) if isinstance(schema, dict) else []
     while waiting:
         each = waiting.pop()
@@ -180,8 +181,8 @@ def _has_inner_ids(schema: Any) -> bool:
 
 
 def keep_targets(schema: dict[str, Any], found: Reached, lost: Collection[Path]) -> bool:
-    """Copy what references name inside of the places in `lost` into $defs, and have them name the copies. Whether
-    there are such.
+    """Copy what references name inside of the places in `lost` into $defs, and have them name the copies; return
+    whether there are such.
 
     found: what the schema reaches.
     """
@@ -202,7 +203,7 @@ def keep_targets(schema: dict[str, Any], found: Reached, lost: Collection[Path])
 
 
 def define(schema: dict[str, Any], part: Any, name: str = "") -> str:
-    """The name under which a part is put into $defs: the given one, if it is free there."""
+    """Put a part into $defs, under the given name if it is free there; return the name."""
     known = schema.setdefault("$defs", {})
     if not isinstance(known, dict):
         raise SchemaError((), "$defs must be an object")
@@ -214,7 +215,7 @@ def define(schema: dict[str, Any], part: Any, name: str = "") -> str:
 
 
 def target_of(schema: Any, path: Path, reference: Any) -> tuple[Path, Any]:
-    """The place that a reference names, and the schema there."""
+    """Return the place that a reference names, and the schema there."""
     if not isinstance(reference, str):
         raise SchemaError(path, "$ref is no text")
     if not reference.startswith("#"):

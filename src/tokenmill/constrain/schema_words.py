@@ -1,7 +1,7 @@
 """The keywords of JSON Schema: those that are enforced, those that are refused, and those that are annotations.
 
-By the standard a keyword that is not known, and a format that is not known, allow no text less. They are taken, and
-what is told of them becomes a warning.
+By the standard an unknown keyword, and an unknown format, allows no text less. Both are taken, and a warning tells of
+them.
 """
 
 import re
@@ -9,34 +9,19 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from tokenmill.constrain.other_words import WORDS as UNEVALUATED
 from tokenmill.constrain.schema_parts import LISTS, MAPS, SINGLE, Path, Reached, SchemaError, is_never, pointer
-from tokenmill.constrain.unevaluated import WORDS as UNEVALUATED
 from tokenmill.text.schema.unique import values_of
-
-READ = frozenset(
-    {
-        *MAPS,
-        *LISTS,
-        *SINGLE,
-        *("type", "const", "enum", "required", "$ref", "$defs", "definitions", "$schema", "$id", "id", "pattern"),
-        *(
-            "minLength",
-            "maxLength",
-            "minItems",
-            "maxItems",
-            "uniqueItems",
-            "minProperties",
-            "maxProperties",
-            "multipleOf",
-            "format",
-        ),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-    }
-)
-"""Keywords that llguidance implements."""
 
 COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties"))
 """Keywords whose value counts something."""
+
+READ = COUNTS.union(
+    *(MAPS, LISTS, SINGLE),
+    """type const enum required $ref $defs definitions $schema $id id pattern format uniqueItems multipleOf
+    minimum maximum exclusiveMinimum exclusiveMaximum""".split(),
+)
+"""Keywords that llguidance implements."""
 
 HARMLESS = frozenset(
     """title description default examples example deprecated readOnly writeOnly $comment $anchor $vocabulary
@@ -84,12 +69,12 @@ _NAMING = {"enum", "const", "pattern"}  # keywords that tell names exactly
 
 
 def asks_nothing(key: str, value: Any) -> bool:
-    """Whether a keyword that is not implemented has a value with which every text fits."""
+    """Return whether a keyword that is not implemented has a value with which every text fits."""
     return any(value == each and type(value) is type(each) for each in NOTHING[key])
 
 
 def is_annotation(node: Mapping[str, Any], key: str) -> bool:
-    """Whether a keyword of a schema allows no text less, as far as the standard tells."""
+    """Return whether a keyword of a schema allows no text less, as far as the standard tells."""
     value = node[key]
     if _is_null(key, value) or (key in BESIDE and all(node.get(each) is None for each in BESIDE[key])):
         return True
@@ -101,13 +86,13 @@ def is_annotation(node: Mapping[str, Any], key: str) -> bool:
 
 
 def _is_null(key: str, value: Any) -> bool:
-    """Whether a keyword is null, as Go writes an empty list, and other programs what is not there."""
+    """Return whether a keyword is null, as Go writes an empty list, and other programs an absent value."""
     return value is None and key != "const" and (key in READ or key in NOTHING)
 
 
 def told(reached: Reached) -> list[str]:
-    """A sentence for each keyword and each format that is not known, with the first place at which it stands. Nothing
-    is told of a keyword inside of which a reference leads: it holds definitions.
+    """Write a sentence for each keyword and each format that is not known, with the first place at which it stands.
+    Nothing is told of a keyword inside of which a reference leads: it holds definitions.
     """
     found: dict[str, list[Path]] = {}
     holding = reached.outer_places()
@@ -124,7 +109,7 @@ def told(reached: Reached) -> list[str]:
 
 
 def is_passed_over(node: Any, root: Any) -> bool:
-    """Whether a list should have items that differ, and nothing sees to it. root: where references lead."""
+    """Return whether the items of a list should differ, and nothing sees to it. root: where references lead."""
     if not isinstance(node, dict) or node.get("uniqueItems") is not True:
         return False
     most = node.get("maxItems")
@@ -160,7 +145,7 @@ def _more(number: int) -> str:
 
 
 def refused(path: Path, node: Any) -> Iterator[tuple[str, SchemaError]]:
-    """The keywords of a schema that are not implemented, each with the error for it."""
+    """Yield the keywords of a schema that are not implemented, each with the error for it."""
     for key, value in node.items() if isinstance(node, dict) else ():
         is_said = key in ("propertyNames", *UNEVALUATED) or (key == "not" and is_never(node))  # by other keywords
         if key == "uniqueItems" and not isinstance(value, bool):

@@ -57,7 +57,7 @@ def facts(expr: str) -> tuple[frozenset[int], bool]:
 
 
 def is_nothing(expr: str) -> bool:
-    """Whether a terminal matches no text."""
+    """Return whether a terminal matches no text."""
     first, may_be_empty = facts(expr)
     return not first and not may_be_empty
 

@@ -22,7 +22,7 @@ SPELLINGS = 4096  # kept, because a grammar demands the same bytes again and aga
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """See `vocabulary_of`, which makes one for each model.
+    """The vocabulary of one model; see `vocabulary_of`.
 
     size: the number of logits. ends: ids that end a text; one after the last token stands for them where a model has
     none. control: spelling → id of control tokens. spelled: the bytes of each token.
@@ -41,7 +41,7 @@ class Vocabulary:
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int, ends: Iterable[int] = ()) -> Vocabulary:
-    """The vocabulary of a model of `size` logits. It takes about a second for a large one, so it is made once."""
+    """Make the vocabulary of a model of `size` logits. It takes about a second for a large one, so it is made once."""
     ends = tuple(number for number in ends if 0 <= number < size)
     words = _Words(tokenizer, size, ends)
     made = LLTokenizer(llguidance.TokenizerWrapper(words), eos_token=list(ends or (size,)))
@@ -85,14 +85,14 @@ class _Words:
 
     @cached_property
     def _added(self) -> dict[int, int]:
-        """Added tokens by their ids in `_letters`, where those of renamed ones move the others."""
+        """Added tokens by their ids in `_letters`, where renamed ones move the others."""
         added = self._tokenizer.backend.get_added_tokens_decoder().items()
         return {
             self._letters.token_to_id(self._names.get(token.content, token.content)): number for number, token in added
         }
 
     def __call__(self, raw: bytes) -> Sequence[int]:
-        """The tokens of a text, whose bytes are exactly these; none where the model cannot spell them."""
+        """Return the tokens of a text, whose bytes are exactly these; none where the model cannot spell them."""
         return self._spell(bytes(raw))
 
     def _spelled(self, raw: bytes) -> list[int]:
