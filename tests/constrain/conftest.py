@@ -6,7 +6,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tests.byte_model import _bytes_to_letters
 from tokenmill.constrain.vocabulary import vocabulary_of
-from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens, bpe_backend
+from tokenmill.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens, bpe_backend
 from tokenmill.text.tokenizer import Tokenizer
 
 TURN, END, TAG = "<|turn|>", "<end>", "<tool>"

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tests.gguf_files import vocabulary
 from tokenmill.errors import CheckpointError
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
-from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, bpe_backend
+from tokenmill.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, bpe_backend
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import tokenizer_from_gguf
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.text.pieces import (
+from tokenmill.text.sentencepiece import (
     BYTE,
     CONTROL,
     NORMAL,

@@ -11,10 +11,9 @@ from sentencepiece import sentencepiece_model_pb2 as protocol
 
 from tests.text.test_tokenizer import CORPUS
 from tokenmill.errors import CheckpointError, RequestError
-from tokenmill.text.charsmap import TextRules
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
 from tokenmill.text.literal import encode_chat
-from tokenmill.text.sentencepiece_file import read_sentencepiece
+from tokenmill.text.sentencepiece import TextRules, read_sentencepiece
 from tokenmill.text.tokenizer import Tokenizer
 
 LINES = [*CORPUS[:4], "if x:\n    return 0x0A  # <b>bold</b>", "\u65e5\u672c\u8a9e \u6f22\u5b57", "fox  fox"] * 20

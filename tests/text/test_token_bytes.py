@@ -5,7 +5,7 @@ from tokenizers import pre_tokenizers
 
 from tests.text.test_tokenizer import trained
 from tokenmill.text import token_bytes as module
-from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens, bpe_backend
+from tokenmill.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens, bpe_backend
 from tokenmill.text.token_bytes import Spelling, bytes_of_each, spelled_texts, token_bytes
 from tokenmill.text.tokenizer import Tokenizer
 

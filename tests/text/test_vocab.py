@@ -8,8 +8,8 @@ import tokenizers
 from tests.text.test_tokenizer import CORPUS, trained
 from tokenmill.errors import CheckpointError
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
-from tokenmill.text.pieces import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens
 from tokenmill.text.pre_tokenizers import PRE_TOKENIZERS
+from tokenmill.text.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import end_token_ids, has_vocabulary, tokenizer_from_gguf
 

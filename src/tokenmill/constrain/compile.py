@@ -84,7 +84,7 @@ class Compiler:
 
 
 def compile(spec: Spec, vocabulary: Vocabulary, limits: CompileLimits | None = None) -> CompiledGrammar:
-    """Compile the constraint of a spec, however long it takes. Errors are those of Compiler."""
+    """Compile the constraint of a spec, however long it takes. Errors are Compiler's."""
     of_parser = (limits or CompileLimits()).of_parser
     try:
         grammar = grammar_text(spec, vocabulary)

@@ -92,7 +92,6 @@ def _all_checked(asked: tuple[Asked, ...], tool_format: str) -> list[Checked]:
 
 @lru_cache(KEPT)
 def _checked(parameters: str, strict: bool | None, name: str, is_open: bool, tool_format: str) -> Checked:
-    """Check the schema of a function."""
     if strict is False:  # nothing of it counts
         return Checked("", {})
     try:

@@ -173,7 +173,7 @@ class _Words:
 
     def _places(self) -> set[frozenset[str]] | None:
         """Find the words that may stand at one place. Where two may be the same text, what follows either may come."""
-        reached = self._reached()[::-1]  # most rules stand before those that they refer to
+        reached = self._reached()[::-1]  # most rules stand before the rules that they refer to
         self._ends, self._follow = dict.fromkeys(reached, Ends()), {}
         before, num_visits = None, 0
         while before != (self._ends, self._follow):
@@ -279,7 +279,7 @@ class _Words:
 
 
 def _in_order(rules: Rules) -> list[str]:
-    """Return the rules that do not lead to rules which refer to themselves: each behind those that it refers to."""
+    """Return the rules that do not lead to rules which refer to themselves: each behind the rules that it refers to."""
     users, left = _users(rules), {name: {each.name for each in _references(node)} for name, node in rules.items()}
     found, ready = list[str](), [name for name, used in left.items() if not used]
     while ready:

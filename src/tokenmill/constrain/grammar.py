@@ -83,7 +83,7 @@ def is_forcing(spec: Spec, vocabulary: Vocabulary) -> bool:
 
 def begins_forcing(grammar: str) -> bool:
     """Return whether the first line of a grammar, or of the first of several, is FORCING. A request may not have it:
-    with another grammar than those of calls the search could go on for ever.
+    only in a grammar of calls the search has an end.
     """
     if not grammar.lstrip().startswith("{"):
         return grammar.startswith(FORCING)

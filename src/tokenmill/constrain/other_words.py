@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tokenmill.constrain.closing import CHOICES, seal, two_choices
+from tokenmill.constrain.closing import CHOICES, Json, seal, two_choices
 from tokenmill.constrain.room import check_wanted
 from tokenmill.constrain.schema_parts import Path, Reached, SchemaError, reach, target_of
 
@@ -20,7 +20,6 @@ _FOLLOWED = ("allOf", *CHOICES, "$ref")
 _PARTS = (*_FOLLOWED, "if", "dependentSchemas", "$dynamicRef", "$recursiveRef")
 """Keywords whose schemas speak of the same value."""
 
-Json = dict[str, Any]
 _TOLD = frozenset("type title description default examples $comment deprecated format $schema".split())
 _LENGTHS = ("minLength", "maxLength")
 _MOST_REFERENCES = 20
@@ -120,7 +119,6 @@ def rewrite_names(root: Json, path: Path, node: Json) -> None:
 
 
 def _texts(names: Mapping[str, Any]) -> list[str]:
-    """Return the names that may come."""
     values = names.get("enum", [names.get("const")])
     found = [each for each in values if isinstance(each, str)] if isinstance(values, list) else []
     return [each for each in found if "const" not in names or each == names["const"]]

@@ -1,6 +1,7 @@
 """A Lark grammar that a user has written, before llguidance reads it: what would not hold is refused or spelled anew.
 
-Its words are read as llguidance reads them, so that what stands in a text, a regular expression or a comment is none.
+Its words are read as llguidance reads them, so that nothing inside of a text, a regular expression or a comment is a
+word.
 """
 
 import json

@@ -21,14 +21,14 @@ from tokenmill.errors import CapacityError, RequestError
 
 T = TypeVar("T")
 STACK = 1 << 30
-"""Bytes of addresses; memory is taken of those that are used. A level of rules takes 4 KiB, one of a schema up to 20,
+"""Bytes of addresses; memory is taken for the used ones alone. A level of rules takes 4 KiB, one of a schema up to 20,
 and as many as are in 512 KiB of text have to fit."""
 EXIT_S = 60.0
 """For so long a process that is ending waits. It then ends with exit code 1, since its own is not known here."""
 
 _lock = threading.Lock()
 _jobs: "WeakSet[CompileJob[Any]]" = WeakSet()
-_here = threading.local()  # its `job`: that of the thread
+_here = threading.local()  # its `job`: the job of the thread
 
 
 class GivenUp(Exception):

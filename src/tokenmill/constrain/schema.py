@@ -1,7 +1,7 @@
 """A JSON schema before llguidance reads it: what it does not implement is refused, and some text that fits has an end.
 
-Keywords of the standard that llguidance does not implement are refused by their place, or said by others; those that
-are not known are annotations, and are left out. Parts that nothing refers to are not read, as there.
+Keywords of the standard that llguidance does not implement are refused by their place, or said by others; unknown
+keywords are annotations, and are left out. Parts that nothing refers to are not read, as there.
 """
 
 from collections.abc import Collection
@@ -93,7 +93,6 @@ def _annotations(found: Reached) -> set[Path]:
 
 
 def _left_out(found: Reached, schema: Any) -> set[Path]:
-    """Return the places of the keywords that are left out."""
     return {
         (*path, key)
         for path, node in found.nodes.items()

@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema: those that are enforced, those that are refused, and those that are annotations.
+"""The keywords of JSON Schema: enforced ones, refused ones, and annotations.
 
 By the standard an unknown keyword, and an unknown format, allows no text less. Both are taken, and a warning tells of
 them.
@@ -52,7 +52,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "if": ("then", "else"),
     **dict.fromkeys(("minContains", "maxContains"), ("contains",)),
 }
-"""Keywords that say nothing by themselves → those of which one has to stand beside them."""
+"""Keywords that say nothing by themselves → keywords, one of which has to stand beside them."""
 
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid".split())
 """Formats that llguidance implements."""

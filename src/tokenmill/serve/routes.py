@@ -7,10 +7,8 @@ A route is a function that gets a Call and returns a response or its JSON.
 from tokenmill.serve.facts import document, page, status, tokens
 from tokenmill.serve.messages.parse import CountBody, parse_messages
 from tokenmill.serve.ollama import routes as ollama
-from tokenmill.serve.protocols import GENERATING, MESSAGES, OLLAMA
-from tokenmill.serve.request.route import Route
-from tokenmill.serve.sessions import files
-from tokenmill.serve.sessions import routes as sessions
+from tokenmill.serve.protocols import GENERATING, MESSAGES, OLLAMA, Route
+from tokenmill.serve.sessions import routes as kept
 
 NAMED = (400, 404, 408)  # the refusals of a body that names a model
 KEPT = (400, 404, 429, 503)  # the refusals of all routes of sessions
@@ -27,18 +25,18 @@ ROUTES = (
     Route("POST", "/tokenize", tokens.tokenize, NAMED, tokens.TokenizeBody),
     Route("POST", "/detokenize", tokens.detokenize, NAMED, tokens.DetokenizeBody),
     Route("GET", "/tokenizer_info", tokens.tokenizer_info, (400,)),
-    Route("POST", "/v1/sessions/{name}/save", sessions.save, (*KEPT, 408, 507), tokens.TokenizeBody),
-    Route("POST", "/v1/sessions/{name}/restore", sessions.restore, (*KEPT, 409)),
-    Route("POST", "/v1/sessions/{name}/erase", sessions.erase, (*KEPT, 409)),
-    Route("POST", "/v1/files", files.upload, (*NAMED, 507), form=files.Upload),
-    Route("GET", "/v1/files", files.files, (400, 404), query=files.FilesPage),
-    Route("GET", "/v1/files/{name}", files.file, (404,)),
-    Route("GET", "/v1/files/{name}/content", files.content, (404,)),
-    Route("DELETE", "/v1/files/{name}", files.delete, (404, 409)),
-    Route("POST", "/v1/batches", files.create_batch, (*NAMED, 503, 507), files.BatchBody),
-    Route("GET", "/v1/batches", files.batches, (400, 404), query=files.Page),
-    Route("GET", "/v1/batches/{name}", files.batch, (404,)),
-    Route("POST", "/v1/batches/{name}/cancel", files.cancel, (404, 409, 507)),
+    Route("POST", "/v1/sessions/{name}/save", kept.save, (*KEPT, 408, 507), tokens.TokenizeBody),
+    Route("POST", "/v1/sessions/{name}/restore", kept.restore, (*KEPT, 409)),
+    Route("POST", "/v1/sessions/{name}/erase", kept.erase, (*KEPT, 409)),
+    Route("POST", "/v1/files", kept.upload, (*NAMED, 507), form=kept.Upload),
+    Route("GET", "/v1/files", kept.files, (400, 404), query=kept.FilesPage),
+    Route("GET", "/v1/files/{name}", kept.file, (404,)),
+    Route("GET", "/v1/files/{name}/content", kept.content, (404,)),
+    Route("DELETE", "/v1/files/{name}", kept.delete, (404, 409)),
+    Route("POST", "/v1/batches", kept.create_batch, (*NAMED, 503, 507), kept.BatchBody),
+    Route("GET", "/v1/batches", kept.batches, (400, 404), query=kept.Page),
+    Route("GET", "/v1/batches/{name}", kept.batch, (404,)),
+    Route("POST", "/v1/batches/{name}/cancel", kept.cancel, (404, 409, 507)),
     Route("GET", "/v1/models", status.models),
     Route("GET", "/v1/models/", status.models, is_hidden=True),
     Route("GET", "/v1/models/{name:path}", status.model, (404,)),

@@ -20,7 +20,7 @@ class Detokenizer:
     are among `shown`.
 
     text: all that was shown. stopped: the stop string that ended it. num_tokens_used: pushed tokens up to and including
-    the one that completed that match; all of them while there is none. The match that is complete first wins, and the
+    the one that completed that match; all of them before. The match that is complete first wins, and the
     longest of several that end together. A match that the first `min_tokens` tokens complete stops nothing.
     """
 
@@ -83,7 +83,7 @@ class Detokenizer:
         whole = after[:-1]  # of the bytes that have begun a character a decoder makes one mark
         for first in range(len(self._tokens) - 1, max(len(self._tokens) - 4, self._shown - 1), -1):
             if self._tokens[first] not in self._tokenizer.byte_ids:
-                break  # only of such tokens each has a mark, also those of characters before them
+                break  # each token of a byte has a mark of its own, also in characters before them
             if not (known := self._text_of(self._tokens[self._first : first])).endswith(UNFINISHED):
                 whole = known
                 break

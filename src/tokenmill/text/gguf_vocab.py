@@ -12,8 +12,8 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.text.backend import for_continuation
-from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from tokenmill.text.pre_tokenizers import GPT2, PRE_TOKENIZERS
+from tokenmill.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from tokenmill.text.templates import templates_to_gguf
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import BYTE_TOKEN, END_TOKENS, tokenizer_from_gguf

@@ -53,7 +53,7 @@ def encode_chat(
     Without `allow_special` nothing in a message, nor in `variables`, becomes a control token, and nothing in a message,
     unless it is the assistant's, becomes a token that the template writes. Where no message spells such a token, the
     ids are the same with and without it. continue_final_message: the ids end with the text of the last message, as in
-    transformers' `apply_chat_template`. Errors are those of `render_chat`.
+    transformers' `apply_chat_template`. Errors are `render_chat`'s.
     """
     known = tokenizer.control_ids | _written(tokenizer, tokenizer.template_for(variables.get("tools")))
     control = sorted(known, key=len, reverse=True)
@@ -102,7 +102,7 @@ def chat_text(
 def unread_variables(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> list[str]:
     """Return the names of variables that a chat template does not use, so that they change nothing.
 
-    Errors are those of `render_chat`.
+    Errors are `render_chat`'s.
     """
     template = tokenizer.template_for(variables.get("tools"))
     used = lookup(TEMPLATES, "names", "chat_template")(template) if template is not None else ()

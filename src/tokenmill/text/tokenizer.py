@@ -1,8 +1,8 @@
 """The tokenizer that travels with a model: text to ids and back, also in the middle of a text or with other names of
 control tokens.
 
-`tokenizers` does the work. The ids equal those of transformers' fast tokenizer for a tokenizer.json, and those of
-sentencepiece for a `tokenizer.model` that comes without one; transformers converts other files (vocab.json with
+`tokenizers` does the work. The ids equal those of transformers' fast tokenizer for a tokenizer.json, and
+sentencepiece's for a `tokenizer.model` that comes without one; transformers converts other files (vocab.json with
 merges.txt, tiktoken's ranks), and says which tokens are added. Nothing here knows models or engines.
 """
 
@@ -17,8 +17,7 @@ import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
 from tokenmill.text.backend import configured, for_continuation, is_byte_level, without_chance
-from tokenmill.text.charsmap import TextRules, any_of
-from tokenmill.text.sentencepiece_file import holds_ranks, read_sentencepiece
+from tokenmill.text.sentencepiece import TextRules, any_of, holds_ranks, read_sentencepiece
 from tokenmill.text.templates import templates_from_directory
 from tokenmill.text.tokenizer_config import read_tokenizer_config
 from tokenmill.value_reader import ValueReader
@@ -37,7 +36,7 @@ class Tokenizer:
     added_ids: ids of tokens that stand in no merge, the special ones among them. is_byte_level: tokens are spelled in
     GPT-2's letters for bytes. byte_ids: ids of the byte-fallback tokens <0x00> to <0xFF>; consecutive ones are decoded
     together, and unless all their bytes are valid UTF-8, each becomes U+FFFD. chat_template: the one that is used,
-    unless `template_for` finds another among named_templates, those that the model brings under names of their own.
+    unless `template_for` finds another among named_templates, which the model brings under their own names.
     suppressed_ids: ids that are never drawn. config: what tokenizer_config.json says, if there is one. rules: what is
     done with a text before the backend gets it.
     """
@@ -134,7 +133,7 @@ class Tokenizer:
         return self.chat_template
 
     def use_template(self, template: str) -> None:
-        """Have all conversations rendered by a template in the place of those that the model brings."""
+        """Have all conversations rendered by a template in the place of the model's own ones."""
         self.chat_template, self.named_templates = template, {}
 
     @property

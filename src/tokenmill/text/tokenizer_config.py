@@ -23,7 +23,7 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an ad
 _MODEL_TOKEN = re.compile(r"[A-Za-z0-9_]+_token")  # such as image_token, of models that see
 _TOKEN_IDS = re.compile(r"[A-Za-z0-9_]+_token_ids?")  # which repeat what the vocabulary says
 
-# model_type → the class that is registered for it; those that have none take what the file names.
+# model_type → the class that is registered for it; a kind without one takes what the file names.
 _GENERIC = "TokenizersBackend"
 _REGISTERED: Mapping[str, str] = MappingProxyType(
     {
@@ -51,15 +51,9 @@ _ENDOFTEXT = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext
 _DEFAULT_TOKENS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "CodeGenTokenizer": _ENDOFTEXT,
-        "CohereTokenizer": {
-            "bos_token": "<BOS_TOKEN>",
-            "eos_token": "<|END_OF_TURN_TOKEN|>",
-            "unk_token": "<UNK>",
-            "sep_token": "<SEP>",
-            "pad_token": "<PAD>",
-            "cls_token": "<CLS>",
-            "mask_token": "<MASK_TOKEN>",
-        },
+        "CohereTokenizer": dict(
+            zip(SPECIAL, "<BOS_TOKEN> <|END_OF_TURN_TOKEN|> <UNK> <SEP> <PAD> <CLS> <MASK_TOKEN>".split(), strict=True)
+        ),
         "GPT2Tokenizer": _ENDOFTEXT,
         "GPTNeoXTokenizer": {**_ENDOFTEXT, "pad_token": "<|padding|>"},
         "GemmaTokenizer": {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad", "mask")},

@@ -16,8 +16,8 @@ import tokenizers
 from tokenizers import decoders, models, processors
 
 from tokenmill.errors import CheckpointError
-from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Prefix, add_tokens, bpe_backend
 from tokenmill.text.pre_tokenizers import PRE_TOKENIZERS
+from tokenmill.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Prefix, add_tokens, bpe_backend
 from tokenmill.text.templates import KEY, templates_from_gguf
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import MAX_COUNT, ValueReader
@@ -29,7 +29,7 @@ MODEL, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
 NO_VOCABULARY = ("none", "no_vocab")  # values of MODEL in a file without a vocabulary
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
-# Tokens that end a text or a turn whatever the metadata says, and those that a model for code writes where a file or a
+# Tokens that end a text or a turn whatever the metadata says, and tokens that a model for code writes where a file or a
 # repository ends: llama.cpp's lists (special_eog_ids, special_fim_pad_id, special_fim_rep_id, special_fim_sep_id).
 END_TOKENS = frozenset(
     """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <end_of_turn> <end_of_utterance> </s>

@@ -58,7 +58,7 @@ def test_a_pull_of_the_model_succeeds(http):
 REFUSED = [
     ("POST", "/api/pull", {"model": "qwen3:4b"}, 400, "tokenmill pull qwen3:4b"),
     ("POST", "/api/pull", {}, 400, "model is required"),
-    ("DELETE", "/api/delete", {"model": MODEL}, 404, "none is made, copied, deleted"),
+    ("DELETE", "/api/delete", {"model": MODEL}, 404, "no model is made, copied, deleted"),
     ("POST", "/api/create", {"model": "new", "from": MODEL}, 404, "there is no such route"),
     ("POST", "/api/embed", {"model": MODEL, "input": ["a", "b"]}, 404, "no embeddings are computed"),
     ("POST", "/api/show", {"model": "other"}, 404, "model 'other' not found"),

@@ -1,6 +1,6 @@
 """The document at /openapi.json, made of the table of routes and of the forms of bodies, and the page at /docs.
 
-The document is that of one server: it names the model that is served, and wants a key only if the server does. The page
+The document describes one server: it names the model that is served, and wants a key only if the server does. The page
 tells of the program alone, so it wants none; it needs no network, since this server's pages load nothing from
 elsewhere.
 """
@@ -17,8 +17,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from tokenmill.serve.facts.page import HEADERS
 from tokenmill.serve.http.streams import EVENTS
 from tokenmill.serve.loop.service import Call
+from tokenmill.serve.protocols import Route
 from tokenmill.serve.request.fields import Settings
-from tokenmill.serve.request.route import Route
 from tokenmill.serve.start.options import Options
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams

@@ -62,9 +62,11 @@ async def cache(call: Call) -> Json:
 
 
 def cache_view(scheduler: Scheduler, answers: Mapping[int, str], client: bytes) -> Json:
-    """blocks: a letter for each, `f` free, `k` free and kept for prompts that begin alike, `u` in use, `s` shared.
+    """Describe the cache. blocks: a letter for each, `f` free, `k` free and kept for prompts that begin alike, `u` in
+    use, `s` shared.
 
-    texts: those of the client, by the id of their answer. Of others, and of sessions, it says how many there are.
+    texts: the texts of the client, by the id of their answer. Of other texts, and of sessions, it says how many there
+    are.
     """
     unfinished = [("running", each) for each in scheduler.running] + [("waiting", each) for each in scheduler.waiting]
     others = [each for _, each in unfinished if each.client != client]

@@ -5,14 +5,12 @@ No setting that is told is a path or a secret. The model has the form of OpenAI'
 
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any
 
 import torch
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from tokenmill.loader.loaded import LoadedModel
-from tokenmill.serve.http.errors import EngineDied
+from tokenmill.serve.http.errors import EngineDied, Json
 from tokenmill.serve.loop.service import Call, Service
 from tokenmill.serve.messages.parse import FOREIGN
 from tokenmill.serve.request.fields import check_model
@@ -25,7 +23,6 @@ ANTHROPIC = "anthropic-version"  # a header of Anthropic's clients
 SETTINGS = [field.name for field in fields(EngineConfig) if field.name != "model" and field.type != str | None]
 OPTIONS = ("max_queued", "max_body", "keep_alive_s", "stall_s", "drain_s", "is_strict", "max_file", "max_stored")
 AS_HEALTH = "The same as /health, under the name that SageMaker asks for."
-Json = dict[str, Any]
 
 
 async def health(call: Call) -> Json:
@@ -45,12 +42,24 @@ async def load(call: Call) -> Json:
 
 async def server_info(call: Call) -> Json:
     """Tell settings of the engine, limits, and how requests that name no sampling are sampled; no paths and no keys."""
-    loaded = call.service.engine.core.loaded
+    service, loaded = call.service, call.service.engine.core.loaded
     return {
         "version": __version__,
-        "model": call.service.options.name,
-        "engine": _engine_facts(loaded),
-        "server": _server_facts(call.service),
+        "model": service.options.name,
+        "engine": {
+            **{name: getattr(loaded.config, name) for name in SETTINGS},
+            "program": loaded.program_name,
+            "kernel": loaded.kernel_name,
+            **loaded.memory,
+            "torch": str(torch.__version__),
+        },
+        "server": {
+            **{name: getattr(service.options, name) for name in OPTIONS},
+            "max_open": service.admission.max_open,
+            "wants_key": bool(service.options.keys),
+            "keeps_sessions": service.sessions is not None,
+            "keeps_batches": service.batches is not None,
+        },
         "sampling": {
             path: {name: found._asdict() for name, found in in_force(loaded.generation_defaults, protocol).items()}
             for path, protocol in {"/v1": OPENAI, "/api": OLLAMA}.items()
@@ -90,28 +99,6 @@ async def model(call: Call) -> Json:
     if not (is_other and call.name.startswith(FOREIGN)):
         check_model(call.name, call.service.options.name)
     return _other_card(call.service) if is_other else _card(call.service)
-
-
-def _engine_facts(loaded: LoadedModel) -> Json:
-    """Return the program that runs, the settings as they were resolved, and bytes of weights and cache."""
-    return {
-        **{name: getattr(loaded.config, name) for name in SETTINGS},
-        "program": loaded.program_name,
-        "kernel": loaded.kernel_name,
-        **loaded.memory,
-        "torch": str(torch.__version__),
-    }
-
-
-def _server_facts(service: Service) -> Json:
-    """Return limits of the server, by the names of `Options`; whether clients need a key; what it keeps."""
-    return {
-        **{name: getattr(service.options, name) for name in OPTIONS},
-        "max_open": service.admission.max_open,
-        "wants_key": bool(service.options.keys),
-        "keeps_sessions": service.sessions is not None,
-        "keeps_batches": service.batches is not None,
-    }
 
 
 def _card(service: Service) -> Json:

@@ -37,7 +37,7 @@ class TokenizeBody(Body):
 
     @property
     def without_effect(self) -> list[str]:
-        """Return the fields that say how messages become a prompt, where there are none."""
+        """Return the given fields that say how messages become a prompt, where there are no messages."""
         about_messages = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
         return [] if self.messages is not None else [name for name in about_messages if name in self.model_fields_set]
 
@@ -113,7 +113,6 @@ def warnings_for(engine: Engine, body: TokenizeBody | DetokenizeBody) -> dict[st
 
 
 def _ask(body: TokenizeBody) -> Ask:
-    """Read a conversation."""
     return Ask(
         body.messages or [],
         tools=body.tools or [],

@@ -29,7 +29,7 @@ POLLED, OK = ("/v1/cache", "/page/"), 200
 
 
 class AccessLog:
-    """Around the application. Each response has an X-Request-Id: the client's own, if it is a plain one.
+    """The access log around the application. Each response has an X-Request-Id: the client's own, if it is a plain one.
 
     tell: writes a line; None writes none. style: a name in FORMATS. What the page asks again and again has no line.
     """
@@ -79,7 +79,7 @@ FORMATS: dict[str, Callable[[dict[str, Any]], str]] = {"text": _text, "json": js
 
 
 class Recording:
-    """Around the application: each body of JSON that is posted becomes a line of the file, without keys and cookies."""
+    """A record around the application: a posted body of JSON becomes a line of the file, without keys and cookies."""
 
     def __init__(self, app: ASGIApp, file: Path) -> None:
         self._app, self._file, self._order = app, file, asyncio.Lock()
@@ -113,7 +113,7 @@ class Recording:
         try:
             body: Any = json.loads(content)
         except (ValueError, RecursionError):
-            return  # what is no JSON is refused
+            return  # the body is refused: it is no JSON
         told = {name: value for name, value in headers.items() if name not in SECRET}
         line = {"time": time.time(), "path": scope["path"], "headers": told, "body": body}
         with self._file.open("a", encoding="utf-8") as file:
@@ -121,5 +121,5 @@ class Recording:
 
 
 def recorded(app: ASGIApp, file: Path | None) -> ASGIApp:
-    """The application, with a record of its requests if there is a file for it."""
+    """Return the application, with a record of its requests if there is a file for it."""
     return app if file is None else Recording(app, file)

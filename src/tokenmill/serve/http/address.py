@@ -24,12 +24,12 @@ class Address:
         return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     def at(self, taken: socket.socket) -> "Address":
-        """The address with the port that a socket has: the system chooses one where it is 0."""
+        """Return the address with the port that a socket has: the system chooses one where it is 0."""
         return replace(self, port=taken.getsockname()[1])
 
 
 def listen(address: Address) -> socket.socket:
-    """A socket at an address; ConfigError if it cannot be had. Before the model is loaded, which may take minutes."""
+    """Open a socket; ConfigError if it cannot be had. Before the model is loaded, which may take minutes."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     # asyncio sets TCP_NODELAY where the protocol is named: else each answer waits 40 ms for a client's acknowledgement
     taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -49,5 +49,5 @@ def listen(address: Address) -> socket.socket:
 
 
 def is_loopback(taken: socket.socket) -> bool:
-    """Whether only this machine can connect to a socket."""
+    """Return whether only this machine can connect to a socket."""
     return ip_address(taken.getsockname()[0]).is_loopback

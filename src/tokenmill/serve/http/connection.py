@@ -14,7 +14,7 @@ from tokenmill.serve.http.streams import PING
 HEAD_S = 10.0  # for all headers of a request
 STALL_S = 30.0  # for a reader that takes nothing
 PROBE_S = 0.25  # between two looks whether a client that has closed its half is still there
-AT_ONCE = ("GET", "HEAD")  # methods of what is answered without being computed for long
+AT_ONCE = ("GET", "HEAD")  # methods of routes that compute nothing for long
 HALF_CLOSED = (
     "the connection was closed for sending before the answer had begun; over HTTP/1.0 and TLS nothing tells that from "
     "a client that has gone: keep it open until the answer has come, or send HTTP/1.1 without TLS"
@@ -103,7 +103,7 @@ class HttpProtocol(H11Protocol):
             self._wait_for_head()
 
     def _look_for_reset(self) -> None:
-        """One timer looks, though the end of a half is told once more with each request that came in one piece."""
+        """Look with one timer, though the end of a half is told again with each request that came in one piece."""
         if self._probe is not None:
             self._probe.cancel()
         if self.transport.is_closing():
@@ -125,12 +125,12 @@ class HttpProtocol(H11Protocol):
         super().resume_writing()
 
     def _abort_what_waits(self) -> None:
-        """A response that was written to its end waits for nothing, and may be taken slowly."""
+        """Abort a response that waits; one that was written to its end may be taken slowly."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()
 
     def _look_for_reader(self, before: float) -> None:
-        """before: bytes that were not taken yet at the last look; none counts as more than any number."""
+        """Abort if nothing was taken since the last look. before: bytes left then; `inf` for none."""
         left = self.transport.get_write_buffer_size()
         if left and left >= before and not self._has_drained:
             self.transport.abort()

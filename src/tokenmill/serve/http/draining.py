@@ -27,13 +27,13 @@ GRACE_S = 2  # for what is not waited for: requests that compute nothing, connec
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn with h11. To drain, it takes no more requests, and it ends when those that run have ended.
+    """uvicorn with h11. To drain, it takes no more requests, and it ends when all that run have ended.
 
     What still runs after `options.drain_s` gets an error then.
     """
 
     def __init__(self, app: ASGIApp, options: Options, tell: Callable[[str], None] | None = None) -> None:
-        """tell: writes a line for each request."""
+        """Serve an application. tell: writes a line for each request."""
         self._endings, self._options = Endings(app), options
         self._ends_s: float | None = None  # by time.monotonic, which is the event loop's clock too
         super().__init__(_config(AccessLog(self._endings, tell, options.log_format), options))
@@ -48,11 +48,11 @@ class DrainingServer(uvicorn.Server):
         """Take no more requests. It may be called from any thread."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins to drain, the second ends."""
+        """Drain at the first signal, end at the second."""
         self.drain(None if self._ends_s is None else 0.0)
 
     def drain(self, timeout_s: float | None = None) -> None:
-        """Take no more requests, and end when those that run have ended, at the latest after the timeout.
+        """Take no more requests, and end when all that run have ended, at the latest after the timeout.
 
         It may be called from any thread.
         """
@@ -73,8 +73,8 @@ class DrainingServer(uvicorn.Server):
 
 
 def _config(app: AccessLog, options: Options) -> uvicorn.Config:
-    """The settings of uvicorn. Its event loop is asyncio's own, also where uvloop is installed, as it is with Ray: the
-    server is the same whatever else is there.
+    """Make the settings of uvicorn. Its event loop is asyncio's own, also where uvloop is installed, as it is with Ray:
+    the server is the same whatever else is there.
     """
     return uvicorn.Config(
         app,
@@ -93,7 +93,7 @@ def _config(app: AccessLog, options: Options) -> uvicorn.Config:
 
 
 class Endings:
-    """Around the application. What is still being answered at the time that `end_at` sets is broken off then."""
+    """The ends of answers, around the application. At the time that `end_at` sets, open answers are broken off."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -124,7 +124,7 @@ class Endings:
 
 
 class _Answer:
-    """Notes how much of an answer was sent."""
+    """An answer, and how much of it was sent."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -66,7 +66,7 @@ class TooLong(ApiError):
 
 
 def api_error_of(error: Exception) -> ApiError:
-    """Any exception as one that a client may see."""
+    """Turn any exception into one that a client may see."""
     for kind, describe in DESCRIPTIONS.items():
         if isinstance(error, kind):
             return describe(error)
@@ -75,10 +75,7 @@ def api_error_of(error: Exception) -> ApiError:
 
 FIELDS = {setting: field for setting, field in HTTP_FIELDS.items() if field != setting}
 """The API's names of settings that have another name in SamplingParams."""
-ROUTES = {
-    AS_TEXT: "/v1/completions takes a prompt as text",
-    AS_IDS: "/v1/completions takes a prompt of token ids",
-}
+ROUTES = {AS_TEXT: "/v1/completions takes a prompt as text", AS_IDS: "/v1/completions takes a prompt of token ids"}
 """The other route that a client can take where messages cannot be encoded."""
 SETTING = re.compile(rf"\b({'|'.join(FIELDS)})\b")
 
@@ -93,18 +90,18 @@ ALLOWED = {
 
 
 def _field(setting: str) -> str:
-    """The field that a setting of SamplingParams comes from; a ConfigError may say "logit_bias[5]"."""
+    """Return the field that a setting of SamplingParams comes from; a ConfigError may say "logit_bias[5]"."""
     name = setting.partition("[")[0].partition(" ")[0]
     return FIELDS.get(name, name)
 
 
 def _in_fields(error: ConfigError | RequestError) -> str:
-    """The message, with settings named as the API's fields are."""
+    """Return the message, with settings named as the API's fields are."""
     return SETTING.sub(lambda found: FIELDS[found[0]], str(error))
 
 
 def _of_validation(error: ValidationError) -> ApiError:
-    """The first thing that is wrong, with the name of its field."""
+    """Make the refusal of the first wrong thing, with the name of its field."""
     first: Mapping[str, Any] = error.errors()[0]
     places = [str(each) for each in first["loc"]]
     name = places[0] if places else None
@@ -130,7 +127,7 @@ DESCRIPTIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
 
 @contextmanager
 def about(field: str) -> Iterator[None]:
-    """Refusals raised inside name this field."""
+    """Have refusals raised inside name this field."""
     try:
         yield
     except RequestError as error:
@@ -149,15 +146,16 @@ class Refusals:
     NAMES: ClassVar[dict[str, str]] = {}
 
     def body(self, error: ApiError) -> Json:
-        """The object that a response, or an event of a stream, carries."""
+        """Return the object that a response, or an event of a stream, carries."""
         kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
         param = error.param and self.NAMES.get(error.param, error.param[:MAX_MESSAGE])
         return {"error": {"message": self.message(error), "type": kind, "param": param, "code": error.code}}
 
     def message(self, error: ApiError) -> str:
-        """What is said of an error. A field with which it begins has the protocol's own name."""
+        """Return what is said of an error. A field with which it begins has the protocol's own name."""
         name, sign, rest = error.message.partition(" = ")
-        return _cut(f"{self.NAMES.get(name, name)}{sign}{rest}")
+        message = f"{self.NAMES.get(name, name)}{sign}{rest}"
+        return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …"
 
     def event(self, body: Json, begun: Json) -> bytes:
         """Write the last event of a stream. begun: what is known of the answer."""
@@ -174,10 +172,6 @@ class Refusals:
         headers |= {"Retry-After": str(told.retry_after_s)} if told.status in (429, 503) else {}
         headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read
         return JSONResponse(self.body(told), told.status, headers)
-
-
-def _cut(message: str) -> str:
-    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …"
 
 
 PLAIN = Refusals()

@@ -24,7 +24,7 @@ LINGER_S = 1.0  # for the rest of a body that nobody wants
 
 
 class Guard:
-    """Refuses what may not come in. It knows a client by its key: scope["state"]["tenant"]."""
+    """The refusal of requests that may not come in. It knows a client by its key: scope["state"]["tenant"]."""
 
     def __init__(self, app: ASGIApp, options: Options, is_loopback: bool) -> None:
         self._app, self._options, self._is_loopback = app, options, is_loopback
@@ -62,7 +62,7 @@ class Guard:
         return None
 
     def _admits(self, scope: Scope, headers: Headers) -> bool:
-        """Whether a key was given, as OpenAI's API takes it or as Anthropic's does."""
+        """Return whether a key was given, as OpenAI's API takes it or as Anthropic's does."""
         kind, _, given = headers.get("authorization", "").partition(" ")
         given = given if kind.lower() == "bearer" else headers.get("x-api-key", "")
         found = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in self._options.keys]
@@ -108,10 +108,10 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def _after_the_body(body: _Body, send: Send) -> Send:
-    """Ends a refusal when the client has sent its body.
+    """End a refusal when the client has sent its body.
 
-    To close a connection on which something is unread resets it, and a client that sends its headers first and its
-    body then would see that instead of the response.
+    To close a connection on which something is unread resets it, and a client that sends its headers first and its body
+    then would see that instead of the response.
     """
     is_refusal = False
 
@@ -134,6 +134,6 @@ def _is_open(path: str) -> bool:
 
 
 def _host(header: str) -> str:
-    """The host of a Host header, without the port."""
+    """Return the host of a Host header, without the port."""
     name, colon, port = header.rpartition(":")
     return (name if colon and port.isdecimal() else header).lower()

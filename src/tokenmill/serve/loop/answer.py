@@ -20,9 +20,9 @@ from tokenmill.serve.http.errors import CLIENT_CLOSED, ApiError, EngineDied
 from tokenmill.serve.http.streams import ANSWER_ID, PING
 from tokenmill.serve.loop.resumption import EXTENSION, Resumption, Update, Written, resumption_of
 from tokenmill.serve.loop.service import Call, Service
+from tokenmill.serve.protocols import Route
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared, prepare
-from tokenmill.serve.request.route import Route
 from tokenmill.serve.request.writer import Writer
 
 MAX_TEXTS = 1024  # of one request
@@ -63,7 +63,7 @@ class RequestWork:
         return min(self.ask.num_sequences, self.service.admission.max_open_of_one)
 
     def check_number(self) -> None:
-        """ApiError for more texts than a request may ask for; for one prompt no more than run and wait together."""
+        """Raise ApiError for more texts than a request may ask for, or one prompt more than run and wait together."""
         count, max_together = self.ask.num_sequences, self.service.admission.max_open_of_one
         for name, given in (("n", self.ask.sampling.get("n")), ("best_of", self.ask.best_of)):
             if (each := given or 1) > max_together:
@@ -75,7 +75,7 @@ class RequestWork:
             raise ApiError(400, message, "prompt")
 
     async def begin(self) -> tuple[Prepared, Writer]:
-        """The prompts encoded and everything checked, their log-probabilities computed if they are wanted."""
+        """Encode the prompts and check everything; compute log-probabilities of prompts if they are wanted."""
         engine, written = self.service.engine, resumption_of(self.request.scope)
         if self.ask.seed is None:
             self.ask.seed = self.service.options.seed
@@ -96,7 +96,7 @@ class RequestWork:
         return prepared, form
 
     def _take_up(self, written: Resumption) -> None:
-        """Have the seed and the time that the stream began with; a new one gets a seed that can be told."""
+        """Take the seed and the time with which the stream began; a new one gets a seed that can be told."""
         other = written.begun.get("system_fingerprint", self.service.fingerprint)
         if other != self.service.fingerprint:
             message = f"a stream of {other} cannot go on here, where texts may be others: {self.service.fingerprint}"
@@ -170,10 +170,10 @@ class EventStream(Response):
 async def _events(
     steps: AsyncGenerator[list[Piece], None], form: Writer, sequences: list[Sequence], written: Resumption | None
 ) -> Events:
-    """The bytes that are written for each step, and others whenever nothing has come for a while.
+    """Yield the bytes that are written for each step, and others whenever nothing has come for a while.
 
-    written: what was written of it before; then each comes with an Update. A piece for which nothing is written is told
-    with the next one that the client sees.
+    written: the part of the stream that was written before; then each event comes with an Update. A piece for which
+    nothing is written is told with the next one that the client sees.
     """
     unseen: list[Written] = []
 

@@ -61,7 +61,7 @@ class Job:
 
     @contextmanager
     def silence_broken(self, after_s: float) -> Iterator[None]:
-        """Inside this context, put an empty list into `updates` when nothing was for `after_s` to twice as long."""
+        """Put an empty list into `updates` inside this context when nothing was put for `after_s` to twice as long."""
         self._timer = self.loop.call_later(after_s, self._look, after_s)
         try:
             yield
@@ -88,7 +88,7 @@ class Steps(Observer):
 
 
 class Driver:
-    """Has steps made while there are requests.
+    """The driver, which has steps made while there are requests.
 
     error: set when nothing is served any more. has_failed: whether a step raised; then on_failure is called, in the
     engine's thread.
@@ -111,7 +111,7 @@ class Driver:
         self.core.thread.start()
 
     def stop(self, within_s: float | None = None) -> bool:
-        """End what still runs, and wait for that, so long; whether it has ended. Called from any other thread."""
+        """End what still runs, and wait so long for that; return whether it has ended. Called from any other thread."""
         has_stopped = threading.Event()
 
         def stop() -> None:
@@ -124,7 +124,7 @@ class Driver:
 
     @property
     def is_hung(self) -> bool:
-        """Whether the step that is being made takes much longer than any before it."""
+        """Return whether the step that is being made takes much longer than any before it."""
         begun_s, steps = self.core.step_begun_s, self._steps
         limit_s = max(HUNG_S, HUNG_TIMES * steps.longest_s) if steps.count >= FIRST_STEPS else FIRST_S
         return begun_s is not None and time.perf_counter() - begun_s > limit_s
@@ -182,7 +182,7 @@ class Driver:
                 pass
 
     async def call(self, do: Callable[[], T]) -> T:
-        """Call a function in the engine's thread, between two steps; what it returns."""
+        """Call a function in the engine's thread, between two steps; return its result."""
         future: Future[T] = Future()
 
         def call() -> None:

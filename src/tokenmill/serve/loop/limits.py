@@ -26,9 +26,10 @@ MARGIN = 0.75  # of the bound is planned for, because steps vary
 
 
 class Admission:
-    """Used in the event loop alone. max_open: all slots; num_open: those that are held. clock: seconds.
+    """The admission slots, used in the event loop alone. max_open: all slots; num_open: slots that are held. clock:
+    seconds.
 
-    max_open_of_one: of one key, so that with several keys none takes all.
+    max_open_of_one: slots of one key, so that with several keys none takes all.
     """
 
     def __init__(
@@ -60,10 +61,10 @@ class Admission:
             self._held_s.append(self._clock() - begun_s)
 
     def wait_s(self, count: int) -> int:
-        """Whole seconds until so many more slots will be free, at least 1 and at most LONGEST_S.
+        """Return the whole seconds until so many more slots will be free, at least 1 and at most LONGEST_S.
 
-        By Little's law num_open slots, each of them held for T seconds, become free at a rate of num_open / T. T is
-        the mean of the last requests, or of those that hold slots now where that is longer: a server that is stuck
+        By Little's law num_open slots, each of them held for T seconds, become free at a rate of num_open / T. T is the
+        mean of the last requests, or of the requests that hold slots now where that is longer: a server that is stuck
         tells its clients to come less often.
         """
         now_s = self._clock()
@@ -73,7 +74,9 @@ class Admission:
 
 
 class Pace(Observer):
-    """Sets `max_prompt_tokens` of a scheduler after each step. bound_s: the longest wait of those that decode."""
+    """The bound on prompt tokens: it sets `max_prompt_tokens` of a scheduler after each step. bound_s: the longest wait
+    of sequences that decode.
+    """
 
     def __init__(self, scheduler: Scheduler, bound_s: float) -> None:
         self._scheduler, self._bound_s = scheduler, bound_s
@@ -92,7 +95,7 @@ class Pace(Observer):
             self._measured(time.perf_counter() - self._begun_s)
 
     def _measured(self, seconds: float) -> None:
-        """A short chunk says little of what a token costs, unless it took too long. A slow step counts at once."""
+        """Learn what a token costs. A short chunk says little, unless it took too long; a slow step counts at once."""
         limit = self._scheduler.max_prompt_tokens
         if self._num_tokens < limit / 2 and seconds < self._bound_s:
             return

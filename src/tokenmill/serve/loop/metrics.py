@@ -66,7 +66,7 @@ class Metrics(Observer):
         self._registry.register(self._kept)
 
     def text(self) -> bytes:
-        """The metrics in the format that Prometheus reads."""
+        """Write the metrics in the format that Prometheus reads."""
         return generate_latest(self._registry)
 
     def phase(self, name: str, plan: Plan | None) -> None:
@@ -78,12 +78,12 @@ class Metrics(Observer):
                 self._begun(work.sequence)
 
     def update_gauges(self) -> None:
-        """Note them. Sequences that were cancelled have given their blocks back by then."""
+        """Note the gauges. Sequences that were cancelled have given their blocks back by then."""
         num_used, scheduler = self._core.num_used_blocks, self._core.scheduler
         self._kept.gauges = len(scheduler.running), len(scheduler.waiting), num_used / scheduler.allocator.num_blocks
 
     def ended(self, sequence: Sequence, done: Completion | None) -> None:
-        """A sequence has ended, with a completion or without."""
+        """Count a sequence that has ended, with a completion or without."""
         started_s = self._started_s.pop(sequence.id, None)
         if done is None:
             self._success.labels(**self._labels, finished_reason="abort").inc()
@@ -107,7 +107,7 @@ class Metrics(Observer):
             self._inference.observe(max(timing.total_s - started_s, 0.0))
 
     def request_ended(self, trackers: List[Tracker]) -> None:
-        """All sequences of a request have ended. Each prompt counts as a request, unless it was broken off."""
+        """Count a request whose sequences have all ended. Each prompt counts as a request, unless it was broken off."""
         num_each = trackers[0].sequence.choosing.params.n if trackers else 1
         for first in range(0, len(trackers), num_each):
             group = trackers[first : first + num_each]
@@ -118,7 +118,7 @@ class Metrics(Observer):
                 self._longest.observe(max(len(each.tokens) for each in group))
 
     def count_rejected(self, reason: str) -> None:
-        """A request was not taken."""
+        """Count a request that was not taken."""
         self._rejected.labels(**self._labels, reason=reason).inc()
 
     def _begun(self, sequence: Sequence) -> None:
@@ -144,7 +144,7 @@ class Metrics(Observer):
 
 
 class _Kept(Collector):
-    """Figures that are kept elsewhere: gauges, which change at every step, and counters of the engine.
+    """The figures that are kept elsewhere: gauges, which change at every step, and counters of the engine.
 
     gauges: how many sequences run and wait, and the share of the blocks of the KV cache that are in use.
     """
@@ -161,12 +161,7 @@ class _Kept(Collector):
             (GaugeMetricFamily, "num_requests_waiting", "Sequences that wait to be scheduled", waiting),
             (GaugeMetricFamily, "kv_cache_usage_perc", "Share of the KV cache's blocks in use, 0 to 1", usage),
             (CounterMetricFamily, "num_preemptions", "Sequences that were preempted", num_preemptions),
-            (
-                CounterMetricFamily,
-                "spec_decode_num_drafts",
-                "Passes with drafts, by sequence",
-                stats.histogram.total(),
-            ),
+            (CounterMetricFamily, "spec_decode_num_drafts", "Passes with drafts, by sequence", stats.histogram.total()),
             (CounterMetricFamily, "spec_decode_num_draft_tokens", "Tokens that were drafted", stats.num_drafted),
             (CounterMetricFamily, "spec_decode_num_accepted_tokens", "Drafts that were accepted", stats.num_accepted),
         ):
@@ -177,7 +172,7 @@ class _Kept(Collector):
         yield self._cache_config()
 
     def _accepted_by_position(self) -> Metric:
-        """The first draft of a pass is at position 0. A pass in which n were accepted counts at the first n."""
+        """Count accepted drafts by position, of which the first is 0: a pass that accepted n counts at the first n."""
         name, text = "spec_decode_num_accepted_tokens_per_pos", "Drafts that were accepted, by their place in a pass"
         family = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name", "position"])
         histogram = dict(self._core.speculation.stats.histogram)
@@ -187,7 +182,7 @@ class _Kept(Collector):
         return family
 
     def _cache_config(self) -> Metric:
-        """The KV cache, in labels of a gauge that is always 1. vLLM says num_gpu_blocks on a CPU too."""
+        """Tell of the KV cache in labels of a gauge that is always 1. vLLM says num_gpu_blocks on a CPU too."""
         loaded, allocator = self._core.loaded, self._core.scheduler.allocator
         labels = {
             "block_size": str(allocator.block_size),

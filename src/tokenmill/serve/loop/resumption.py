@@ -15,8 +15,8 @@ EXTENSION = "tokenmill.resumption"
 
 @dataclass(frozen=True)
 class Written:
-    """A piece that a message has: of which continuation, its tokens, whether it is the last one. num_cached: tokens of
-    the prompt that were found in the cache, for the usage figures.
+    """A piece in a message. index: its continuation. tokens: its tokens. is_last: it ends the continuation. num_cached:
+    tokens of the prompt that were found in the cache, for the usage figures.
     """
 
     index: int
@@ -42,7 +42,7 @@ class Update:
 
 @dataclass
 class Resumption:
-    """All that was written of a stream; of a new one nothing. elapsed_s: since it began."""
+    """A record of all that was written of a stream, empty for a new one. elapsed_s: seconds since it began."""
 
     begun: dict[str, Any] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -63,6 +63,6 @@ class Resumption:
 
 
 def resumption_of(scope: Mapping[str, Any]) -> Resumption | None:
-    """What the caller has noted; None if it does not ask for this."""
+    """Return the record that the caller has given; None if it does not ask for this."""
     found = (scope.get("extensions") or {}).get(EXTENSION)
     return found if isinstance(found, Resumption) else None

@@ -17,8 +17,8 @@ from tokenmill.engine.engine import Engine
 from tokenmill.serve.http.errors import CLIENT_CLOSED, ApiError
 from tokenmill.serve.loop.driver import Driver
 from tokenmill.serve.loop.limits import Admission
+from tokenmill.serve.protocols import Route
 from tokenmill.serve.request.prompt import Model
-from tokenmill.serve.request.route import Route
 from tokenmill.serve.request.writer import system_fingerprint
 from tokenmill.serve.sessions.batch_worker import BatchWorker
 from tokenmill.serve.sessions.sessions import Sessions

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.request.ask import Ask, field_of
 from tokenmill.serve.request.fields import Body, Int64, ListOf, check_model
 from tokenmill.serve.request.prompt import Model
@@ -20,7 +20,6 @@ FOREIGN = "claude-"  # names of models, which Anthropic's clients send whatever 
 BILLING = "x-anthropic-billing-header:"
 KINDS = ("enabled", "adaptive", "between_tools", "disabled")  # of thinking; where it stands is up to the model
 MODES = {"auto": "auto", "any": "required", "none": "none"}
-Json = dict[str, Any]
 
 IGNORED = {
     "metadata": "about the user",
@@ -92,17 +91,14 @@ def parse_messages(body: CountBody, model: Model) -> Ask:
 
 
 def _system(given: str | list[Json] | None, ask: Ask) -> str:
-    """The system text, without what changes with every request."""
+    """Read the system text, without what changes with every request."""
     blocks = [given] if isinstance(given, str) else [_text(each, "system", ask) for each in given or ()]
-    return "\n".join(text for each in blocks if (text := _without_billing(each)))
-
-
-def _without_billing(text: str) -> str:
-    return text.partition("\n")[2].lstrip("\n") if text.startswith(BILLING) else text
+    texts = (each.partition("\n")[2].lstrip("\n") if each.startswith(BILLING) else each for each in blocks)
+    return "\n".join(filter(None, texts))
 
 
 def _text(block: Any, where: str, ask: Ask) -> str:
-    """The text of a block that is no call; a note in the place of what is no text."""
+    """Read the text of a block that is no call; in the place of anything else, make a note."""
     kind = field_of(block, "type", str, where)
     if kind == "text":
         return str(field_of(block, "text", str, where))
@@ -112,14 +108,14 @@ def _text(block: Any, where: str, ask: Ask) -> str:
 
 
 class _Message:
-    """One message, which becomes one or several: each result of a tool is one of its own."""
+    """A message that is read. It becomes one or several: each result of a tool is a message of its own."""
 
     def __init__(self, given: Json, where: str, ask: Ask) -> None:
         self._given, self._where, self._ask = given, where, ask
         self._found: list[Json] = []
 
     def translated(self) -> list[Json]:
-        """The messages."""
+        """Return the messages."""
         role, content = field_of(self._given, "role", str, self._where), self._given.get("content")
         make: Callable[[list[Json]], None] | None = {
             "user": self._of_user,
@@ -190,7 +186,7 @@ class _Message:
 
 
 def _take_thinking(body: CountBody, ask: Ask) -> None:
-    """Whether the model thinks before it answers, and for how long. Without the field it does not."""
+    """Read whether the model thinks before it answers, and for how long. Without the field it does not."""
     given = body.thinking or {"type": "disabled"}
     kind = field_of(given, "type", str, "thinking")
     if kind not in KINDS:
@@ -223,7 +219,7 @@ def _tool_fields(body: CountBody, ask: Ask) -> Json:
 
 
 def _tool(given: Json, where: str, ask: Ask) -> Json | None:
-    """A function. Tools that a server runs, and those that are to be found later, are left out."""
+    """Read a function. Tools that a server runs, and tools that are to be found later, are left out."""
     kind = given.get("type") or "custom"
     if kind != "custom":
         ask.warn(f"a tool of type {brief(kind)} is left out, since nothing here runs it")

@@ -7,18 +7,18 @@ from typing import Any, ClassVar
 import pydantic_core
 
 from tokenmill.engine.outputs import Completion, Piece
-from tokenmill.serve.http.errors import ApiError, Refusals, TooLong
+from tokenmill.serve.http.errors import ApiError, Json, Refusals, TooLong
 from tokenmill.serve.http.streams import to_line
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.serve.request.reading import Reading
-from tokenmill.serve.request.writer import Json, Writer, finite
+from tokenmill.serve.request.writer import Writer, finite
 from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
 
 SIGNATURE = "tokenmill"  # of thinking, which clients send back; nothing here depends on it
 DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
 FIELDS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
-CODES = ("thread_unsupported_request",)  # those of ours that Anthropic's API has too
+CODES = ("thread_unsupported_request",)  # codes of ours that Anthropic's API has too
 
 
 class MessagesRefusals(Refusals):
@@ -57,7 +57,7 @@ REFUSALS = MessagesRefusals()
 
 
 class MessagesWriter(Writer):
-    """The blocks are made as parts come; a whole message is made of the same events."""
+    """A writer whose blocks are made as parts come; a whole message is made of the same events."""
 
     prefix, refusals = "msg_", REFUSALS
 
@@ -72,8 +72,7 @@ class MessagesWriter(Writer):
     def answer(self, completions: List[Completion]) -> Json:
         (done,) = completions
         self._count(done.tokens)
-        for _ in self._of_parts(self._reading.take(Piece(done.text, done.tokens, done))):
-            pass
+        list(self._of_parts(self._reading.take(Piece(done.text, done.tokens, done))))
         usage, content = self._usage(), [_whole(block) for block in self._blocks]
         return self._message(usage, content, **self._end(done)) | self._warning_fields() | self._token_ids(done)
 
@@ -94,8 +93,7 @@ class MessagesWriter(Writer):
 
     def _pass_over(self, piece: Piece) -> None:
         self._has_begun = True
-        for _ in self._of_parts(self._reading.take(piece)):
-            pass
+        list(self._of_parts(self._reading.take(piece)))
 
     def _of_parts(self, parts: list[Part]) -> Iterator[Json]:
         for part in parts:
@@ -110,7 +108,7 @@ class MessagesWriter(Writer):
                 yield from self._add("tool_use", part.text)
 
     def _add(self, kind: str, text: str) -> Iterator[Json]:
-        """More of a block of this kind, after the beginning of a new one where the last is another."""
+        """Yield more of a block of this kind, behind the beginning of a new one where the last is another."""
         if not self._is_open or self._blocks[-1]["type"] != kind:
             if kind == "text":
                 text = self._blanks + text
@@ -142,7 +140,7 @@ class MessagesWriter(Writer):
         return {**head, "stop_reason": None, "stop_sequence": None, **end, "usage": usage}
 
     def _end(self, done: Completion) -> Json:
-        """Why the text has ended. A call that was cut is one whose arguments are no JSON: the reason says so."""
+        """Return why the text has ended. A call that was cut is one whose arguments are no JSON: the reason says so."""
         stopped = done.stop_reason if isinstance(done.stop_reason, str) else None
         reason = "end_turn" if stopped is None else "stop_sequence"
         if done.finish_reason == "length":
@@ -163,7 +161,6 @@ class MessagesWriter(Writer):
 
 
 def _whole(block: Json) -> Json:
-    """A block that has ended."""
     block = dict(block)
     text, kind = "".join(block.pop("pieces")), block["type"]
     if kind == "tool_use":
@@ -172,7 +169,7 @@ def _whole(block: Json) -> Json:
 
 
 def _object(text: str) -> Json:
-    """The arguments of a call; of one that was cut, as much of them as is there."""
+    """Read the arguments of a call; of one that was cut, as much of them as is there."""
     try:
         found = pydantic_core.from_json(text or "{}", allow_partial="trailing-strings")
     except ValueError:

@@ -10,7 +10,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
-from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.fields import LATEST, SETTINGS, nearest
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
@@ -18,20 +18,19 @@ from tokenmill.value_reader import brief
 
 VERSION = "0.13.0"  # of Ollama's API that these routes follow; clients refuse versions that are too old for them
 DURATION = re.compile(r"[-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+|[-+]?\d+(?:\.\d*)?", re.ASCII)
-Json = dict[str, Any]
 MAX_OPTIONS = 100  # clients have some 30; to look for names that are like an unknown one takes milliseconds
 AT_START = "is chosen when the server starts"
 WITHOUT_EFFECT = {
     **dict.fromkeys(("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "num_gqa"), AT_START),
     **dict.fromkeys(("low_vram", "f16_kv", "use_mmap", "use_mlock"), AT_START),
     **dict.fromkeys(("logits_all", "vocab_only", "embedding_only"), AT_START),
-    "num_keep": "is about texts that are shortened, and none is",
+    "num_keep": "is about texts that are shortened, and no text is",
     "mirostat_tau": "is about mirostat",
     "mirostat_eta": "is about mirostat",
     "penalize_newline": "has no effect in Ollama either",
 }
 """Options that change nothing of a text here, with the reason."""
-MAX_COMPARED = 5  # unknown options that are compared with those that there are
+MAX_COMPARED = 5  # unknown options that are compared with known ones
 NEUTRAL: Mapping[str, tuple[float, ...]] = {"typical_p": (0, 1), "tfs_z": (0, 1), "mirostat": (0,)}
 """Samplers that there are not, with the values that turn them off."""
 AS_FITS = (-1, -2)  # values of num_predict
@@ -50,12 +49,12 @@ NAMES = {
 
 
 def tagged(name: str) -> str:
-    """A name with its tag, which is `latest` where it has none."""
+    """Return a name with its tag, which is `latest` where it has none."""
     return name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}"
 
 
 def check_served(asked: str, served: str) -> None:
-    """ApiError 404 for another model than the one that is served. Letters may be of either case, as in Ollama."""
+    """Raise ApiError 404 for another model than the served one. Letters may be of either case, as in Ollama."""
     if tagged(asked).casefold() != tagged(served).casefold():
         raise ApiError(
             404, f"model {brief(asked)} not found: {served!r} is served here, and `tokenmill serve` serves another"
@@ -63,22 +62,22 @@ def check_served(asked: str, served: str) -> None:
 
 
 def now() -> str:
-    """The time, for `created_at`."""
+    """Return the time, for `created_at`."""
     return written(datetime.now(UTC))
 
 
 def written(time: datetime) -> str:
-    """A time in UTC as RFC 3339 has it."""
+    """Write a time in UTC as RFC 3339 has it."""
     return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def nanoseconds(seconds: float) -> int:
-    """A duration, which is at least one nanosecond: clients divide by it."""
+    """Return a duration, which is at least one nanosecond: clients divide by it."""
     return max(round(seconds * 1e9), 1)
 
 
 def unloads(keep_alive: float | str | None) -> bool:
-    """Whether a request wants the model to be unloaded after it. ApiError for what is no duration."""
+    """Return whether a request wants the model to be unloaded after it. ApiError for a wrong duration."""
     if keep_alive is None or keep_alive == "":
         return False
     if isinstance(keep_alive, str):
@@ -118,7 +117,7 @@ def take_options(options: Mapping[str, Any], ask: Ask, num_positions: int) -> Js
 
 
 def _whole(name: str, value: Any) -> Any:
-    """A number as its setting has it: JSON's 40.0 is 40, as it is to Ollama."""
+    """Return a number as its setting has it: JSON's 40.0 is 40, as it is to Ollama."""
     is_whole = isinstance(value, float) and value.is_integer() and TYPES[NAMES[name]] in (int, int | None)
     return int(value) if is_whole else value
 

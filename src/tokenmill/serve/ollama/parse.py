@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.ollama.names import check_served, take_options, unloads
 from tokenmill.serve.ollama.writer import Own, loaded
 from tokenmill.serve.request.ask import Ask, field_of
@@ -27,7 +27,6 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 LEVELS = ("low", "medium", "high", "max")  # of thinking
 AS_FITS = -1
 PLAIN = "/api/generate takes a prompt as text"
-Json = dict[str, Any]
 
 IGNORED = {
     "truncate": "a prompt that is too long is refused, and nothing is ever cut",
@@ -75,7 +74,7 @@ def parse_chat(body: OllamaChatBody, model: Model) -> Ask | Json:
         return loaded(body.model, {"message": {"role": "assistant", "content": ""}}, wants_unload)
     if not model.has_template:
         raise ApiError(400, f'"{body.model}" does not support chat: it has no chat template. {PLAIN}', "messages")
-    ask, calls = _begun(body), _Calls()
+    ask, calls = Ask(stream=body.stream, defaults=OLLAMA), _Calls()
     named = _fields(body, ask, model)
     for number, message in enumerate(body.messages):
         ask.messages.append(_message(message, f"messages[{number}]", calls))
@@ -87,12 +86,12 @@ def parse_chat(body: OllamaChatBody, model: Model) -> Ask | Json:
 
 
 def parse_generate(body: OllamaGenerateBody, model: Model) -> Ask | Json:
-    """Read a prompt: a conversation of one turn, or a plain prompt where no template is wanted or there is none."""
+    """Read a prompt: a conversation of one turn, or a plain prompt without a template."""
     arrived_s, wants_unload = time.perf_counter(), _checked(body, model)
     if not body.prompt:
         return loaded(body.model, {"response": ""}, wants_unload)
     _check_generate(body, model)
-    ask = _begun(body)
+    ask = Ask(stream=body.stream, defaults=OLLAMA)
     named = _fields(body, ask, model)
     ask.after = list(body.context or ())
     if body.raw or not model.has_template:
@@ -109,13 +108,9 @@ def parse_generate(body: OllamaGenerateBody, model: Model) -> Ask | Json:
 
 
 def _checked(body: OllamaBody, model: Model) -> bool:
-    """Check the model's name and keep_alive; whether the model is to be unloaded."""
+    """Check the model's name and keep_alive; return whether the model is to be unloaded."""
     check_served(body.model, model.name)
     return unloads(body.keep_alive)
-
-
-def _begun(body: OllamaBody) -> Ask:
-    return Ask(stream=body.stream, defaults=OLLAMA)
 
 
 def _fields(body: OllamaBody, ask: Ask, model: Model) -> Json:
@@ -136,7 +131,7 @@ def _take(named: Json, body: OllamaBody, ask: Ask, model: Model) -> None:
 
 
 def _check_generate(body: OllamaGenerateBody, model: Model) -> None:
-    """ApiError for what is not served, and for fields that contradict each other."""
+    """Raise ApiError for what is not served, and for fields that contradict each other."""
     _check_images(body.images, "images")
     if body.raw and (body.template or body.system or body.context):
         raise ApiError(400, "raw mode does not support template, system, or context", "raw")
@@ -151,13 +146,13 @@ def _check_generate(body: OllamaGenerateBody, model: Model) -> None:
 
 
 def _check_images(images: Any, where: str) -> None:
-    """ApiError for any image, since a model that cannot see one would answer all the same."""
+    """Raise ApiError for any image, since a model that cannot see one would answer all the same."""
     if images:
         raise ApiError(400, f"{where} is not served: this model reads text alone, so leave images out", "images")
 
 
 def _think(body: OllamaBody, ask: Ask, model: Model) -> str | None:
-    """Read whether the model thinks before it answers; the effort of it, if one is asked for."""
+    """Read whether the model thinks before it answers; return the effort of it, if one is asked for."""
     if body.think is None:
         return None
     if isinstance(body.think, str) and body.think not in LEVELS:
@@ -194,18 +189,18 @@ def _message(given: Json, where: str, calls: "_Calls") -> Json:
 
 
 def _given(given: Mapping[str, Any]) -> Json:
-    """An object without what is null."""
+    """Return an object without null values."""
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _tool(given: Json, where: str) -> Json:
-    """A function; its type may be left out, as Ollama's client does."""
+    """Read a function; its type may be left out, as Ollama's client does."""
     field_of(given, "function", dict, where)
     return {**given, "type": given.get("type") or "function"}
 
 
 class _Calls:
-    """The calls of a conversation, and which of them have no result yet. Each look-up takes a moment, however many."""
+    """The calls of a conversation, and which of them have no result yet. A look-up takes a moment, however many."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -215,11 +210,11 @@ class _Calls:
         self._by_name: dict[str, deque[str]] = {}
 
     def begin(self) -> None:
-        """The assistant speaks again: calls without a result stay so."""
+        """Note that the assistant speaks again: calls without a result stay so."""
         self._waiting, self._by_id, self._by_name = {}, {}, {}
 
     def add(self, given: Any, where: str) -> Json:
-        """A call of the assistant."""
+        """Read a call of the assistant."""
         function = field_of(given, "function", dict, where)
         name = field_of(function, "name", str, where)
         arguments = field_of({"arguments": {}, **_given(function)}, "arguments", (dict, str), where)
@@ -232,7 +227,7 @@ class _Calls:
         return {"id": number, "type": "function", "function": {"name": name, "arguments": text}}
 
     def _new_id(self, own: Any) -> str:
-        """The client's own id, where it is another one than all before it."""
+        """Return the client's own id, where no call before has the same."""
         made = own if isinstance(own, str) and own else f"call_{self._count}"
         while made in self._known:
             made += "_"
@@ -240,7 +235,7 @@ class _Calls:
         return made
 
     def answered(self, given: Json) -> str | None:
-        """The id of the call that a message is the result of; None if none waits for one."""
+        """Return the id of the call whose result a message is; None if no call waits for one."""
         own, name = given.get("tool_call_id"), given.get("tool_name") or given.get("name")
         number = self._by_id.get(own) if isinstance(own, str) else None
         if number not in self._waiting:
@@ -252,7 +247,7 @@ class _Calls:
         return number
 
     def _first_of(self, name: str) -> str | None:
-        """The first call of a function that waits."""
+        """Return the first call of a function that waits."""
         numbers = self._by_name.get(name, deque())
         while numbers and numbers[0] not in self._waiting:
             numbers.popleft()

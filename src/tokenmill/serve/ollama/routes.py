@@ -8,13 +8,12 @@ import json
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from starlette.responses import Response
 
 from tokenmill.model.description import count_parameters
 from tokenmill.quant.schemes import find_scheme
-from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.http.streams import LINES, to_line
 from tokenmill.serve.loop.service import Call, Service
 from tokenmill.serve.ollama.names import VERSION, check_served, tagged, written
@@ -26,13 +25,12 @@ FOR_EVER = timedelta(days=100 * 365)  # how long a model stays loaded that is ne
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 NAMES = {"repetition_penalty": "repeat_penalty"}  # of settings, in a list of parameters
-Json = dict[str, Any]
 PULLED = ({"status": "pulling manifest"}, {"status": "success"})
 MAX_NAME = 100  # characters of a name that are worth giving back
 
 
 class OllamaModelBody(Body):
-    """The bodies of routes about models. name: what older clients call it. stream: of the progress of a pull."""
+    """A body of the routes about models. name: what older clients call it. stream: of the progress of a pull."""
 
     name: str | None = None
     stream: bool = True
@@ -83,7 +81,7 @@ def _check_named(call: Call) -> None:
 
 
 class ModelFacts:
-    """The answers of routes that tell of it."""
+    """The facts of the model, as the routes that tell of it answer."""
 
     def __init__(self, service: Service) -> None:
         self._core, self._served, self._model = service.engine.core, service.options.name, service.model
@@ -117,22 +115,18 @@ class ModelFacts:
 
     @property
     def shown(self) -> Json:
-        """The answer of /api/show."""
+        """The answer of /api/show. Its length is the configured one, and its words are what clients look for."""
+        parameters = {"num_ctx": self._model.num_positions, **self._core.loaded.generation_defaults}
+        found = {"completion": True, "tools": self._model.has_template, "thinking": self._model.thinks}
         return {
             "modelfile": f"# Served by tokenmill {__version__}, which reads no Modelfile\nFROM {self._served}\n",
-            "parameters": self._parameters,
+            "parameters": "\n".join(f"{NAMES.get(name, name):<30} {value}" for name, value in parameters.items()),
             "template": (self._core.loaded.tokenizer and self._core.loaded.tokenizer.chat_template) or "",
             "details": self._details,
             "model_info": self._model_info,
-            "capabilities": self._capabilities,
+            "capabilities": [word for word, is_there in found.items() if is_there],
             "modified_at": self._modified_at,
         }
-
-    @property
-    def _capabilities(self) -> list[str]:
-        """The words that clients look for."""
-        found = {"completion": True, "tools": self._model.has_template, "thinking": self._model.thinks}
-        return [word for word, is_there in found.items() if is_there]
 
     @property
     def _head(self) -> Json:
@@ -176,12 +170,6 @@ class ModelFacts:
         return DTYPES[loaded.config.dtype]
 
     @property
-    def _parameters(self) -> str:
-        """Lines of names and values: the length that is configured, and what the model's files recommend."""
-        found = {"num_ctx": self._model.num_positions, **self._core.loaded.generation_defaults}
-        return "\n".join(f"{NAMES.get(name, name):<30} {value}" for name, value in found.items())
-
-    @property
     def _model_info(self) -> Json:
         """Facts by GGUF's names. The length is the one that is configured, since clients ask for as much as it says."""
         model = self._core.loaded.model_config
@@ -202,6 +190,6 @@ class ModelFacts:
 
 
 def _counted(number: int) -> str:
-    """134515008 → "134.52M", as Ollama counts parameters."""
+    """Write a number as Ollama counts parameters: 134515008 → "134.52M"."""
     unit, letter = next(((unit, letter) for unit, letter in UNITS if number >= unit), (1, ""))
     return f"{number / unit:.2f}".rstrip("0").rstrip(".") + letter

@@ -14,7 +14,7 @@ import pydantic_core
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
-from tokenmill.serve.http.errors import ApiError, Refusals
+from tokenmill.serve.http.errors import ApiError, Json, Refusals
 from tokenmill.serve.http.streams import to_line
 from tokenmill.serve.loop.resumption import Resumption
 from tokenmill.serve.ollama.names import nanoseconds, now
@@ -22,13 +22,13 @@ from tokenmill.serve.openai.choices import logprob_entries
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.serve.request.reading import Reading
-from tokenmill.serve.request.writer import Json, Writer, finite
+from tokenmill.serve.request.writer import Writer, finite
 from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
 from tokenmill.text.token_bytes import Spelling
 
 ABSENT = (
-    "there is no such route here: one model is served, and none is made, copied, deleted or uploaded over HTTP, and no "
-    "embeddings are computed; `tokenmill --help` has the commands"
+    "there is no such route here: one model is served, and no model is made, copied, deleted or uploaded over HTTP, "
+    "and no embeddings are computed; `tokenmill --help` has the commands"
 )
 STAYS = "the model stays loaded as long as the server runs"
 
@@ -48,7 +48,8 @@ REFUSALS = OllamaRefusals()
 
 @dataclass(frozen=True)
 class Own:
-    """What an answer needs beside, see Ask.own. model: as the client names it. arrived_s: time.perf_counter then.
+    """The facts that an answer needs beside, see Ask.own. model: as the client names it. arrived_s: time.perf_counter
+    then.
 
     has_context: whether the answer has the ids of its text. may_call: whether it may call functions.
     """
@@ -60,7 +61,7 @@ class Own:
 
 
 class OllamaWriter(Writer):
-    """What is common to both routes. said: the fields of an object that hold text."""
+    """A writer for both routes."""
 
     prefix, refusals = "ollama-", REFUSALS
 
@@ -162,7 +163,7 @@ class OllamaWriter(Writer):
         raise NotImplementedError
 
     def _end(self, done: Completion) -> Json:
-        """The fields of the last object: why the text has ended, and times. What the cache had counts as read."""
+        """Return the fields of the last object: why the text has ended, and times. Cached tokens count as read."""
         total_s = time.perf_counter() - self._own.arrived_s
         load_s = self._ready_s - self._own.arrived_s
         prompt_s = done.timing.ttft_s
@@ -189,7 +190,7 @@ class OllamaWriter(Writer):
         return {"logprobs": [_without_empty(entry) for entry in found]}
 
     def _spell(self) -> Spelling:
-        """That of the next token."""
+        """Return the spelling of the next token."""
         if self._spelling is None:
             skips = self._ask.sampling["skip_special_tokens"]
             self._spelling = Spelling(self._tokenizer, self._prepared.prompts[0], skip_special=skips)
@@ -197,7 +198,7 @@ class OllamaWriter(Writer):
 
 
 class OllamaChatWriter(OllamaWriter):
-    """/api/chat."""
+    """The writer of /api/chat."""
 
     def _told(self, said: "_Said") -> Json:
         message: Json = {"role": "assistant", "content": said.text}
@@ -206,14 +207,14 @@ class OllamaChatWriter(OllamaWriter):
 
 
 class OllamaGenerateWriter(OllamaWriter):
-    """/api/generate."""
+    """The writer of /api/generate."""
 
     def _told(self, said: "_Said") -> Json:
         return {"response": said.text} | ({"thinking": said.thinking} if said.thinking else {})
 
 
 class _Said:
-    """What one object says: text, thinking, and calls that have ended."""
+    """The contents of one object: text, thinking, and calls that have ended."""
 
     def __init__(self) -> None:
         self.text, self.thinking = "", ""
@@ -231,7 +232,7 @@ def loaded(model: str, fields: Json, wants_unload: bool) -> Json:
 
 
 def _arguments(text: str) -> Json | None:
-    """The arguments of a call; None for one that was cut."""
+    """Read the arguments of a call; None for one that was cut."""
     try:
         found = pydantic_core.from_json(text)
     except ValueError:
@@ -240,5 +241,5 @@ def _arguments(text: str) -> Json | None:
 
 
 def _without_empty(entry: Json) -> Json:
-    """An entry without an empty list of others, as Ollama leaves it out."""
+    """Return an entry without an empty list of others, as Ollama leaves it out."""
     return {name: value for name, value in entry.items() if value != []}

@@ -9,18 +9,19 @@ from typing import Any
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
+from tokenmill.serve.http.errors import Json
 from tokenmill.serve.loop.resumption import Resumption
 from tokenmill.serve.openai.parse import StreamOptions
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
-from tokenmill.serve.request.writer import Json, Writer
+from tokenmill.serve.request.writer import Writer
 from tokenmill.text.token_bytes import Spelling
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 class Choices(Writer):
-    """whole, chunk: the names of both kinds of objects."""
+    """A writer of choices. whole, chunk: the names of both kinds of objects."""
 
     whole: str
     chunk: str
@@ -36,29 +37,19 @@ class Choices(Writer):
 
     @property
     def _head(self) -> Json:
-        return {
-            "id": self._id,
-            "created": self._created,
-            "model": self._model,
-            "system_fingerprint": self._fingerprint,
-        }
+        return {"id": self._id, "created": self._created, "model": self._model, "system_fingerprint": self._fingerprint}
 
     def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
         self._begun |= set(written.tokens)
         super().resume(written, texts)
 
     def answer(self, completions: List[Completion]) -> Json:
-        """All continuations, each with its prompt's text before it if that is wanted."""
+        """Write all continuations, each with its prompt's text before it if that is wanted."""
         choices = [self._choice(index, done) for index, done in enumerate(self._choose_shown(completions))]
         for done in completions:
             self._count(done.tokens)
-        return {
-            **self._head,
-            "object": self.whole,
-            "choices": choices,
-            "usage": self._usage(),
-            **self._warning_fields(),
-        }
+        told = {"object": self.whole, "choices": choices, "usage": self._usage()}
+        return self._head | told | self._warning_fields()
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
         self._count(piece.tokens)
@@ -71,11 +62,11 @@ class Choices(Writer):
 
     @abstractmethod
     def _choice(self, index: int, done: Completion) -> Json:
-        """A continuation that has ended."""
+        """Write a continuation that has ended."""
 
     @abstractmethod
     def _deltas(self, piece: Piece) -> Iterable[Json]:
-        """The choices of a chunk for what is new of a continuation."""
+        """Yield the choices of a chunk for what is new of a continuation."""
 
     def _chunk(self, choices: list[Json]) -> Json:
         usage = {"usage": self._usage() if self._counts_on else None} if self._wants_usage else {}
@@ -91,7 +82,7 @@ class Choices(Writer):
         }
 
     def _choose_shown(self, completions: List[Completion]) -> List[Completion]:
-        """All of them; or, of more than the client gets, the best of each prompt."""
+        """Return all completions; or, of more than the client gets, the best of each prompt."""
         num_made, num_shown = self._prepared.num_each, self._num_shown
         if num_made == num_shown:
             return completions
@@ -99,7 +90,7 @@ class Choices(Writer):
         return [done for group in groups for done in sorted(group, key=_mean_logprob, reverse=True)[:num_shown]]
 
     def _prompt_logprobs(self, number: int) -> Json:
-        """If it is wanted, for each token of a prompt a map of token ids, the prompt's own first, as vLLM has it."""
+        """Write, if wanted, for each token of a prompt a map of token ids, the prompt's own first, as vLLM does."""
         if (num_top := self._ask.shown_prompt_logprobs) is None:
             return {}
         prompt, (_, logprobs_of) = self._prepared.prompts[number], self._prepared.prompt_logprobs[number]
@@ -122,26 +113,26 @@ class Choices(Writer):
         return {"token_ids": list(tokens)} if self._ask.wants_ids else {}
 
     def _receipt(self, done: Completion | None) -> Json:
-        """If it is wanted, the receipt of a text that has ended, which names the model as the server does."""
+        """Write the receipt of a text that has ended, which names the model as the server does, if it is wanted."""
         if done is None or not self._ask.wants_receipt:
             return {}
         made = done.receipt()
         return {"receipt": replace(made, model={**made.model, "name": self._model}).document}
 
     def _prompt_ids(self, number: int) -> Json:
-        """If they are wanted, the token ids of a prompt."""
+        """Write the token ids of a prompt, if they are wanted."""
         return {"prompt_token_ids": self._prepared.prompts[number]} if self._ask.wants_ids else {}
 
 
 def likeliest(token: int, entry: TokenLogprobs, count: int) -> list[tuple[int, float]]:
-    """The `count` likeliest tokens, and after them the chosen one where it is not among them; none for a count of 0."""
+    """Return the `count` likeliest tokens, with the chosen one behind them if it is not among them; none for 0."""
     top = list(entry.top[:count])
     is_among = not count or any(other == token for other, _ in top)
     return top if is_among else [*top, (token, entry.logprob)]
 
 
 def logprob_entries(spelling: Spelling, tokens: List[int], entries: List[TokenLogprobs]) -> list[Json]:
-    """For each token of a chat its text, bytes and log-probability, and those of the likeliest ones in its place."""
+    """Write for each token of a chat its text, bytes and log-probability, and the likeliest tokens in its place."""
     found = []
     for token, entry in zip(tokens, entries, strict=True):
         top = [_entry(spelling, *other) for other in likeliest(token, entry, len(entry.top))]
@@ -155,12 +146,12 @@ def _entry(spelling: Spelling, token: int, value: float) -> Json:
 
 
 def _mean_logprob(done: Completion) -> float:
-    """Per token; the texts of a request with best_of have log-probabilities."""
+    """Return the mean per token; the texts of a request with best_of have log-probabilities."""
     return fmean(entry.logprob for entry in done.logprobs or ())
 
 
 def end_of(done: Completion | None) -> Json:
-    """The fields that say why a text has ended, and the stop text or id that ended it; no reason while it goes on."""
+    """Write why a text has ended, and the stop text or id that ended it; no reason while it goes on."""
     if done is None:
         return {"finish_reason": None}
     return {"finish_reason": REASONS[done.finish_reason], "stop_reason": done.stop_reason}

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.request.constraints import Constraint, constraint_of
 from tokenmill.serve.request.fields import ConversationSettings, Settings
 from tokenmill.settings.recommended import OPENAI, Recommended
@@ -22,17 +22,16 @@ BUDGETS: dict[str, int | None] = {
 }
 """Efforts → the most tokens of thinking; None leaves it to the model."""
 PLACEHOLDER = "[{what}, which this model cannot read]"
-Json = dict[str, Any]
 
 
 @dataclass
 class Ask:
-    """messages: a conversation. prompts: where there is none, texts and token ids that are continued, each by itself;
-    None is the beginning of a text. after: token ids of an earlier text, behind which the prompt is put.
+    """A request. messages: a conversation. prompts: where there is none, texts and token ids that are continued, each
+    by itself; None is the beginning of a text. after: token ids of an earlier text, behind which the prompt is put.
 
     sampling: settings by their names in SamplingParams. constraint: see constraints.Constraint. max_tokens_field: the
-    field that has named the most new tokens. best_of: texts that are made of each prompt, of which the client gets the
-    n likeliest. echo: the client gets its prompt back. num_prompt_logprobs: likeliest tokens that are wanted at each
+    field that has named the most new tokens. best_of: texts that are made of each prompt; the client gets the n
+    likeliest. echo: the client gets its prompt back. num_prompt_logprobs: likeliest tokens that are wanted at each
     token of a prompt; shown_prompt_logprobs: how many of them a field of its own shows. tools, tool_choice,
     parallel_calls: of a conversation, in OpenAI's form, which chat templates read, too.
 
@@ -98,7 +97,7 @@ class Ask:
 
     @property
     def opens_objects(self) -> bool:
-        """Whether objects may have other properties than their schemas name."""
+        """Return whether objects may have other properties than their schemas name."""
         return bool(self.sampling.get("additional_properties"))
 
     def take(self, given: Settings) -> None:
@@ -122,9 +121,8 @@ class Ask:
                 )
 
     def take_fields(self, named: Mapping[str, Any], extra: Mapping[str, Any] | None, known: Collection[str]) -> None:
-        """Take settings by their names over HTTP. named: those that the protocol has. extra: the fields of a body that
-        it does not have: our own settings count, and others are named in warnings. known: those of them that change
-        nothing here.
+        """Take settings by their names over HTTP. named: the protocol's own fields. extra: other fields of a body: our
+        own settings count, and others are named in warnings. known: fields among them that change nothing here.
         """
         fields = {name: value for name, value in named.items() if value is not None}
         for name, value in (extra or {}).items():
@@ -145,7 +143,7 @@ class Ask:
         return {"add_generation_prompt": False, "continue_final_message": True} if is_begun else {}
 
     def take_effort(self, effort: object) -> None:
-        """Take an effort of thinking of which a protocol does not say which there are."""
+        """Take an effort of thinking from a protocol that does not say which efforts there are."""
         if not isinstance(effort, str):
             return
         if effort in BUDGETS and self.effort is None:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +21,7 @@ from tokenmill.constrain.enforced import enforced
 from tokenmill.constrain.grammar import behind, grammar_text, spec_of, text_of
 from tokenmill.engine.inputs import InputProcessor, plain_message
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.serve.http.errors import ApiError, about
+from tokenmill.serve.http.errors import ApiError, Json, about
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.constraints import Constraint, about_constraint, told_of
 from tokenmill.serve.request.custom_tools import CustomTool, read_tools
@@ -32,7 +33,6 @@ from tokenmill.text.tools.lark import FORCING
 from tokenmill.text.tools.model_tools import ModelTools, tools_of
 from tokenmill.text.turns import TurnRules, turns_of
 
-Json = dict[str, Any]
 GAP = "\n\n"  # between two messages that are made one
 
 _known: WeakKeyDictionary[Tokenizer, tuple[str, tuple[str, ...], ModelTools]] = WeakKeyDictionary()
@@ -41,8 +41,8 @@ _known: WeakKeyDictionary[Tokenizer, tuple[str, tuple[str, ...], ModelTools]] = 
 
 @dataclass(frozen=True)
 class Answer:
-    """How an answer is constrained and read. constraint: None if the one of the request counts.
-    shown_ids: special tokens that its reader needs. warnings: what the constraint says without effect.
+    """How an answer is constrained and read. constraint: None if the one of the request counts. shown_ids: special
+    tokens that its reader needs. warnings: what the constraint says without effect.
     """
 
     constraint: Constraint | None = None
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Calling:
-    """tools: of the model; None without a tokenizer. warnings: what of the functions' schemas is not enforced."""
+    """The calls of a request. tools: of the model; None without a tokenizer. warnings: unenforced parts of schemas."""
 
     tools: ModelTools | None = None
     tokenizer: Tokenizer | None = None
@@ -62,30 +62,29 @@ class Calling:
     warnings: tuple[str, ...] = ()
 
     def conversation(self, messages: List[Mapping[str, Any]]) -> tuple[list[Any], Json]:
-        """The messages, and the variables beside them, that the chat template gets."""
-        if self.tools is None or not (self.functions or any(map(_is_about_calls, messages))):
+        """Return the messages, and the variables beside them, that the chat template gets."""
+        if self.tools is None or not (
+            self.functions or any(each.get("role") == "tool" or each.get("tool_calls") for each in messages)
+        ):
             return list(messages), {}
         plain = [plain_message(each, f"message {number} of the chat") for number, each in enumerate(messages, 1)]
         return self.tools.conversation(plain, [function.shown() for function in self.functions])
 
     def in_turns(self, messages: List[Mapping[str, Any]]) -> list[Any]:
-        """The messages in turns that the chat template takes; as they are where they have no texts."""
+        """Return the messages in turns that the chat template takes; as they are where they have no texts."""
         if self.tokenizer is None or not all(map(_is_plain, messages)):
             return [*messages]
         return in_turns(messages, turns_of(self.tokenizer))
 
     def answer(self, inputs: InputProcessor, prompt: List[int], ask: Ask) -> Answer:
-        """How the answer to a prompt is constrained and read."""
+        """Tell how the answer to a prompt is constrained and read."""
         if (tools := self.tools) is None or self.tokenizer is None:
             return Answer()
         is_open = tools.thinking is not None and tools.thinking.is_open_after(prompt, self.tokenizer)
         allowed = self.choice.among(self.functions)
         if not allowed and tools.thinking is None and tools.form.reader is None:
             return Answer()
-
-        def make() -> Any:
-            return tools.parser(self.functions, self.choice, is_open=is_open)
-
+        make = partial(tools.parser, self.functions, self.choice, is_open=is_open)
         custom = frozenset(each.name for each in allowed if isinstance(each, CustomTool))
         form = tools.form
         readers = Readers(make, form.id_prefix, form.id_length, bool(form.numbered), custom)
@@ -99,8 +98,8 @@ class Calling:
     def _grammar(
         self, tools: ModelTools, inputs: InputProcessor, ask: Ask, is_open: bool
     ) -> tuple[str | None, tuple[str, ...]]:
-        """The grammar of an answer that may have calls, and what the request's constraint says without effect. That is
-        about an answer without any call.
+        """Write the grammar of an answer that may have calls, and what the request's constraint, which is about an
+        answer without any call, says without effect.
         """
         field, setting = ask.constraint
         if not setting or self.choice.mode == "required":
@@ -121,7 +120,7 @@ class Calling:
 
 
 def calling_of(loaded: LoadedModel, ask: Ask) -> Calling:
-    """Read the tools of a request. ApiError for those that are none."""
+    """Read the tools of a request. ApiError for a wrong one."""
     if (tokenizer := loaded.tokenizer) is None:
         return Calling()
     tools = model_tools(tokenizer)
@@ -135,14 +134,14 @@ def calling_of(loaded: LoadedModel, ask: Ask) -> Calling:
 
 
 def set_tools(tokenizer: Tokenizer, name: str) -> str:
-    """Have a model's calls written in the format of this name, or as its chat template says; a note of which it is."""
+    """Have a model's calls written in the format of this name, or as its chat template says; return a note of which."""
     made = tools_of(tokenizer, name)
     _known[tokenizer] = name, tokenizer.templates, made
     return made.note
 
 
 def model_tools(tokenizer: Tokenizer) -> ModelTools:
-    """The tools of a model, as they were set or as its chat template says."""
+    """Return the tools of a model, as they were set or as its chat template says."""
     name, templates, _ = _known.get(tokenizer, ("auto", None, None))
     if templates != tokenizer.templates:
         set_tools(tokenizer, name)
@@ -150,17 +149,13 @@ def model_tools(tokenizer: Tokenizer) -> ModelTools:
 
 
 def _is_plain(message: Any) -> bool:
-    """Whether a message has a role, and no content but text."""
+    """Return whether a message has a role, and no content but text."""
     kinds: dict[str, Any] = {"role": str, "content": str | None, "tool_calls": list | None}
     return isinstance(message, Mapping) and all(isinstance(message.get(name), kind) for name, kind in kinds.items())
 
 
-def _is_about_calls(message: Mapping[str, Any]) -> bool:
-    return message.get("role") == "tool" or bool(message.get("tool_calls"))
-
-
 def in_turns(messages: Iterable[Mapping[str, Any]], turns: TurnRules) -> list[Json]:
-    """The messages, their contents texts, as the template takes them."""
+    """Put messages whose contents are texts into turns as the template takes them."""
     made: list[Json] = []
     for message in _calls_first(map(dict, messages)):
         last = made[-1] if made else None
@@ -181,7 +176,7 @@ def in_turns(messages: Iterable[Mapping[str, Any]], turns: TurnRules) -> list[Js
 
 
 def _calls_first(messages: Iterable[Json]) -> Iterable[Json]:
-    """The messages, each result of a tool before what stands between it and its call."""
+    """Yield the messages, each result of a tool before what stands between it and its call."""
     held: list[Json] = []
     num_open = 0
     for message in messages:
@@ -202,7 +197,7 @@ def _calls_first(messages: Iterable[Json]) -> Iterable[Json]:
 
 
 def _is_more(last: Json, message: Json) -> bool:
-    """Whether a message of the assistant follows another one that has called nothing."""
+    """Return whether a message of the assistant follows another one that has called nothing."""
     return message["role"] == last["role"] == "assistant" and not last.get("tool_calls")
 
 

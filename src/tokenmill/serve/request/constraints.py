@@ -31,7 +31,7 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
 class ConstraintFields(BaseModel):
-    """The fields. An empty text asks for nothing, since clients send it so."""
+    """The fields that constrain a text. An empty text asks for nothing, since clients send it so."""
 
     response_format: dict[str, Any] | None = Field(
         default=None, description="text, json_object, json_schema or another"
@@ -79,13 +79,13 @@ def constraint_warnings(constraint: Constraint, sampling: Mapping[str, Any]) -> 
 
 
 def told_of(field: str, constraint: matcher.Constraint | None) -> tuple[str, ...]:
-    """A warning for each thing that a constraint says without effect. field: that it came from."""
+    """Write a warning for each thing that a constraint says without effect. field: its origin."""
     return () if constraint is None else tuple(f"{field}: {each}" for each in constraint.warnings)
 
 
 @contextmanager
 def about_constraint(field: str) -> Iterator[None]:
-    """Refusals of the constraint name the field that it came from."""
+    """Have refusals of the constraint name the field that it came from."""
     try:
         yield
     except ConfigError as error:
@@ -103,7 +103,7 @@ def _as(setting: str) -> Callable[[str, Any], dict[str, Any]]:
 
 
 def _response_format(field: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """The kinds of OpenAI's API, with a schema beside `type` too (llama.cpp), and those of other servers."""
+    """Read the kinds of OpenAI's API, with a schema beside `type` too (llama.cpp), and the kinds of other servers."""
     kind = value.get("type")
     if kind == TAGS:
         raise _no_tags(f"{field}.type = {TAGS!r}", field)
@@ -131,12 +131,12 @@ _KINDS = {
     "regex": ("regex", "pattern", "value"),
     "json": ("value",),
 }
-"""The types of response_format → the keys that they may have; the last three are those of Fireworks and TGI."""
+"""The types of response_format → the keys that they may have; the last three are Fireworks' and TGI's."""
 _SETTINGS = {"json": "json_schema"}
 
 
 def _inner_schema(where: str, field: str, value: Any) -> dict[str, Any]:
-    """The setting of the schema in OpenAI's object around it, whose name and description say nothing of the text.
+    """Read the schema in OpenAI's object around it, whose name and description say nothing of the text.
 
     A text is never left unconstrained, so that strict is as good as true; and where it is true, no object has other
     properties than it names, as in OpenAI's API.
@@ -149,7 +149,7 @@ def _inner_schema(where: str, field: str, value: Any) -> dict[str, Any]:
 
 
 def _structured_outputs(field: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's object, of which one key at most may be a constraint."""
+    """Read vLLM's object, in which one key at most may be a constraint."""
     if value.get(TAGS) is not None:
         raise _no_tags(f"{field}.{TAGS}", field)
     _check_keys(field, value, (*_STRUCTURED, *_ASKS_NOTHING, TAGS))
@@ -172,8 +172,8 @@ _STRUCTURED = {
     "grammar": "grammar",
     "json_object": "json_schema",
 }
-# There is one library, so that nothing falls back; white space is left out whatever is said of it, and so are other
-# properties than those that an object names, unless additional_properties is set.
+# There is one library, so that nothing falls back; white space is left out whatever is said of it, and so are
+# properties that an object does not name, unless additional_properties is set.
 _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "disable_fallback": (True, False),
     "disable_any_whitespace": (True, False),
@@ -183,7 +183,7 @@ _ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
 
 
 def _format(field: str, value: Any) -> dict[str, Any]:
-    """Ollama's: the word json, or a schema."""
+    """Read Ollama's field: the word json, or a schema."""
     return {"json_schema": OBJECT if value == "json" else value}
 
 

@@ -24,7 +24,7 @@ TEXT = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required":
 
 @dataclass(frozen=True)
 class CustomTool(Function):
-    """pattern: that the whole input fits; None for any text."""
+    """A tool that takes a text. pattern: an expression of the whole input; None for any text."""
 
     pattern: str | None = None
 
@@ -36,7 +36,7 @@ class CustomTool(Function):
 
 
 def read_tools(tools: List[Mapping[str, Any]]) -> tuple[Function, ...]:
-    """The functions of a request's `tools`, custom ones among them; RequestError for what is none."""
+    """Read the functions of a request's `tools`, custom ones among them; RequestError for a wrong one."""
     plain = [_as_function(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
     functions = read_functions(plain)
     return tuple(
@@ -48,7 +48,7 @@ def read_tools(tools: List[Mapping[str, Any]]) -> tuple[Function, ...]:
 
 
 def input_of(arguments: str) -> str:
-    """The text that a custom tool gets; of arguments that were cut, as much of it as is there."""
+    """Read the text that a custom tool gets; of arguments that were cut, as much of it as is there."""
     try:
         found = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:
@@ -58,7 +58,7 @@ def input_of(arguments: str) -> str:
 
 
 def is_json(text: str) -> bool:
-    """Whether the arguments of a call are whole."""
+    """Return whether the arguments of a call are whole."""
     try:
         pydantic_core.from_json(text)
     except ValueError:
@@ -79,7 +79,7 @@ def _as_function(tool: Any, where: str) -> Any:
 
 
 def _form(custom: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The pattern of a custom tool's text, or its grammar where it refers to itself; empty for any text."""
+    """Read the pattern of a custom tool's text, or its grammar where it refers to itself; empty for any text."""
     form = custom.get("format") or {"type": "text"}
     if not isinstance(form, Mapping) or form.get("type") not in ("text", "grammar"):
         raise RequestError(f"{where}: format = {brief(form)} is not allowed: of type text or grammar")

@@ -1,10 +1,10 @@
 """The fields of bodies that all protocols have in common, as OpenAI's API and vLLM name them.
 
-Types are strict: "5" is no number. Ranges are those of SamplingParams, which is what the fields become. A field that is
-null is as one that is not there. Other engines' names of a field are taken too. A field that is known and not served
-yet stands in UNSERVED with the values that ask for nothing; any other value is refused by name. So is a field whose
-name is almost that of another. One that is not known is accepted, and the answer names it in `warnings`. A list is
-refused at its first wrong entry: to note an error for each of a million takes the event loop for seconds.
+Types are strict: "5" is no number. Ranges are SamplingParams's, which is what the fields become. A field that is null
+is as one that is not there. Other engines' names of a field are taken too. A field that is known and not served yet
+stands in UNSERVED with the values that ask for nothing; any other value is refused by name. So is a field whose name is
+almost another's. An unknown field is accepted, and the answer names it in `warnings`. A list is refused at its first
+wrong entry: to note an error for each of a million takes the event loop for seconds.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -58,11 +58,11 @@ class Body(Nullable):
 
     @property
     def unknown(self) -> list[str]:
-        """Return the names of fields that no endpoint of this kind has, those of fields in fields after a dot."""
+        """Return the names of fields that no endpoint of this kind has; a field in a field is named after a dot."""
         return [name for name in self.model_extra or {} if name not in self.UNSERVED]
 
     def check(self) -> None:
-        """Raise ApiError for a field that asks for what is not served yet, or whose name is almost that of another."""
+        """Raise ApiError for a field that asks for what is not served yet, or whose name is almost another's."""
         given = self.model_extra or {}
         for name, nothing in self.UNSERVED.items():
             if name in given and given[name] not in nothing:
@@ -109,11 +109,11 @@ _KINDS: dict[Any, Any] = {
     Mapping[int, float]: dict[str, Any],
 }
 TYPES = {form: field | None for kind, field in _KINDS.items() for form in (kind, kind | None)} | {bool: bool}
-"""The types of settings → those of fields. None leaves a setting as the server has it."""
+"""The types of settings → the types of fields. None leaves a setting as the server has it."""
 
 
 def _of_settings() -> Iterator[tuple[str, Any]]:
-    """A field for each setting, by the names that its Setting has for HTTP."""
+    """Yield a field for each setting, by the names that its Setting has for HTTP."""
     for entry in fields(SamplingParams):
         if (name := HTTP_FIELDS.get(entry.name)) is not None:
             default = entry.default if entry.type is bool else None

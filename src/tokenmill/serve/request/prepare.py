@@ -59,7 +59,7 @@ def prepare(core: Core, ask: Ask) -> Prepared:
 
 
 def _encoded(core: Core, ask: Ask, prompt: Any) -> list[int]:
-    """Return the token ids of a prompt; those of None are the beginning of a document."""
+    """Return the token ids of a prompt; for None, the beginning of a document."""
     if ask.after:
         before = ids_before(core, ask)
         return [*before, *core.inputs.encode(prompt, ask.adds_special, after=before)]
@@ -73,7 +73,7 @@ def _encoded(core: Core, ask: Ask, prompt: Any) -> list[int]:
 def _prepared(
     core: Core, ask: Ask, prompts: list[list[int]], field: str, answer: Answer, warnings: list[str]
 ) -> Prepared:
-    """field: where the prompts come from. warnings: about these."""
+    """Make the request of encoded prompts. field: where the prompts come from. warnings: about these."""
     settings, constrained, max_tokens, only_prompts = _settings(core, ask, answer)
     salt, sequences = ask.tenant + ask.salt.encode("utf-8", "surrogatepass"), list[Sequence]()
     for tokens in prompts:
@@ -141,7 +141,7 @@ def _read_model(core: Core) -> None:
 
 
 def _check_min_tokens(min_tokens: int | None, num_new: int, left: int) -> None:
-    """ApiError where the context leaves too few tokens. SamplingParams refuses a max_tokens that is too small."""
+    """Raise ApiError where the context leaves too few tokens. SamplingParams refuses a max_tokens that is too small."""
     if min_tokens is not None and min_tokens > num_new == left:
         message = f"min_tokens = {min_tokens} is not allowed: at most {left}, which the prompt leaves of the context"
         raise ApiError(400, message, "min_tokens")

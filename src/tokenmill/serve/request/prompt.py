@@ -24,7 +24,7 @@ from tokenmill.text.turns import turns_of
 TURNS = "this model's chat template refuses such turns, so messages that follow each other were put together"
 MAX_NAME = 100  # characters of a field's name that are worth giving back
 KNOWN_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
-"""Efforts → those that templates know."""
+"""Efforts → efforts that templates know."""
 MOST_TRIED = 20_000  # ids, among which two words are looked for
 NO_TURN = "this model's chat template puts no turn behind an answer, so send the conversation to /api/chat"
 
@@ -32,9 +32,7 @@ _words: WeakKeyDictionary[Tokenizer, list[str]] = WeakKeyDictionary()
 
 
 class Model:
-    """The model that is asked, as far as a parser must know it. name: to clients. is_strict: unknown fields are
-    refused.
-    """
+    """The model, as far as a parser must know it. name: to clients. is_strict: unknown fields are refused."""
 
     def __init__(self, loaded: LoadedModel, name: str, is_strict: bool) -> None:
         self.loaded, self.name, self.is_strict = loaded, name, is_strict
@@ -57,12 +55,12 @@ class Model:
 
     @property
     def thinks(self) -> bool:
-        """Whether answers have marks of thinking."""
+        """Return whether answers have marks of thinking."""
         return self.loaded.tokenizer is not None and model_tools(self.loaded.tokenizer).thinking is not None
 
     @property
     def has_template(self) -> bool:
-        """Whether there are conversations."""
+        """Return whether there are conversations."""
         return self.loaded.tokenizer is not None and self.loaded.tokenizer.template_for(None) is not None
 
 
@@ -158,7 +156,7 @@ def _settle_effort(core: Core, ask: Ask) -> list[str]:
 
 
 def _behind(core: Core, ask: Ask) -> list[int]:
-    """Return the ids of a prompt behind those of an earlier answer. The conversation has one message, of the user."""
+    """Return the ids of a prompt behind the ids of an earlier answer. The conversation has one message, of the user."""
     before = ids_before(core, ask)
     with about("context"):
         tokenizer = core.loaded.tokenizer

@@ -1,56 +1,36 @@
 """The parts of an answer, read out of its text as it comes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol
 
 from tokenmill.engine.outputs import Piece
 from tokenmill.errors import RequestError
 from tokenmill.serve.request.custom_tools import is_json
-from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
+from tokenmill.text.parts import CallBegin, Part, TextPart, ThinkingPart
 from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.text.tools.parser import Parser
 
 ID_LENGTH = 24
 
 
-class Reader(Protocol):
-    """Reads one text. What it returns depends on the text alone, and not on how it was cut."""
-
-    def push(self, text: str) -> list[Part]:
-        """The parts that are certain because of this text."""
-
-    def finish(self) -> list[Part]:
-        """The rest, now that no more text comes."""
-
-
-class PlainReader:
-    """All is text."""
-
-    def push(self, text: str) -> list[Part]:
-        return [TextPart(text)] if text else []
-
-    def finish(self) -> list[Part]:
-        return []
-
-
 @dataclass(frozen=True)
 class Readers:
-    """make: a reader for one text. id_prefix, id_length: of the ids that calls get; templates of some families want
-    such ones. is_numbered: the template shows the number that the model wrote with a call, so the id has it at its end.
-    custom: names of tools that take a text.
+    """The way in which answers of a request are read. make: a reader for one text. id_prefix, id_length: of the ids
+    that calls get; templates of some families want such ones. is_numbered: the template shows the number that the model
+    wrote with a call, so the id has it at its end. custom: names of tools that take a text.
     """
 
-    make: Callable[[], Reader] = PlainReader
+    make: Callable[[], Parser] = lambda: Parser(None)
     id_prefix: str = "call_"
     id_length: int = ID_LENGTH
     is_numbered: bool = False
     custom: frozenset[str] = frozenset()
 
     def call_id(self, written: str, answer: str, *place: int) -> str:
-        """The id of a call: of an answer, and of its place in it, so that any server gives it the same one. written:
-        that of its CallBegin.
+        """Return the id of a call: made of its answer and its place in it, so that any server gives it the same one.
+        written: the id of its CallBegin.
         """
         digest = blake2b(f"{answer}:{place}".encode(), digest_size=32).hexdigest()
         number = written.rpartition(":")[2] if self.is_numbered else ""
@@ -63,7 +43,7 @@ class Reading:
     its arguments. ids: of the calls, see CallBegin. num_tokens: that were taken. is_thinking: the thinking may go on.
     """
 
-    reader: Reader
+    reader: Parser
     texts: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
     calls: list[tuple[str, list[str]]] = field(default_factory=list)
@@ -73,8 +53,8 @@ class Reading:
     _counted: tuple[int, int] = (0, 0)  # pieces of thinking, and their tokens
 
     def count_thinking(self, tokenizer: Tokenizer | None) -> int:
-        """The tokens of the thinking, counted by its text, but no more than were taken; 0 while it goes on, lest all of
-        it is counted at each piece, and for a text that cannot be encoded.
+        """Count the tokens of the thinking by its text, but no more than were taken; 0 while it goes on, lest all of it
+        is counted at each piece, and for a text that cannot be encoded.
         """
         if tokenizer is None or self.is_thinking:
             return 0
@@ -87,13 +67,12 @@ class Reading:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the last call is not whole."""
+        """Return whether the last call is not whole."""
         return bool(self.calls) and not is_json("".join(self.calls[-1][1]))
 
     def take(self, piece: Piece) -> list[Part]:
-        """The parts that a piece brings, each run of one kind as one."""
-        new = self.reader.push(piece.text) if piece.text else []
-        parts = list(_merged([*new, *(self.reader.finish() if piece.done is not None else [])]))
+        """Return the parts that a piece brings, each run of one kind as one."""
+        parts = self.reader.push(piece.text, is_last=piece.done is not None)
         self.num_tokens += len(piece.tokens)
         goes_on = isinstance(parts[-1], ThinkingPart) if parts else self.is_thinking
         self.is_thinking = goes_on and piece.done is None
@@ -108,24 +87,3 @@ class Reading:
             else:
                 self.calls[part.index][1].append(part.text)
         return parts
-
-
-def _merged(parts: Iterable[Part]) -> Iterable[Part]:
-    """The parts without empty ones, those of one kind that follow each other joined."""
-    last: Part | None = None
-    for part in parts:
-        if isinstance(part, CallBegin):
-            yield from (last,) if last is not None else ()
-            last = part
-        elif not part.text:
-            continue
-        elif isinstance(part, TextPart) and isinstance(last, TextPart):
-            last = TextPart(last.text + part.text)
-        elif isinstance(part, ThinkingPart) and isinstance(last, ThinkingPart):
-            last = ThinkingPart(last.text + part.text)
-        elif isinstance(part, CallArguments) and isinstance(last, CallArguments) and last.index == part.index:
-            last = CallArguments(part.index, last.text + part.text)
-        else:
-            yield from (last,) if last is not None else ()
-            last = part
-    yield from (last,) if last is not None else ()

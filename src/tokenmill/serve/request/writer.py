@@ -15,20 +15,18 @@ from typing import Any
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.serve.http.errors import PLAIN, Refusals
+from tokenmill.serve.http.errors import PLAIN, Json, Refusals
 from tokenmill.serve.http.streams import KEEP_ALIVE, to_line
 from tokenmill.serve.loop.resumption import Resumption
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.text.tokenizer import Tokenizer
 
-Json = dict[str, Any]
 LARGEST = sys.float_info.max
 
 
 def finite(value: Any) -> Any:
-    """A value of JSON with the largest float in the place of numbers beyond it, such as 1e999, which JSON could not say
-    again."""
+    """Replace numbers beyond the largest float, such as 1e999, by it: JSON could not say them again."""
     if isinstance(value, float):
         return min(max(value, -LARGEST), LARGEST)
     if isinstance(value, list):
@@ -37,8 +35,8 @@ def finite(value: Any) -> Any:
 
 
 def system_fingerprint(loaded: LoadedModel) -> str:
-    """`system_fingerprint` of OpenAI's API. It is another one where a text may be another one: with another model, chat
-    template, program, format or version.
+    """Make `system_fingerprint` of OpenAI's API. It is another one where a text may be another one: with another model,
+    chat template, program, format or version.
     """
     facts = {name: value for name, value in loaded.compatibility.items() if name != "model"}  # which may be moved
     facts["chat_templates"] = [] if loaded.tokenizer is None else loaded.tokenizer.templates
@@ -71,7 +69,7 @@ class Writer(ABC):
 
     @property
     def begun(self) -> Json:
-        """What another answer needs to be this one: its id, its time, and the fingerprint of what has made it."""
+        """The facts that another answer needs to be this one: its id, its time, and its maker's fingerprint."""
         return {"id": self._id, "created": self._created, "system_fingerprint": self._fingerprint}
 
     def resume(self, written: Resumption, texts: Mapping[int, str]) -> None:
@@ -86,26 +84,26 @@ class Writer(ABC):
 
     @abstractmethod
     def answer(self, completions: List[Completion]) -> Json:
-        """All continuations."""
+        """Write all continuations."""
 
     def opening(self) -> Iterator[Json]:
-        """Events that are sent before the first piece."""
+        """Yield events that are sent before the first piece."""
         yield from ()
 
     @abstractmethod
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """The events for what is new of one continuation."""
+        """Yield the events for what is new of one continuation."""
 
     def closing(self) -> Iterator[Json]:
-        """Events after the last piece."""
+        """Yield events after the last piece."""
         yield from ()
 
     def event(self, value: Json) -> bytes:
-        """An event as bytes."""
+        """Write an event as bytes."""
         return b"data: " + to_line(value) + b"\n\n"
 
     def failure(self, error: Exception) -> bytes:
-        """The last event of a stream that has failed."""
+        """Write the last event of a stream that has failed."""
         return self.refusals.event_of(error, {})
 
     @abstractmethod
@@ -119,7 +117,7 @@ class Writer(ABC):
         return {"warnings": self._warnings} if self._warnings else {}
 
     def _token_ids(self, done: Completion) -> Json:
-        """The ids of the only prompt and of its continuation, if they are wanted."""
+        """Write the ids of the only prompt and of its continuation, if they are wanted."""
         if not self._ask.wants_ids:
             return {}
         return {"prompt_token_ids": self._prepared.prompts[0], "token_ids": list(done.tokens)}

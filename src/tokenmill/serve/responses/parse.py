@@ -3,7 +3,7 @@
 Its input is a list of items. What the model wrote in one turn, thinking, text and calls of tools, is several of them
 and becomes one message again, so that the chat template shows it as it was written.
 
-Its tools are functions, those of a namespace, and custom tools, which take a text. To the model all of them are
+Its tools are functions, functions of a namespace, and custom tools, which take a text. To the model all of them are
 functions; a custom tool is one with a single argument, `input`.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import pydantic_core
 
-from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.request.ask import Ask, field_of
 from tokenmill.serve.request.fields import Body, Int64, ListOf, check_model
 from tokenmill.serve.request.prompt import Model
@@ -38,9 +38,8 @@ INCLUDED = ("reasoning.encrypted_content",)
 STORED = "this server keeps no responses: send the whole conversation as input"
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "summary_text": "text"}
 TEXTS |= {"reasoning_text": "text"}
-SEPARATOR = "__"  # between the name of a namespace and that of a function in it
+SEPARATOR = "__"  # between the names of a namespace and of a function in it
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-Json = dict[str, Any]
 ECHOED = "instructions max_output_tokens metadata parallel_tool_calls reasoning temperature text tool_choice top_p"
 
 
@@ -88,7 +87,7 @@ def parse_responses(body: ResponsesBody, model: Model) -> Ask:
     ask = Ask(stream=body.stream)
     if isinstance(body.instructions, str) and body.instructions:
         ask.messages.append({"role": "system", "content": body.instructions})
-    elif isinstance(body.instructions, list):  # as a response repeats those of a prompt
+    elif isinstance(body.instructions, list):  # as a response repeats the instructions of a prompt
         _Items(ask, "instructions").read(body.instructions)
     given = body.input or ""  # a probe of Codex asks nothing
     _Items(ask, "input").read([{"role": "user", "content": given}] if isinstance(given, str) else given)
@@ -113,7 +112,6 @@ def parse_responses(body: ResponsesBody, model: Model) -> Ask:
 
 
 def _form(body: ResponsesBody) -> Json:
-    """Read the form of the text."""
     if (form := (body.text or {}).get("format")) is None:
         return {}
     kind = field_of(form, "type", str, "text.format")
@@ -122,7 +120,7 @@ def _form(body: ResponsesBody) -> Json:
 
 
 def _echoed(body: ResponsesBody) -> dict[str, Any]:
-    """The fields of a request that its answer repeats. Nothing is stored, whatever was asked.
+    """Return the fields of a request that its answer repeats. Nothing is stored, whatever was asked.
 
     A number such as 1e999, which to a float is infinite, is null in it.
     """
@@ -133,7 +131,7 @@ def _echoed(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _text(content: Any, where: str, ask: Ask) -> str:
-    """The text of a content, which is a text or a list of parts."""
+    """Read the text of a content, which is a text or a list of parts."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -149,7 +147,7 @@ def _text(content: Any, where: str, ask: Ask) -> str:
 
 
 class _Items:
-    """Items of a field that are read one after the other. _turn: the message of the model that they add to."""
+    """The items of a field, which are read one after the other. _turn: the message of the model that they add to."""
 
     def __init__(self, ask: Ask, field: str) -> None:
         self._ask, self._field = ask, field
@@ -193,7 +191,7 @@ class _Items:
         turn["content"] = "\n".join([turn["content"], content]) if turn.get("content") else content
 
     def _reasoning(self, item: Json, where: str) -> None:
-        """Thinking begins a turn. Only its own text counts; a summary where there is none."""
+        """Read thinking, which begins a turn. Only its own text counts; a summary where there is none."""
         text = _text(item.get("content") or item.get("summary"), where, self._ask)
         if self._turn is not None and set(self._turn) - {"role", "reasoning_content"}:
             self._end_turn()
@@ -226,7 +224,7 @@ class _Items:
         return self._turn
 
     def _end_turn(self) -> None:
-        """Add the model's message; thinking alone, of an answer that broke off, is none."""
+        """Add the model's message; thinking alone, of an answer that broke off, is no message."""
         if self._turn is not None and set(self._turn) - {"role", "reasoning_content"}:
             self._ask.messages.append({"content": "", **self._turn})
         self._turn = None
@@ -234,7 +232,7 @@ class _Items:
 
 @dataclass(frozen=True)
 class Named:
-    """How an answer names what the model calls."""
+    """The name by which an answer calls a function."""
 
     name: str
     space: str | None = None
@@ -242,7 +240,7 @@ class Named:
 
 
 def flat_name(name: str, space: str | None) -> str:
-    """The one name of a function in a namespace."""
+    """Return the one name of a function in a namespace."""
     return name if space is None else f"{space}{SEPARATOR}{name}"
 
 
@@ -260,7 +258,7 @@ def read_tools(
 
 @dataclass
 class _Tool:
-    """One entry of the tools, which is added to both."""
+    """An entry of the tools, which is added to both names and tools."""
 
     where: str
     ask: Ask
@@ -270,10 +268,10 @@ class _Tool:
     def take(self, given: Json, space: str | None = None) -> None:
         """Take an entry; what a server would run is left out."""
         kind = field_of(given, "type", str, self.where)
-        if kind == "function":
-            self._take_function(given, space)
-        elif kind == "custom":
-            self._take_custom(given, space)
+        if kind in ("function", "custom"):
+            named = Named(field_of(given, "name", str, self.where), space, kind == "custom")
+            keys = ("description", "format") if named.is_custom else ("description", "parameters", "strict")
+            self._add(named, kind, {key: given.get(key) for key in keys})
         elif kind == "namespace" and space is None:
             inner = field_of(given, "name", str, self.where)
             for each in field_of(given, "tools", list, self.where):
@@ -281,22 +279,12 @@ class _Tool:
         else:
             self.ask.warn(f"a tool of type {brief(kind)} is left out, since nothing here runs it")
 
-    def _take_function(self, given: Json, space: str | None) -> None:
-        name = field_of(given, "name", str, self.where)
-        told = {key: given.get(key) for key in ("description", "parameters", "strict")}
-        self._add(Named(name, space), {"type": "function", "function": told | {"name": flat_name(name, space)}})
-
-    def _take_custom(self, given: Json, space: str | None) -> None:
-        name = field_of(given, "name", str, self.where)
-        told = {key: given.get(key) for key in ("description", "format")}
-        self._add(Named(name, space, True), {"type": "custom", "custom": told | {"name": flat_name(name, space)}})
-
-    def _add(self, named: Named, tool: Json) -> None:
+    def _add(self, named: Named, kind: str, told: Json) -> None:
         flat = flat_name(named.name, named.space)
         if flat in self.names:
             raise ApiError(400, f"{self.where}: a second tool {flat!r}: give each a name of its own", "tools")
         self.names[flat] = named
-        self.tools.append(tool)
+        self.tools.append({"type": kind, kind: told | {"name": flat}})
 
 
 def _choice(given: str | Json) -> str | Json:

@@ -9,14 +9,14 @@ from hashlib import blake2b
 from typing import Any, ClassVar
 
 from tokenmill.engine.outputs import Completion, Piece
-from tokenmill.serve.http.errors import ApiError, Refusals
+from tokenmill.serve.http.errors import ApiError, Json, Refusals
 from tokenmill.serve.http.streams import to_line
 from tokenmill.serve.loop.resumption import Resumption
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.custom_tools import input_of
 from tokenmill.serve.request.prepare import Prepared
 from tokenmill.serve.request.reading import Reading
-from tokenmill.serve.request.writer import Json, Writer
+from tokenmill.serve.request.writer import Writer
 from tokenmill.serve.responses.parse import Named
 from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
 
@@ -81,31 +81,31 @@ class Item(ABC):
         return "".join(self._pieces)
 
     def begin(self) -> Iterator[Json]:
-        """The first events."""
+        """Yield the first events."""
         yield self._about("response.output_item.added", item=self.whole(is_empty=True))
 
     def add(self, text: str) -> Iterator[Json]:
-        """The events for more text."""
+        """Yield the events for more text."""
         self._pieces.append(text)
         yield self._delta(text)
 
     def end(self, is_cut: bool = False) -> Iterator[Json]:
-        """The last events. is_cut: a limit has ended the text."""
+        """Yield the last events. is_cut: a limit has ended the text."""
         self.status = "incomplete" if is_cut else "completed"
         yield from self._ending()
         yield self._about("response.output_item.done", item=self.whole())
 
     @abstractmethod
     def whole(self, is_empty: bool = False) -> Json:
-        """The item, with what is there of it."""
+        """Return the item, with what is there of it."""
 
     @abstractmethod
     def _delta(self, text: str) -> Json:
-        """The event for more text."""
+        """Return the event for more text."""
 
     @abstractmethod
     def _ending(self) -> Iterator[Json]:
-        """The events before the one that has the whole item."""
+        """Yield the events before the one that has the whole item."""
 
     def _about(self, kind: str, **more: Any) -> Json:
         item = {} if "item" in more else {"item_id": self._id}
@@ -134,7 +134,7 @@ class TextItem(Item):
 
 
 class ThinkingItem(Item):
-    """What the model thought."""
+    """The thinking of the model."""
 
     prefix = "rs"
 
@@ -193,7 +193,7 @@ def _part(text: str) -> Json:
 
 
 class ResponsesWriter(Writer):
-    """The items are made as parts come; a whole response is made of the same.
+    """A writer whose items are made as parts come; a whole response is made of the same.
 
     Ask.own: fields of the request that the answer repeats, and the names of the functions, as the answer has them.
     """
@@ -211,7 +211,8 @@ class ResponsesWriter(Writer):
     def answer(self, completions: List[Completion]) -> Json:
         (done,) = completions
         self._count(done.tokens)
-        self._end_all(self._reading.take(Piece(done.text, done.tokens, done)), done)
+        list(self._of_parts(self._reading.take(Piece(done.text, done.tokens, done))))
+        list(self._close(self._cuts_item(done)))
         return self._response(done) | self._token_ids(done)
 
     def opening(self) -> Iterator[Json]:
@@ -239,21 +240,14 @@ class ResponsesWriter(Writer):
         self._number = 2 * written.is_opened + MAX_EVENTS * sum(map(len, written.tokens.values()))
 
     def _pass_over(self, piece: Piece) -> None:
-        for _ in self._of_parts(self._reading.take(piece)):
-            pass
+        list(self._of_parts(self._reading.take(piece)))
 
     def _numbered(self, event: Json) -> Json:
         self._number += 1
         return {**event, "sequence_number": self._number - 1}
 
-    def _end_all(self, parts: list[Part], done: Completion) -> None:
-        for _ in self._of_parts(parts):
-            pass
-        for _ in self._close(self._cuts_item(done)):
-            pass
-
     def _cuts_item(self, done: Completion) -> bool:
-        """Whether the last item is not whole: a limit has ended it, or a stop text or id that stood inside a call."""
+        """Return whether the last item is not whole: a limit ended it, or a stop text or id inside a call."""
         return _is_cut(done) or (self._is_open(FunctionItem) and self._reading.is_cut)
 
     def _of_parts(self, parts: list[Part]) -> Iterator[Json]:
@@ -295,7 +289,7 @@ class ResponsesWriter(Writer):
             yield from self._items[-1].end(is_cut)
 
     def _response(self, done: Completion | None) -> Json:
-        """The response as far as it is there."""
+        """Return the response as far as it is there."""
         is_cut = done is not None and _is_cut(done)
         return {
             "id": self._id,
@@ -322,5 +316,5 @@ class ResponsesWriter(Writer):
 
 
 def _is_cut(done: Completion) -> bool:
-    """Whether a limit has ended the text."""
+    """Return whether a limit has ended the text."""
     return done.finish_reason == "length"

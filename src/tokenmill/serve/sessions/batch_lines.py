@@ -17,11 +17,10 @@ from tokenmill.engine.outputs import Completion
 from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.serve.http.errors import ApiError, api_error_of
 from tokenmill.serve.loop.resumption import Resumption
-from tokenmill.serve.protocols import BATCHED, refusals_at
+from tokenmill.serve.protocols import BATCHED, Route, refusals_at
 from tokenmill.serve.request.ask import Ask
 from tokenmill.serve.request.prepare import prepare
 from tokenmill.serve.request.prompt import Model
-from tokenmill.serve.request.route import Route
 from tokenmill.serve.request.writer import system_fingerprint
 
 MAX_TEXTS = 1024  # of one request
@@ -29,9 +28,9 @@ FIELDS = ("custom_id", "method", "url", "body")
 
 
 class BatchLines(Task):
-    """name: of the model, to clients. seed: of requests that name none; None gives each one of its own. is_strict:
-    unknown fields are refused. url: the only one that lines may have. tenant, priority: see Core.request. client: the
-    name under which lines share the engine with others.
+    """The task of answering lines. name: of the model, to clients. seed: of requests that name none; None gives each
+    one of its own. is_strict: unknown fields are refused. url: the only one that lines may have. tenant, priority: see
+    Core.request. client: the name under which lines share the engine with others.
     """
 
     id_field = "custom_id"
@@ -110,7 +109,7 @@ class BatchLines(Task):
         return route, ask
 
     def problem(self, row: TableRow) -> tuple[str, str, str | None] | None:
-        """Why a line is no request at all: a code, a message, and the field; None for a line that is one."""
+        """Return why a line is no request at all: a code, a message, and the field; None for a request."""
         if (values := row.values) is None:
             return "invalid_json_line", row.problem, None
         where = f"line {row.line}"
@@ -161,7 +160,7 @@ class _NoRequest(Exception):
 
 
 def _without_moment(answer: Json, prefix: str, key: Key) -> Json:
-    """An answer without what depends on the moment at which it is made."""
+    """Return an answer without what depends on the moment at which it is made."""
     created, usage = "created_at" if "created_at" in answer else "created", answer["usage"]
     details = "input_tokens_details" if "input_tokens_details" in usage else "prompt_tokens_details"
     usage = {**usage, details: {**usage.get(details, {}), "cached_tokens": 0}}

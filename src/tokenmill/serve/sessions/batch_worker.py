@@ -25,9 +25,9 @@ from tokenmill.batches.row import dumps
 from tokenmill.batches.scan import scan
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import RequestError, TokenmillError
-from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.sessions.batch_lines import BatchLines
-from tokenmill.serve.sessions.stored import Json, Records, StoredFiles
+from tokenmill.serve.sessions.stored import Records, StoredFiles
 from tokenmill.serve.start.options import Options
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class BatchWorker:
         self._wake.set()
 
     def stop(self) -> None:
-        """End, and wait for that."""
+        """End the thread, and wait for that."""
         self.begin_to_stop()
         if self._thread.is_alive():
             self._thread.join(STOP_S)
@@ -102,7 +102,7 @@ class BatchWorker:
         return values
 
     def read(self, tenant: str, batch: str) -> Json:
-        """A batch, with the counts of this moment."""
+        """Return a batch, with the counts of this moment."""
         values = self.batches.read(tenant, batch)
         progress = self._progress if self._current == batch else None
         if progress is not None and values["status"] == "in_progress":
@@ -122,11 +122,11 @@ class BatchWorker:
         return values
 
     def uses(self, tenant: str, file: str) -> bool:
-        """Whether a batch that has not ended reads a file."""
+        """Return whether a batch that has not ended reads a file."""
         return any(each["input_file_id"] == file and each["status"] in OPEN for each in self.batches.all(tenant))
 
     def _change(self, tenant: str, batch: str, status: str, before: tuple[str, ...], **more: Any) -> Json:
-        """Give a batch another status, if it has one of those before; the batch."""
+        """Give a batch another status, if it has one of the statuses before; return the batch."""
         with self._changing:
             values = self.batches.read(tenant, batch)
             if values["status"] in before:
@@ -172,7 +172,7 @@ class BatchWorker:
                 self._fail(tenant, batch, [_fault("server_error", f"a fault of the server: {type(error).__name__}")])
 
     def _next(self) -> tuple[str, str] | None:
-        """The oldest batch that can be run: its client, and its id."""
+        """Return the oldest batch that can be run: its client, and its id."""
         found = []
         for tenant in self.batches.tenants():
             found += [(each["id"], tenant, each) for each in self.batches.all(tenant)]
@@ -210,7 +210,7 @@ class BatchWorker:
             self._finish(tenant, batch, target)
 
     def _compute(self, source: Path, target: Path, task: BatchLines, status: Callable[[], str]) -> bool:
-        """Write the output; False if the server stops before, or another one has finished the batch meanwhile."""
+        """Write the output; return False if the server stops before, or another one has finished the batch."""
         how = How(
             stop=self._halt,
             may_queue=self._nobody_waits,
@@ -238,7 +238,7 @@ class BatchWorker:
                 self._halt.set()
 
     def _nobody_waits(self) -> bool:
-        """Whether only rows of batches wait. Called in the engine's thread."""
+        """Return whether only rows of batches wait. Called in the engine's thread."""
         return all(each.priority == PRIORITY for each in self._engine.core.scheduler.waiting)
 
     def _status(self, tenant: str, batch: str) -> str:
@@ -254,8 +254,23 @@ class BatchWorker:
         target.unlink(missing_ok=True)
 
     def _files_of(self, tenant: str, batch: str, target: Path) -> Json:
+        """Divide an output among answers and errors, which become files of the client; return fields of the batch."""
         source = self.files.content(tenant, str(self.batches.read(tenant, batch)["input_file_id"]))
-        return _divide(self.files, tenant, batch, source, target)
+        made: Json = {"output_file_id": None, "error_file_id": None}
+        counts = {"completed": 0, "failed": 0}
+        total = sum(1 for _ in JSONLines().rows(source))
+        if target.exists():
+            for name, count, wanted in (("output", "completed", True), ("error", "failed", False)):
+                with TemporaryFile(dir=target.parent) as part:
+                    for row in JSONLines().rows(target):
+                        if row.values is not None and _is_answer(row.values) == wanted:
+                            part.write(f"{dumps(row.values)}\n".encode())
+                            counts[count] += 1
+                    if counts[count]:
+                        record = f"file-{sha256(f'{batch} {name}'.encode()).hexdigest()[:24]}"
+                        self.files.add(tenant, part, f"{batch}_{name}.jsonl", "batch_output", record)
+                        made[f"{name}_file_id"] = record
+        return made | {"request_counts": {"total": total, **counts}}
 
     def _fail(self, tenant: str, batch: str, faults: list[Json]) -> None:
         """End a batch with the answers that are there. Where they cannot be written, its journal is kept."""
@@ -271,7 +286,7 @@ class BatchWorker:
         self._change(tenant, batch, "failed", OPEN, errors={"object": "list", "data": faults}, **made)
 
     def _answers_so_far(self, tenant: str, batch: str, target: Path) -> Json:
-        """The files of a batch that is not run any more."""
+        """Return the files of a batch that is not run any more."""
         values = self.batches.read(tenant, batch)
         source, task = self.files.content(tenant, values["input_file_id"]), self._task(tenant, values["endpoint"])
         with opened(source, target, task) as opened_batch:
@@ -289,27 +304,8 @@ class BatchWorker:
         return BatchLines(options.name, options.seed, options.is_strict, endpoint, key, PRIORITY, CLIENT)
 
 
-def _divide(files: StoredFiles, tenant: str, batch: str, source: Path, target: Path) -> Json:
-    """Divide an output among answers and errors, and keep both as files of the client; fields of the batch."""
-    made: Json = {"output_file_id": None, "error_file_id": None}
-    counts = {"completed": 0, "failed": 0}
-    total = sum(1 for _ in JSONLines().rows(source))
-    if target.exists():
-        for name, count, wanted in (("output", "completed", True), ("error", "failed", False)):
-            with TemporaryFile(dir=target.parent) as part:
-                for row in JSONLines().rows(target):
-                    if row.values is not None and _is_answer(row.values) == wanted:
-                        part.write(f"{dumps(row.values)}\n".encode())
-                        counts[count] += 1
-                if counts[count]:
-                    record = f"file-{sha256(f'{batch} {name}'.encode()).hexdigest()[:24]}"
-                    files.add(tenant, part, f"{batch}_{name}.jsonl", "batch_output", record)
-                    made[f"{name}_file_id"] = record
-    return made | {"request_counts": {"total": total, **counts}}
-
-
 def _faults_of(source: Path, task: BatchLines) -> list[Json]:
-    """What makes an input no batch, line by line; empty for one that can be run."""
+    """Return what makes an input no batch, line by line; empty for one that can be run."""
     if not source.exists():
         return [_fault("file_not_found", "the input file is not there any more", param="input_file_id")]
     found = []
@@ -329,7 +325,7 @@ def _faults_of(source: Path, task: BatchLines) -> list[Json]:
 
 
 def _fault(code: str, message: str, line: int | None = None, param: str | None = None) -> Json:
-    """One error of a batch, as OpenAI's API has them."""
+    """Make one error of a batch, as OpenAI's API has them."""
     return {"code": code, "line": line, "message": message, "param": param}
 
 

@@ -8,20 +8,18 @@ to go.
 
 import re
 from pathlib import Path
-from typing import Any
 
 from tokenmill.cache.header import SERIALISED, begins_with
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.session import Session
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.bounded_folder import BoundedFolder
-from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.errors import ApiError, Json
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 FILES = re.compile(rf"([0-9a-f]+|open)/{NAME.pattern}\.kv")
 KEYWORD = re.compile(r"\b([a-z]+)='(\w+)'")
 MAX_HELD = 64
-Json = dict[str, Any]
 
 
 class Sessions:
@@ -33,12 +31,12 @@ class Sessions:
         self._held: dict[Path, Session] = {}  # the latest used last
 
     def begin(self, tenant: bytes, name: str, tokens: list[int]) -> Session:
-        """A text that `save` can keep under that name, once its rows are there."""
+        """Begin a text that `save` can keep under that name, once its rows are there."""
         self._path(tenant, name)
         return self._engine.session(tokens, salt=tenant)
 
     def save(self, tenant: bytes, name: str, session: Session) -> Json:
-        """Keep a text under a name, in the place of what had the name."""
+        """Keep a text under a name, in the place of the text that had it."""
         path = self._path(tenant, name)
         session.notes = _notes(tenant, name)
         try:
@@ -53,7 +51,7 @@ class Sessions:
         return {"name": name, "tokens": len(session), "bytes": size}
 
     def open(self, tenant: bytes, name: str) -> Session:
-        """A saved text, whose rows are to be loaded."""
+        """Open a saved text, whose rows are to be loaded."""
         path = self._saved(tenant, name)
         try:
             session = self._engine.open_session(path, salt=tenant)
@@ -88,7 +86,6 @@ class Sessions:
                 each.close()
 
     def _saved(self, tenant: bytes, name: str) -> Path:
-        """The file of that name."""
         if (path := self._path(tenant, name)).exists():
             return path
         raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found")
@@ -101,16 +98,16 @@ class Sessions:
 
 
 def _notes(tenant: bytes, name: str) -> Json:
-    """The notes by which a file says whose session it is."""
+    """Return the notes by which a file says whose session it is."""
     return {"session": name, "key": tenant.hex()}
 
 
 def _is_saved(path: Path) -> bool:
-    """Whether a session was saved there, even if the file is damaged."""
+    """Return whether a session was saved there, even if the file is damaged."""
     return begins_with(path, SERIALISED)
 
 
 def _for_server(message: str) -> str:
-    """The message of check_compatible, with what one who starts a server can do in the place of Python's keywords."""
+    """Word a message of check_compatible for one who starts a server, without Python's keywords."""
     wanted = message.replace("load the model with", "start the server with")
     return KEYWORD.sub(r"--\1 \2", wanted.removesuffix(", or open it with convert=True"))

@@ -12,16 +12,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tokenmill.memory.atomic_file import seal, unseal, writing
-from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.errors import ApiError, Json
 
 FORMAT = 1
 ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 MOST_LISTED, LISTED = 100, 20  # of a page; by default
 NOT_FOUND = 404
-Json = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
@@ -33,17 +32,17 @@ class Records:
         self._root, self._name, self.prefix = root, name, prefix
 
     def new_id(self) -> str:
-        """An id that no record has; ids sort in the order in which they were made."""
+        """Make an id that no record has; ids sort in the order in which they were made."""
         return f"{self.prefix}{time.time_ns() // 1000:014x}{secrets.token_hex(5)}"
 
     def folder(self, tenant: str) -> Path:
-        """The folder of a client's records, which is made."""
+        """Return the folder of a client's records, which is made."""
         folder = self._root / tenant / self._name
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
 
     def path(self, tenant: str, record: str) -> Path:
-        """The place of a record. ApiError 404 for what is no id of this kind."""
+        """Return the place of a record. ApiError 404 for a wrong id of this kind."""
         if not (ID.fullmatch(record) and record.startswith(self.prefix)):
             raise self._absent(record)
         return self.folder(tenant) / f"{record}.json"
@@ -55,7 +54,7 @@ class Records:
             out.write(seal({"record": values}, FORMAT).encode())
 
     def read(self, tenant: str, record: str) -> Json:
-        """A record. ApiError 404 if there is none."""
+        """Read a record. ApiError 404 if there is none."""
         try:
             return dict(unseal(self.path(tenant, record).read_bytes(), FORMAT)["record"])
         except FileNotFoundError:
@@ -64,7 +63,7 @@ class Records:
             raise ApiError(500, f"the record of {record} {error}") from None
 
     def all(self, tenant: str) -> list[Json]:
-        """All records of a client, the newest first. One that is damaged is logged and left out, and so is one that is
+        """Read all records of a client, the newest first. A damaged one is logged and left out, and so is one that is
         deleted meanwhile: the others can be used.
         """
         names = [path.stem for path in self.folder(tenant).glob(f"{self.prefix}*.json")]
@@ -78,7 +77,7 @@ class Records:
         return sorted(found, key=lambda each: str(each["id"]), reverse=True)
 
     def tenants(self) -> Iterator[str]:
-        """The clients that have a folder."""
+        """Yield the clients that have a folder."""
         if self._root.is_dir():
             yield from sorted(path.name for path in self._root.iterdir() if path.is_dir())
 
@@ -94,7 +93,7 @@ class StoredFiles(Records):
         self._max_bytes = max_bytes
 
     def content(self, tenant: str, record: str) -> Path:
-        """The content of a file, which may not be there."""
+        """Return the content of a file, which may not be there."""
         return self.path(tenant, record).with_suffix(".jsonl")
 
     def add(self, tenant: str, source: BinaryIO, filename: str, purpose: str, record: str | None = None) -> Json:
@@ -131,7 +130,7 @@ class StoredFiles(Records):
         self.content(tenant, record).unlink(missing_ok=True)
 
     def num_bytes(self) -> int:
-        """The size of everything that is kept for all clients."""
+        """Return the size of everything that is kept for all clients."""
         return sum(path.stat().st_size for path in self._root.rglob("*") if path.is_file())
 
 
@@ -145,7 +144,7 @@ def no_space() -> Iterator[None]:
 
 
 def page_of(records: list[Json], after: str | None, limit: int) -> Json:
-    """A page of records, as OpenAI's API has it: those behind the id `after`."""
+    """Make a page of records, as OpenAI's API has it, from behind the id `after`."""
     ids = [each["id"] for each in records]
     if after is not None and after not in ids:
         raise ApiError(404, f"there is no {after[:100]!r} to list after", "after")

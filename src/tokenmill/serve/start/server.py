@@ -42,9 +42,7 @@ BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
 
 
 class Served:
-    """The parts of a server for one engine, and its application. on_failure: see Driver. tools: how it calls functions,
-    in words.
-    """
+    """The parts of a server for one engine. on_failure: see Driver. tools: how it calls functions, in words."""
 
     def __init__(self, engine: Engine, options: Options, on_failure: Callable[[], None] = lambda: None) -> None:
         self.engine = engine
@@ -116,7 +114,7 @@ class Server(DrainingServer):
     def __init__(
         self, engine: Engine, taken: socket.socket, options: Options, tell: Callable[[str], None] | None = None
     ) -> None:
-        """tell: writes a line for each request. tools: see Served."""
+        """Take a socket. tell: writes a line for each request. tools: see Served."""
         self._engine, self._taken = engine, taken
         served = Served(engine, options, self._end)
         self._pace, self.driver, self.admission = served.pace, served.driver, served.admission
@@ -125,7 +123,7 @@ class Server(DrainingServer):
         super().__init__(Guard(recorded(self._app, options.record), options, is_loopback(taken)), options, tell)
 
     def serve_to_end(self) -> bool:
-        """Serve; whether the engine lived to the end."""
+        """Serve; return whether the engine lived to the end."""
         use_engine(self._engine)  # before anything measures steps or counts tokens
         with self._engine.core.observed_by(self._pace):
             self.driver.start()

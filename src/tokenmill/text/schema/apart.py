@@ -56,7 +56,6 @@ def _is_of(value: Any, types: list[str], is_integer: bool) -> bool:
 def _of_kind_apart(
     kind: str, one: Case, other: Case, root: Mapping[str, Any], depth: int, are_integers: tuple[bool, bool]
 ) -> bool:
-    """Return whether no value of a type fits both."""
     both = (*one, *other)
     if kind == "number":
         numbers = Numbers(is_integer=any(are_integers))

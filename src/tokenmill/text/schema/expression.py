@@ -9,17 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tokenmill.text.schema.charset import (
-    ANY,
-    LINES,
-    Ranges,
-    folded,
-    inverted,
-    kind,
-    letters,
-    ranges_of,
-    without,
-)
+from tokenmill.text.schema.charset import ANY, LINES, Ranges, folded, inverted, kind, letters, ranges_of, without
 
 
 class PatternError(ValueError):

@@ -65,7 +65,6 @@ def rules_of(schema: Mapping[str, Any], prefix: str, style: JsonStyle) -> tuple[
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the schemas inside a schema."""
     for key in dict.fromkeys((*MAPS, *LISTS, *SINGLE)):
         inner = schema.get(key)
         if isinstance(inner, Mapping) and key in MAPS:
@@ -145,7 +144,6 @@ class _Writer:
             yield from self._of_kind(kind, case, is_integer)
 
     def _of_kind(self, kind: str, case: Case, is_integer: bool) -> Iterator[Alternative]:
-        """Yield the values of one type."""
         about = tuple(each for each in case if any(key in each for key in _ABOUT.get(kind, ())))
         if kind in ("null", "boolean"):
             yield from [('"null"',)] if kind == "null" else [('"true"',), ('"false"',)]
@@ -218,7 +216,6 @@ class _Writer:
             yield from self._of_kind(kind, (*about, _schema_of(value)), False)
 
     def _written(self, value: Any) -> str:
-        """Write a value as JSON."""
         if isinstance(value, dict):
             colon = self._style.key_separator
             inner = (f"{json_text(key)}{colon}{self._written(each)}" for key, each in value.items())

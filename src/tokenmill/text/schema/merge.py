@@ -52,11 +52,7 @@ def cases(
 
 
 def _put(
-    schema: Any,
-    root: Mapping[str, Any],
-    base: list[Mapping[str, Any]],
-    choices: list[_Choice],
-    within: frozenset[str],
+    schema: Any, root: Mapping[str, Any], base: list[Mapping[str, Any]], choices: list[_Choice], within: frozenset[str]
 ) -> bool:
     """Add what a schema says, in its order; return False if nothing fits it, as one that only refers to itself."""
     if isinstance(schema, bool):

@@ -93,7 +93,6 @@ class _Reader:
         return self._state(self._read(_State(0, None, 0, 0, 0), digit))
 
     def _state(self, state: _State | None) -> str | None:
-        """Return the rule of a state."""
         if state is None:
             return None
         waiting = [state]
@@ -138,7 +137,6 @@ class _Reader:
         return [(_digits(digits), self._names[each]) for each, digits in targets.items()]
 
     def _pointed(self, state: _State) -> _State:
-        """Return the same state behind a point."""
         return _State(0, 0, *self._compared(state), state.remainder)
 
     def _compared(self, state: _State) -> tuple[int, int]:

@@ -26,7 +26,7 @@ class NumberError(ValueError):
 class Numbers:
     """A set of numbers: from low to high, multiples of step; None: no such demand.
 
-    is_integer: written without a decimal point. whole_low, whole_high: the bounds of what is written so, where a bound
+    is_integer: written without a decimal point. whole_low, whole_high: the bounds of numbers written so, where a bound
     is a float: readers compare an integer with that exactly, and others by what float they are.
     """
 

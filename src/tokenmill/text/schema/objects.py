@@ -86,7 +86,7 @@ class ObjectRules:
     def whole(self) -> Alternative:
         """Return the alternative of a rule for the object."""
         names = list(self._it.named)
-        for number in range(len(names), -1, -1):  # from behind, so that rules refer to those that are there
+        for number in range(len(names), -1, -1):  # from behind, so that rules refer to rules that are there
             for count in range(min(number, self._counted) + 1):
                 for is_first in (True, False):
                     self._made[number, count, is_first] = self._behind(names, number, count, is_first)

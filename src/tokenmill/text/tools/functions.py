@@ -66,8 +66,15 @@ class ToolChoice:
         return tuple(function for function in named if self.allowed is None or function.name in self.allowed)
 
 
-def refuse_if_strict(function: Function, words: Sequence[str]) -> None:
-    """Raise RequestError where a strict function's schema has words that a format cannot enforce."""
+def refuse_unenforced(function: Function, words: Sequence[str]) -> None:
+    """Raise RequestError for a tool's grammar that refers to itself, and for words of a strict schema, which a format
+    cannot enforce.
+    """
+    if function.lark is not None:
+        raise RequestError(
+            f"{function.name}: a grammar that refers to itself is not possible, because this model's way of calling "
+            "writes texts as they are, with nothing that says where they end"
+        )
     if function.strict and words:
         raise RequestError(
             f"{function.name}: strict is not possible, because this model's way of calling cannot enforce "
@@ -75,17 +82,8 @@ def refuse_if_strict(function: Function, words: Sequence[str]) -> None:
         )
 
 
-def refuse_grammar(function: Function) -> None:
-    """Raise RequestError where a tool has a grammar that refers to itself, which a format cannot follow."""
-    if function.lark is not None:
-        raise RequestError(
-            f"{function.name}: a grammar that refers to itself is not possible, because this model's way of calling "
-            "writes texts as they are, with nothing that says where they end"
-        )
-
-
 def read_functions(tools: Sequence[Mapping[str, Any]]) -> tuple[Function, ...]:
-    """Read the functions of a request's `tools`. RequestError for what is no function, and for two of one name."""
+    """Read the functions of a request's `tools`. RequestError for a wrong one, and for two of one name."""
     found = tuple(_function(tool, f"tools[{number}]") for number, tool in enumerate(tools))
     names = [function.name for function in found]
     for number, name in enumerate(names):
@@ -131,7 +129,6 @@ def _allowed(given: Any, names: Sequence[str], parallel: bool) -> ToolChoice:
 
 
 def _name(given: Any, names: Sequence[str]) -> str:
-    """Return the name of a function or custom tool that a choice names."""
     kind = given.get("type") if isinstance(given, Mapping) else None
     inner = given.get(kind, given) if kind in ("function", "custom") else None
     name = inner.get("name") if isinstance(inner, Mapping) else None

@@ -1,6 +1,6 @@
 """Gemma's tool calls. FunctionGemma and Gemma 4 write them between special tokens, as
-`call:f{a:<escape>x<escape>,b:[1,2]}` with sorted keys. The chat templates of Gemma 2 and 3
-have no tools, so a system message tells these models to write JSON in a code fence.
+`call:f{a:<escape>x<escape>,b:[1,2]}` with sorted keys. The chat templates of Gemma 2 and 3 have no tools, so a system
+message tells these models to write JSON in a code fence.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.text.tools.functions import Function, refuse_grammar, refuse_if_strict
+from tokenmill.text.tools.functions import Function, refuse_unenforced
 from tokenmill.text.tools.json_calls import JsonCall
 from tokenmill.text.tools.kinds import (
     COMBINED,
@@ -46,8 +46,7 @@ class GemmaCall(CallBody):
     quote: str
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
-        refuse_grammar(function)
-        refuse_if_strict(function, self.unenforced(function))
+        refuse_unenforced(function, self.unenforced(function))
         begin = lark.literal(f"{before}call:{function.name}")
         return f"{begin} {self._object(lark, function, function.schema, name, 0)}"
 
@@ -90,7 +89,6 @@ class GemmaCall(CallBody):
     # ---- the grammar
 
     def _value(self, lark: Lark, function: Function, schema: Any, name: str, depth: int) -> str:
-        """Return an expression for a value of a schema."""
         root = function.schema
         if isinstance(schema, Mapping) and isinstance(place := schema.get("$ref"), str):
             name, is_new = lark.reference(function.name, place)
@@ -141,7 +139,6 @@ class GemmaCall(CallBody):
         return f'"{{" {begin} "}}"'
 
     def _anything(self, lark: Lark) -> str:
-        """Return an expression for any value."""
         scalar = lark.json("any_scalar", {"type": ["number", "boolean", "null"]})
         pair = f'{lark.rule("KEY", KEY)} ":" any_value'
         lists = '"[" (any_value ("," any_value)*)? "]"'

@@ -32,9 +32,9 @@ def with_objects(messages: Sequence[Mapping[str, Any]], form: ToolFormat, *, as_
     """Return the messages with the arguments of calls as objects, ids as the format has them, and names beside results.
 
     as_text: the arguments stay JSON text, or become it, for a template that joins them with other texts. Arguments that
-    are no JSON object, such as those of a call that was cut, become an object that holds them as a text; see `unread`.
-    A call of a custom tool becomes one of a function with the argument `input`. What else a client adds to a call, as
-    OpenAI's does `parsed_arguments`, is left out: templates write a whole function down.
+    are no JSON object, as where a call was cut, become an object that holds them as a text; see `unread`. A call of a
+    custom tool becomes one of a function with the argument `input`. What else a client adds to a call, as OpenAI's does
+    `parsed_arguments`, is left out: templates write a whole function down.
 
     RequestError for an entry that is no call, and for a result without a call.
     """

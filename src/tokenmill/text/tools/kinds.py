@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tokenmill.text.schema.merge import MergeError, target
+
 ALL = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 NAMED = ("properties", "$defs", "definitions", "patternProperties")
 VALUES = ("enum", "const", "default", "examples")
@@ -28,7 +30,10 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
             return NOTHING
         if not isinstance(place := schema.get("$ref"), str):
             return schema
-        schema = _found(place, root)
+        try:
+            schema = target(place, root) if place.startswith("#") else None
+        except MergeError:
+            return NOTHING
     return NOTHING
 
 
@@ -108,14 +113,6 @@ def with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(schema, Mapping):
         return {**whole, "allOf": [schema]} if isinstance(schema, bool) else whole
     return {**whole, **schema}
-
-
-def _found(place: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root if place.startswith("#") else None
-    for name in place.lstrip("#/").split("/"):
-        key = name.replace("~1", "/").replace("~0", "~")
-        found = found.get(key) if isinstance(found, Mapping) and key else found
-    return found
 
 
 def json_of_text(text: str) -> str:

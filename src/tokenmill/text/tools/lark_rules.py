@@ -144,7 +144,6 @@ class _Rules:
                 yield {"[": "(", "]": ")?"}.get(text, text)
 
     def _word(self, pattern: str) -> str:
-        """Return the terminal of an expression."""
         if pattern not in self._words:
             name = f"{self._name.upper()}_WORD_{len(self._words)}"
             made = in_json(pattern)
@@ -171,7 +170,6 @@ def in_json(pattern: str) -> str:
 
 
 def _in_json(atom: re.Match[str], is_any: bool) -> str:
-    """Write one atom of an expression."""
     text = atom[0]
     if atom["open"] or atom["sign"] or (atom["letter"] and atom["letter"] in _ANCHORS):
         return text

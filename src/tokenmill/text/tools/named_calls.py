@@ -33,15 +33,7 @@ class NamedCall(CallBody):
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         number = lark.rule("CALL_NUMBER", r"/:[0-9]{1,3}/") if self.is_numbered else ""
         parts = (lark.literal(before + self.before + function.name), number, lark.literal(self.after))
-        return " ".join(
-            part
-            for part in (
-                *parts,
-                arguments_of(lark, function, name),
-                lark.literal(self.end),
-            )
-            if part
-        )
+        return " ".join(part for part in (*parts, arguments_of(lark, function, name), lark.literal(self.end)) if part)
 
     def read(self, source: Source, taker: Taker) -> Reading:
         if not (yield from source.frame(self.before)):

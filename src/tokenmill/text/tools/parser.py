@@ -40,20 +40,19 @@ class Parser:
         self._ids: list[str] = []  # of the calls that are shown
         self._reading = self._read()
 
-    def push(self, text: str) -> list[Part]:
-        """Take in more of the answer; return the parts that are safe to show because of it."""
+    def push(self, text: str, *, is_last: bool = False) -> list[Part]:
+        """Take in more of the answer; return the parts that are safe to show by now, neighbours of a kind joined."""
         self.source.feed(text)
-        return self._go_on()
+        next(self._reading, None)
+        if is_last:
+            self.source.ended = True
+            next(self._reading, None)
+        parts, self._parts = self._parts, []
+        return parts
 
     def finish(self) -> list[Part]:
         """Return the parts that were held back, now that the answer is at its end."""
-        self.source.ended = True
-        return self._go_on()
-
-    def _go_on(self) -> list[Part]:
-        next(self._reading, None)
-        parts, self._parts = self._parts, []
-        return parts
+        return self.push("", is_last=True)
 
     def _read(self) -> Reads:
         if self._form is not None and self._form.reader is not None:
@@ -128,7 +127,7 @@ class Parser:
             waiting.append(taken := self._new_call())
             if not (yield from form.body.read(source, taken)):
                 return False
-            length = source.at - (source.kept or 0)  # of what the call ends, and what is kept begins
+            length = source.at - (source.kept or 0)  # from what is kept to the end of the call
             goes_on = bool(form.comma and form.comma.strip()) and (yield from source.frame(form.comma or ""))
             if not goes_on and not (yield from source.frame(form.closing, may_end=True)):
                 if form.comma is None or form.comma.strip():
@@ -200,7 +199,10 @@ class Parser:
             self._parts.append(TextPart(text))
 
     def show_thinking(self, text: str) -> None:
-        if text:
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, ThinkingPart):
+            self._parts[-1] = ThinkingPart(last.text + text)
+        elif text:
             self._parts.append(ThinkingPart(text))
 
 

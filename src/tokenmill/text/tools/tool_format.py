@@ -73,8 +73,8 @@ class AnswerReader(Protocol):
 class ToolFormat:
     """opening body comma body … closing.
 
-    name: that of the registry. words: a chat template that shows calls so holds all of them. mark: where it stands in
-    an answer the text ends and calls begin; the opening begins with it. White space of a frame is optional to the
+    name: its name in the registry. words: a chat template that shows calls so holds all of them. mark: where it stands
+    in an answer the text ends and calls begin; the opening begins with it. White space of a frame is optional to the
     parser. comma: stands between calls inside the frame; None where each call has a frame of its own. lead: stands
     between a text and the frame after it, and between frames. is_alone: there is no mark, and an answer that begins
     with a call has no text. is_single: the chat template shows one call of a message, so no more are asked for. reader,

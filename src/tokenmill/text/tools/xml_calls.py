@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.text.schema.ahead import terminal
-from tokenmill.text.tools.functions import Function, refuse_grammar, refuse_if_strict
+from tokenmill.text.tools.functions import Function, refuse_unenforced
 from tokenmill.text.tools.kinds import (
     json_of_text,
     json_of_value,
@@ -48,8 +48,7 @@ class XmlCall(CallBody):
     python: bool = False
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
-        refuse_grammar(function)
-        refuse_if_strict(function, self.unenforced(function))
+        refuse_unenforced(function, self.unenforced(function))
         schema = function.schema
         properties, required = schema.get("properties"), schema.get("required") or ()
         parts = [lark.literal(before + self.begin + function.name + self.after_name)]
@@ -252,7 +251,6 @@ def _begun(text: str, at: int, *wanted: str) -> int:
 
 
 def _kinds(function: Function, key: str) -> frozenset[str]:
-    """Return the types of an argument."""
     properties = function.parameters.get("properties")
     known = isinstance(properties, Mapping) and key in properties
     return kinds_of(properties[key] if known else {}, function.parameters)  # type: ignore[index]

@@ -16,7 +16,7 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
 from tokenmill.settings.recommended import NOTHING, Recommended
 from tokenmill.text.byte_ranks import begin_with, llama3_specials, read_tekken, read_tiktoken
-from tokenmill.text.sentencepiece_file import holds_ranks, read_sentencepiece
+from tokenmill.text.sentencepiece import holds_ranks, read_sentencepiece
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.value_reader import brief
 from tokenmill.weights.fingerprint import meta_tokenizers

@@ -14,7 +14,7 @@ import tokenizers
 from tokenmill.errors import PackedModelError
 from tokenmill.hub.short_names import sampling_of_file
 from tokenmill.settings.recommended import Recommended
-from tokenmill.text.charsmap import TextRules
+from tokenmill.text.sentencepiece import TextRules
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.fingerprint import fingerprint, is_full
