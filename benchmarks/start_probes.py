@@ -87,10 +87,10 @@ def run(started_s: float, report: str, arguments: list[str]) -> None:
     """The command line. What the probes found until its first text is written to `report` when that is printed."""
     probes = Probes(started_s)
     probes.watch_imports()
-    from tokenmill.cli.process import streams
+    from tokenmill.cli import main
     from tokenmill.cli.process.start import run as run_command
 
-    prepare, has_printed = streams.prepare_streams, list[bool]()
+    prepare, has_printed = main.prepare_streams, list[bool]()
 
     def prepare_and_watch() -> None:
         prepare()
@@ -106,7 +106,7 @@ def run(started_s: float, report: str, arguments: list[str]) -> None:
 
         sys.stdout.write = watched  # type: ignore[method-assign]
 
-    streams.prepare_streams = prepare_and_watch
+    main.prepare_streams = prepare_and_watch
     sys.argv[1:] = arguments
     run_command()
 

@@ -7,7 +7,7 @@ from tests.book import batching, environment, options, routes, settings
 from tests.book.elsewhere import of_transformers
 from tests.book.elsewhere.tables import parts
 from tests.book.markdown import DOCS, table, with_parts
-from tokenmill.cli.chat.help import COMMANDS
+from tokenmill.cli.chat.conversation import COMMANDS
 from tokenmill.cli.elsewhere import llama_cpp, ollama, vllm
 
 

@@ -10,7 +10,7 @@ from tests.batches.conftest import requests, write_lines
 from tokenmill.batches.batch import BatchProgress
 from tokenmill.batches.journal import Journal, journal_path
 from tokenmill.batches.runner import Counts
-from tokenmill.cli.batch_progress import batch_progress, described, duration
+from tokenmill.cli.batch import batch_progress, described, duration
 
 LONG = ("--max-length", 96)
 
@@ -151,7 +151,7 @@ def test_progress(capsys, monkeypatch):
     assert described(BatchProgress(100, 20, counts), 5.0) == "20 of 100 rows, 100 tokens/s, about 40 s left"
     assert described(BatchProgress(100, 20, Counts()), 5.0) == "20 of 100 rows, 0 tokens/s"
     assert [duration(each) for each in (7, 600, 20_000)] == ["7 s", "10 min", "5 h 33 min"]
-    monkeypatch.setattr("tokenmill.cli.batch_progress.LINE_S", 0.0)
+    monkeypatch.setattr("tokenmill.cli.batch.LINE_S", 0.0)
     noted = []
     with batch_progress(noted.append) as told:
         told(BatchProgress(100, 20, counts))

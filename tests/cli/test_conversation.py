@@ -458,13 +458,15 @@ def test_after_compact_a_full_answer_goes_on(engine):
 def test_which_limit_ended_a_text(engine):
     done = engine.generate("w1 w2", max_new_tokens=5)
     assert cut_by(done, SamplingParams(max_new_tokens=5), engine.config) == "stopped at -n 5"
-    assert summary(engine, [done], 1.0).endswith(f"{done.hash} · stopped at -n 5")
+    assert summary(engine, [done], 1.0, SamplingParams()).endswith(f"{done.hash} · stopped at -n 5")
     default = engine.generate([3] * 5)
     assert cut_by(default, SamplingParams(), engine.config) == "stopped at --max-length 128"
-    assert summary(engine, [done, default], 1.0).endswith("1 stopped at -n 5 · 1 stopped at --max-length 128")
+    assert summary(engine, [done, default], 1.0, SamplingParams()).endswith(
+        "1 stopped at -n 5 · 1 stopped at --max-length 128"
+    )
     ended = engine.generate("w1 w2", max_new_tokens=5, stop_token_ids=(done.tokens[2],))
     assert cut_by(ended, SamplingParams(max_new_tokens=5), engine.config) == ""
-    assert summary(engine, [ended], 1.0).endswith(ended.hash)
+    assert summary(engine, [ended], 1.0, SamplingParams()).endswith(ended.hash)
 
 
 # ---- files and settings

@@ -10,8 +10,7 @@ import pytest
 from tests.cli.conftest import TEMPLATE
 from tests.word_model import save_word_model
 from tokenmill.cli.generate import show
-from tokenmill.cli.model_text import visible, write_text
-from tokenmill.cli.process.display import print_json, print_table, remark
+from tokenmill.cli.process.display import print_json, print_table, remark, visible, write_text
 from tokenmill.cli.show_draft import colour_drafts
 
 HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\te"

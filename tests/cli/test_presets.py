@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli import serve
-from tokenmill.cli.parser.presets import presets_file
+from tokenmill.cli.parser.config_file import presets_file
 
 TABLES = """
 [miller]

@@ -9,7 +9,7 @@ from rich.console import Console
 from tests.cli.terminal import Terminal
 from tests.word_model import save_chat_model
 from tokenmill.cli.chat.rendered import RenderedMarkdown
-from tokenmill.cli.model_text import visible
+from tokenmill.cli.process.display import visible
 
 
 def written(text, width=40, **settings):

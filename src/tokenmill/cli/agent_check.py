@@ -21,7 +21,7 @@ LOG, SERVER, CHECK = "Log", "Server", "Check"
 def command(
     log: Path = argument(..., "LOG", "Requests, a JSON object in a line: path, body.", LOG),
     url: str = option("http://127.0.0.1:8000", "Where the server answers.", SERVER, metavar="URL"),
-    model: str | None = option(None, "Name to ask for. Default: that of each request.", SERVER),
+    model: str | None = option(None, "Name to ask for. Default: the name in each request.", SERVER),
     key: str | None = option(None, "Sent as bearer token.", SERVER, variable="OPENAI_API_KEY"),
     timeout: float = option(600.0, "Longest wait for an answer, in seconds.", SERVER, minimum=1),
     max_tokens: int = option(1, "New tokens of each answer.", CHECK, minimum=1),
@@ -31,7 +31,7 @@ def command(
     json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Send an agent's recorded requests again, and say for each how many tokens were computed that had been before.
+    """Send an agent's recorded requests again, and say for each how many tokens were computed a second time.
 
     Requests of /v1/chat/completions, /v1/responses, /v1/messages and /v1/completions are sent in their order, each with
     an answer of --max-tokens. Tokens stood before if an earlier request of the log began with them. A note says where

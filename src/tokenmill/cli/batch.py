@@ -1,11 +1,12 @@
 """`tokenmill batch`: a file of rows in, a file with their answers out; broken off at any point, it goes on."""
 
-from contextlib import ExitStack, nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.cli.batch_progress import batch_progress
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import (
@@ -20,11 +21,11 @@ from tokenmill.cli.parser.options import (
     option_name,
     with_defaults,
 )
-from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
-from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.process.display import print_json, progress_on_stderr, remark, shows_bars
 from tokenmill.cli.report import program_facts, versions
 from tokenmill.errors import ConfigError
 from tokenmill.memory.available import available_processors
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import counted
@@ -42,11 +43,12 @@ EXAMPLES = (
     "tokenmill batch rows.jsonl --column prompt -o out.jsonl --shard 1/4",
     "tokenmill batch rows.jsonl --column prompt -o out.jsonl --join 4",
 )
+SHOWN_S, LINE_S = 0.25, 30.0  # between two updates of a terminal; between two lines where stderr is no terminal
 FEWEST_SEQUENCES = 16
 WORDS = {
     "max_sequences": "Sequences that run together. Default: 8 for each processor, at least 16, at most 64.",
     "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length, or what fits.",
-    "seed": "The same for every row. Default: one that depends on the row alone.",
+    "seed": "The same seed for every row. Default: a seed that depends on the row alone.",
 }
 ROWS = "Rows"
 SHOWN = 5  # broken lines
@@ -58,7 +60,7 @@ INPUT = argument(
     ROWS,
 )
 COLUMN = option(None, "The column that is the prompt: a text, token ids, or with --chat messages.", PROMPT)
-NAME = option(None, "What requests call the model, of OpenAI's batches. Default: MODEL.", PROMPT)
+NAME = option(None, "Name of the model in requests of OpenAI's batches. Default: MODEL.", PROMPT)
 SHARD_OPTION = option(None, "Only every Nth row, from the Ith on, into a file of its own.", ROWS, metavar="I/N")
 RECOMMENDED = option(
     None, "Sample as the files or the maker of the model recommend. Default: with OpenAI's batches.", PROMPT
@@ -80,11 +82,11 @@ def command(
     chat_template: Path | None = CHAT_TEMPLATE,
     generation_config: bool | None = RECOMMENDED,
     served_model_name: str | None = NAME,
-    strict: bool = option(False, "Refuse unknown fields of requests, of OpenAI's batches.", PROMPT),
+    strict: bool = option(False, "Refuse unknown fields in requests of OpenAI's batches.", PROMPT),
     window: int = option(1024, "Rows that are sorted together, so that equal beginnings meet.", ROWS, minimum=1),
     shard: str | None = SHARD_OPTION,
-    join: int | None = option(None, "Make one file of those of N shards.", ROWS, metavar="N", minimum=1),
-    output_prefix: str = option("", "Of the names of the new columns of a table.", OUTPUT),
+    join: int | None = option(None, "Make one file of the files of N shards.", ROWS, metavar="N", minimum=1),
+    output_prefix: str = option("", "Prefix of the names of the new columns of a table.", OUTPUT),
     json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
@@ -129,7 +131,7 @@ def _table(
     system: str | None,
     prefix: str,
 ) -> "Task":
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.batches.template import TableTask, Template
     if prompt is not None and column is not None:
         raise ConfigError("--column", column, "only without --prompt, which names its columns in braces")
@@ -147,7 +149,7 @@ def _requests(name: str, seed: int | None, strict: bool, output: Path) -> "Task"
     if output.suffix != ".jsonl":
         allowed = "a name that ends with .jsonl, since the answer to a request has many fields; of a table, --prompt or"
         raise ConfigError("output", str(output), f"{allowed} --column says what the prompt of a row is")
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.serve.sessions.batch_lines import BatchLines
     return BatchLines(name, seed, strict)
 
@@ -179,7 +181,7 @@ def _compute(
     json: bool,
     quiet: bool,
 ) -> None:
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.batches.batch import opened
         from tokenmill.batches.shard import Shard, parse_shard
     chosen = Shard() if shard is None else parse_shard(shard)
@@ -198,7 +200,7 @@ def _compute(
 
 
 def _load(config: EngineConfig, num_sequences: int | None, chat_template: Path | None, progress: Any) -> "Engine":
-    """The engine, with a cache that fits."""
+    """Load the engine, with a cache that fits."""
     from tokenmill.loader.fit import MOST_SEQUENCES, SEQUENCES_PER_CORE, fit_for_many
 
     default = min(max(FEWEST_SEQUENCES, SEQUENCES_PER_CORE * available_processors()), MOST_SEQUENCES)
@@ -231,7 +233,7 @@ def _tell_broken(batch: "Batch") -> None:
 
 
 def _told(batch: "Batch", summary: "Summary") -> str:
-    """One line for people."""
+    """Say in one line for people what was written."""
     rows = f"{batch.target}: {counted(summary.num_rows, 'row')}"
     if summary.was_there:
         return f"{rows}, written before by the same command: nothing is left to do"
@@ -248,7 +250,7 @@ def _told(batch: "Batch", summary: "Summary") -> str:
 
 
 def _document(engine: "Engine", batch: "Batch", summary: "Summary") -> dict[str, Any]:
-    """The same for programs."""
+    """Describe the run as a JSON document."""
     return {
         "output": str(batch.target),
         "rows": summary.num_rows,
@@ -263,3 +265,45 @@ def _document(engine: "Engine", batch: "Batch", summary: "Summary") -> dict[str,
         "program": program_facts(engine),
         "versions": versions(),
     }
+
+
+@contextmanager
+def batch_progress(note: Callable[["BatchProgress"], None]) -> Iterator[Callable[["BatchProgress"], None]]:
+    """Give a function that shows how far a run is, now and then. note: also gets each progress that the function is
+    told.
+    """
+    is_shown = shows_bars()
+    begun_s = shown_s = time.monotonic()
+    with progress_on_stderr(not is_shown) as bar:
+
+        def told(progress: "BatchProgress") -> None:
+            nonlocal shown_s
+            note(progress)
+            now_s = time.monotonic()
+            if now_s - shown_s < (SHOWN_S if is_shown else LINE_S):
+                return
+            shown_s = now_s
+            text = described(progress, now_s - begun_s)
+            if is_shown:
+                bar.stage(text)
+                bar.advance(progress.num_done, progress.num_rows)
+            else:
+                remark(text)
+
+        yield told
+
+
+def described(progress: "BatchProgress", elapsed_s: float) -> str:
+    """Describe the progress in one line. The estimate takes the remaining rows to be like the rows of this run."""
+    counts, left = progress.counts, progress.num_rows - progress.num_done
+    rate = f"{counts.tokens / elapsed_s:.0f} tokens/s" if elapsed_s else ""
+    rest = f", about {duration(left * elapsed_s / counts.rows)} left" if counts.rows and elapsed_s else ""
+    return f"{progress.num_done:,} of {progress.num_rows:,} rows, {rate}{rest}"
+
+
+def duration(seconds: float) -> str:
+    """Spell seconds as 90 s, 12 min or 3 h 20 min: with as many digits as an estimate has."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
 from tokenmill.cli.process.display import echo, print_json, progress_on_stderr
-from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import size
 
@@ -30,7 +30,7 @@ def command(
     The directory is given as --aot-package beside the model, whose weights stay where they are. It is refused when the
     model, a setting, the processor or torch differs. It is machine code: use only packages that you made.
     """
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.loader.compile import save_aot_package
         from tokenmill.program.aot.manifest import check_folder
 

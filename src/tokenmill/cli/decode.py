@@ -6,18 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.cli.generate import STREAM, show
-from tokenmill.cli.logprobs import logprobs_table
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import JSON, MODEL, OUTPUT, PROMPT, QUIET, argument, option
 from tokenmill.cli.prefill import FORCE, check_target
 from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import IDS, TEXT, gather
-from tokenmill.cli.report import document, summary
+from tokenmill.cli.report import document, logprobs_table, summary
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig
 from tokenmill.settings.sampling_params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
 
@@ -48,7 +47,7 @@ def command(
 
     What no option sets is as it was when the file was written: model, dtype, scheme, sampling and seed.
     """
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.cache.header import read_facts
 
     facts = read_facts(file)
@@ -82,7 +81,7 @@ def command(
 def _as_saved(
     engine: EngineConfig, facts: dict[str, Any], sampling: SamplingParams, progress: Progress
 ) -> EngineConfig:
-    """The settings with the file's own where none was typed, and room for a long text as far as the context goes."""
+    """Fill in the file's own settings where none was typed, and room for a long text as far as the context goes."""
     for name in ("dtype", "scheme", "cache_format"):
         if getattr(engine, name) == getattr(EngineConfig(), name):
             engine = replace(engine, **{name: facts[name]})

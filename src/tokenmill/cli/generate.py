@@ -6,10 +6,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tokenmill.cli.logprobs import logprobs_table
-from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.parser.command import Context
+from tokenmill.cli.parser.config_file import PRESET
 from tokenmill.cli.parser.options import (
     CHAT_TEMPLATE,
     JSON,
@@ -19,10 +18,9 @@ from tokenmill.cli.parser.options import (
     option,
     with_defaults,
 )
-from tokenmill.cli.parser.presets import PRESET
-from tokenmill.cli.process.display import echo, print_json, progress_on_stderr, remark
+from tokenmill.cli.process.display import echo, print_json, progress_on_stderr, remark, write_text
 from tokenmill.cli.prompts import CHAT, FILES, IDS, SYSTEM, TEXTS, check_waiting, gather, shown_ids
-from tokenmill.cli.report import document, summary
+from tokenmill.cli.report import document, logprobs_table, summary
 from tokenmill.cli.watch import load_reference, prompt_progress, watched
 from tokenmill.errors import ConfigError
 from tokenmill.measure.files import check_appendable
@@ -124,7 +122,7 @@ def _write_receipts(path: Path | None, completions: Sequence["Completion"]) -> N
 
 
 def _show_draft(loaded: "Engine", prompt: Any, sampling: SamplingParams, quiet: bool) -> "Completion":
-    """One text in two colours, and what came of the drafts."""
+    """Show one text in two colours, and what came of the drafts."""
     if loaded.tokenizer is None:
         raise ConfigError("--show-draft", True, "only with a model that has a tokenizer")
     from tokenmill.cli.show_draft import DraftMarks, colour_drafts
@@ -141,7 +139,7 @@ def _show_draft(loaded: "Engine", prompt: Any, sampling: SamplingParams, quiet: 
 
 
 def _check_show_draft(prompts: list[Any], sampling: SamplingParams, json: bool) -> None:
-    """ConfigError unless there is one text to colour, token by token."""
+    """Raise ConfigError unless there is one text to colour, token by token."""
     if len(prompts) * sampling.n > 1:
         raise ConfigError("--show-draft", True, f"only with one text, and these are {len(prompts) * sampling.n}")
     if sampling.stop or json:
@@ -151,7 +149,7 @@ def _check_show_draft(prompts: list[Any], sampling: SamplingParams, json: bool) 
 def _serve(
     loaded: "Engine", prompts: list[Any], sampling: SamplingParams, stream: bool, json: bool
 ) -> tuple[list["Completion"], float]:
-    """The completions, shown as they come, and the seconds that they took."""
+    """Generate the completions, show them as they come, and measure the seconds that they took."""
     started_s = time.perf_counter()
     if len(prompts) == sampling.n == 1 and stream and not json:
         completions = [show(loaded, loaded.stream(prompts[0], **asdict(sampling)))]
@@ -181,7 +179,7 @@ def show(engine: "Engine", pieces: Iterator["Piece"], visible: bool = True) -> "
 
 
 def _print_all(completions: Sequence["Completion"], num_each: int) -> None:
-    """Every text, under a header when there are several."""
+    """Print every text, under a header when there are several."""
     for index, done in enumerate(completions):
         if len(completions) > 1:
             which = f", continuation {index % num_each + 1}" if num_each > 1 else ""

@@ -8,12 +8,11 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import find_path, looks_saved
 from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
-from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr
-from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr, write_text
 from tokenmill.errors import CheckpointError, PackedModelError
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.recommended import say
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import size
@@ -44,10 +43,10 @@ def command(
 ) -> None:
     """Show what is in a model: its shape, parameters by part, tokenizer, tensors by type. Also of saved sessions.
 
-    Only headers are read; a model that is not on this machine is fetched first. Of one that no program can run this
-    shows what its files say, and why.
+    Only headers are read; a model that is not on this machine is fetched first. Of a model that no program can run
+    this shows what its files say, and why.
     """
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.program.aot.manifest import MANIFEST
         from tokenmill.weights.checkpoint import open_checkpoint
         from tokenmill.weights.outline import read_outline
@@ -159,7 +158,7 @@ def _show_code(folder: Path, json: bool) -> None:
 
 
 def _stored_tensors(checkpoint: "Checkpoint") -> Iterator["StoredTensor"]:
-    """The tensors under the file's own names: a GGUF's are not Hugging Face's."""
+    """List the tensors under the file's own names: a GGUF's are not Hugging Face's."""
     from tokenmill.weights.outline import StoredTensor
     from tokenmill.weights.packed.reader import is_packed_model, read_header
 
@@ -242,7 +241,7 @@ def _count_types(stored: Iterable["StoredTensor"]) -> dict[str, dict[str, int]]:
 
 
 def _facts_of_outline(path: Path, outline: "Outline", why_not: str) -> dict[str, Any]:
-    """The facts of a model that cannot be opened, under the same names as the facts of other models."""
+    """Gather the facts of a model that cannot be opened, under the same names as the facts of other models."""
     return {
         "path": str(path),
         "family": outline.family,
@@ -260,7 +259,7 @@ def _facts_of_outline(path: Path, outline: "Outline", why_not: str) -> dict[str,
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The facts as a person reads them."""
+    """Yield the facts as a person reads them."""
     total, rope = facts["num_parameters"], facts["rope"]
     yield "path", facts["path"]
     if facts["packed_from"] is not None:
@@ -290,7 +289,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The last lines, which every model has, whether it can be run or not."""
+    """Yield the last lines, which every model has, whether it can be run or not."""
     yield "chat template", "yes, shown with --template" if facts["chat_template"] else "no: a base model"
     if "sampling" in facts:
         settings, origin = facts["sampling"]["settings"], facts["sampling"]["origin"]
@@ -312,7 +311,7 @@ def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _lines_of_outline(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The facts of a model that cannot be opened, as a person reads them."""
+    """Yield the facts of a model that cannot be opened, as a person reads them."""
     yield "path", facts["path"]
     yield "family", ", ".join([facts["family"], *facts["architectures"]])
     if facts["num_stored"]:

@@ -7,12 +7,11 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.cache.list import cache_rows, show_cache
-from tokenmill.cli.model_text import for_stdout
 from tokenmill.cli.parser.options import JSON, MODEL, OUTPUT, option
-from tokenmill.cli.process.display import echo, print_json, print_table
-from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.process.display import echo, for_stdout, print_json, print_table
 from tokenmill.hub.places.entry import FoundModel
 from tokenmill.loader.at_hand.kind import BASE, INSTRUCT
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.units import counted, size
 
 if TYPE_CHECKING:  # this imports gguf and numpy, which --help does not wait for
@@ -26,7 +25,7 @@ EXPENDABLE_OF_NAMES = ("sha256", "stands for", "model")
 
 FOLDERS = option(
     None,
-    "Look into this folder too, as into those of TOKENMILL_MODELS. May be repeated.",
+    "Look into this folder too, as into the folders of TOKENMILL_MODELS. May be repeated.",
     MODEL,
     "--dir",
     metavar="DIR",
@@ -42,11 +41,11 @@ def command(
     """Show every model on this machine: its name for --model, size, family, form, whether it is a base model or
     answers (instruct), and whether it runs here.
 
-    Looked into are the cache folder of tokenmill, the hub's cache (HF_HOME), Ollama's stores (OLLAMA_MODELS), the
-    folders of llama.cpp and LM Studio, and those of TOKENMILL_MODELS and --dir. Only headers are read. What is no
-    model, and why, is told after the table; nothing is changed.
+    It looks into the cache folder of tokenmill, the hub's cache (HF_HOME), Ollama's stores (OLLAMA_MODELS), the folders
+    of llama.cpp and LM Studio, and the folders of TOKENMILL_MODELS and --dir. Only headers are read. Files that are no
+    models are told after the table, with the reason; nothing is changed.
     """
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.loader.at_hand.models import models_here, pairs_of
 
     if names:
@@ -77,7 +76,7 @@ def command(
 
 
 def _show_names(json: bool) -> None:
-    """The short names: what each stands for, and how it is known to be that."""
+    """Show the short names: what each stands for, and how it is known to be that."""
     from tokenmill.hub.download import Packaged
     from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES, HubFile
 
@@ -131,7 +130,7 @@ def _row(model: "Model") -> tuple[str, ...]:
 
 
 def _remarks(models: Sequence["Model"], others: Sequence[FoundModel], pairs: Sequence["Pair"]) -> Iterator[str]:
-    """What the table does not say, a line each."""
+    """Yield what the table does not say, a line each."""
     for model in models:
         if model.facts.runs is None:
             yield f"{model.entry.name} does not run here: {model.facts.why_not}"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.cli.process.display import remark, say_on_stderr
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.process.torch_import import without_meta_kernels
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress, Silent
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ NEW = 2
 @contextmanager
 def _importing() -> Iterator[None]:
     """Hold Ctrl-C back inside, and import numpy, which readers of files would import outside of this context."""
-    with uninterrupted():
+    with held_interrupts():
         import numpy  # noqa: F401
 
         yield
@@ -39,7 +39,7 @@ def find_path(model: str, progress: Progress) -> Path:
 
 
 def check_model(model: str, progress: Progress) -> Path:
-    """Locate the files of a model, and refuse what is none by its first bytes, before anything slow is imported."""
+    """Locate the files of a model. A file that is no model is refused by its first bytes, before slow imports."""
     from tokenmill.hub.names import locate
     from tokenmill.weights.file_kind import file_kind
 
@@ -59,7 +59,7 @@ def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
 
 
 def read_model_config(model: str, progress: Progress) -> "ModelConfig":
-    """The config that a load of the model would find: a directory needs no weights for it."""
+    """Read the config that a load of the model would find: a directory needs no weights for it."""
     with _importing():
         from tokenmill.hub.names import locate
         from tokenmill.model.families import read_config
@@ -68,7 +68,7 @@ def read_model_config(model: str, progress: Progress) -> "ModelConfig":
 
 
 def looks_saved(path: Path) -> bool:
-    """Whether it is a safetensors file with the header of a snapshot; `tokenmill decode` says what is wrong with it."""
+    """Tell a safetensors file with the header of a snapshot; `tokenmill decode` says what is wrong with it."""
     try:
         with path.open("rb") as opened:
             start = opened.read(200)
@@ -98,7 +98,7 @@ def load_engine(
 
     # Program native, which "auto" takes where it can, traces nothing. A draft model may be for another program.
     may_be_native = config.program in ("auto", "native") and config.draft_model is None
-    with uninterrupted(), without_meta_kernels() if may_be_native else nullcontext():
+    with held_interrupts(), without_meta_kernels() if may_be_native else nullcontext():
         # After the reader: it reads while torch is imported here.
         from tokenmill.engine.load import load_files
         from tokenmill.quant.schemes import find_scheme
@@ -117,7 +117,7 @@ def load_engine(
 
 
 def read_template(path: Path) -> str:
-    """A chat template out of a file, tried before a model is loaded."""
+    """Read a chat template out of a file, and try it before a model is loaded."""
     from tokenmill.text.chat import check_template
 
     try:

@@ -7,7 +7,7 @@ from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
 from tokenmill.cli.prefill import check_target
 from tokenmill.cli.process.display import echo, print_json, progress_on_stderr
-from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import size
 
@@ -31,7 +31,7 @@ def command(
     The file can be given wherever a model is given. The text is the same, and loading is only reading the file, which
     holds tokenizer and settings too. It is refused when it is damaged, or when its model has changed since.
     """
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.loader.pack import save_packed_model
         from tokenmill.weights.packed.reader import is_packed_model
 

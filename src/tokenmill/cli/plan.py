@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option
 from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr, remark
-from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import size
 
@@ -50,8 +50,8 @@ def command(
 
 
 def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
-    """Every figure that is printed."""
-    with uninterrupted():
+    """Compute every figure that is printed."""
+    with held_interrupts():
         from tokenmill.kernels.devices import free_bytes
         from tokenmill.loader.default_length import follow_context
         from tokenmill.loader.resolve import resolve
@@ -95,7 +95,7 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
 
 
 def _largest(first: int, last: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from first to last that fits, as all smaller ones do then; 0 if none does."""
+    """Find the largest number from first to last that fits, as all smaller ones do then; 0 if no number does."""
     found = bisect_left(range(first, last + 1), True, key=lambda number: not fits(number))
     return first + found - 1 if found else 0
 
@@ -122,7 +122,7 @@ def _show(model: str, facts: dict[str, Any]) -> None:
 
 
 def _rank_rows(ranks: list[dict[str, int]], allocated: dict[str, int] | None) -> list[tuple[str, ...]]:
-    """Weights and cache of each rank, where there are several; allocated: those of rank 0."""
+    """Return weights and cache of each rank, where there are several. allocated: the figures of rank 0."""
     rows = list[tuple[str, ...]]()
     for number, rank in enumerate(ranks if len(ranks) > 1 else []):
         for name, num_bytes in rank.items():

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from tokenmill.cli.model_text import for_stdout
+from tokenmill.cli.parser.config_file import presets_file, problem_of, read_presets, shown
 from tokenmill.cli.parser.options import JSON
-from tokenmill.cli.parser.presets import presets_file, problem_of, read_presets, shown
-from tokenmill.cli.process.display import echo, print_json, print_table
+from tokenmill.cli.process.display import echo, for_stdout, print_json, print_table
 from tokenmill.settings.engine_config import DEFAULT_MODEL
 
 EXAMPLES = ("tokenmill presets", "tokenmill presets --json", "tokenmill chat --preset miller")
@@ -39,7 +38,7 @@ def command(json: bool = JSON) -> None:
 
 
 def _as_json(value: Any) -> Any:
-    """A value of TOML; what JSON has no form for, a date or a number that is none, as the text that TOML has for it."""
+    """Convert a value of TOML; a date, an infinity or a NaN, for which JSON has no form, becomes its text in TOML."""
     if isinstance(value, dict):
         return {key: _as_json(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -10,11 +10,11 @@ from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import JSON, MODEL_NAME, OUTPUT, QUIET, option, with_defaults
 from tokenmill.cli.prefill import FORCE, check_target
 from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr, remark
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import IDS, TEXTS, check_waiting, gather
 from tokenmill.cli.report import program_facts, versions
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.memory.atomic_file import writing
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import size
@@ -53,7 +53,7 @@ def command(
     again; the tokens are the same. It goes on past the model's own end, so that there is something to measure. Without
     a prompt it continues a sentence of 24 words.
     """
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.measure.profile import check_level, profile
         from tokenmill.measure.trace import looks_traced
 
@@ -82,7 +82,9 @@ def command(
 
 
 def _write(output: Path, trace: dict[str, Any], document: dict[str, Any]) -> str:
-    """Write the trace, and note in the document where it is; a line about it. It does not fail: figures come first."""
+    """Write the trace, and note in the document where it is; return a line about it. It does not fail: figures come
+    first.
+    """
     from tokenmill.measure.trace import as_bytes
 
     data = as_bytes(trace)
@@ -96,7 +98,7 @@ def _write(output: Path, trace: dict[str, Any], document: dict[str, Any]) -> str
 
 
 def _about(engine: "Engine", sampling: SamplingParams) -> dict[str, Any]:
-    """The settings and versions that a reader needs who wants to repeat it."""
+    """Return the settings and versions that a reader needs who wants to repeat it."""
     return {
         "program": program_facts(engine),
         "settings": {**asdict(engine.config), **asdict(sampling)},
@@ -157,7 +159,7 @@ def _memory(readings: list[dict[str, Any]]) -> str:
 
 
 def cost_line(cost: dict[str, Any], level: str) -> str:
-    """One line about the cost of measuring, and whether it exceeds the scatter of the unmeasured runs."""
+    """Say in one line what measuring cost, and whether that exceeds the scatter of the unmeasured runs."""
     first, second = cost["plain_s"]
     words = (
         f"cost of measuring: {cost['measured_s']:.3f} s with level {level}, {first:.3f} s and {second:.3f} s without: "

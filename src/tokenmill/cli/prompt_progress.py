@@ -13,7 +13,7 @@ AFTER_S = 1.0
 
 
 class Known(Observer):
-    """num_tokens: how many tokens of the first sequence that runs were in the KV cache before it ran."""
+    """An observer. num_tokens: how many tokens of the first sequence that runs were in the KV cache before it ran."""
 
     num_tokens: int | None = None
 

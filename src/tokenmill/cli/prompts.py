@@ -32,7 +32,7 @@ def gather(
     system: str | None = None,
     model: str = DEFAULT_MODEL,
 ) -> list[Any]:
-    """Every prompt that was given, in the order text, files, ids; with chat, each as a conversation.
+    """Collect every prompt that was given, in the order text, files, ids; with chat, each as a conversation.
 
     Without any, what stdin holds, unless that is a terminal. model: what MODEL was, in case it was meant as a prompt.
     """
@@ -56,14 +56,14 @@ def gather(
 
 
 def check_waiting(engine: EngineConfig, num_texts: int) -> None:
-    """ConfigError, before a model is loaded, for a queue that has fewer places than there are texts."""
+    """Refuse a queue that has fewer places than there are texts with ConfigError, before a model is loaded."""
     if engine.max_waiting is not None and num_texts > engine.max_waiting:
         allowed = f"at least {num_texts}, since all texts of a run wait at first; or leave it out"
         raise ConfigError("max_waiting", engine.max_waiting, allowed)
 
 
 def _from_stdin(model: str) -> list[str]:
-    """The prompt that was piped in. RequestError if there is none."""
+    """Read the prompt that was piped in. RequestError if there is none."""
     from tokenmill.hub.names import is_there
 
     misread = model != DEFAULT_MODEL and "/" not in model and not is_there(Path(model))
@@ -83,7 +83,7 @@ def _from_stdin(model: str) -> list[str]:
 
 
 def read_stdin(max_bytes: int = MAX_BYTES) -> str:
-    """All of stdin, which is UTF-8 whatever the locale says."""
+    """Read all of stdin, which is UTF-8 whatever the locale says."""
     try:
         return _decode(_all_of(sys.stdin.buffer, "the input", max_bytes), "the input")
     except OSError as error:
@@ -91,7 +91,7 @@ def read_stdin(max_bytes: int = MAX_BYTES) -> str:
 
 
 def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
-    """The text of a file in UTF-8. RequestError, with its name, for one that cannot be read."""
+    """Read a file in UTF-8. RequestError, with its name, for one that cannot be read."""
     try:
         with path.open("rb") as file:
             return _decode(_all_of(file, str(path), max_bytes), str(path))
@@ -100,7 +100,7 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 def _all_of(file: BinaryIO, source: str, max_bytes: int) -> bytes:
-    """The bytes of a file. RequestError for one without an end, such as /dev/zero."""
+    """Read all of a file. RequestError for one without an end, such as /dev/zero."""
     data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise RequestError(f"{source} has more than {size(max_bytes)}, which is no text to be read at once: shorten it")
@@ -108,7 +108,7 @@ def _all_of(file: BinaryIO, source: str, max_bytes: int) -> bytes:
 
 
 def _decode(data: bytes, source: str, encoding: str = "utf-8-sig") -> str:
-    """The bytes as text, without the byte order mark that some editors put before it."""
+    """Decode the bytes, without the byte order mark that some editors put before the text."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError:
@@ -116,7 +116,9 @@ def _decode(data: bytes, source: str, encoding: str = "utf-8-sig") -> str:
 
 
 def _check_text(text: str, source: str) -> str:
-    """A prompt from an option or a file. Options that are not UTF-8 come from the shell with surrogates in them."""
+    """Check a prompt from an option or a file. Options that are not UTF-8 come from the shell with surrogates in
+    them.
+    """
     text = _decode(os.fsencode(text), source, "utf-8").removesuffix("\n")
     if not text:
         raise RequestError(f"the prompt of {source} is empty: give a text of at least one character")
@@ -124,5 +126,5 @@ def _check_text(text: str, source: str) -> str:
 
 
 def shown_ids(tokens: Sequence[int]) -> str:
-    """The ids as they are shown for a model that has no tokenizer."""
+    """Spell the ids as they are shown for a model that has no tokenizer."""
     return "".join(f"{token} " for token in tokens)

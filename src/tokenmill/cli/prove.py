@@ -112,7 +112,7 @@ def _show(outcome: "ProofOutcome", quiet: bool) -> None:
 
 
 def _leave(outcome: "ProofOutcome") -> None:
-    """The exit code: what was found comes before what went wrong afterwards."""
+    """Exit with the code of the outcome: what was found comes before what went wrong afterwards."""
     if outcome.interrupted:
         sys.exit(130)
     if outcome.num_differences or outcome.num_failed:

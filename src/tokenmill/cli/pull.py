@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tokenmill.cli.parser.options import MODEL, MODEL_NAME, OUTPUT, QUIET, option
 from tokenmill.cli.process.display import echo, progress_on_stderr
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import DTYPE_ALIASES, DTYPES
 from tokenmill.value_reader import check_choice
 
@@ -31,8 +31,8 @@ def command(
     """Fetch a model and print its path.
 
     What is here already is not fetched again: an interrupted pull goes on when it is started once more. Hashes are
-    checked. With --output any model that can be read, also a GGUF file, is written as a
-    directory in Hugging Face layout.
+    checked. With --output any model that can be read, also a GGUF file, is written as a directory in Hugging Face
+    layout.
     """
     from tokenmill.hub.names import is_there, locate
     from tokenmill.hub.short_names import ALL_NAMES
@@ -48,13 +48,13 @@ def command(
         what = "is on this machine already" if local else "is a short name, which stands for one file"
         raise ConfigError("--revision", revision, f"only with a hub name, owner/name: {model} {what}")
     if output is not None:
-        with uninterrupted():
+        with held_interrupts():
             from tokenmill.weights.write.convert import check_new, convert
         check_new(output)
     with progress_on_stderr(quiet) as progress:
         path = locate(model, progress=progress, revision=revision, offline=offline)
         if output is not None or local:
-            with uninterrupted():
+            with held_interrupts():
                 from tokenmill.weights.checkpoint import open_checkpoint
             checkpoint = open_checkpoint(path)  # refuses what is no model
         if output is not None:

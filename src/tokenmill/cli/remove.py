@@ -82,7 +82,7 @@ def command(
 
 
 def _plans(names: Sequence[str], entries: list[FoundModel], kept_only: bool) -> list[_Plan]:
-    """What goes. Names of one repository of the hub go together: one may mean all of it, or two of them may."""
+    """Plan what goes. Names of one repository of the hub go together: one may mean all of it, or two of them may."""
     from tokenmill.hub.places.hub_removal import repository_of
 
     groups = dict[str, dict[str, list[FoundModel]]]()
@@ -94,7 +94,9 @@ def _plans(names: Sequence[str], entries: list[FoundModel], kept_only: bool) -> 
 
 
 def _plan(group: Mapping[str, list[FoundModel]], kept_only: bool) -> _Plan:
-    """What goes for names of one model or repository. RequestError for something that tokenmill does not delete."""
+    """Plan what goes for names of one model or repository. RequestError for something that tokenmill does not
+    delete.
+    """
     from tokenmill.hub.places.hub_removal import remove_from_hub, repository_of
     from tokenmill.loader.at_hand.kept import KeptFiles, all_kept
 
@@ -113,7 +115,7 @@ def _plan(group: Mapping[str, list[FoundModel]], kept_only: bool) -> _Plan:
 
 
 def _said(plan: _Plan) -> list[str]:
-    """What goes, a line for each kind, and who uses it now."""
+    """Say what goes, a line for each kind, and who uses it now."""
     lines = []
     if plan.removal is not None:
         where = ", ".join(map(str, plan.removal.paths[:3])) + (" …" if len(plan.removal.paths) > 3 else "")

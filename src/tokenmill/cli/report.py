@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.parser.options import option_name
+from tokenmill.cli.process.display import table_text
 from tokenmill.measure.memory import peak_bytes
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams
@@ -17,11 +18,9 @@ if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion
 
-DEFAULTS = SamplingParams()
-
 
 def cut_by(done: "Completion", params: SamplingParams, config: EngineConfig) -> str:
-    """Which limit ended a text, as `stopped at -n 128`; empty if it ended by itself or at a stop text."""
+    """Name the limit that ended a text, as `stopped at -n 128`; empty if it ended by itself or at a stop text."""
     if done.finish_reason != "length":
         return ""
     if len(done.tokens) != params.max_new_tokens:
@@ -32,10 +31,10 @@ def cut_by(done: "Completion", params: SamplingParams, config: EngineConfig) -> 
     return f"stopped at -n {len(done.tokens)}"
 
 
-def summary(
-    engine: "Engine", completions: Sequence["Completion"], elapsed_s: float, params: SamplingParams = DEFAULTS
-) -> str:
-    """Tokens, time to first token, tokens per second, how, the hash, and the limit that ended the text, if one did."""
+def summary(engine: "Engine", completions: Sequence["Completion"], elapsed_s: float, params: SamplingParams) -> str:
+    """Say tokens, time to first token, tokens per second, how, the hash, and the limit that ended the text, if one
+    did.
+    """
     config, new = engine.config, sum(len(done.tokens) for done in completions)
     prompt = sum(done.num_prompt_tokens for done in completions)
     first, timing, stats = completions[0], completions[0].timing, engine.core.speculation.stats
@@ -57,13 +56,15 @@ def summary(
 
 
 def _limits(reasons: Sequence[str]) -> list[str]:
-    """Each limit that ended a text; of several texts, how many."""
+    """List each limit that ended a text, with the number of texts if there are several."""
     counts = Counter(reason for reason in reasons if reason)
     return [f"{count} {reason}" if len(reasons) > 1 else reason for reason, count in counts.items()]
 
 
 def document(engine: "Engine", completion: "Completion", params: SamplingParams) -> dict[str, Any]:
-    """Everything that one completion, and a reader who wants to repeat it, needs. speculation: of all completions."""
+    """Gather everything that one completion, and a reader who wants to repeat it, needs. Its speculation is of all
+    completions.
+    """
     timing = completion.timing
     logprobs = completion.logprobs
     return {
@@ -89,7 +90,7 @@ def document(engine: "Engine", completion: "Completion", params: SamplingParams)
 
 
 def program_facts(engine: "Engine") -> dict[str, Any]:
-    """The program that runs, the reason for it, and why nothing faster runs."""
+    """Name the program that runs, the reason for it, and why nothing faster runs."""
     return {
         "name": engine.program_name,
         "reason": engine.program_reason,
@@ -99,7 +100,7 @@ def program_facts(engine: "Engine") -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of everything that the figures depend on."""
+    """Name the versions of everything that the figures depend on."""
     import torch
 
     return {
@@ -108,3 +109,20 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "machine": platform.platform(),
     }
+
+
+def logprobs_table(engine: "Engine", completion: "Completion") -> str:
+    """Write a line for each new token: its log-probability, and the likeliest tokens in its place with theirs."""
+    from tokenmill.text.token_bytes import token_bytes
+
+    def shown(token: int) -> str:
+        tokenizer = engine.tokenizer
+        return str(token) if tokenizer is None else repr(token_bytes(tokenizer, token).decode(errors="replace"))
+
+    rows = [
+        (shown(token), f"{entry.logprob:.3f}", "  ".join(f"{shown(other)} {value:.3f}" for other, value in entry.top))
+        for token, entry in zip(completion.tokens, completion.logprobs or (), strict=True)
+    ]
+    has_top = any(row[2] for row in rows)
+    header = ("token", "logprob", "likeliest")
+    return table_text("", rows if has_top else [row[:2] for row in rows], header, justify="left").rstrip("\n")

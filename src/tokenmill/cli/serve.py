@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.models import check_model, load_engine, read_model_config, read_template
 from tokenmill.cli.parser.command import Context
-from tokenmill.cli.parser.config_file import read_config_file
+from tokenmill.cli.parser.config_file import PRESET, read_config_file
 from tokenmill.cli.parser.options import CHAT_TEMPLATE, MODEL_NAME, QUIET, option
-from tokenmill.cli.parser.presets import PRESET
 from tokenmill.cli.process.display import progress_on_stderr, remark
-from tokenmill.cli.process.imports import uninterrupted
-from tokenmill.cli.serve_folders import batch_folder, session_folder, with_prefixes
 from tokenmill.errors import ConfigError
+from tokenmill.hub.download import cache_folder, data_folder
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.registry import TOOL_FORMATS
 from tokenmill.serve.http.address import Address, is_loopback, listen
 from tokenmill.settings.engine_config import EngineConfig
@@ -67,7 +66,7 @@ STALL = option(
 TIMEOUT = option(30.0, "Seconds that running requests get after SIGTERM.", SERVER, "--shutdown-timeout", minimum=0)
 KEEP_ALIVE = option(75, "Seconds that an idle connection stays open.", SERVER, "--timeout-keep-alive", minimum=0)
 RECOMMENDED = option(
-    True, "Requests that name no sampling have what the model's files, or the maker of a short name, recommend.", SERVER
+    True, "Sample as the model's files, or the maker of a short name, recommend where a request names nothing.", SERVER
 )
 SESSION_DIR = option(None, "Where clients keep texts by name. Default: in the data folder of tokenmill.", SERVER)
 BATCH_DIR = option(
@@ -79,7 +78,10 @@ TOOL_FORMAT = option(
     SERVER,
 )
 SEED = option(
-    None, "Of requests that name none, which are then repeatable. Default: a new one each time.", SERVER, minimum=0
+    None,
+    "Seed of requests that name no seed, which are then repeatable. Default: a new one each time.",
+    SERVER,
+    minimum=0,
 )
 RECORD = option(
     None,
@@ -101,19 +103,23 @@ def command(
     context: Context,
     engine: EngineConfig,
     model: str = MODEL_NAME,
-    host: str = option("127.0.0.1", "Address to listen at. 0.0.0.0 is every one of this machine.", SERVER),
+    host: str = option("127.0.0.1", "Address to listen at. 0.0.0.0 is every address of this machine.", SERVER),
     port: int = option(8000, "Port to listen at.", SERVER, minimum=0, maximum=65535),
     replicas: int = REPLICAS,
     name: str | None = option(None, "What clients call the model. Default: MODEL.", SERVER, "--served-model-name"),
     api_key: str | None = option(None, f"Key that clients must send. Default: {KEY}, if it is set.", SERVER),
-    api_key_file: Path | None = option(None, "A key in each line; lines that begin with # are none.", SERVER),
+    api_key_file: Path | None = option(
+        None, "A file with a key in each line; lines that begin with # are skipped.", SERVER
+    ),
     max_queued: int = MAX_QUEUED,
     stall: float = STALL,
     drain: float = TIMEOUT,
     keep_alive: int = KEEP_ALIVE,
     generation_config: bool = RECOMMENDED,
-    metrics_prefix: str = option("tokenmill", "Of the names at /metrics; vllm makes dashboards of vLLM work.", SERVER),
-    log_format: str = option("text", "Of the line on stderr for each request: text or json.", SERVER),
+    metrics_prefix: str = option(
+        "tokenmill", "Prefix of the names at /metrics; vllm makes dashboards of vLLM work.", SERVER
+    ),
+    log_format: str = option("text", "Format of the line on stderr for each request: text or json.", SERVER),
     ssl_certfile: Path | None = option(None, "Certificate, to serve https.", SERVER),
     ssl_keyfile: Path | None = option(None, "Its private key, if it is in another file.", SERVER),
     session_dir: Path | None = SESSION_DIR,
@@ -137,7 +143,7 @@ def command(
     """
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's client, which is not imported yet, asks for it
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.serve.start.options import Options, read_keys
     options = Options(keys=read_keys(api_key or os.environ.get(KEY), api_key_file), **_chosen(context.values))
     if replicas > 1 and batch_dir is not None:
@@ -153,7 +159,7 @@ def command(
 
 
 def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the options of the verb, by their names, say of the server's own."""
+    """Map the verb's options to the server's own."""
     return {
         "name": given["name"] or given["model"],
         "max_queued": given["max_queued"],
@@ -183,7 +189,7 @@ def _serve(
     address: Address,
     quiet: bool,
 ) -> bool:
-    """Load the model and serve it until a signal comes; whether the engine lived to the end."""
+    """Load the model and serve it until a signal comes; tell whether the engine lived to the end."""
     taken = _listen(address, engine.model, quiet)
     address = address.at(taken)
     from tokenmill.loader.fit import fit_for_many
@@ -204,7 +210,7 @@ def _serve(
 
 
 def _listen(address: Address, model: str, quiet: bool) -> socket:
-    """The socket of the server. A port in use and a wrong file are refused here, before torch is imported."""
+    """Take the socket of the server. A port in use and a wrong file are refused here, before torch is imported."""
     taken = listen(address)
     try:
         with progress_on_stderr(quiet) as progress:
@@ -224,7 +230,7 @@ def _serve_replicas(
     address: Address,
     quiet: bool,
 ) -> bool:
-    """Start that many engines and serve them until a signal comes; true."""
+    """Start this many engines and serve them until a signal comes; true."""
     from tokenmill.loader.fit import SEQUENCES_PER_CORE, fit_for_many
     from tokenmill.memory.available import available_processors
     from tokenmill.scale.ray_version import check_ray
@@ -267,3 +273,49 @@ def _greeting(engine: "Engine", name: str, url: str) -> str:
         f"{config.cache_tokens} ({size(engine.memory['cache_bytes'])}) in blocks of {config.block_size}, "
         f"{engine.program_name} {config.dtype}, {where}; Ctrl-C ends"
     )
+
+
+# ---- the folders of a server that was given none: sessions, files of batches, blocks of prompts
+
+
+def _data_folder(name: str) -> Path:
+    """Make a folder for what clients give. OSError or RuntimeError (there is no home folder) where it cannot be
+    made.
+    """
+    folder = data_folder() / name
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def session_folder() -> Path:
+    """Make the folder in which sessions are kept."""
+    try:
+        return _data_folder("sessions")
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or error
+        folder = cache_folder() / "sessions"
+        remark(f"warning: sessions are kept in {folder}, a cache ({why}): set TOKENMILL_DATA or --session-dir")
+    return folder
+
+
+def batch_folder() -> Path | None:
+    """Make the folder in which files and batches are kept, if there may be one."""
+    try:
+        return _data_folder("batches")
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or error
+        remark(f"warning: this server takes no files and batches ({why}): set TOKENMILL_DATA or --batch-dir")
+    return None
+
+
+def with_prefixes(engine: EngineConfig) -> EngineConfig:
+    """Set a directory that keeps computed rows for the next start."""
+    if engine.prefix_cache and engine.cache and engine.prefix_dir is None:
+        folder = cache_folder() / "prefixes"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            remark(f"warning: {folder} cannot be made ({error.strerror}), so no rows are kept for the next start")
+        else:
+            engine = replace(engine, prefix_dir=str(folder))
+    return engine

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from tokenmill.cli.model_text import for_stdout, write_text
+from tokenmill.cli.process.display import for_stdout, write_text
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loop import Observer
 from tokenmill.engine.outputs import Completion, Piece
@@ -16,7 +16,7 @@ COLOUR, UNDERLINED = 32, 4  # of a terminal; 32 is green
 
 
 class DraftMarks(Observer):
-    """of: for each token that the text got, whether it was an accepted draft."""
+    """An observer of one text. of: for each token that the text got, whether it was an accepted draft."""
 
     def __init__(self) -> None:
         self.of: list[bool] = []
@@ -37,14 +37,16 @@ class DraftMarks(Observer):
 
 
 def _marked(text: str) -> str:
-    """The text in colour; underlined where NO_COLOR asks for none (no-color.org), plain where stdout knows neither."""
+    """Colour the text; underline it where NO_COLOR asks for no colour (no-color.org); leave it plain where stdout knows
+    neither.
+    """
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{UNDERLINED if os.environ.get('NO_COLOR') else COLOUR}m{text}\x1b[0m"
 
 
 def colour_drafts(engine: Engine, prompt: Sequence[int], pieces: Iterator[Piece], marks: DraftMarks) -> Completion:
-    """Print pieces as they come, token by token; the completion."""
+    """Print pieces as they come, token by token, and return the completion."""
     assert engine.tokenizer is not None, "checked with the options"
     detokenizer, num_tokens, num_shown = Detokenizer(engine.tokenizer, prompt=prompt), 0, 0
     done = None
@@ -54,14 +56,10 @@ def colour_drafts(engine: Engine, prompt: Sequence[int], pieces: Iterator[Piece]
             is_draft = num_tokens < len(marks.of) and marks.of[num_tokens]
             text = detokenizer.push([token])[: length - num_shown]
             shown = for_stdout(text)
-            _write(_marked(shown) if is_draft else shown)
+            sys.stdout.write(_marked(shown) if is_draft else shown)
+            sys.stdout.flush()
             num_tokens, num_shown = num_tokens + 1, num_shown + len(text)
         done = piece.done
     write_text(f"{done.text[num_shown:] if done else ''}\n")
     assert done is not None, "the last piece carries the completion"
     return done
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -1,7 +1,5 @@
 """The tables of `--trace` and `--check-float32`, and the progress of long prompts, shown while steps run."""
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
@@ -10,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.process.display import remark, table_text
+from tokenmill.cli.process.display import remark, shows_bars, table_text
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
 from tokenmill.settings.engine_config import EngineConfig
@@ -23,7 +21,7 @@ HEADER = ("step", "sequence", "position", "fed", "without a cache", "chosen", "m
 
 
 def load_reference(engine: "Engine", progress: Progress) -> "Engine":
-    """The same model as float32 modules as they stand; a cache in small blocks, so that little is computed twice."""
+    """Load the same model as plain float32 modules; a cache in small blocks, so that little is computed twice."""
     from tokenmill.quant.schemes import REFERENCE
     from tokenmill.weights.packed.reader import is_packed_model
 
@@ -50,7 +48,7 @@ def load_reference(engine: "Engine", progress: Progress) -> "Engine":
 @contextmanager
 def prompt_progress(engine: "Engine", quiet: bool) -> Iterator[None]:
     """Show, on a terminal, how much of the prompts is computed inside, if that takes long."""
-    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if quiet or not shows_bars():
         yield
         return
     from tokenmill.cli.prompt_progress import PromptProgress
@@ -87,15 +85,11 @@ def _table(engine: "Engine", rows: list["TraceRow"]) -> str:
 
     lines = [
         (
-            str(r.step),
-            str(r.sequence),
-            str(r.position),
-            str(r.fed),
-            str(r.without_cache),
-            text(r.chosen),
-            f"{r.milliseconds:.1f}",
+            *map(str, (row.step, row.sequence, row.position, row.fed, row.without_cache)),
+            text(row.chosen),
+            f"{row.milliseconds:.1f}",
         )
-        for r in rows
+        for row in rows
     ]
     fed, without = sum(row.fed for row in rows), sum(row.without_cache for row in rows)
     lines.append(("", "", "", str(fed), str(without), f"{without / fed:.1f} times as many", ""))

@@ -1,4 +1,7 @@
-"""Ctrl-C is held while a library is called that would make another error of it, and raised when the call is over."""
+"""Ctrl-C is held while a library is called that would make another error of it, and raised when the call is over.
+
+numpy, if it is interrupted while it is imported, swallows the interrupt, and torch may be left half imported.
+"""
 
 import signal
 import threading
@@ -9,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def held_interrupts() -> Iterator[None]:
-    """Inside, SIGINT is noted alone; its own handler is called at the end. Only the main thread is ever interrupted."""
+    """Note SIGINT inside, and call its own handler at the end. Only the main thread is ever interrupted."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -13,7 +13,7 @@ from tests.book import environment
 from tests.book.elsewhere import of_transformers
 from tests.book.elsewhere.tables import fields, is_there, options, verb_of, way_of
 from tests.book.pages import COMING_FROM, MADE
-from tokenmill.cli.chat.help import COMMANDS as CHAT_COMMANDS
+from tokenmill.cli.chat.conversation import COMMANDS as CHAT_COMMANDS
 from tokenmill.cli.elsewhere import llama_cpp, ollama, vllm
 from tokenmill.cli.elsewhere.named import Named
 from tokenmill.cli.main import main

@@ -21,7 +21,7 @@ from tokenmill.cli.bench.rows import (
 from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import JSON, MODEL_NAME, QUIET, option
 from tokenmill.cli.process.display import print_table, progress_on_stderr, remark
-from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 
 EXAMPLES = (
@@ -49,7 +49,7 @@ def command(
     json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """What each step up brings: no cache, a cache, pages, other programs and smaller weights, speculation.
+    """Measure what each step up brings: no cache, a cache, pages, other programs and smaller weights, speculation.
 
     The same model, prompt and dtype on every rung; each with speed, memory, hash and the factor over the rung below.
     """
@@ -57,7 +57,7 @@ def command(
     file = RowFile(output)
     check_shape(context, shape)
     with progress_on_stderr(quiet) as progress:
-        with uninterrupted():
+        with held_interrupts():
             from tokenmill.bench.ladder import climb, rungs
             from tokenmill.model.families import read_config
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "ladder")

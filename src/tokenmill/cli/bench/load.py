@@ -114,7 +114,7 @@ def command(
 
 
 def _run(load: "LoadTest", label: str | None, detailed: bool, output: Path | None, quiet: bool) -> dict[str, Any]:
-    """Everything that may be refused comes before the first request."""
+    """Run one load test. Everything that may be refused is refused before the first request."""
     from tokenmill.bench.load import build_asks, find_model, send
     from tokenmill.bench.load_report import figures
     from tokenmill.measure.files import check_appendable
@@ -155,7 +155,7 @@ def _saved(facts: dict[str, Any], output: Path) -> bool:
 
 
 def _head(load: "LoadTest", model: str, label: str | None) -> dict[str, Any]:
-    """The settings of the run, under vLLM's keys where it has one."""
+    """Describe the settings of the run, under vLLM's keys where vLLM has one."""
     return {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         "backend": "openai-chat" if load.chat else "openai",
@@ -219,7 +219,7 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _compare(runs: Sequence[dict[str, Any]]) -> None:
-    """A row for each run."""
+    """Print a row for each run."""
     names = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "p99_e2el_ms")
     words = ("at a time", "tokens/s", "ttft p50", "ttft p99", "tpot p50", "tpot p99", "e2el p99")
     shown = [

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from tokenmill.cli.bench.rows import MEASURED
 from tokenmill.cli.parser.options import JSON, QUIET, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
-from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
 from tokenmill.units import counted
@@ -27,7 +27,7 @@ def command(
     Kept for a day in tokenmill's cache folder. Shared machines change within seconds, so every benchmark also probes
     the bandwidth beside each repetition.
     """
-    with uninterrupted():
+    with held_interrupts():
         import torch
 
         from tokenmill.kernels.devices import find_device

@@ -10,8 +10,8 @@ from tokenmill.cli.bench.rows import MEASURED, OUTPUT_FILE, OWN, Row, RowFile
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.parser.options import JSON, MODEL_NAME, QUIET, option
 from tokenmill.cli.process.display import echo, print_table, progress_on_stderr, remark
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # imports torch
@@ -29,7 +29,7 @@ PEERS = "Peers"
 # Follow from the points, or are the same for all engines.
 WITHOUT = (*OWN, "max_length", "cache", "device")
 AUTOMATIC = ("tokenmill", "transformers", "llama.cpp", "xllamacpp", "openvino")
-PLAIN = ("off", "multi_step")  # decoding without guesses: the tokens of several steps in one call are none
+PLAIN = ("off", "multi_step")  # decoding without guesses: several steps in one call guess nothing
 
 
 def command(
@@ -58,7 +58,7 @@ def command(
     points = _points(batch, prompt, new)
     wanted = _parse_only(only, peer or [])
     file = RowFile(output)
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.bench.peers.contest import Contest
         from tokenmill.bench.peers.known import find_peer
         from tokenmill.bench.peers.prompts import Prompts
@@ -102,7 +102,7 @@ def _points(*texts: str) -> list[Point]:
 
 
 def _parse_only(only: str | None, given: list[str]) -> dict[str, str | None]:
-    """Peer → path given for it. Ours, with speculation and without, are always among them."""
+    """Map each chosen peer to the path given for it. Our own engine, with speculation and without, is always chosen."""
     from tokenmill.bench.peers.known import OURS, SPECULATING, command_for, find_peer
 
     paths = {}
@@ -118,7 +118,9 @@ def _parse_only(only: str | None, given: list[str]) -> dict[str, str | None]:
 
 
 def _resolve(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineConfig, int, dict[str, dict[str, Any]]]:
-    """The settings and threads that all engines are asked for, and those of our own: plain, and with speculation."""
+    """Find the settings and threads that all engines are asked for, and our own options: plain, and with
+    speculation.
+    """
     from tokenmill.bench.peers.known import OURS, SPECULATING
     from tokenmill.kernels.threads import default_threads
     from tokenmill.loader.resolve import resolve
@@ -137,7 +139,9 @@ def _resolve(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineConf
 
 
 def _changed(engine: EngineConfig) -> dict[str, Any]:
-    """Settings for our own engine that the user has chosen; a dtype of auto leaves a quantised file as it is."""
+    """List the settings that the user has changed for our own engine; a dtype of auto leaves a quantised file as it
+    is.
+    """
     usual = EngineConfig()
     names = [field.name for field in fields(engine) if field.name not in ("model", "threads", "dtype")]
     chosen = {name: value for name in names if (value := getattr(engine, name)) != getattr(usual, name)}

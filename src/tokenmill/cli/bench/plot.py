@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenmill.cli.parser.options import JSON, OUTPUT, QUIET, argument, option
 from tokenmill.cli.process.display import echo, print_json, remark
-from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.memory.interrupts import held_interrupts
 
 EXAMPLES = (
     "tokenmill bench sweep --output sweep.jsonl && tokenmill bench plot sweep.jsonl",
@@ -23,7 +23,7 @@ def command(
     Each picture for which the files have data is written as PNG and SVG; which were left out, and why, is said on
     stderr. Needs matplotlib: pip install 'tokenmill[bench]'.
     """
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.bench.plot import draw
         from tokenmill.bench.rows import read_rows
 

@@ -10,9 +10,9 @@ from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import MODEL, OUTPUT, option
 from tokenmill.cli.process.display import echo, print_json, print_table, remark
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
@@ -52,7 +52,7 @@ Row = dict[str, Any]
 
 
 def check_shape(context: Context, shape: str | None) -> None:
-    """ConfigError for a shape beside a MODEL."""
+    """Refuse a shape beside a MODEL with ConfigError."""
     if shape is not None and "model" in context.origins:
         raise ConfigError("--shape", shape, f"in the place of MODEL, which is {context.values['model']!r}: give one")
 
@@ -60,8 +60,8 @@ def check_shape(context: Context, shape: str | None) -> None:
 def make_series(
     engine: EngineConfig, shape: str | None, progress: Progress, repetitions: int, check: bool, kind: str
 ) -> tuple["Series", EngineConfig]:
-    """The series of a model or a shape, and the config with its name in it."""
-    with uninterrupted():
+    """Make the series of a model or a shape; the config gets its name."""
+    with held_interrupts():
         from tokenmill.bench.series import Series
         from tokenmill.bench.shapes import find_shape
 
@@ -94,8 +94,8 @@ class RowFile:
     """
 
     def __init__(self, output: Path | None) -> None:
-        """ConfigError, before anything is measured, for a file that rows cannot be appended to."""
-        with uninterrupted():
+        """Raise ConfigError, before anything is measured, for a file that rows cannot be appended to."""
+        with held_interrupts():
             from tokenmill.bench.rows import check_output
         if output is not None:
             check_output(output)
@@ -104,7 +104,7 @@ class RowFile:
         self._reason: str | None = None
 
     def keep(self, rows: Iterable[Row]) -> list[Row]:
-        """Every row."""
+        """Save every row as it comes, and return all."""
         kept = []
         for row in rows:
             self._save(row)
@@ -137,13 +137,13 @@ EXPENDABLE = ("GFLOP/s", "GB/s", "cache MB", "itl p50 p90 p99", "ms", "min to ma
 
 
 def print_rows(title: str, rows: Sequence[Row]) -> None:
-    """A line per phase of each row, with what it reached and how near to the floor that is."""
+    """Print a line for each phase of each row, with its figures and its distance from the floor."""
     lines = [line for row in rows for line in lines_of(row)]
     print_table(title, lines, HEADER, EXPENDABLE)
 
 
 def lines_of(row: Row) -> list[tuple[str, ...]]:
-    """The lines of a table for one row: prefill and decode, or one line with the status of a row without figures."""
+    """Return the table's lines of one row: prefill and decode, or one line with the status of a row without figures."""
     if row["status"] != "ok":
         return [(row["test"], row["status"], *[""] * (len(HEADER) - 2))]
     lines = []

@@ -92,7 +92,7 @@ def command(
 
 
 def _caches(text: str) -> list[bool]:
-    """ "on,off" → [True, False]."""
+    """Parse "on,off" into [True, False]."""
     words = [word.strip() for word in text.split(",")]
     if not set(words) <= {"on", "off"}:
         raise ConfigError("--cache", text, "on, off, or on,off")
@@ -107,7 +107,7 @@ class _Plan:
         self.known = {key: row for key, row in _known(output, mark).items() if key in map(_key, points)}
 
     def rows(self, series: "Series", file: RowFile) -> list[Row]:
-        """Every row, in the order of the points."""
+        """Return every row, in the order of the points."""
         left = [point for point in self._points if _key(point) not in self.known]
         measured = file.keep({**row, "label": self._mark} for row in series.rows(left, self._config))
         return _in_order(self._points, [*self.known.values(), *measured])
@@ -133,12 +133,12 @@ def _print_caches(points: list[Point], rows: list[Row]) -> None:
 
 
 def _mark(config: EngineConfig, repetitions: int) -> str:
-    """Names the settings, so that a resumed sweep takes only rows of the same ones."""
+    """Name the settings, so that a resumed sweep takes only rows of the same settings."""
     return sha256(dumps([asdict(config), repetitions]).encode()).hexdigest()[:8]
 
 
 def _known(output: Path | None, mark: str) -> dict[Key, Row]:
-    """Points that the file has, measured well and with these settings."""
+    """Return the points that the file has, measured well and with these settings."""
     from tokenmill.bench.rows import read_rows
 
     if output is None or not output.exists() or not output.stat().st_size:
@@ -156,6 +156,6 @@ def _key(point: Point) -> Key:
 
 
 def _in_order(points: list[Point], rows: list[Row]) -> list[Row]:
-    """The rows in the order in which the points were asked for."""
+    """Return the rows in the order in which the points were asked for."""
     found = {(row["batch"], row["prompt"], row["new"]): row for row in rows}
     return [found[_key(point)] for point in points if _key(point) in found]

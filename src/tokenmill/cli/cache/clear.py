@@ -43,5 +43,5 @@ def command(
 
 
 def _names(copy: PackedCopy) -> set[str]:
-    """The names by which a person may mean a copy."""
+    """Return the names by which a person may mean a copy."""
     return {copy.path.name, copy.source, Path(copy.source).name, Path(copy.source).name.removesuffix(".gguf")}

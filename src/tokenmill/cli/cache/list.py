@@ -39,12 +39,12 @@ def command(
 
 
 def cache_rows() -> list[dict[str, Any]]:
-    """All that lies in the cache folder: packed copies, then files and folders by their names."""
+    """List all that lies in the cache folder: packed copies, then files and folders by their names."""
     return [*_packed(), *_others()]
 
 
 def show_cache() -> None:
-    """The table of what lies in the cache folder."""
+    """Print the table of what lies in the cache folder."""
     rows = cache_rows()
     if not rows:
         echo(f"{cache_folder()}: empty")

@@ -15,7 +15,9 @@ NEAR_TOKENS = 128
 
 @dataclass(frozen=True)
 class ContextLimit:
-    """num_tokens: of the longest conversation. option: what sets them, as it is typed. context: the model's own."""
+    """The limit of a conversation. num_tokens: the length of the longest. option: what sets it, as it is typed.
+    context: the model's own.
+    """
 
     num_tokens: int
     option: str
@@ -24,10 +26,10 @@ class ContextLimit:
     def for_answer(
         self, params: SamplingParams, num_prompt: int, num_compacted: int | None, is_rest: bool = False
     ) -> SamplingParams:
-        """The settings with max_new_tokens for all that is left, or fewer if they say so. RequestError if none is.
+        """Set max_new_tokens to all that is left, or to fewer if params say so. RequestError if no token is left.
 
-        num_compacted: tokens that /compact would leave at least; None if it has nothing to drop. is_rest: what is asked
-        for is the rest of an answer.
+        num_compacted: tokens that /compact would leave at least; None if it has nothing to drop. is_rest: whether the
+        rest of an answer is asked for.
         """
         left = self.num_tokens - num_prompt
         if left < 1:
@@ -43,15 +45,15 @@ class ContextLimit:
         return replace(params, max_new_tokens=wanted, min_new_tokens=min(params.min_new_tokens, wanted))
 
     def is_full(self, num_used: int) -> bool:
-        """Whether not one token fits any more."""
+        """Tell whether not one token fits any more."""
         return num_used >= self.num_tokens
 
     def has_room(self, num_prompt: int) -> bool:
-        """Whether an answer may have a token after so many."""
+        """Tell whether an answer to a prompt of this length may have a token."""
         return num_prompt < self.num_tokens
 
     def warning(self, num_used: int, num_turns: int, num_compacted: int | None) -> str:
-        """The advice for a conversation that is near its end; empty for any other. num_compacted: as above."""
+        """Advise on a conversation that is near its end; empty for any other. num_compacted: as for for_answer."""
         left = self.num_tokens - num_used
         if left >= max(self.num_tokens // 10, min(NEAR_TOKENS, self.num_tokens // 2)):
             return ""
@@ -72,7 +74,7 @@ class ContextLimit:
 
 
 def context_limit_of(engine: "Engine") -> ContextLimit:
-    """The limit of one conversation: the maximum length, or the whole cache where that is smaller."""
+    """Return the limit of one conversation: the maximum length, or the whole cache where that is smaller."""
     config, context = engine.config, engine.model_config.context
     num_slots = engine.core.loaded.pool.spec.num_slots
     if num_slots < config.max_length:

@@ -1,12 +1,16 @@
 """A conversation: its turns, and what the commands of `chat` do with them."""
 
+import os
+import shlex
+import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.chat.context_limit import context_limit_of
-from tokenmill.cli.chat.editor import edited
-from tokenmill.cli.chat.help import chat_help
 from tokenmill.cli.chat.messages import (
     Message,
     brief,
@@ -17,9 +21,9 @@ from tokenmill.cli.chat.messages import (
     template_messages,
     turns,
 )
-from tokenmill.cli.chat.settings import meant, read_setting
-from tokenmill.cli.chat.shown import history, sampling_text, show
+from tokenmill.cli.chat.settings import history, meant, read_setting, sampling_text, show
 from tokenmill.cli.chat.turns import Turns
+from tokenmill.cli.parser.command import help_width
 from tokenmill.errors import TokenmillError
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import counted
@@ -33,6 +37,55 @@ ELSEWHERE = {"?": "help", "load": "model", "new": "clear", "reset": "clear", "re
 """Names that other programs have for commands of ours."""
 OpenModel = Callable[[str], tuple["Engine", SamplingParams]]
 """Load another model by its name; the settings are those that were typed over what its files recommend."""
+COMMANDS = {
+    "/retry": "answer the last question again, with a new seed",
+    "/continue": "go on with an answer that was stopped",
+    "/edit TEXT": "ask the last question anew, with this text or in an editor",
+    "/undo": "forget the last question and its answer, or take back /clear, /system, /edit or /compact",
+    "/history": "show the messages so far",
+    "/clear": "forget everything but the system message",
+    "/compact": "drop the oldest turns, to make room",
+    "/system TEXT": "set the system message, and begin anew",
+    "/save FILE": "keep the conversation, its computed rows too",
+    "/open FILE": "go on with a saved conversation",
+    "/fork": "try something; /back returns to this point",
+    "/back": "drop what came since /fork",
+    "/model NAME": "go on with another model",
+    "/set NAME VALUE": "change temperature, top_p, seed, max_new_tokens, ...",
+    "/show": "show model, settings and system message; /show template the template",
+    "/stats": "show tokens, cache and settings",
+    "/help": "show this text (also /?)",
+    "/bye": "leave (also /quit, /exit, Ctrl-D)",
+}
+AFTER = (
+    'Ctrl-C stops an answer. A message of several lines: end a line with \\, or type """ before and after it, or paste '
+    "it. A space before / makes it a message."
+)
+
+
+def edited(text: str) -> str:
+    """Have the user change a text in an editor. TokenmillError where no editor is set, or where it fails."""
+    command = next((os.environ[name] for name in ("VISUAL", "EDITOR") if os.environ.get(name)), None)
+    if command is None:
+        raise TokenmillError("/edit needs the new question, /edit TEXT, or an editor: set EDITOR, to nano for example")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "question.md")
+        file.write_text(text, encoding="utf-8")
+        try:
+            subprocess.run([*shlex.split(command), str(file)], check=True)  # noqa: S603  (the user's own editor)
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:  # ValueError: quotes, or no UTF-8
+            raise TokenmillError(f"the editor {command!r} failed: {error}; /edit TEXT does without one") from None
+
+
+def chat_help() -> str:
+    """Describe every command, and how messages are typed, as wide as the terminal."""
+    width, indent = help_width(), 2 + max(map(len, COMMANDS)) + 2
+    lines = [
+        fill(f"  {name}".ljust(indent) + text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+        for name, text in COMMANDS.items()
+    ]
+    return "\n".join(["Type a message, or one of these:", *lines, fill(AFTER, width, break_on_hyphens=False)])
 
 
 class Conversation(Turns):
@@ -138,7 +191,7 @@ class Conversation(Turns):
         return f"forgot: {brief(forgotten)}"
 
     def _go_on_from(self, messages: list[Message]) -> str:
-        """Other messages from here on; what to say of the way back to the old ones."""
+        """Go on from other messages; return what to say of the way back to the old ones."""
         old = self.messages
         self.messages = messages
         self._forget()
@@ -252,7 +305,7 @@ class Conversation(Turns):
         return f"{name} {getattr(self.params, name)}"
 
     def stats(self, _: str) -> str:
-        """Tokens, cache and settings in one line."""
+        """Show tokens, cache and settings in one line."""
         engine, spec = self.engine, self.engine.core.loaded.pool.spec
         computed = self.session.num_cached  # 0 after Ctrl-C in a step: how many rows are found again shows then
         parts = [

@@ -17,34 +17,37 @@ MAX_BRIEF = 40  # characters
 
 
 def is_question(messages: Sequence[Message]) -> bool:
-    """Whether the last message waits for an answer."""
+    """Tell whether the last message waits for an answer."""
     return bool(messages) and messages[-1]["role"] == "user"
 
 
 def is_answer(messages: Sequence[Message]) -> bool:
-    """Whether the last message is an answer."""
+    """Tell whether the last message is an answer."""
     return bool(messages) and messages[-1]["role"] == "assistant"
 
 
 def turns(messages: Sequence[Message]) -> list[int]:
-    """The index at which each turn begins, with its question."""
+    """Return the index at which each turn begins, with its question."""
     return [index for index, message in enumerate(messages) if message["role"] == "user"]
 
 
 def template_messages(messages: Sequence[Message]) -> list[Message]:
-    """The messages as the model's template sees them, and as another model may go on from them: without the ids of a
-    stopped answer, which mean something to one model alone."""
+    """Strip messages to what the model's template sees, and from which another model may go on: without the ids of a
+    stopped answer, which mean something to one model alone.
+    """
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 def brief(message: Message) -> str:
-    """The beginning of a message, on one line and in quotes."""
+    """Quote the beginning of a message, on one line."""
     text = " ".join(message["content"].split())
     return f'"{text if len(text) <= MAX_BRIEF else text[: MAX_BRIEF - 1] + "…"}"'
 
 
 def check_messages(notes: Mapping[str, Any], file: str) -> list[Message]:
-    """The messages in the notes of a session. RequestError if there are none, or if one is not as it should be."""
+    """Return the messages in the notes of a session. RequestError if there are none, or if one is not as it should
+    be.
+    """
     messages = notes.get("messages")
     if messages is None:
         raise RequestError(f"{file} holds no conversation: `tokenmill decode` goes on with plain text")
@@ -59,7 +62,7 @@ def check_messages(notes: Mapping[str, Any], file: str) -> list[Message]:
 
 
 def holds_conversation(path: Path) -> bool:
-    """Whether it is a saved session with messages."""
+    """Tell whether a file is a saved session with messages."""
     from tokenmill.cache.session_header import read_session_facts
 
     try:
@@ -70,7 +73,7 @@ def holds_conversation(path: Path) -> bool:
 
 
 def _problem(message: Any, role: str) -> str:
-    """The fault of a message that should have this role; empty if it has none."""
+    """Name the fault of a message that should have this role; empty if it has none."""
     if not isinstance(message, dict):
         return "is no JSON object"
     if message.get("role") != role:
@@ -79,7 +82,7 @@ def _problem(message: Any, role: str) -> str:
     if not isinstance(tokens, list) or not tokens or not all(type(token) is int and token >= 0 for token in tokens):
         return "has wrong token ids"
     if not all(isinstance(message.get(name, ""), str) for name in ("content", "cut")):
-        return "has a text that is none"
+        return "has a text that is no string"
     extra = message.keys() - {"role", "content"}
     if "content" not in message or (extra and (extra != {"cut", "tokens"} or role != "assistant")):
         return "has missing or unknown fields"

@@ -22,8 +22,8 @@ from rich.style import Style
 from rich.syntax import Syntax
 from rich.table import Table
 
-from tokenmill.cli.model_text import visible
-from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.process.display import visible
+from tokenmill.memory.interrupts import held_interrupts
 
 REDRAW_S = 0.05  # a code block of a thousand lines is not coloured anew for each token
 # Raw HTML, images and definitions of links would vanish from what is shown; a model's text stays whole.
@@ -57,11 +57,11 @@ class _Item(ListItem):
     """An item of a list; rich would cut lines of code in it."""
 
     def render_bullet(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The item of a list without numbers."""
+        """Render the item of a list without numbers."""
         yield from _beside(" • ", "   ", self, console, options, console.get_style("markdown.item.bullet"))
 
     def render_number(self, console: Console, options: ConsoleOptions, number: int, last_number: int) -> RenderResult:
-        """The item of a list with numbers, which are as wide as the last one."""
+        """Render the item of a list with numbers, which are as wide as the last one."""
         width = len(str(last_number)) + 2
         number_style = console.get_style("markdown.item.number")
         yield from _beside(f"{number}".rjust(width - 1) + " ", " " * width, self, console, options, number_style)
@@ -77,7 +77,9 @@ class _Quote(BlockQuote):
 def _beside(
     first: str, others: str, parent: _Item | _Quote, console: Console, options: ConsoleOptions, style: Style
 ) -> RenderResult:
-    """The elements of an item or a quotation with a mark before each line; lines of code may be wider than options."""
+    """Render the elements of an item or a quotation with a mark before each line; lines of code may be wider than
+    options.
+    """
     inner = options.update(width=max(1, options.max_width - len(first)), height=None)
     parts = Segment.apply_style(console.render(parent.elements, inner), parent.style)
     for number, line in enumerate(Segment.split_lines(parts)):
@@ -115,7 +117,9 @@ class _Block(Markdown):
 
 
 def _without_padding(line: list[Segment]) -> list[Segment]:
-    """The terminal writes ^C behind the line: in its last column that would begin another one."""
+    """Strip a line's padding: the terminal writes ^C behind the line, and in its last column that would begin another
+    one.
+    """
     while line and not line[-1].text.rstrip():
         line = line[:-1]
     return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else line
@@ -151,7 +155,7 @@ class RenderedMarkdown:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with uninterrupted():
+        with held_interrupts():
             self._live.stop()
             self._open += "\n"
             self._finish()
@@ -160,7 +164,7 @@ class RenderedMarkdown:
 
     def write(self, text: str) -> None:
         """Add text to the answer. Ctrl-C in the middle would leave what is drawn and what is known of it apart."""
-        with uninterrupted():
+        with held_interrupts():
             self._add(text)
 
     def _add(self, text: str) -> None:

@@ -1,16 +1,19 @@
-"""`/set NAME VALUE` in `chat`: its meaning, and the known word that a mistyped one is nearest to."""
+"""`/set`, `/show` and `/history` in `chat`: settings are read, and what is in force and was said is shown."""
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tokenmill.cli.chat.messages import Message
 from tokenmill.errors import TokenmillError
 from tokenmill.settings.field import setting_of, settings_of
 from tokenmill.settings.sampling_params import ALIASES, SamplingParams
 
+if TYPE_CHECKING:
+    from tokenmill.cli.chat.turns import Turns
+
 KINDS = {field.name: field.type for field in fields(SamplingParams) if setting_of(field).in_chat}
-
-
 OF_OLLAMA = {
     "system": "/system TEXT sets the system message",
     "format": "`tokenmill chat --json-schema` has every answer keep to a schema",
@@ -53,16 +56,58 @@ def read_setting(words: str) -> tuple[str, Any]:
 
 
 def meant(word: str, known: list[str]) -> str:
-    """A question with the nearest of the known words, or nothing."""
+    """Ask whether the nearest of the known words was meant; empty if none is near."""
     near = get_close_matches(word, known, n=1) or [each for each in known if word and each.startswith(word)]
     return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _parse(text: str) -> Any:
-    """A number, a truth value, nothing or a text, as it was typed."""
+    """Read a number, a truth value, none, or else a text, as it was typed."""
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             continue
     return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+PARTS = ("model", "settings", "system", "template")
+ELSEWHERE = {"info": "model", "parameters": "settings", "modelfile": "model"}
+"""What Ollama's /show calls these parts."""
+
+
+def show(talk: "Turns", words: str) -> str:
+    """Describe one part of what is in force, or all but the template, a line each. TokenmillError for an unknown
+    part.
+    """
+    part = ELSEWHERE.get(words.lower(), words.lower())
+    if part and part not in PARTS:
+        raise TokenmillError(f"/show {words} is not known: /show, or one of {', '.join(PARTS)} after it")
+    if part == "template":
+        return (talk.engine.tokenizer and talk.engine.tokenizer.chat_template) or "no chat template"
+    texts = {"model": _model(talk), "settings": sampling_text(talk.params), "system": _system(talk.messages)}
+    return texts[part] if part else "\n".join(f"{name}: {text}" for name, text in texts.items())
+
+
+def history(messages: Sequence[Message]) -> str:
+    """Show every message with its role, as it was written."""
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages) or "there is no message yet"
+
+
+def sampling_text(params: SamplingParams) -> str:
+    """List the sampling settings that differ from their defaults."""
+    plain = asdict(SamplingParams())
+    changed = {name: value for name, value in asdict(params).items() if value != plain[name]}
+    return ", ".join(f"{name} {value}" for name, value in changed.items()) or "greedy"
+
+
+def _model(talk: "Turns") -> str:
+    engine = talk.engine
+    return (
+        f"{engine.config.model}, {engine.model_config.family}, {engine.program_name} {engine.config.dtype}, "
+        f"{talk.context.num_tokens} tokens of context"
+    )
+
+
+def _system(messages: Sequence[Message]) -> str:
+    return messages[0]["content"] if messages and messages[0]["role"] == "system" else "no system message"

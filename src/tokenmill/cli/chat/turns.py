@@ -26,8 +26,10 @@ MAX_HELD = 32  # tokens of a stopped answer that were held back at its end
 
 
 class Turns:
-    """messages: see cli/chat/messages.py. pending: whether the model was asked to answer, by a question, /retry or
-    /continue. figures: of the last answer, one line. context: how many tokens it may have."""
+    """The turns of one conversation. messages: see cli/chat/messages.py. pending: whether the model was asked to
+    answer, by a question, /retry or /continue. figures: one line about the last answer. context: how many tokens the
+    conversation may have.
+    """
 
     def __init__(self, engine: "Engine", params: SamplingParams, system: str | None = None) -> None:
         self.engine, self.params, self.context = engine, params, context_limit_of(engine)
@@ -44,9 +46,9 @@ class Turns:
         self.pending = True
 
     def answer(self) -> Generator[str, None, None]:
-        """The answer to the last question, or the rest of one that was stopped, as it comes.
+        """Answer the last question, or give the rest of an answer that was stopped, as it comes.
 
-        Closed early, what was shown is the answer, and `go_on` asks for the rest of it.
+        If it is closed early, what was shown is the answer, and `go_on` asks for the rest of it.
         """
         from tokenmill.cli.prompt_progress import Known
 
@@ -83,7 +85,7 @@ class Turns:
                 self.messages = [*question, self._as_answer(prompt, part, tokens, text, why)]
 
     def _as_answer(self, prompt: list[int], part: Message | None, tokens: list[int], text: str, why: str) -> Message:
-        """The message of an answer: the part that was there before, if any, and what is new.
+        """Make the message of an answer: the part that was there before, if any, and what is new.
 
         If it was stopped, a character or a stop text at its end that is not complete is left out: it comes again with
         the rest.
@@ -129,7 +131,7 @@ class Turns:
         return self.context.warning(len(self.session), len(turns(self.messages)), self._count_compacted(self.messages))
 
     def _count_compacted(self, messages: list[Message], part: Message | None = None) -> int | None:
-        """Tokens of a conversation of which only the last turn is kept; None if it has no more than that.
+        """Count the tokens of a conversation that keeps its last turn alone; None if it has no other turn.
 
         part: of the answer that is to go on.
         """

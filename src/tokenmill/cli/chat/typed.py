@@ -38,7 +38,9 @@ class Typed:
 
 
 def read_typed(read: Read) -> Typed:
-    """The next message or command. The end of the input ends a message that is not complete; then it is EOFError."""
+    """Read the next message or command. The end of the input ends a message that is not complete; after that it is
+    EOFError.
+    """
     text = read(PROMPT)
     if text.lstrip().startswith(QUOTES):
         return Typed(_block(text.lstrip().removeprefix(QUOTES), read))
@@ -55,7 +57,7 @@ def read_typed(read: Read) -> Typed:
 
 
 def _block(text: str, read: Read) -> str:
-    """The text between three quotes and the next three at the end of a line."""
+    """Read the text between three quotes and the next three at the end of a line."""
     while not text.rstrip().endswith(QUOTES):
         line = _next_line(read)
         if line is None:
@@ -73,7 +75,7 @@ def _next_line(read: Read) -> str | None:
 
 @contextmanager
 def from_pipe() -> Iterator[Read]:
-    """The lines of stdin, which is no terminal. RequestError for a line that is not UTF-8."""
+    """Read lines from stdin, which is no terminal. RequestError for a line that is not UTF-8."""
     lines = enumerate(cast("Iterable[bytes]", sys.stdin.buffer), start=1)
 
     def read(_: str) -> str:
@@ -89,7 +91,7 @@ def from_pipe() -> Iterator[Read]:
 
 @contextmanager
 def from_terminal() -> Iterator[Read]:
-    """Lines with editing, and those of earlier conversations at hand."""
+    """Read lines with editing, and with the lines of earlier conversations at hand."""
     try:
         import readline  # it changes the terminal: only where lines are typed
     except ImportError:  # not on every system; lines are then typed without editing
@@ -133,7 +135,7 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 
 def _read_history(readline: ModuleType) -> bool:
-    """Whether it can be read and may be written."""
+    """Read the history, and tell whether it may be written later."""
     with _history_file() as file:
         if file.exists():
             readline.read_history_file(file)
@@ -150,7 +152,7 @@ def _write_history(readline: ModuleType) -> None:
 
 @contextmanager
 def _history_file() -> Iterator[Path]:
-    """The file with the lines of earlier conversations. What fails with it is a remark; the conversation goes on."""
+    """Open a context with the file of earlier lines. A failure inside is a remark; the conversation goes on."""
     from tokenmill.hub.download import data_folder
 
     file = None

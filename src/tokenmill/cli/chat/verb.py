@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from tokenmill.cli.chat.conversation import LEAVE, Conversation
 from tokenmill.cli.chat.typed import Read, Typed, from_pipe, from_terminal, read_typed
-from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import check_model, load_engine, looks_saved
 from tokenmill.cli.parser.command import Context
+from tokenmill.cli.parser.config_file import PRESET
 from tokenmill.cli.parser.options import (
     CHAT_TEMPLATE,
     MODEL_NAME,
@@ -22,12 +22,11 @@ from tokenmill.cli.parser.options import (
     option,
     with_defaults,
 )
-from tokenmill.cli.parser.presets import PRESET
-from tokenmill.cli.process.display import echo, progress_on_stderr, remark
-from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.process.display import echo, progress_on_stderr, remark, write_text
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.progress import Progress
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig
 from tokenmill.settings.recommended import Recommended
 from tokenmill.settings.sampling_params import SamplingParams
@@ -47,8 +46,6 @@ BLOCK_SIZE = 32
 FORK_TOKENS = 8192
 """The cache has at most this many slots for what two forks do not share."""
 LEAVING = ("exit", "quit")  # typed alone, they hardly are a message
-
-
 WORDS = {
     "max_new_tokens": "Maximum number of new tokens of an answer. Default: all that the context leaves.",
     "cache_tokens": f"Slots in the cache. Default: max-length, and as much again, at most {FORK_TOKENS}, for /fork.",
@@ -83,7 +80,7 @@ def command(
     if looks_saved(Path(model)):
         raise TokenmillError(f"{model} is a saved conversation, not a model: `tokenmill chat --open {model}`")
     if start is not None and "model" not in context.origins:
-        with uninterrupted():
+        with held_interrupts():
             from tokenmill.cache.header import read_facts
         model = str(read_facts(start)["model"])
 
@@ -111,9 +108,9 @@ def command(
 
 
 def _load(settings: EngineConfig, progress: Progress, chat_template: Path | None) -> "Engine":
-    """The engine of a model to talk with. A base model is refused before torch is imported or a weight is read."""
+    """Load a model to talk with. A base model is refused before torch is imported or a weight is read."""
     path = check_model(settings.model, progress)
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.weights.checkpoint import has_chat_template
     if chat_template is None and not has_chat_template(path):
         raise TokenmillError(
@@ -124,7 +121,7 @@ def _load(settings: EngineConfig, progress: Progress, chat_template: Path | None
 
 
 def with_room_for_forks(engine: EngineConfig) -> EngineConfig:
-    """The settings with cache blocks that forks can share, and a cache for more than one of them."""
+    """Choose cache blocks that forks can share, and a cache for more than one of them."""
     length = engine.max_length or DEFAULT_MAX_LENGTH
     if engine.block_size is None and engine.kernel == "auto":
         engine = replace(engine, block_size=min(BLOCK_SIZE, length))
@@ -142,7 +139,9 @@ def _greeting(engine: "Engine") -> str:
 
 
 def _converse(talk: Conversation, read: Read, is_typed: bool, plain: bool, quiet: bool) -> bool:
-    """Serve what is typed until its end. What cannot be done is said, and the conversation goes on; whether all was."""
+    """Serve what is typed until its end, and tell whether all of it could be done. The conversation goes on after
+    what could not.
+    """
     went_well = True
     while True:
         try:
@@ -165,7 +164,7 @@ def _converse(talk: Conversation, read: Read, is_typed: bool, plain: bool, quiet
 
 
 def _leaves(word: str, read: Read) -> bool:
-    """Whether a word that was typed alone is meant to end the conversation."""
+    """Ask whether a word that was typed alone is meant to end the conversation."""
     while True:
         answer = read(f"leave? y leaves, n sends {word.strip()!r} as a message: ").strip().lower()
         if answer in ("y", "yes"):
@@ -198,12 +197,8 @@ def _serve(talk: Conversation, typed: Typed, plain: bool, quiet: bool) -> None:
 
 def _show(talk: Conversation, plain: bool) -> None:
     """Write an answer as it comes, on a terminal as Markdown. Its line ends also where it is stopped."""
-    is_terminal = sys.stdout.isatty()
     with closing(talk.answer()) as texts:
-        if not is_terminal:
-            _write(texts)
-            return
-        if plain or os.environ.get("TERM") == "dumb":
+        if plain or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
             _write(texts)
             return
         from tokenmill.cli.chat.rendered import RenderedMarkdown

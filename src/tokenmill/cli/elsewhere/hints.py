@@ -9,7 +9,8 @@ PROGRAMS = {"llama.cpp": llama_cpp.LISTS, "Ollama": ollama.LISTS, "vLLM": vllm.L
 
 
 def option_hint(arguments: Sequence[str], known: Collection[str]) -> str:
-    """The hint for the first option among the arguments that another program has and the verb has not; else empty.
+    """Explain the first option among the arguments that another program has and the verb has not; empty if there is
+    none.
 
     known: the options of the verb, by every name. Ollama's parameters count as options: num_ctx as --num-ctx.
     """
@@ -25,7 +26,7 @@ def option_hint(arguments: Sequence[str], known: Collection[str]) -> str:
 
 
 def verb_hint(name: str) -> str:
-    """The hint for a command that another program has and ours has not; else empty."""
+    """Explain a command that another program has and ours has not; empty if no program has it."""
     for program, lists in PROGRAMS.items():
         for row in lists["commands"]:
             words = row.theirs.split()

@@ -6,9 +6,9 @@ from typing import NamedTuple
 class Named(NamedTuple):
     """Names that another program has for one thing, separated by commas; what it is here; a remark.
 
-    ours: of an option or a field, its name here if that is another one; of a command, variable or call, how it is
-    written here, or several ways of which the first is taken that this version has; empty if there is nothing, "-" if
-    nothing is needed.
+    ours: the name of an option or a field here, if it is another name; or the way in which a command, variable or call
+    is written here, or several ways, of which the first is taken that this version has; empty if there is nothing, "-"
+    if nothing is needed.
     """
 
     theirs: str

@@ -17,8 +17,8 @@ from tokenmill.cli.eval.perplexity import (
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.parser.options import JSON, MODEL, QUIET, argument, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.report import versions
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
@@ -46,12 +46,12 @@ def command(
     json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """How far a model's probabilities are from another's on a text, and where they are farthest.
+    """Measure how far a model's probabilities are from another's on a text, and where they are farthest.
 
     Both models are in memory at once, and read the text in the windows of `eval perplexity`.
     """
     written = read_written(text)
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.measure.perplexity import choose_window, compare
         from tokenmill.model.families import read_config
 
@@ -85,7 +85,7 @@ def _check_vocabulary(ours: "ScoredText", theirs: "ScoredText", model: str, refe
     from tokenmill.errors import ConfigError
 
     if ours.tokens != theirs.tokens:
-        allowed = f"a model whose tokenizer reads the text as that of {model} does"
+        allowed = f"a model whose tokenizer reads the text as the tokenizer of {model} does"
         raise ConfigError("reference", reference, allowed)
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.parser.options import JSON, MODEL, QUIET, argument, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import read_stdin, read_text
 from tokenmill.cli.report import program_facts, versions
 from tokenmill.errors import RequestError
 from tokenmill.hub.progress import Progress
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
@@ -69,13 +69,13 @@ def command(
     json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Perplexity of a model on a text, as transformers computes it over sliding windows.
+    """Compute the perplexity of a model on a text, as transformers does over sliding windows.
 
-    Each window scores the tokens that none has scored before, with at least window minus stride tokens before them. The
-    smaller the stride, the lower and truer the figure, and the longer it takes.
+    Each window scores the tokens that no window before it has scored, with at least window minus stride tokens before
+    them. The smaller the stride, the lower and truer the figure, and the longer it takes.
     """
     written = read_written(file)
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.measure.perplexity import choose_window, compare, perplexity
         from tokenmill.model.families import read_config
         from tokenmill.quant.schemes import REFERENCE
@@ -90,11 +90,7 @@ def command(
         arguments = (text.tokens, window, stride, progress)
         compared: Comparison | None = None
         if compare_dense:
-            dense = load_to_read(
-                checkpoint,
-                replace(engine, dtype="float32", scheme=REFERENCE),
-                progress,
-            )
+            dense = load_to_read(checkpoint, replace(engine, dtype="float32", scheme=REFERENCE), progress)
             progress.stage(f"reading {len(text.tokens):,} tokens twice")
             compared = compare(loaded, dense, *arguments)
             found = compared.ours
@@ -104,13 +100,12 @@ def command(
     if json:
         print_json(_document(loaded, file, text, (window, stride), found, compared))
     else:
-        print_table(
-            "perplexity", [("model", model), ("text", file), *_rows(loaded, text, (window, stride), found, compared)]
-        )
+        rows = _rows(loaded, text, (window, stride), found, compared)
+        print_table("perplexity", [("model", model), ("text", file), *rows])
 
 
 def read_written(file: str) -> str:
-    """The text as it stands, its last line break too."""
+    """Read the text as it stands, its last line break too."""
     text = read_stdin(MAX_BYTES) if file == "-" else read_text(Path(file), MAX_BYTES)
     if not text:
         raise RequestError(f"{_called(file)} is empty: perplexity needs a text of at least 2 tokens")
@@ -124,7 +119,7 @@ def _called(file: str) -> str:
 def read_tokens(
     written: str, file: str, checkpoint: "Checkpoint", model: str, max_tokens: int | None, other: str | None
 ) -> "ScoredText":
-    """The text as tokens of the model's tokenizer, or of that of another model."""
+    """Encode the text with the model's tokenizer, or with the tokenizer of another model."""
     from tokenmill.loader.model_facts import find_tokenizer
     from tokenmill.measure.perplexity import read_text
     from tokenmill.model.families import read_config

@@ -11,16 +11,16 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from tokenmill.cli.eval.perplexity import NEEDED
+from tokenmill.cli.eval.perplexity import EVALUATED, NEEDED
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import CHAT_TEMPLATE, JSON, OUTPUT, QUIET, argument, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, say_on_stderr
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.report import program_facts, versions
 from tokenmill.errors import ConfigError
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
@@ -32,8 +32,6 @@ EXAMPLES = (
     "tokenmill eval tasks ./my-model my_task --include-path ./my-tasks --num-fewshot 5",
     "tokenmill eval tasks smollm2-135m ifeval --apply-chat-template --log-samples --json",
 )
-EVALUATED = "What is evaluated"
-
 WORDS = {
     "max_sequences": "Maximum number of sequences in one step. Default: by processors. It changes no result.",
     "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length, if they fit.",
@@ -58,21 +56,21 @@ def command(
     chat_template: Path | None = CHAT_TEMPLATE,
     system_instruction: str | None = option(None, "A text before each prompt.", EVALUATED, metavar="TEXT"),
     seed: int | None = option(
-        None, "Of examples, and where a task samples. Default: the harness' own seeds.", EVALUATED, minimum=0
+        None, "Seed of examples, and of tasks that sample. Default: the harness' own seeds.", EVALUATED, minimum=0
     ),
     log_samples: bool = option(False, "With every document and answer in the JSON.", OUTPUT),
     output: Path | None = option(None, "Write all results as JSON.", OUTPUT, "-o", metavar="FILE"),
     json: bool = JSON,
     quiet: bool = QUIET,
 ) -> None:
-    """Tasks of lm-evaluation-harness: multiple choice, perplexity of texts, answers that are compared.
+    """Evaluate tasks of lm-evaluation-harness: multiple choice, perplexity of texts, answers that are compared.
 
     Contexts that requests share are computed once, and max-sequences of them run together; by default as many as memory
     and processors allow. No result depends on that. Needs the extra: pip install 'tokenmill[eval]'.
     """
     if limit is not None and not limit > 0:
         raise ConfigError("limit", limit, "a number of documents above 0, or a share below 1")
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.measure.files import check_appendable, write_atomically
     if output is not None:
         check_appendable(output, "--output")
@@ -85,18 +83,13 @@ def command(
         "log_samples": log_samples,
     }
     number = engine.max_sequences if "max_sequences" in context.origins else None
-    found = _evaluate(replace(engine, model=model), number, chat_template, (tasks, include_path), how, quiet)
+    title, found = _evaluate(replace(engine, model=model), number, chat_template, (tasks, include_path), how, quiet)
     if output is not None:
-        write_atomically(output, (_as_json(found.document) + "\n").encode(), "--output")
+        write_atomically(output, (_as_json(found) + "\n").encode(), "--output")
     if json:
-        print_json(json_text.loads(_as_json(found.document)))
+        print_json(json_text.loads(_as_json(found)))
     else:
-        print_table(found.title, _rows(found.document), HEADER)
-
-
-class _Found(NamedTuple):
-    title: str
-    document: dict[str, Any]
+        print_table(title, _rows(found), HEADER)
 
 
 def _evaluate(
@@ -106,10 +99,12 @@ def _evaluate(
     tasks: tuple[list[str], Path | None],
     how: Mapping[str, Any],
     quiet: bool,
-) -> _Found:
-    """Find the tasks, load the model, evaluate. number: of sequences in flight; None is by memory and processors."""
+) -> tuple[str, dict[str, Any]]:
+    """Find the tasks, load the model, evaluate; return a title and the document. number: of sequences in flight; None
+    takes as many as memory and processors allow.
+    """
     _silence()
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.loader.fit import fit_for_many
         from tokenmill.measure.harness.model import SEED, TokenmillLM
         from tokenmill.measure.harness.tasks import TaskSettings, evaluate, find_tasks
@@ -125,11 +120,11 @@ def _evaluate(
         results = evaluate(model, found, settings)
     seconds = time.perf_counter() - started_s
     title = f"{config.model}, {engine.program_name} {engine.config.dtype}"
-    return _Found(title, _document(model, settings, results, seconds))
+    return title, _document(model, settings, results, seconds)
 
 
 def _silence() -> None:
-    """No bars of other libraries, which ask for this when they are imported; warnings of the harness as ours."""
+    """Turn off the bars of other libraries, which read these variables when they are imported; warn in our own form."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     say_on_stderr("lm_eval", logging.ERROR)
@@ -139,7 +134,7 @@ HEADER = ("task", "metric", "value", "± stderr", "documents", "hash of texts")
 
 
 def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A line for each metric of each task."""
+    """Return a line for each metric of each task."""
     rows: list[tuple[str, ...]] = []
     for name, found in document["results"].items():
         metrics = [key for key, value in found.items() if isinstance(value, float) and "_stderr" not in key]
@@ -157,7 +152,7 @@ def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def _document(
     model: "TokenmillLM", settings: "TaskSettings", results: Mapping[str, Any], seconds: float
 ) -> dict[str, Any]:
-    """The harness' results, and under `tokenmill` what else somebody needs who wants to repeat them."""
+    """Add to the harness' results, under `tokenmill`, what else somebody needs who wants to repeat them."""
     from tokenmill.bench.rows import commit
 
     engine = model.engine

@@ -30,6 +30,7 @@ from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams
 
 WIDEST, NARROWEST, WIDEST_NAME = 100, 40, 28
+HELP_ROW = ("-h, --help", "Show this message and exit.")
 EXTRAS = {
     "httpx2": "bench",
     "matplotlib": "bench",
@@ -56,13 +57,15 @@ class UsageError(TokenmillError):
 
 @dataclass(frozen=True)
 class Context:
-    """How a verb was called. values: of all its parameters. origins: where those were set that were given."""
+    """The call of a verb. values: of all its parameters. origins: where each given parameter was set."""
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
 
 
 class _Parser(ArgumentParser):
+    """A parser that raises its errors."""
+
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(None, message)
 
@@ -82,7 +85,8 @@ class Command:
         self.takes_context = any(each.annotation is Context for each in given)
         without, only, words = (getattr(self.module, name, {}) for name in ("WITHOUT", "ONLY", "WORDS"))
         left_out = {*without, *(() if SamplingParams in self.kinds.values() else ("generation_config",))}
-        self.own = [Parameter(each.name, each.annotation, each.default) for each in given if _is_option(each)]
+        options = [each for each in given if isinstance(each.default, Option)]
+        self.own = [Parameter(each.name, each.annotation, each.default) for each in options]
         settings = [each for kind in self.kinds.values() for each in setting_options(kind, words)]
         kept = [each for each in settings if each.name not in left_out and (not only or each.name in only)]
         self.parameters = [*self.own, *kept]
@@ -107,7 +111,7 @@ class Command:
     # ---- what was typed
 
     def parse(self, words: Sequence[str]) -> dict[str, Any] | None:
-        """Parameter → what was typed; None for --help. UsageError for what cannot be read."""
+        """Map each parameter to what was typed for it; None for --help. UsageError for what cannot be read."""
         parser = _Parser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
         parser.add_argument("-h", "--help", action="store_true")
         taking = set[str]()
@@ -143,7 +147,7 @@ class Command:
         return found + [alias for alias, name in ALIASES.items() if name in found and alias not in self.known]
 
     def _joined(self, words: Sequence[str], taking: set[str]) -> tuple[list[str], list[str]]:
-        """The words, each value joined to its option, since argparse reads none that begins with a dash; and the words
+        """Join each value to its option, since argparse reads no value that begins with a dash; return also the words
         after `--`. Options may have underscores, as settings have.
         """
         ready, left = list[str](), iter(words)
@@ -160,7 +164,7 @@ class Command:
         return ready, list(left)
 
     def _with_arguments(self, words: Sequence[str], typed: dict[str, Any], rest: list[str]) -> dict[str, Any]:
-        """What was typed with the words that belong to no option as arguments."""
+        """Add the words that belong to no option, as arguments."""
         for each in self.arguments:
             if rest and each.name in typed:
                 raise self._refusal(words, f"{each.told.metavar} is given twice: {rest[0]!r} and {typed[each.name]!r}")
@@ -183,7 +187,7 @@ class Command:
         return self._refusal(words, f"No such option: {name}", f" (did you mean {near[0]}?)" if near else "")
 
     def _refusal(self, words: Sequence[str], message: str, hint: str = "") -> UsageError:
-        """The error, unless an option of another program was typed: then what that is here."""
+        """Make the error; where an option of another program was typed, it says what that option is here."""
         from tokenmill.cli.elsewhere.hints import option_hint  # long tables, of use after a mistake alone
 
         theirs = option_hint(words, self._with_aliases([*self.known, "--model"]))
@@ -192,7 +196,7 @@ class Command:
     # ---- the call
 
     def context(self, typed: Mapping[str, Any]) -> Context:
-        """The value of every parameter: what was typed, else that of a file, of a preset, or its default."""
+        """Find the value of every parameter: as it was typed, else as a file or a preset has it, else its default."""
         given = dict[str, tuple[Any, str]]()
         for each in reversed(self.own):  # what --config says goes over a --preset, which a verb has after it
             if each.told.reads is not None and each.name in typed:
@@ -240,16 +244,12 @@ class Command:
     # ---- help
 
     def help_page(self) -> str:
-        """Usage, description, options by panel, and examples, as wide as the terminal."""
+        """Write usage, description, options by panel, and examples, as wide as the terminal."""
         panels = dict[str, list[tuple[str, str]]]()
         for each in self.parameters:
             panels.setdefault(each.told.panel, []).append(each.help_row())
-        panels[OTHERS] = [*panels.pop(OTHERS, []), ("-h, --help", "Show this message and exit.")]
+        panels[OTHERS] = [*panels.pop(OTHERS, []), HELP_ROW]
         return page(f"tokenmill {self.path} {self.usage}", self.module.command.__doc__, panels, self.module.EXAMPLES)
-
-
-def _is_option(parameter: inspect.Parameter) -> bool:
-    return isinstance(parameter.default, Option)
 
 
 def _usage_of(argument: Parameter) -> str:
@@ -258,12 +258,12 @@ def _usage_of(argument: Parameter) -> str:
 
 
 def help_width() -> int:
-    """Columns of a help page: those of the terminal, within limits."""
+    """Return the columns of a help page: the terminal's, within limits."""
     return min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
 
 
 def page(usage: str, text: str, panels: Mapping[str, Iterable[tuple[str, str]]], examples: Sequence[str]) -> str:
-    """A help page of these sections."""
+    """Write a help page of these sections."""
     width = help_width()
     lines = wrap(f"Usage: {usage}", width)
     for paragraph in inspect.cleandoc(text).split("\n\n"):
@@ -275,7 +275,7 @@ def page(usage: str, text: str, panels: Mapping[str, Iterable[tuple[str, str]]],
 
 
 def _rows(rows: list[tuple[str, str]], width: int) -> Iterator[str]:
-    """Two columns; a name that is wider than its column has a line of its own."""
+    """Write two columns; a name that is wider than its column has a line of its own."""
     left = min(max(len(name) for name, _ in rows), WIDEST_NAME, width // 3) + 4
     for name, text in rows:
         lines = wrap(text, width - left, break_on_hyphens=False)
@@ -290,7 +290,7 @@ def _rows(rows: list[tuple[str, str]], width: int) -> Iterator[str]:
 
 
 def _check_output(path: Path | None) -> None:
-    """ConfigError for an output path of `-`, or one that is not UTF-8 and could not be printed."""
+    """Raise ConfigError for an output path of `-`, or for a path that is not UTF-8 and could not be printed."""
     if str(path) == "-":
         raise ConfigError("output", "-", "the name of a file or directory; nothing of it can go to stdout")
     try:
@@ -300,7 +300,7 @@ def _check_output(path: Path | None) -> None:
 
 
 def in_options(message: str, options: Mapping[str, str], chat: bool = False) -> str:
-    """A message in the words of Python's interface, with settings and keywords as this verb's options.
+    """Put a message of Python's interface into the words of this verb's options.
 
     chat: whether --chat was typed.
     """
@@ -313,7 +313,7 @@ def in_options(message: str, options: Mapping[str, str], chat: bool = False) -> 
 
 
 def _typed(options: Mapping[str, str], found: re.Match[str]) -> str:
-    """A keyword of Python as one would type it here; as it stands if the verb has no such option."""
+    """Spell a keyword of Python as one would type it here; as it stands if the verb has no such option."""
     name, value = found.groups()
     if name not in options:
         return found[0]

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.settings.field import setting_of
 from tokenmill.settings.sampling_params import SamplingParams
@@ -74,7 +74,7 @@ QUIET = option(False, "Nothing on stderr but warnings and errors.", OUTPUT, "-q"
 
 
 def option_name(field: str) -> str:
-    """--max-length for max_length."""
+    """Spell max_length as --max-length."""
     return "--" + field.replace("_", "-")
 
 
@@ -98,7 +98,7 @@ class Parameter:
         self.key = name if told.is_argument else self.names[0][2:]
 
     def read(self, text: str) -> Any:
-        """The value that was typed, as its type."""
+        """Convert the text that was typed to the option's type."""
         try:
             return self.kind(text)
         except ValueError:
@@ -106,14 +106,14 @@ class Parameter:
             raise ArgumentTypeError(f"needs a {number}, not {text!r}") from None
 
     def check(self, value: Any, where: str) -> Any:
-        """The value; ConfigError where a number is out of its range."""
+        """Return the value; ConfigError where a number is out of its range."""
         low, high = self.told.minimum, self.told.maximum
         if (low is not None and value < low) or (high is not None and value > high):
             raise ConfigError(self.key.replace("-", "_"), value, self._range(), where)
         return value
 
     def check_from_file(self, key: str, value: Any, where: str) -> Any:
-        """The value out of a file; ConfigError for another type, or a number that is out of its range."""
+        """Check a value out of a file; ConfigError for another type, or for a number that is out of its range."""
         types, wanted = IN_FILES[self.kind]
         entries = value if self.is_list and isinstance(value, list) else [value]
         if not all(type(each) in types for each in entries) or self.is_list != isinstance(value, list):
@@ -126,7 +126,7 @@ class Parameter:
         return "" if low is None else f"at least {low}" if high is None else f"{low} to {high}"
 
     def help_row(self) -> tuple[str, str]:
-        """Its names with what it takes, and its help with default and range."""
+        """Return its names with what it takes, and its help with default and range."""
         told, default = self.told, self.told.default
         short_first = ", ".join(sorted(self.names, key=lambda name: len(name) - len(name.lstrip("-"))))
         names = told.metavar if told.is_argument else " / ".join([short_first, *self.off])
@@ -144,7 +144,7 @@ class Parameter:
 
 
 def parse_ids(texts: Iterable[str], name: str) -> list[int]:
-    """Token ids out of "1,2,3", or several such."""
+    """Parse token ids out of "1,2,3", or out of several such texts."""
     words = [word.strip() for text in texts for word in text.split(",")]
     try:
         return [int(word) for word in words]
@@ -153,7 +153,7 @@ def parse_ids(texts: Iterable[str], name: str) -> list[int]:
 
 
 def setting_options(kind: type[Any], words: Mapping[str, str]) -> list[Parameter]:
-    """The options of a settings class in the order of its fields. EngineConfig's model is the verb's own MODEL.
+    """Make the options of a settings class in the order of its fields. EngineConfig's model is the verb's own MODEL.
 
     words: the help of fields that mean something else for the verb.
     """
@@ -169,12 +169,12 @@ def setting_options(kind: type[Any], words: Mapping[str, str]) -> list[Parameter
 
 
 def with_defaults(origins: Mapping[str, str], sampling: SamplingParams, defaults: Mapping[str, Any]) -> SamplingParams:
-    """The settings with a model's defaults in the place of options that were not given."""
+    """Put a model's defaults in the place of options that were not given."""
     return replace(sampling, **{name: value for name, value in defaults.items() if name not in origins})
 
 
 def built_settings(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """The settings object, its names checked before anything is loaded."""
+    """Build the settings object, its names checked before anything is loaded."""
     settings = {}
     for field in fields(kind):
         value, listed = values.get(field.name), LISTED.get(field.type)
@@ -185,14 +185,14 @@ def built_settings(kind: type[Any], values: Mapping[str, Any]) -> Any:
             settings[field.name] = read_value(field.name, value, marks) if marks else value
     built = kind(**settings)
     if settings.get("device", "auto") not in ("auto", "cpu"):
-        with uninterrupted():
+        with held_interrupts():
             from tokenmill.kernels.devices import find_device
         find_device(settings["device"])
     return built
 
 
 def read_value(name: str, value: str, marks: tuple[str, ...]) -> str:
-    """The text of a file, or the value itself, which holds one of `marks`; see Setting."""
+    """Read the text of a file, or take the value itself, which holds one of `marks`; see Setting."""
     path = Path(value)
     try:
         if "\n" not in value and path.is_file():

@@ -1,23 +1,22 @@
-"""The verbs by what is typed: which one is meant, groups of verbs, and their help pages."""
+"""The verbs by what is typed: which one is meant, groups of verbs, their help pages, and the text of --version."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenmill.cli.parser.command import Command, UsageError, page
+from tokenmill.cli.parser.command import HELP_ROW, Command, UsageError, page
 from tokenmill.cli.parser.options import OTHERS
 from tokenmill.cli.parser.other_names import VERBS_ELSEWHERE
 from tokenmill.cli.process.display import echo
 from tokenmill.registry import VERBS, lookup
+from tokenmill.version import __version__
 
-HELP = ("-h", "--help")
-HELP_ROW = ("-h, --help", "Show this message and exit.")
 VERSION_ROW = ("--version", "Print the versions, and what the native program runs on.")
 
 
 class Group(NamedTuple):
-    """default: the verb that runs where none is typed."""
+    """A group of verbs. default: the verb that runs where no verb is typed."""
 
     help: str
     default: str = ""
@@ -48,11 +47,9 @@ def run_words(words: Sequence[str], group: str = "") -> None:
     """Run the verb that the first words name, with those after them."""
     names, default = verbs_of(group), GROUPS[group].default
     first = words[0].replace("_", "-") if words else ""
-    if first in HELP or not (first or default):
+    if first in ("-h", "--help") or not (first or default):
         echo(_help_page(group))
     elif first == "--version" and not group:
-        from tokenmill.cli.process.version_text import version_text
-
         echo(version_text())
     elif first in names:
         path = f"{group} {first}".lstrip()
@@ -68,7 +65,7 @@ def run_words(words: Sequence[str], group: str = "") -> None:
 
 
 def verbs_of(group: str) -> list[str]:
-    """The names of the verbs of a group, in their order; of "" those of all, with the groups."""
+    """Name the verbs of a group in their order; for "" all verbs and groups."""
     within = [word.split() for word in VERBS if not group or word.startswith(f"{group} ")]
     return list(dict.fromkeys(words[1 if group else 0] for words in within))
 
@@ -81,13 +78,13 @@ def _help_page(group: str) -> str:
 
 
 def _summary(path: str) -> str:
-    """The first paragraph of what a verb says of itself."""
+    """Return the first paragraph of what a verb says of itself."""
     text = GROUPS[path].help if path in GROUPS else lookup(VERBS, path, "verb").command.__doc__
     return " ".join(text.partition("\n\n")[0].split())
 
 
 def _suggest(group: str, name: str, names: Sequence[str]) -> None:
-    """UsageError for what names no verb, unless the verb that runs without one may take it."""
+    """Raise UsageError for what names no verb, unless the verb that runs without a name may take it."""
     if name.startswith("-"):
         option = name.partition("=")[0]
         near = get_close_matches(option, ("--version", "--help"), n=1)
@@ -106,3 +103,24 @@ def _suggest(group: str, name: str, names: Sequence[str]) -> None:
         text = " " in name and not group
         more = ". To continue that text, type tokenmill generate -p …" if text else ""
         raise UsageError(group, f"No such command {name!r}", more)
+
+
+def version_text() -> str:
+    """Write three lines: name and version alone; the native library with its instruction set and origin; Python and
+    torch, which is not imported.
+    """
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from tokenmill.kernels import native_library
+
+    if (why := native_library.why_not()) is not None:
+        library = f"the native program's library {why}"
+    else:
+        built = f"built from {native_library.built_from()}"
+        library = f"native library: {native_library.best_build()}, ABI {native_library.ABI}, {built}"
+    try:
+        torch = f"torch {version('torch')}"
+    except PackageNotFoundError:
+        torch = "no torch"
+    return f"tokenmill {__version__}\n{library}\nPython {platform.python_version()}, {torch}"

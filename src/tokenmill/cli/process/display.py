@@ -1,4 +1,4 @@
-"""Output of the verbs: progress and remarks on stderr, tables and JSON on stdout."""
+"""Output of the verbs: progress and remarks on stderr; tables, JSON and the texts of models on stdout."""
 
 import json
 import logging
@@ -11,11 +11,29 @@ from contextlib import contextmanager
 from textwrap import wrap
 from typing import Any, Literal, TextIO
 
-from tokenmill.cli.model_text import for_stdout, visible
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.text.json_lines import one_line
 
 WIDTH_OF_PIPE = 200
+# A control code of a model would move the cursor, change the title or fill the clipboard. \r is no line of its own.
+_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
+_CONTROLS |= {0x7F: "␡", ord("\r"): ""} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+
+
+def visible(text: str) -> str:
+    """Put a picture in the place of each control code, so that a terminal obeys none."""
+    return text.translate(_CONTROLS)
+
+
+def for_stdout(text: str) -> str:
+    """Make control codes visible where stdout is a terminal; else leave the text as it is."""
+    return visible(text) if sys.stdout.isatty() else text
+
+
+def write_text(text: str) -> None:
+    """Write a text of a model to stdout at once: unchanged in a pipe, without effect on a terminal."""
+    sys.stdout.write(for_stdout(text))
+    sys.stdout.flush()
 
 
 def echo(text: object = "", stream: TextIO | None = None) -> None:
@@ -38,7 +56,7 @@ def remark(text: str) -> None:
 
 
 def _wrapped(text: str) -> str:
-    """The text with each line that is wider than the terminal broken between words; a longer word stays whole."""
+    """Break each line that is wider than the terminal between words; a longer word stays whole."""
     width = shutil.get_terminal_size().columns
     return "\n".join(
         "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False)) if len(line) > width else line
@@ -51,7 +69,7 @@ _wordings: list[Callable[[str], str]] = []  # of the verb that runs
 
 @contextmanager
 def worded_by(wording: Callable[[str], str]) -> Iterator[None]:
-    """Inside, what is logged or warned of passes through a function that knows how the user names settings."""
+    """Pass what is logged or warned of inside through a function that knows how the user names settings."""
     _wordings.append(wording)
     try:
         yield
@@ -82,7 +100,7 @@ def say_on_stderr(name: str = "tokenmill", level: int = logging.INFO) -> None:
 
 
 def print_json(document: Any) -> None:
-    """One line on stdout."""
+    """Print a document as one line on stdout."""
     text = one_line(json.dumps(document, ensure_ascii=False))
     if sys.stdout.isatty():  # JSON has its own spelling for the control codes that json.dumps leaves
         text = re.sub("[\x7f-\x9f]", lambda code: f"\\u{ord(code[0]):04x}", text)
@@ -96,7 +114,7 @@ def print_table(
     expendable: tuple[str, ...] = (),
     end: str = "",
 ) -> None:
-    """Names to the left, everything else to the right of them; as wide as it needs where it is piped.
+    """Print names to the left, everything else to the right of them; as wide as it needs where it is piped.
 
     expendable: the columns that a narrow terminal does without, the first to go first.
     """
@@ -112,7 +130,9 @@ def table_text(
     justify: Literal["left", "right"] = "right",
     expendable: tuple[str, ...] = (),
 ) -> str:
-    """See print_table. The title is a line of its own, however narrow the table is. No word of a cell is cut."""
+    """Format a table; see print_table. The title is a line of its own, however narrow the table is. No word of a cell
+    is cut.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -134,7 +154,8 @@ def table_text(
 def _fit_columns(
     rows: list[tuple[str, ...]], header: tuple[str, ...], expendable: tuple[str, ...], width: int
 ) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
-    """Header and rows in so much width, and the columns that had to go for it; those of the same name go together.
+    """Fit header and rows into the width, and name the columns that had to go for it; columns of the same name go
+    together.
 
     First the names of columns are broken into lines, then the expendable columns go, as many as must.
     """
@@ -153,7 +174,7 @@ def _fit_columns(
 
 
 def _in_lines(name: str, width: int) -> str:
-    """The name of a column in lines of whole words, none wider than so much if it has several words."""
+    """Break the name of a column into lines of whole words, no wider than this if it has several words."""
     return "\n".join(wrap(name, max([width, *map(len, name.split())]), break_on_hyphens=False)) if name else ""
 
 
@@ -182,7 +203,7 @@ _live: list[Any] = []  # the bar on the terminal, if there is one
 
 @contextmanager
 def _without_bar() -> Iterator[None]:
-    """The bar is erased meanwhile, so that lines do not run into it."""
+    """Erase the bar meanwhile, so that lines do not run into it."""
     for bars in _live:
         bars.stop()
     try:
@@ -192,10 +213,15 @@ def _without_bar() -> Iterator[None]:
             bars.start()
 
 
+def shows_bars() -> bool:
+    """Tell whether stderr is a terminal that can draw bars."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 @contextmanager
 def progress_on_stderr(quiet: bool = False) -> Iterator[Progress]:
-    """A bar on a terminal, which goes away when done; plain lines elsewhere; nothing when quiet."""
-    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    """Show a bar on a terminal, which goes away when done; plain lines elsewhere; nothing when quiet."""
+    if quiet or not shows_bars():
         yield Silent() if quiet else _Lines()
         return
     from rich.console import Console

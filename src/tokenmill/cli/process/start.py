@@ -4,7 +4,7 @@ import sys
 
 
 def run() -> None:
-    """Entry point of the `tokenmill` script and of `python -m tokenmill`."""
+    """Run the command: the entry point of the `tokenmill` script and of `python -m tokenmill`."""
     try:
         from tokenmill.cli.main import run as run_verb
 

@@ -18,7 +18,7 @@ UNRELATED = frozenset({"torch.utils._device"})  # of `with torch.device(...)`; i
 
 @contextmanager
 def without_meta_kernels() -> Iterator[None]:
-    """Inside, importing torch leaves those modules out. Without effect where torch is imported already.
+    """Leave those modules out when torch is imported inside. Without effect where torch is imported already.
 
     They are imported before the next module of torch that is imported after this context, as torch.compile imports
     many. Before that, operations on tensors of device "meta" whose shape function is written in Python are refused.

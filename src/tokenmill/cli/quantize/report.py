@@ -16,7 +16,9 @@ EXPENDABLE = ("count", "before", "error")  # the first to go first
 
 @dataclass
 class Report:
-    """kinds, changes: see quantize_calibrated. peak_bytes: of the process, before anything was compared."""
+    """What `quantize` did. kinds, changes: see quantize_calibrated. peak_bytes: of the process, before anything was
+    compared.
+    """
 
     model: str
     output: Path
@@ -37,12 +39,12 @@ class Report:
 
     @property
     def sorted_kinds(self) -> list[Kind]:
-        """The kinds, those that stayed in floating point last."""
+        """The kinds of tensors; kinds that stayed in floating point come last."""
         return sorted(self.kinds.values(), key=lambda kind: kind.error is None)
 
     @property
     def is_rounded(self) -> bool:
-        """Whether any tensor became codes: none does with scheme "none"."""
+        """True if any tensor became codes; with scheme "none" no tensor does."""
         return any(kind.error is not None for kind in self.kinds.values())
 
     @property
@@ -52,7 +54,9 @@ class Report:
         return 8 * sum(kind.bytes_after for kind in coded) / max(sum(kind.num_weights for kind in coded), 1)
 
     def changes_of(self, kind: Kind) -> tuple[float, float] | None:
-        """Relative errors of the outputs of a kind's matrices, to nearest and as they were rounded."""
+        """Return the relative errors of the outputs of a kind's matrices, rounded to nearest and as they were
+        rounded.
+        """
         found = [self.changes[name] for name in kind.names if name in self.changes]
         if not found:
             return None
@@ -60,7 +64,7 @@ class Report:
 
 
 def show(report: Report) -> None:
-    """Tables on stdout."""
+    """Print the report as tables."""
     calibrated = bool(report.changes)
     header = ["tensors", "count", "stored as", "error"]
     header += ["of outputs, to nearest", f"by {report.algorithm}"] if calibrated else []
@@ -101,7 +105,7 @@ def _total(report: Report, calibrated: bool) -> tuple[str, ...]:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The whole report as a JSON document."""
+    """Convert the whole report to a JSON document."""
     found, text = report.comparison, report.measured_on
     measured = found and {
         "tokens": found.ours.num_scored,

@@ -5,9 +5,9 @@ from pathlib import Path
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.parser.options import JSON, MODEL, MODEL_NAME, OUTPUT, QUIET, option
 from tokenmill.cli.process.display import print_json, progress_on_stderr, say_on_stderr
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import read_text
 from tokenmill.errors import ConfigError
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.registry import EXPORTS, either, help_of
 from tokenmill.value_reader import check_choice
 
@@ -47,7 +47,7 @@ ALGORITHM = option(
 )
 TARGET_BITS = option(
     None,
-    "Bits per weight of the matrices, with scales: those whose rounding to 4 bits changes predictions most "
+    "Bits per weight of the matrices, with scales: the matrices whose rounding to 4 bits changes predictions most "
     "get 8 bits, as many as fit. With importance or gptq.",
     CALIBRATION,
     metavar="BITS",
@@ -78,7 +78,7 @@ def command(
     text: Path | None = TEXT_FILE,
     num_texts: int = option(32, "Calibration texts.", CALIBRATION, minimum=2, maximum=4096),
     text_length: int = option(512, "Tokens of each text.", CALIBRATION, minimum=16),
-    seed: int = option(0, "Of the texts that the model writes.", CALIBRATION, minimum=0),
+    seed: int = option(0, "Seed of the texts that the model writes.", CALIBRATION, minimum=0),
     evaluate: bool | None = EVALUATE,
     json: bool = JSON,
     quiet: bool = QUIET,
@@ -88,11 +88,10 @@ def command(
     What is written is kept exactly when the model is loaded. Embeddings, norms and biases stay as they are. A
     calibration that is interrupted goes on when the same command is given again.
     """
-    with uninterrupted():
+    with held_interrupts():
         from tokenmill.calibrate.rounding import ALGORITHMS
         from tokenmill.cli.quantize.report import document, show
-        from tokenmill.cli.quantize.run import quantize_and_compare
-        from tokenmill.cli.quantize.texts import TextSettings
+        from tokenmill.cli.quantize.run import TextSettings, quantize_and_compare
         from tokenmill.weights.write.export import find_export
 
     check_choice("algorithm", algorithm, ALGORITHMS)

@@ -24,11 +24,11 @@ MAX_TOGETHER = 8
 MIN_CACHE = 4096  # tokens, so that short texts of a group are computed together
 AS_RECEIPT = ("program", "dtype", "scheme", "cache_format", "fuse", "device")
 ELSEWHERE = ("program", "kernel", "device", "compile")
-"""Settings that are left to this machine where those of the receipt cannot run on it."""
+"""Settings that are left to this machine where the receipt's own cannot run on it."""
 
 
 class Given(NamedTuple):
-    """What stands in the place of what receipts say: the model, its chat template, settings by their names."""
+    """Options that replace what receipts say: the model, its chat template, settings by their names."""
 
     model: str | None
     chat_template: Path | None
@@ -36,7 +36,7 @@ class Given(NamedTuple):
 
 
 class GroupOutcome(NamedTuple):
-    """What came of one entry of a file."""
+    """The outcome for one entry of a file."""
 
     where: str
     receipt: Receipt | None
@@ -46,14 +46,13 @@ class GroupOutcome(NamedTuple):
 def check_all(
     entries: List[ReceiptEntry], given: Given, progress: Progress, count: Callable[[], None]
 ) -> list[GroupOutcome]:
-    """What came of each entry, in their order. count: called at each one."""
+    """Check each entry, and return the outcomes in their order. count: called at each one."""
     found: dict[int, Verification] = {}
     groups: dict[str, list[int]] = {}
     for number, entry in enumerate(entries):
         if entry.receipt is None:
-            found[number] = Verification(
-                "unreadable", (), ((entry.error or "").removeprefix(entry.where).lstrip(": "),)
-            )
+            error = (entry.error or "").removeprefix(entry.where).lstrip(": ")
+            found[number] = Verification("unreadable", (), (error,))
             count()
         else:
             groups.setdefault(_kind(entry.receipt), []).append(number)
@@ -65,20 +64,20 @@ def check_all(
 
 
 def _kind(receipt: Receipt) -> str:
-    """What receipts have alike that one engine checks."""
+    """Return what receipts that one engine can check have alike."""
     engine = {name: value for name, value in receipt.engine.items() if name not in ("build", "machine", "torch")}
     return repr((receipt.model["name"], sorted(engine.items())))
 
 
 class _Group:
-    """Receipts of one kind."""
+    """Receipts that one engine can check."""
 
     def __init__(self, receipts: List[Receipt], given: Given, progress: Progress) -> None:
         self._receipts, self._given, self._progress = receipts, given, progress
         self._model = given.model or receipts[0].model["name"]
 
     def outcomes(self, count: Callable[[], None]) -> list[tuple[int, Verification]]:
-        """What came of each, with its place among them."""
+        """Check each receipt, and return the outcomes with their places."""
         found: list[tuple[int, Verification]] = []
         try:
             with self._load() as engine:

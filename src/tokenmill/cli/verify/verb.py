@@ -4,15 +4,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.options import CHAT_TEMPLATE, JSON, MODEL, QUIET, argument, option
 from tokenmill.cli.process.display import echo, print_json, print_table, progress_on_stderr
-from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.verify.groups import Given, GroupOutcome, check_all
 from tokenmill.errors import ReceiptError
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.receipts.file import ReceiptEntry, read_receipts
 from tokenmill.receipts.verification import VERDICTS
 from tokenmill.settings.engine_config import EngineConfig
@@ -25,11 +26,11 @@ EXAMPLES = (
 )
 
 SHOWN = 20
-"""Receipts of which each has a line in the table, beside those that are not verified."""
+"""The table has a line for each verified receipt too if there are no more receipts than these."""
 MOST = 1000
-"""Receipts that the table and the reasons under it are of, at most."""
+"""The table and the reasons under it show at most this many receipts."""
 ORDER = ("refused", "unreadable", "unchecked", "consistent", "verified")
-"""The verdicts that are shown first where there are more than that."""
+"""The verdicts in the order in which they are shown where there are more receipts than MOST."""
 RECEIPTS = "Receipts"
 
 WORDS = {
@@ -59,7 +60,7 @@ def command(
     verified; 1: something is not as a receipt says, which the table names; 2: something could not be checked, or only
     as far as another build can.
     """
-    with uninterrupted():
+    with held_interrupts():
         import numpy  # noqa: F401
 
     entries = _entries_of(files)
@@ -83,7 +84,7 @@ def command(
 
 
 def _entries_of(files: Sequence[Path]) -> list[ReceiptEntry]:
-    """The entries of all files. A file that cannot be read is an entry, too, if there is anything else."""
+    """Read the entries of all files. A file that cannot be read is an entry, too, if there is anything else."""
     found, errors = list[ReceiptEntry](), list[ReceiptError]()
     for file in files:
         try:
@@ -97,7 +98,7 @@ def _entries_of(files: Sequence[Path]) -> list[ReceiptEntry]:
 
 
 def exit_code(outcomes: Sequence[GroupOutcome]) -> int:
-    """1 if something was refused; else 2 if something is not verified."""
+    """Return 1 if something was refused; else 2 if something is not verified."""
     verdicts = {each.found.verdict for each in outcomes}
     return 1 if "refused" in verdicts else 2 * (verdicts != {"verified"})
 
@@ -111,16 +112,7 @@ def _document(outcomes: Sequence[GroupOutcome], elapsed_s: float) -> dict[str, A
                 "verdict": each.found.verdict,
                 "model": None if each.receipt is None else each.receipt.model["name"],
                 "tokens": each.found.num_tokens,
-                "findings": [
-                    {
-                        "what": one.what,
-                        "position": one.position,
-                        "claimed": one.claimed,
-                        "found": one.found,
-                        "message": one.message,
-                    }
-                    for one in each.found.findings
-                ],
+                "findings": [asdict(one) for one in each.found.findings],
                 "notes": list(each.found.notes),
             }
             for each in outcomes
