@@ -25,7 +25,7 @@ import httpx2
 from tests.ports import unused_port
 from tests.serve.scripted import CONTEXT, call, save_scripted_model
 
-from tokenmill.bench.event_stream import EventStream
+from tokenmill.bench.load_report import EventStream
 from tokenmill.prove.agent.check import common_length
 
 ROOT = Path(__file__).parents[1]

@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from tokenmill.bench.peers import install as module
-from tokenmill.bench.peers.install import CONSTRAINTS, install
-from tokenmill.bench.peers.known import TORCH, Peer, environment
+from tokenmill.bench.peers import known as module
+from tokenmill.bench.peers.known import CONSTRAINTS, TORCH, Peer, environment, install
 from tokenmill.errors import TokenmillError
 
 PEER = Peer(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tokenmill.bench import load as load_module
+from tokenmill.bench.address import endpoint
 from tokenmill.bench.load import LoadTest, arrivals_s, build_asks, find_model, send
 from tokenmill.bench.load_report import AnswerStream, Failure, Outcome, Record, figures
 from tokenmill.errors import ConfigError, TokenmillError
@@ -242,7 +243,7 @@ def test_chat_counts_content_and_thoughts_but_no_role():
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 def test_the_address_may_end_as_other_clients_want_it(end):
-    assert LoadTest(url="http://h:1" + end).at("models") == "http://h:1/v1/models"
+    assert endpoint("http://h:1" + end, "models") == "http://h:1/v1/models"
 
 
 def test_the_same_seed_gives_the_same_prompts():

@@ -11,12 +11,11 @@ import pytest
 
 from tests.tiny_models import VOCABULARY, save
 from tokenmill.bench.peers import contest as peers
-from tokenmill.bench.peers import install as peer_install
+from tokenmill.bench.peers import known as peer_install
 from tokenmill.bench.peers import known as peer_list
-from tokenmill.bench.peers.contest import Contest
+from tokenmill.bench.peers.contest import Contest, Prompts
 from tokenmill.bench.peers.known import PEERS, PROGRAMS, Peer, command_for
 from tokenmill.bench.peers.process import PeerFailed, PeerProcess, PeerRefused
-from tokenmill.bench.peers.prompts import Prompts
 from tokenmill.bench.points import Point
 from tokenmill.bench.rows import append_row, read_rows
 from tokenmill.engine.outputs import hash_tokens

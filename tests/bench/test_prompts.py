@@ -2,8 +2,8 @@
 
 import pytest
 
-from tokenmill.bench.peers import prompts as module
-from tokenmill.bench.peers.prompts import Prompts, documentation
+from tokenmill.bench.peers import contest as module
+from tokenmill.bench.peers.contest import Prompts, documentation
 from tokenmill.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ from tokenmill.errors import ConfigError
 
 
 def check_address(option: str, url: str, key_option: str) -> None:
-    """ConfigError, naming the option, for what is no address of a server."""
+    """Raise ConfigError, naming the option, for what is no address of a server."""
     if "@" in url:  # first, since the address is written into results and into the error below
         raise ConfigError(option, "…@…", f"an address without user and password; a key goes into {key_option}")
     try:
@@ -19,17 +19,17 @@ def check_address(option: str, url: str, key_option: str) -> None:
 
 
 def check_key(option: str, key: str | None) -> None:
-    """ConfigError, naming the option, for a key that no header can hold; the key itself is not shown."""
+    """Raise ConfigError, naming the option, for a key that no header can hold; the key itself is not shown."""
     if key and not (key.isascii() and key.isprintable()):
         raise ConfigError(option, "…", "printable ASCII, since it travels in a header")
 
 
 def endpoint(url: str, path: str) -> str:
-    """The address of an endpoint; `url` may end in /v1, as other clients want it."""
+    """Return the address of an endpoint; `url` may end in /v1, as other clients want it."""
     return f"{url.rstrip('/').removesuffix('/v1')}/v1/{path}"
 
 
 def headers_of(key: str | None) -> dict[str, str]:
-    """The headers of every request. A compressed stream would be held back until there is enough to compress."""
+    """Return the headers of every request. A compressed stream would be held back until there is enough to compress."""
     own = {"Authorization": f"Bearer {key}"} if key else {}
     return {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close", **own}

@@ -1,5 +1,4 @@
-"""The cost card: what a model must move and compute, what this machine can, and the lower
-bound that follows.
+"""The cost card: what a model must move and compute, what this machine can, and the lower bound that follows.
 
 It is printed before anything is measured, so that every figure after it can be judged.
 """
@@ -23,7 +22,7 @@ MAX_FLOORS = 6  # that people are shown
 def card_of(
     config: EngineConfig, model: ModelConfig, limits: Limits, points: Iterable[Point], file_bytes: int = 0
 ) -> dict[str, Any]:
-    """Parameters, traffic per token, the machine's limits, and each point's floor in tokens per second."""
+    """Compute parameters, traffic per token, the machine's limits, and each point's floor in tokens per second."""
     resolved = resolve(config, model)
     storage = Storage.planned(resolved, file_bytes)
     dtype, read = resolved.config.dtype, 1e9 * limits.read_gb_s
@@ -42,7 +41,7 @@ def card_of(
 
 
 def card_rows(card: dict[str, Any]) -> list[tuple[str, str]]:
-    """The card for people."""
+    """Return the card's lines for people."""
     machine = card["machine"]
     cached = f", {machine['cached_read_gb_s']:.0f} within the cache" if machine["device"] == "cpu" else ""
     rates = [f"{machine['float32_gflop_s']:,.0f} float32", f"{machine['bfloat16_gflop_s']:,.0f} bfloat16"]
@@ -63,7 +62,9 @@ def card_rows(card: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _floor(model: ModelConfig, storage: Storage, cache: bool, point: Point, read: float, peak: float) -> float:
-    """Tokens per second that nothing on this machine can exceed: of generation where there is some, else of prefill."""
+    """Compute the tokens per second that nothing on this machine can exceed: of generation where there is some, else of
+    prefill.
+    """
     if point.new:
         depth = point.num_fed + point.new / 2
         return point.batch / decode_traffic(model, storage, point.batch, depth, cache).floor_s(read, peak)

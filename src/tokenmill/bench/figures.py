@@ -17,7 +17,7 @@ UNSTEADY, UNSTEADY_PROBE = 1.15, 1.3  # slowest over fastest repetition, and pro
 
 
 def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, label: str, kind: str) -> dict[str, Any]:
-    """Every column of one point that was measured."""
+    """Compute every column of one point that was measured."""
     point = measured.point
     return {
         "version": VERSION,
@@ -45,12 +45,12 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
 
 
 def _text(engine: Engine, tokens: Sequence[int]) -> str | None:
-    """The beginning of the first text, for people to see that it is one."""
+    """Decode the beginning of the first text, for people to see that it is text."""
     return None if engine.tokenizer is None else engine.tokenizer.decode(list(tokens))
 
 
 def settings_of(engine: Engine) -> dict[str, Any]:
-    """The settings of the engine, as they were resolved."""
+    """Return the settings of the engine, as they were resolved."""
     config = engine.config
     names = "dtype scheme cache cache_format speculate device block_size".split()
     settings = {name: getattr(config, name) for name in names}
@@ -59,12 +59,12 @@ def settings_of(engine: Engine) -> dict[str, Any]:
 
 
 def point_columns(point: Point) -> dict[str, int]:
-    """The point itself."""
+    """Return the columns of the point itself."""
     return {"batch": point.batch, "prompt": point.prompt, "new": point.new, "depth": point.depth}
 
 
 def figures_of(measured: Measured) -> dict[str, Any]:
-    """Times and rates; those of a phase that the point does not have are None."""
+    """Compute times and rates; the figures of a phase that the point does not have are None."""
     point, samples = measured.point, measured.samples
     total = Spread.of([sample.total_s for sample in samples])
     gaps_ms = [1e3 * gap for sample in samples for gap in sample.itl_s]
@@ -89,14 +89,14 @@ def figures_of(measured: Measured) -> dict[str, Any]:
 
 
 def is_noisy(measured: Measured) -> bool:
-    """Whether repetitions or probes lie so far apart that one should look twice."""
+    """Tell whether repetitions or probes lie so far apart that one should look twice."""
     totals = Spread.of([sample.total_s for sample in measured.samples])
     probes = Spread.of(measured.probes_gb_s)
     return totals.max > UNSTEADY * totals.min or probes.max > UNSTEADY_PROBE * probes.min
 
 
 def _against_the_machine(measured: Measured, engine: Engine, limits: Limits) -> dict[str, Any]:
-    """Bytes and operations per second, and the share of the floor.
+    """Compute bytes and operations per second, and the share of the floor.
 
     The bandwidth is the better of the kept limit and of the probes beside: shared machines change within seconds.
     """

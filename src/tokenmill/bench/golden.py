@@ -93,12 +93,12 @@ GOLDEN: dict[str, dict[str, str]] = {
 
 
 def token_ids(text: str) -> list[int]:
-    """The ids of one entry of GOLDEN."""
+    """Parse the ids of one entry of GOLDEN."""
     return [int(word) for word in text.split()]
 
 
 def reference_for(path: Path) -> Mapping[str, str] | None:
-    """Prompt → token ids for a file that is one of the short names' own; None for any other model."""
+    """Find the golden texts, prompt → token ids, for a file that a short name stands for; None for any other model."""
     for name, packaged in SHORT_NAMES.items():
         if path.name == packaged.file_name and path.stat().st_size == packaged.num_bytes:
             return GOLDEN.get(name)
@@ -128,7 +128,9 @@ def check_text(engine: Engine, reference: Mapping[str, str]) -> str:
 
 
 def _is_tie(engine: Engine, prompt: str, expected: list[int]) -> bool:
-    """Whether every right token is as likely as the likeliest one, as far as the rounding of 16 bits leaves them."""
+    """Tell whether every right token is as likely as the likeliest one, as far as the rounding of 16 bits leaves
+    them.
+    """
     if engine.config.dtype not in TIES:
         return False
     ids = engine.encode(prompt)

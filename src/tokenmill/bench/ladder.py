@@ -19,14 +19,14 @@ from tokenmill.registry import PROGRAMS, PROPOSERS
 from tokenmill.settings.engine_config import FUSIBLE, EngineConfig
 
 PAGE = 16
-DRAFT_MODEL = "q8"  # of the one rung that has a draft model, unless the user names another
+DRAFT_MODEL = "q8"  # the one rung with a draft model has this one, unless the user names another
 
 
 @dataclass(frozen=True)
 class Rung:
     """A label, and the settings that differ from the user's own. refused: why it is not climbed here, if so.
 
-    on_fastest: the settings come on top of those of the fastest rung so far.
+    on_fastest: whether the settings come on top of the settings of the fastest rung so far.
     """
 
     label: str
@@ -36,7 +36,7 @@ class Rung:
 
 
 def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
-    """The rungs from the bottom up."""
+    """Return the rungs from the bottom up."""
     draft, config = config.draft_model or DRAFT_MODEL, replace(config, draft_model=None)
     slowest = {"program": list(PROGRAMS)[-1], "scheme": REFERENCE}
     found = [
@@ -61,7 +61,7 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
 
 
 def _refused(config: EngineConfig, settings: dict[str, Any], model: ModelConfig) -> str | None:
-    """The reason why no engine can be made of these settings, or None."""
+    """Return the reason why no engine can be made of these settings, or None."""
     try:
         resolve(replace(config, **settings), model)
     except ConfigError as error:
@@ -70,7 +70,7 @@ def _refused(config: EngineConfig, settings: dict[str, Any], model: ModelConfig)
 
 
 def climb(series: Series, config: EngineConfig, steps: list[Rung], point: Point) -> Iterator[dict[str, Any]]:
-    """A row per rung, with the factor over the rung below and over the first."""
+    """Yield a row for each rung, with the factor over the rung below and over the first."""
     first: float | None = None
     below: float | None = None
     fastest: tuple[float, dict[str, Any]] = (0.0, {})

@@ -74,22 +74,12 @@ class LoadTest:
             _check("--" + option.replace("_", "-"), value, value is None or value >= 1, "a whole number of at least 1")
         if self.vocab_size is not None:
             _check("--vocab-size", self.vocab_size, not self.chat, "only without --chat, which takes text")
-            _check(
-                "--vocab-size", self.vocab_size, self.prompts is None, "only without --prompts, which brings its own"
-            )
+            allowed = "only without --prompts, which brings its own"
+            _check("--vocab-size", self.vocab_size, self.prompts is None, allowed)
         for name, bound_ms in self.goodput.items():
             allowed = f"one of {', '.join(GOODPUT)} and milliseconds, as ttft:500"
             _check("--goodput", f"{name}:{bound_ms:g}", name in GOODPUT and 0 <= bound_ms < math.inf, allowed)
         check_key("--api-key", self.api_key)
-
-    def at(self, path: str) -> str:
-        """The address of an endpoint."""
-        return endpoint(self.url, path)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of every request."""
-        return headers_of(self.api_key)
 
 
 @dataclass(frozen=True)
@@ -101,7 +91,7 @@ class LoadRequest:
 
 
 def arrivals_s(load: LoadTest) -> list[float]:
-    """When each request is due, in seconds since the start; the same for the same seed.
+    """Compute when each request is due, in seconds since the start; the same for the same seed.
 
     As in vLLM, times are scaled so that the last is due at num_prompts / rate: the offered rate is the requested one.
     """
@@ -120,7 +110,9 @@ def arrivals_s(load: LoadTest) -> list[float]:
 
 
 def build_asks(load: LoadTest) -> list[LoadRequest]:
-    """Every prompt, the same for the same seed; the first n of a longer run are those of a shorter one."""
+    """Make every prompt, the same for the same seed; the first n prompts of a longer run are the prompts of a shorter
+    one.
+    """
     if load.prompts is not None:
         given = _read(load.prompts, load.chat)
         return [given[index % len(given)] for index in range(load.num_prompts)]
@@ -140,7 +132,7 @@ def _ask(prompt: str | list[int], chat: bool) -> LoadRequest:
 
 
 def _read(path: Path, chat: bool) -> list[LoadRequest]:
-    """One prompt per line, text or a JSON object; empty lines do not count."""
+    """Read one prompt from each line, text or a JSON object; empty lines do not count."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
@@ -175,11 +167,11 @@ def _parse(line: str, chat: bool, where: str) -> LoadRequest:
 
 
 def find_model(load: LoadTest) -> str:
-    """The model to request, and proof that a server answers there."""
-    address = load.at("models")
+    """Find the model to request, which proves that a server answers there."""
+    address = endpoint(load.url, "models")
     try:
         with httpx2.Client(timeout=min(load.time_limit, _GREETING_S), trust_env=False) as client:
-            answer = client.get(address, headers=load.headers)
+            answer = client.get(address, headers=headers_of(load.api_key))
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise TokenmillError(f"no server answers at {load.url} ({reason}): start one, or give --url") from None
@@ -212,7 +204,8 @@ class _Run:
 
     def __init__(self, load: LoadTest, model: str, progress: Progress, clock: Clock) -> None:
         self.load, self.model, self.progress, self.clock = load, model, progress, clock
-        self.address = load.at("chat/completions" if load.chat else "completions")
+        self.address = endpoint(load.url, "chat/completions" if load.chat else "completions")
+        self.headers = headers_of(load.api_key)
         # Shared, since making one takes longer than many a request.
         self.tls = httpx2.create_ssl_context(trust_env=False)
         self.places = asyncio.Semaphore(load.concurrency) if load.concurrency else contextlib.nullcontext()
@@ -247,10 +240,12 @@ class _Run:
         return Outcome(records, len(asks), duration_s, self.max_in_flight, self.lag_s, interrupted)
 
     async def warm_up(self) -> None:
-        """The first connection of a program imports what all others find: the first request must not pay for it."""
+        """Connect once: the first connection of a program imports what all others find, and the first request must not
+        pay for it.
+        """
         with contextlib.suppress(httpx2.HTTPError):
             async with httpx2.AsyncClient(verify=self.tls, trust_env=False, timeout=_GREETING_S) as client:
-                await client.get(self.load.at("models"), headers=self.load.headers)
+                await client.get(endpoint(self.load.url, "models"), headers=self.headers)
 
     async def watch_lag(self) -> None:
         """Note how late this program itself has been at worst: what waits for it looks as if the server were slow."""
@@ -275,13 +270,13 @@ class _Run:
         self.progress.advance(len(self.ended), self.load.num_prompts)
 
     async def exchange(self, ask: LoadRequest, record: Record) -> None:
-        """One request from its first byte to its last; raises Failure for whatever goes wrong with it."""
+        """Carry out one request from its first byte to its last; Failure for whatever goes wrong with it."""
         stream, limit_s = AnswerStream(record), self.load.time_limit
         # A client each: one pool for all takes time that grows with the square of what is in flight.
         async with httpx2.AsyncClient(verify=self.tls, trust_env=False, timeout=None) as client:
             # Encoded here: httpx2 writes no \uXXXX, and a lone surrogate in a file of prompts would end the run.
-            body, headers = json.dumps(_body(self.load, self.model, ask)).encode(), self.load.headers
-            request = client.build_request("POST", self.address, content=body, headers=headers)
+            body = json.dumps(_body(self.load, self.model, ask)).encode()
+            request = client.build_request("POST", self.address, content=body, headers=self.headers)
             record.sent_s = self.now_s()
             try:
                 async with asyncio.timeout(limit_s) as timer:

@@ -18,11 +18,10 @@ where it gives none, chunks are counted, and `token_counts_from` says so.
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.bench.event_stream import EventStream
 from tokenmill.measure.statistics import percentile
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_client_queue")
@@ -31,6 +30,28 @@ PERCENTILES = (50, 90, 95, 99)
 
 # Above this the figures say something about this program, and no longer about the server alone.
 _LATE_S = 0.1
+
+
+class EventStream:
+    """Server-sent events as their bytes come in.
+
+    Lines end at "\\n" alone: U+2028 and its like may stand inside a JSON string, which a reader that ends lines there
+    tears apart.
+    """
+
+    def __init__(self) -> None:
+        self._tail, self._data = b"", list[bytes]()
+
+    def feed(self, block: bytes) -> Iterator[bytes]:
+        """Yield the data of each event that ends in this block."""
+        *lines, self._tail = (self._tail + block).split(b"\n")
+        for line in lines:
+            content = line.removesuffix(b"\r")
+            if content.startswith(b"data:"):
+                self._data.append(content[5:].strip())
+            elif not content and self._data:
+                data, self._data = b"\n".join(self._data), []
+                yield data
 
 
 @dataclass
@@ -51,7 +72,7 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Whether it counts."""
+        """True if the request counts."""
         return not self.failure
 
     @property
@@ -88,7 +109,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A whole run: requests in the order in which they were due; those that never ended are not among them."""
+    """A whole run: requests in the order in which they were due, without requests that never ended."""
 
     records: Sequence[Record]
     num_asked: int
@@ -106,19 +127,19 @@ class Failure(Exception):
 
 
 class AnswerStream:
-    """Server-sent events as bytes come in; what they hold goes into the record."""
+    """A streamed answer; what its events hold goes into the record."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.done, self.finished = record, False, False
         self._events = EventStream()
 
     def feed(self, block: bytes, now_s: float) -> None:
-        """Bytes that came at `now_s`; raises where they tell of a failure."""
+        """Take bytes that came at `now_s`; Failure where they tell of one."""
         for data in self._events.feed(block):
             self._event(data, now_s)
 
     def end(self) -> None:
-        """The stream has ended: raises Failure unless the answer is complete."""
+        """Note the end of the stream; Failure unless the answer is complete."""
         if not (self.done or self.finished):
             raise Failure("ended early", "the stream ended without finish_reason or [DONE]")
         if not self.record.chunks_s:
@@ -164,7 +185,7 @@ class AnswerStream:
 
 
 def message_of(answer: bytes | Mapping[str, Any]) -> str:
-    """The message of an error, whichever way it is written."""
+    """Return the message of an error, whichever way it is written."""
     document: Any = answer
     if isinstance(answer, bytes):
         try:
@@ -176,13 +197,15 @@ def message_of(answer: bytes | Mapping[str, Any]) -> str:
 
 
 def _printable(text: str) -> str:
-    """One short line that is safe to show on a terminal, whatever it contains."""
+    """Shorten a text to one line that is safe to show on a terminal, whatever it contains."""
     words = " ".join(text.split())
     return "".join(letter if letter.isprintable() else "�" for letter in words)[:200]
 
 
 def figures(outcome: Outcome, goodput_ms: Mapping[str, float], open_loop: bool, detailed: bool) -> dict[str, Any]:
-    """Every figure under vLLM's key; those that it has not are named in the module's head or speak for themselves."""
+    """Compute every figure under vLLM's key; figures that vLLM has not are named in the module's head, or by their
+    names.
+    """
     good = [record for record in outcome.records if record.ok]
     inputs, outputs = sum(record.input_tokens for record in good), sum(record.output_tokens for record in good)
     latencies_s = {
@@ -191,11 +214,10 @@ def figures(outcome: Outcome, goodput_ms: Mapping[str, float], open_loop: bool, 
         "itl": [itl_s for record in good for itl_s in record.itls_s],
         "e2el": [record.e2el_s for record in good],
         "client_queue_time": [record.sent_s - record.due_s for record in good] if open_loop else [],
-        "e2el_including_client_queue": [record.e2el_s + record.sent_s - record.due_s for record in good]
-        if open_loop
-        else [],
+        "e2el_including_client_queue": [each.e2el_s + each.sent_s - each.due_s for each in good] if open_loop else [],
     }
     failures = [record for record in outcome.records if not record.ok]
+    num_met = sum(_meets(record, goodput_ms) for record in good)
     facts: dict[str, Any] = {
         "duration": outcome.duration_s,
         "completed": len(good),
@@ -207,9 +229,7 @@ def figures(outcome: Outcome, goodput_ms: Mapping[str, float], open_loop: bool, 
         "total_output_tokens": outputs,
         "token_counts_from": _source(good),
         "request_throughput": _per_second(len(good), outcome.duration_s),
-        "request_goodput": _per_second(sum(_meets(record, goodput_ms) for record in good), outcome.duration_s)
-        if goodput_ms
-        else None,
+        "request_goodput": _per_second(num_met, outcome.duration_s) if goodput_ms else None,
         "output_throughput": _per_second(outputs, outcome.duration_s),
         "total_token_throughput": _per_second(inputs + outputs, outcome.duration_s),
         "max_output_tokens_per_s": _best_second(good),
@@ -240,7 +260,7 @@ def _statistics(name: str, values_ms: Sequence[float]) -> dict[str, float | None
 
 
 def _meets(record: Record, goodput_ms: Mapping[str, float]) -> bool:
-    """Whether every bound is kept; one token has no tpot, and keeps any, as vLLM counts it."""
+    """Tell whether every bound is kept; one token has no tpot, and keeps any, as vLLM counts it."""
     reached_s = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2el": record.e2el_s}
     return all(reached_s[name] * 1000 <= bound_ms for name, bound_ms in goodput_ms.items())
 
@@ -250,7 +270,7 @@ def _per_second(count: float, duration_s: float) -> float:
 
 
 def _best_second(good: Iterable[Record]) -> float:
-    """A chunk counts for as many tokens as the chunks of its request have on average."""
+    """Count the tokens of the best second. A chunk counts for as many as the chunks of its request have on average."""
     good, counts = list(good), dict[int, float]()
     first_s = min((record.sent_s for record in good), default=0.0)
     for record in good:
@@ -266,7 +286,7 @@ def _source(good: Iterable[Record]) -> str | None:
 
 
 def _details(records: Iterable[Record]) -> dict[str, Any]:
-    """One entry per request; an empty string in `errors` is a success."""
+    """Return one entry for each request; an empty string in `errors` is a success."""
     rows = list(records)
     return {
         "input_lens": [record.input_tokens for record in rows],
@@ -282,7 +302,7 @@ def _details(records: Iterable[Record]) -> dict[str, Any]:
 
 
 def _notes(outcome: Outcome, good: Sequence[Record], open_loop: bool) -> Iterable[str]:
-    """The remarks that a reader needs before trusting the figures."""
+    """Yield the remarks that a reader needs before trusting the figures."""
     if outcome.interrupted:
         missing = outcome.num_asked - len(outcome.records)
         yield f"interrupted: {missing} of {outcome.num_asked} requests did not end and are left out"

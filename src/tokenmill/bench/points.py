@@ -1,4 +1,4 @@
-"""Points to measure, of (batch, prompt, new tokens, depth), and the names people know them by: pp512, tg128.
+"""Points to measure, of batch, prompt, new tokens and depth, and the names people know them by: pp512, tg128.
 
 `pp512` is the prefill of 512 tokens, `tg128` the generation of 128; `@ d1000` says how many tokens lie before. A sweep
 is the product of its lists.
@@ -34,7 +34,7 @@ class Point:
 
     @property
     def title(self) -> str:
-        """The name, and what is not usual."""
+        """The name, with depth and batch where they are not the usual ones."""
         return self.name + (f" @ d{self.depth}" if self.depth else "") + (f" x{self.batch}" if self.batch > 1 else "")
 
     @property
@@ -49,7 +49,7 @@ class Point:
 
 
 def parse_tests(text: str) -> list[tuple[int, int]]:
-    """ "pp512,tg128,pp64+tg16" → (prompt, new) of each."""
+    """Parse "pp512,tg128,pp64+tg16" into (prompt, new) of each."""
     tests = []
     for word in text.split(","):
         match = _NAME.fullmatch(word.strip())
@@ -62,7 +62,7 @@ def parse_tests(text: str) -> list[tuple[int, int]]:
 
 
 def parse_counts(text: str, option: str, minimum: int = 1) -> list[int]:
-    """ "1,4,16" → [1, 4, 16]."""
+    """Parse "1,4,16" into [1, 4, 16]."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) >= minimum for word in words):
         raise ConfigError(option, text, f"integers of at least {minimum} separated by commas, as 1,4,16")
@@ -70,5 +70,5 @@ def parse_counts(text: str, option: str, minimum: int = 1) -> list[int]:
 
 
 def sweep(batches: List[int], prompts: List[int], news: List[int], depths: Iterable[int] = (0,)) -> list[Point]:
-    """Every combination, the cheap ones first within each batch size."""
+    """Return every combination, the cheap ones first within each batch size."""
     return [Point(prompt, new, batch, depth) for batch, depth, prompt, new in product(batches, depths, prompts, news)]

@@ -51,7 +51,7 @@ _TEXTS = "build hash commit tokenmill torch python test label model reason varia
 
 
 def check_output(path: Path) -> None:
-    """ConfigError unless rows can be appended there; before anything is measured."""
+    """Raise ConfigError unless rows can be appended there; before anything is measured."""
     if path.suffix not in (".jsonl", ".json", ".csv"):
         raise ConfigError("--output", str(path), "a file that ends in .jsonl (or .json) or .csv")
     check_appendable(path, "--output")
@@ -76,7 +76,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
             file.write(text.getvalue())
     except OSError:
         if path.is_file():
-            os.truncate(path, size)  # without the beginning of a line, which nobody could read
+            os.truncate(path, size)  # the beginning of a line could be read by nobody
         raise
 
 
@@ -87,7 +87,7 @@ def _header(path: Path) -> list[str]:
 
 
 def read_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """Every row of every file, in order. TokenmillError that names file and line for what is none of ours."""
+    """Read every row of every file, in order. TokenmillError that names file and line for a row of another program."""
     rows: list[dict[str, Any]] = []
     for path in paths:
         try:
@@ -105,7 +105,7 @@ def read_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def provenance() -> dict[str, Any]:
-    """The columns that every row has: the code, the versions, the machine, the time."""
+    """Return the columns that every row has: the code, the versions, the machine, the time."""
     return {
         "commit": commit(),
         "tokenmill": __version__,
@@ -121,7 +121,9 @@ def provenance() -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """The commit of the checkout that this code runs from, with a + when it was changed; None when it was installed."""
+    """Return the commit of the checkout that this code runs from, with a + when it was changed; None when it was
+    installed.
+    """
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
@@ -154,7 +156,7 @@ def _from_csv(text: str) -> list[dict[str, Any]]:
 
 
 def _parsed(text: str | None) -> Any:
-    """Numbers and truth values back from their text; an empty cell is None."""
+    """Read numbers and truth values back from their text; an empty cell is None."""
     if not text:
         return None
     if text in ("True", "False"):

@@ -26,9 +26,10 @@ WARM_TOKENS = 8
 class Sample:
     """One repetition; seconds.
 
-    prefill_s: what prefill_tokens took, those of the point's own prompts, without the depth before them.
-    decode_s: decode_steps of the whole batch, each of several in one call counted, which gave decode_tokens. total_s:
-    from the first step's begin to the last one's end. itl_s: gaps between tokens, of all sequences; see shared_gaps.
+    prefill_s: the time of prefill_tokens, the tokens of the point's own prompts, without the depth before them.
+    decode_s: the time of decode_steps of the whole batch, each of several in one call counted, which gave
+    decode_tokens. total_s: from the first step's begin to the last one's end. itl_s: gaps between tokens, of all
+    sequences; see shared_gaps.
     """
 
     prefill_s: float
@@ -43,7 +44,9 @@ class Sample:
 
     @property
     def hash(self) -> str:
-        """Over the tokens of all sequences, one after the other; of one sequence it is its completion's hash."""
+        """The hash over the tokens of all sequences, one after the other; of one sequence it is its completion's
+        hash.
+        """
         return hash_tokens(self.tokens)
 
 
@@ -63,7 +66,7 @@ class Measured:
 
 
 def make_prompts(point: Point, vocab_size: int, repetition: int = 0) -> list[list[int]]:
-    """Random ids, other ones for each sequence and repetition, and the same whenever it is called."""
+    """Draw random ids, other ones for each sequence and repetition, and the same whenever it is called."""
     rng = random.Random(f"{repetition} {point}")  # noqa: S311  (no secret)
     return [[rng.randrange(vocab_size) for _ in range(point.num_fed)] for _ in range(point.batch)]
 
@@ -79,9 +82,10 @@ def measure_point(
     clock: Callable[[], float] = time.perf_counter,
     advance: Callable[[], object] = lambda: None,
 ) -> Measured:
-    """A shorter run to warm up, then the repetitions, a probe beside each. `advance` is called after every run.
+    """Measure a point: a shorter run to warm up, then the repetitions, a probe beside each. `advance` is called after
+    every run.
 
-    After the last one the beginning of the first is run again, to see that its tokens are the same.
+    After the last repetition the beginning of the first is run again, to see that its tokens are the same.
     """
     vocab_size, measured = engine.model_config.vocab_size, Measured(point)
     short = replace(point, new=min(point.new, WARM_TOKENS))
@@ -140,7 +144,7 @@ def sample_of(steps: List[StepRecord], done: List[Completion], point: Point) -> 
 
 
 def shared_gaps(gaps_s: List[float]) -> list[float]:
-    """Tokens that came together have their parts of the time before them: n gaps of which one is not 0 are n alike."""
+    """Share time among tokens that came together: of n gaps in which one is not 0, each gets the nth part."""
     ends = [at for at, gap in enumerate(gaps_s) if gap] + [len(gaps_s)]
     found = [0.0] * ends[0]
     for begin, end in pairwise(ends):
@@ -149,7 +153,7 @@ def shared_gaps(gaps_s: List[float]) -> list[float]:
 
 
 def chunk_for(point: Point, usual: int) -> int:
-    """Tokens per step, such that a step ends where the depth ends and the measured prefill begins there."""
+    """Choose the tokens per step, such that a step ends where the depth ends and the measured prefill begins there."""
     if not point.prompt or not point.depth:
         return usual
     return -(-point.depth // -(-point.depth // MAX_PREFILL_CHUNK))

@@ -52,7 +52,9 @@ class Series:
     _total: int = 0
 
     def rows(self, points: List[Point], config: EngineConfig, label: str = "") -> Iterator[dict[str, Any]]:
-        """One row per point, small batches first. Raises WrongText when an engine does not say what it must."""
+        """Yield one row for each point, small batches first. Raises WrongText when an engine does not say what it
+        must.
+        """
         self._done, self._total = 0, len(points) * (self.repetitions + 2)
         ordered = sorted(points, key=lambda point: point.batch)
         for _, group in groupby(ordered, key=lambda point: (point.batch, chunk_for(point, config.max_step_tokens))):
@@ -61,15 +63,13 @@ class Series:
                 yield from self._run(together, config, label)
 
     def limits(self, config: EngineConfig) -> Limits:
-        """The limits of the device and the threads that the engines use."""
+        """Measure the limits of the device and the threads that the engines use."""
         device, threads = torch.device(find_device(config.device)), config.threads or default_threads()
         threads *= config.tensor_parallel if config.threads else 1
         if self._limits is None or (self._limits.device, self._limits.threads) != (str(device), threads):
             self.progress.stage(f"measuring what this machine can do ({device}, {counted(threads, 'thread')})")
             self._limits = limits(device, threads)
         return self._limits
-
-    # ---- inside
 
     def _fits(self, points: List[Point], config: EngineConfig) -> bool:
         try:
@@ -79,7 +79,7 @@ class Series:
         return True
 
     def _run(self, points: List[Point], config: EngineConfig, label: str) -> Iterator[dict[str, Any]]:
-        """The rows of points that share an engine."""
+        """Yield the rows of points that share an engine."""
         self.progress.stage(f"loading{f' for {label}' if label else ''}")
         try:
             started_s = time.perf_counter()
@@ -122,21 +122,17 @@ class Series:
             if point.prompt and point.depth and point.batch > 1:
                 allowed = "0 for prefill in batches: the depth of one sequence would mix with the prompt of another"
                 raise ConfigError("--depth", point.depth, allowed)
-        length = max(SHORTEST, *(point.length for point in points))
-        batch = points[0].batch
+        length, batch = max(SHORTEST, *(point.length for point in points)), points[0].batch
         chunk = max(chunk_for(points[0], config.max_step_tokens), batch)
         if not config.cache:
             chunk = max(chunk, batch * length)  # a step computes everything of everyone
-        return replace(
-            config,
-            max_length=config.max_length or length,
-            max_sequences=batch,
-            max_step_tokens=chunk,
-            prefix_cache=False,
-        )
+        sizes = {"max_length": config.max_length or length, "max_sequences": batch, "max_step_tokens": chunk}
+        return replace(config, **sizes, prefix_cache=False)
 
     def _check_memory(self, config: EngineConfig) -> None:
-        """CapacityError when the planner's figures say that it cannot fit, before the system kills us for trying."""
+        """Raise CapacityError when the planner's figures say that it cannot fit, before the system kills us for
+        trying.
+        """
         resolved = resolve(config, read_config(self.checkpoint.config))
         needed, available = cost_of(resolved).total_bytes, free_bytes(resolved.config.device)
         if needed > available:
@@ -158,7 +154,7 @@ class Series:
         return check_text(engine, reference)
 
     def _marked(self, point: Point, config: EngineConfig, label: str, error: Exception) -> dict[str, Any]:
-        """A row that says why there are no figures."""
+        """Return a row that says why there are no figures."""
         memory = isinstance(error, MemoryError | CapacityError | torch.OutOfMemoryError) or "allocat" in str(error)
         status = "out of memory" if memory else "refused" if isinstance(error, TokenmillError) else "failed"
         names = "model program kernel scheme dtype cache cache_format speculate device threads block_size".split()

@@ -130,7 +130,7 @@ class Shape(Checkpoint):
         self.shapes = {tensor: shape for tensor, (_, shape) in expected.items()}
 
     def read(self, name: str, dtype: torch.dtype | None = None, rows: range | None = None) -> Tensor:
-        """Rows of a matrix overlap in one block of random numbers, so that no time goes to making them. Norms and
+        """Read random numbers: rows of a matrix overlap in one block, so that no time goes to making them. Norms and
         biases are ones, so that activations stay in range.
         """
         size, *inputs = self.shapes[name]
@@ -140,11 +140,11 @@ class Shape(Checkpoint):
         return found if rows is None else found[rows.start : rows.stop]
 
     def tokenizer(self) -> Tokenizer | None:
-        """None: prompts are token ids."""
+        """Return None: prompts are token ids."""
         return None
 
     def generation_defaults(self) -> Recommended:
-        """Nothing: a shape recommends no settings."""
+        """Return nothing: a shape recommends no settings."""
         return NOTHING
 
 
@@ -154,7 +154,7 @@ def _noise() -> Tensor:
 
 
 def find_shape(text: str) -> Shape:
-    """The shape of that name, or as many of its layers as follow a colon; ConfigError with the names without."""
+    """Find the shape of that name, or as many of its layers as follow a colon; ConfigError with the names without."""
     name, colon, layers = text.partition(":")
     if name not in SHAPES:
         raise ConfigError("--shape", text, f"use one of {', '.join(SHAPES)}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.bench.event_stream import EventStream
+from tokenmill.bench.load_report import EventStream
 
 CHAT, PLAIN = "chat/completions", "completions"
 

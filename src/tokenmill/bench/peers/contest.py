@@ -1,17 +1,18 @@
 """The same model, the same tokens, the same threads: engines measured in turn, in one run, on one machine.
 
 Each engine is a process of its own (`process.py`), or several where it can be run in several ways, of which the better
-one counts. All get the same prompts, others in each round (`prompts.py`). All are loaded first; then come rounds, each
-beginning with another engine, with a bandwidth probe before each run, so that a machine that changes from second to
-second treats all alike. One that is absent, crashes, hangs or answers nonsense is marked with the reason, and the
-others go on.
+one counts. All get the same prompts, others in each round. All are loaded first; then come rounds, each beginning with
+another engine, with a bandwidth probe before each run, so that a machine that changes from second to second treats all
+alike. An engine that is absent, crashes, hangs or answers nonsense is marked with the reason, and the others go on.
 """
 
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 from tokenmill.bench.peers.known import OURS, PEERS, command_for
@@ -19,16 +20,18 @@ from tokenmill.bench.peers.process import PeerFailed, PeerProcess, PeerRefused
 from tokenmill.bench.points import Point
 from tokenmill.bench.rows import VERSION, provenance
 from tokenmill.engine.outputs import hash_tokens
+from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
 from tokenmill.measure.statistics import Spread
+from tokenmill.weights.checkpoint import Checkpoint
 
-PAUSE_S = 0.3  # threads of the one before stop spinning
+PAUSE_S = 0.3  # in which the threads of the engine before stop spinning
 UNEVEN = 1.15  # probes further apart than this: a noisy minute
 
 
 @dataclass(frozen=True)
 class ContestRun:
-    """One answer. Rates are tokens of all sequences per second. drafted, accepted: of an engine that tells it."""
+    """One answer. Rates are tokens of all sequences per second. drafted, accepted: None if the engine tells neither."""
 
     probe_gb_s: float
     prefill_tok_s: float
@@ -52,7 +55,7 @@ class Contestant:
     status: str = "ok"
 
     def median(self, rate: str) -> float:
-        """The median of a rate of Run over the runs so far."""
+        """Return the median of a rate over the runs so far."""
         return Spread.of([getattr(run, rate) for run in self.runs.values()]).median
 
     def lose(self, status: str, reason: str) -> None:
@@ -65,9 +68,10 @@ class Contestant:
 
 @dataclass
 class Contest:
-    """`wanted`: peer name → path given for it, or None. Times are limits for one answer, in seconds.
+    """Engines that are measured in turn; a context, whose end ends every process.
 
-    `options` are engine settings for processes of tokenmill, by peer. Used as a context: leaving it ends every process.
+    `wanted`: peer name → path given for it, or None. Times are limits for one answer, in seconds. `options` are engine
+    settings for processes of tokenmill, by peer.
     """
 
     model: str
@@ -108,15 +112,16 @@ class Contest:
                 self._start(contestant, given, {**request, **options, **self.options.get(name, {})})
 
     def rows(self, point: Point, prompts: Callable[[], List[List[int]]]) -> list[dict[str, Any]]:
-        """A row per engine for one point. `prompts` is called for those of each round, which must be new ones."""
+        """Measure one point, and return a row for each engine. `prompts` is called for the prompts of each round, which
+        must be new.
+        """
         for contestant in self.contestants:
             contestant.runs.clear()
             if contestant.status == "refused":
                 contestant.status, contestant.reason = "ok", ""
         for number in range(-1, self.rounds):  # round -1 warms up
-            self.progress.stage(
-                f"{point.title}, " + (f"round {number + 1} of {self.rounds}" if number >= 0 else "warm-up")
-            )
+            name = f"round {number + 1} of {self.rounds}" if number >= 0 else "warm-up"
+            self.progress.stage(f"{point.title}, {name}")
             texts = prompts()
             for at, contestant in enumerate(self._order(number)):
                 self.progress.advance(at, len(self.contestants))
@@ -124,8 +129,6 @@ class Contest:
         names = dict.fromkeys(contestant.name for contestant in self.contestants)
         ours = self._best(OURS, "decode_tok_s") if OURS in names else None
         return [self._row(name, point, ours) for name in names]
-
-    # ---- inside
 
     def _start(self, contestant: Contestant, given: str | None, request: Mapping[str, Any]) -> None:
         command = command_for(PEERS[contestant.name], given)
@@ -139,7 +142,7 @@ class Contest:
             contestant.lose("failed", str(error))
 
     def _best(self, name: str, rate: str) -> Contestant:
-        """The way of running an engine that has the largest median; the first way if none has figures."""
+        """Find the way of running an engine that has the largest median; the first way if no way has figures."""
         every = [contestant for contestant in self.contestants if contestant.name == name]
         return max(every, key=lambda each: each.median(rate) if each.status == "ok" else -1.0)
 
@@ -198,7 +201,7 @@ class Contest:
 
 
 def _variants(decode: str, prefill: str) -> str | None:
-    """The ways of running the engine from which its figures come."""
+    """Name the ways of running the engine from which its figures come."""
     return decode or None if decode == prefill else f"decode {decode}, prefill {prefill}"
 
 
@@ -209,7 +212,7 @@ def _how_to_get(name: str) -> str:
 
 
 def _read(answer: Mapping[str, Any], probe_gb_s: float, point: Point, new: int) -> ContestRun:
-    """PeerFailed for an answer that cannot be."""
+    """Read the answer to a run; PeerFailed for an impossible answer."""
     try:
         times = {name: float(answer[name]) for name in ("prefill_s", "decode_s", "total_s")}
         reported = answer["tokens"]
@@ -222,9 +225,7 @@ def _read(answer: Mapping[str, Any], probe_gb_s: float, point: Point, new: int) 
     if not all(value > 0 for value in times.values()):
         raise PeerFailed(f"a run that took no time: {times}")
     if fed < point.batch * point.prompt:
-        raise PeerFailed(
-            f"prefill fed {fed} of {point.batch * point.prompt} tokens, so its speed is not that of prefill"
-        )
+        raise PeerFailed(f"prefill fed {fed} of {point.batch * point.prompt} tokens: its speed is not that of prefill")
     if tokens is not None and [len(row) for row in tokens] != [new] * point.batch:
         raise PeerFailed(f"{[len(row) for row in tokens]} tokens instead of {new} for each of {point.batch} prompts")
     return ContestRun(
@@ -265,19 +266,56 @@ def _prefill_figures(runs: list[ContestRun], point: Point) -> dict[str, Any]:
 
 
 def _ratios(phase: str, ours: Mapping[int, ContestRun], theirs: Mapping[int, ContestRun]) -> dict[str, Any]:
-    """Ours over theirs, round by round."""
+    """Compute ours over theirs, round by round."""
     rate = f"{phase}_tok_s"
     ratios = [getattr(ours[at], rate) / getattr(theirs[at], rate) for at in sorted(set(ours) & set(theirs))]
     return Spread.of(ratios).columns(f"{phase}_ratio")
 
 
 def _same(ours: Mapping[int, ContestRun], theirs: Mapping[int, ContestRun]) -> float | None:
-    """The share of the tokens of all rounds that are the same, each text up to the first difference."""
+    """Compute the share of the tokens of all rounds that are the same, each text up to the first difference."""
     pairs = [(ours[at].tokens, theirs[at].tokens) for at in sorted(set(ours) & set(theirs))]
     rows = [pair for a, b in pairs if a is not None and b is not None for pair in zip(a, b, strict=True)]
     return sum(_common(a, b) for a, b in rows) / sum(len(a) for a, _ in rows) if rows else None
 
 
 def _common(a: List[int], b: List[int]) -> int:
-    """The number of equal tokens before the first difference."""
+    """Count the equal tokens before the first difference."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+
+
+class Prompts:
+    """The prompts that all engines continue: pieces of Python's own documentation, so that greedy tokens rarely hang on
+    a tie; random ids for a model that has no tokenizer.
+
+    No part of the text is used twice. A prompt that comes again could be answered out of a cache, and a prompt that
+    holds the same text twice gives speculation more to copy than texts have. num_tokens: of all prompts together.
+    ConfigError if there is less text than that.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, vocab_size: int, num_tokens: int) -> None:
+        tokenizer = checkpoint.tokenizer()
+        if tokenizer is None:
+            rng = random.Random(0)  # noqa: S311  (no secret)
+            self._ids = [rng.randrange(vocab_size) for _ in range(num_tokens)]
+        else:
+            self._ids = tokenizer.encode(documentation(), add_special_tokens=False)
+        if num_tokens > len(self._ids):
+            needed = f"less: {num_tokens:,} tokens for every batch and round, and the text that is used has "
+            allowed = f"{needed}{len(self._ids):,}; or less of --batch, --rounds"
+            raise ConfigError("--prompt", "too many tokens", allowed)
+        self._at = 0
+
+    def take(self, length: int, batch: int) -> list[list[int]]:
+        """Return `batch` prompts of `length` ids that were in no prompt before."""
+        starts = range(self._at, self._at + batch * length, length)
+        self._at = starts.stop
+        return [self._ids[start : start + length] for start in starts]
+
+
+def documentation() -> str:
+    """Return the text that `help()` shows of Python's topics, each paragraph once: 90,000 tokens, more in newer
+    versions.
+    """
+    paragraphs = (paragraph for _, text in sorted(topics.items()) for paragraph in text.split("\n\n"))
+    return "\n\n".join({" ".join(paragraph.split()): paragraph for paragraph in paragraphs}.values())

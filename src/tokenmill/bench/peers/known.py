@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.download import cache_folder
+from tokenmill.hub.progress import Progress
 
 PROGRAMS = Path(__file__).parent / "programs"
 OURS, SPECULATING = "tokenmill", "tokenmill-speculation"
@@ -21,11 +23,11 @@ OF_OTHER_DEVICES = ("torchvision", "torchaudio", "torchcodec")
 
 @dataclass(frozen=True)
 class Peer:
-    """program: the file in programs/. package: what has to be importable.
+    """An engine to be measured against. program: the file in programs/. package: what has to be importable.
 
-    pip: arguments of pip, one call after the other. variables: set in the environment meanwhile. is_binary: it is given
-    by the path of a binary, and its program runs on our own Python. variants: ways to run it, by name, as options of
-    its program's `load`. Each is measured, in a process of its own, and the better one counts.
+    pip: arguments of pip, one call after the other. variables: set in the environment meanwhile. is_binary: whether it
+    is given by the path of a binary, and its program runs on our own Python. variants: ways to run it, by name, as
+    options of its program's `load`. Each is measured, in a process of its own, and the better one counts.
     """
 
     name: str
@@ -39,7 +41,7 @@ class Peer:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this is tokenmill itself."""
+        """True for tokenmill itself."""
         return self.package == OURS
 
 
@@ -116,19 +118,21 @@ PEERS = {
 
 
 def find_peer(name: str) -> Peer:
-    """TokenmillError with the names there are."""
+    """Find a peer by its name; TokenmillError, with the names there are, for any other."""
     if name not in PEERS:
         raise TokenmillError(f"no peer {name!r}: there are {', '.join(PEERS)}")
     return PEERS[name]
 
 
 def environment(peer: Peer) -> Path:
-    """The environment that `tokenmill bench install-peer` makes for a peer."""
+    """Return the folder in which `tokenmill bench install-peer` makes the environment of a peer."""
     return cache_folder() / "peers" / peer.name
 
 
 def command_for(peer: Peer, given: str | None) -> list[str] | None:
-    """The command that starts a peer: by what was given, by the environment made for it, or by our own; else None."""
+    """Return the command that starts a peer: by what was given, by the environment made for it, or by our own; else
+    None.
+    """
     program = str(PROGRAMS / peer.program)
     if peer.is_binary:
         return None if given is None else [sys.executable, program, _existing(peer, given)]
@@ -146,3 +150,44 @@ def _existing(peer: Peer, given: str) -> str:
         what = "a llama-bench binary" if peer.is_binary else "a Python interpreter that has it"
         raise ConfigError("--peer", f"{peer.name}={given}", f"the path of {what}")
     return found
+
+
+CONSTRAINTS = "constraints.txt"  # in every environment that is made here
+
+
+def install(peer: Peer, again: bool, progress: Progress) -> Path:
+    """Make the environment and return its Python. An environment that could not be finished is deleted. pip's output is
+    shown.
+    """
+    folder = environment(peer)
+    if folder.exists() and not again:
+        return folder / "bin" / "python"
+    if not peer.pip:
+        raise TokenmillError(f"{peer.name} has no environment to install: it is {peer.about}")
+    if folder.exists() and not (folder / CONSTRAINTS).is_file():
+        raise TokenmillError(f"{folder} is there and was not made by this verb: it is not deleted; move it away")
+    shutil.rmtree(folder, ignore_errors=True)
+    done = False
+    try:
+        progress.stage(f"making {folder}")
+        _run([sys.executable, "-m", "venv", str(folder)], {})
+        (folder / CONSTRAINTS).write_text(f"{TORCH}\n", encoding="utf-8")
+        variables = {"PIP_CONSTRAINT": str(folder / CONSTRAINTS), **dict(peer.variables)}
+        for number, arguments in enumerate(peer.pip, start=1):
+            progress.stage(f"step {number} of {len(peer.pip)}: pip {' '.join(arguments)}")
+            _run([str(folder / "bin" / "python"), "-m", "pip", *arguments], variables)
+        done = True
+    except OSError as error:
+        why = error.strerror or error
+        raise TokenmillError(f"{folder} cannot be written: {why}; set TOKENMILL_CACHE to another folder") from None
+    finally:
+        if not done:
+            shutil.rmtree(folder, ignore_errors=True)
+    return folder / "bin" / "python"
+
+
+def _run(command: list[str], variables: dict[str, str]) -> None:
+    """Run pip. What it prints goes to stderr: stdout stays ours."""
+    done = subprocess.run(command, env={**os.environ, **variables}, stdout=sys.stderr, check=False)  # noqa: S603  (fixed words)
+    if done.returncode:
+        raise TokenmillError(f"`{' '.join(command[1:])}` has failed; see pip's message above")

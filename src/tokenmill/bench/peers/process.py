@@ -31,7 +31,7 @@ class PeerRefused(PeerFailed):
 
 
 class PeerProcess:
-    """Started at once. stop() it, always: it takes everything with it that the program has started."""
+    """A running peer program. Call stop(), always: it ends everything that the program has started."""
 
     def __init__(self, command: Sequence[str], threads: int) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by stop)
@@ -54,7 +54,9 @@ class PeerProcess:
         os.set_blocking(self._stdin.fileno(), False)
 
     def ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """The answer to one request, a dict without its "ok"; PeerFailed when there is none within limit_s."""
+        """Ask one request, and return the answer, a dict without its "ok"; PeerFailed when there is none within
+        limit_s.
+        """
         if self._received:
             raise PeerFailed(f"wrote more than one answer: {_excerpt(self._received)}")
         pending, deadline_s = json.dumps(request).encode() + b"\n", time.monotonic() + limit_s
@@ -75,7 +77,7 @@ class PeerProcess:
         return _parse(line)
 
     def stop(self) -> None:
-        """Close its stdin, which ends it; kill what is left of it. May be called twice."""
+        """Close its stdin, which ends it; kill the processes that are left. May be called twice."""
         self._stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(GOODBYE_S)
@@ -92,7 +94,7 @@ class PeerProcess:
         self.stop()
 
     def _send(self, pending: bytes) -> bytes:
-        """Send some bytes; those that could not be sent yet."""
+        """Send some bytes, and return the bytes that could not be sent yet."""
         try:
             return pending[os.write(self._stdin.fileno(), pending) :]
         except BrokenPipeError:
@@ -107,7 +109,7 @@ class PeerProcess:
             raise PeerFailed(f"does not stop talking: {_excerpt(self._received)}")
 
     def _last_words(self) -> str:
-        """One line about its end, with the last line that it left on stderr."""
+        """Say in one line how it ended, with the last line that it left on stderr."""
         try:
             code = self._process.wait(GOODBYE_S)
         except subprocess.TimeoutExpired:

@@ -48,7 +48,7 @@ def draw(rows: Sequence[Row], directory: Path, setting: str = "directory") -> Dr
 
 
 def figures(rows: Sequence[Row]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The pictures as matplotlib figures by name, and what was left out."""
+    """Draw the pictures as matplotlib figures by name; say also what was left out."""
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     with styled():

@@ -73,12 +73,14 @@ def style(index: int) -> Style:
 
 
 def styled() -> AbstractContextManager[None]:
-    """Pictures look the same whatever the user's matplotlibrc says."""
+    """Have pictures look the same whatever the user's matplotlibrc says."""
     return rc_context(_LOOK)
 
 
 def new_figure(title: str, rows: Sequence[Row], notes: Iterable[str], inches: tuple[float, float]) -> Any:
-    """A figure with title, what all rows share, and a caption; `inches` are what is left between them for the axes."""
+    """Make a figure with title, what all rows share, and a caption; `inches` are what is left between them for the
+    axes.
+    """
     wide = int((inches[0] - 0.3) * _LETTERS_PER_INCH)
     about = textwrap.wrap(_about(rows), int(0.93 * wide))
     caption = [line for note in [*notes, *_remarks(rows)] for line in textwrap.wrap(note, wide)]
@@ -96,18 +98,10 @@ def new_figure(title: str, rows: Sequence[Row], notes: Iterable[str], inches: tu
 
 
 def _about(rows: Sequence[Row]) -> str:
-    """Model, machine and version: each as far as the rows agree, else how many there are."""
+    """Name model, machine and version: each as far as the rows agree, else how many there are."""
     parts = []
-    for field, words in (
-        ("model", "{}"),
-        ("scheme", "{}"),
-        ("dtype", "{}"),
-        ("processor", "{}"),
-        ("device", "{}"),
-        ("threads", "threads {}"),
-        ("cores", "cores {}"),
-        ("commit", "commit {}"),
-    ):
+    for field in ("model", "scheme", "dtype", "processor", "device", "threads", "cores", "commit"):
+        words = f"{field} {{}}" if field in ("threads", "cores", "commit") else "{}"
         if field == "cores" and any(row.get("threads") for row in rows):
             continue  # by default there is a thread for each, and the row says so with an empty cell
         values = list(dict.fromkeys(row[field] for row in rows if row.get(field) not in (None, "")))
@@ -121,7 +115,7 @@ def _about(rows: Sequence[Row]) -> str:
 
 
 def _remarks(rows: Sequence[Row]) -> list[str]:
-    """The remarks on the rows that a reader needs before believing the picture."""
+    """Return the remarks on the rows that a reader needs before believing the picture."""
     remarks, failed = [], unmeasured(rows)
     if failed:
         counts = ", ".join(f"{count} {status}" for status, count in failed.most_common())
@@ -138,8 +132,15 @@ def _has_reason(row: Row) -> bool:
     return bool(row.get("reason")) and (row.get("status") or "ok") != "ok"
 
 
+def _cross(axes: Any, x: Sequence[float], y: Sequence[float], colour: str, **look: Any) -> Any:
+    """Draw the hollow cross that stands for rows without figures."""
+    look = {"markerfacecolor": "white", "markeredgecolor": colour, "linestyle": "none", "gid": "unmeasured", **look}
+    (cross,) = axes.plot(x, y, marker="X", markersize=9, **look)
+    return cross
+
+
 def mark_unmeasured(axes: Any, series: Sequence[Series], styles: Mapping[str, Style], along: str) -> None:
-    """A hollow cross at the axis for each failed row, in its series' colour; the status is written above them."""
+    """Draw a hollow cross at the axis for each failed row, in its series' colour; the status is written above them."""
     statuses: dict[float, Counter[str]] = {}
     for one in series:
         for row in one.failed:
@@ -148,19 +149,8 @@ def mark_unmeasured(axes: Any, series: Sequence[Series], styles: Mapping[str, St
                 continue
             counts = statuses.setdefault(x, Counter())
             # Several at one place stand above each other.
-            axes.plot(
-                [x],
-                [0.03 + 0.055 * counts.total()],
-                transform=axes.get_xaxis_transform(),
-                marker="X",
-                markersize=9,
-                markerfacecolor="white",
-                markeredgecolor=styles[one.name].colour,
-                linestyle="none",
-                zorder=5,
-                clip_on=False,
-                gid="unmeasured",
-            )
+            place = {"transform": axes.get_xaxis_transform(), "zorder": 5, "clip_on": False}
+            _cross(axes, [x], [0.03 + 0.055 * counts.total()], styles[one.name].colour, **place)
             counts[str(row["status"])] += 1
     for x, counts in statuses.items():
         axes.annotate(
@@ -180,20 +170,8 @@ def mark_unmeasured(axes: Any, series: Sequence[Series], styles: Mapping[str, St
 
 
 def mark_failed_bar(axes: Any, place: float, status: str, colour: str) -> None:
-    """The same cross where a horizontal bar would begin."""
-    axes.plot(
-        [0.012],
-        [place],
-        transform=axes.get_yaxis_transform(),
-        marker="X",
-        markersize=9,
-        markerfacecolor="white",
-        markeredgecolor=colour,
-        linestyle="none",
-        zorder=5,
-        clip_on=False,
-        gid="unmeasured",
-    )
+    """Draw the cross where a horizontal bar would begin."""
+    _cross(axes, [0.012], [place], colour, transform=axes.get_yaxis_transform(), zorder=5, clip_on=False)
     axes.annotate(
         status,
         (0.012, place),
@@ -207,20 +185,9 @@ def mark_failed_bar(axes: Any, place: float, status: str, colour: str) -> None:
 
 
 def unmeasured_entry(axes: Any, one: Series, colour: str) -> Any:
-    """The same cross without a place, for the legend of a picture where what failed has none."""
+    """Draw the cross without a place, for the legend of a picture where what failed has no place."""
     statuses = " and ".join(unmeasured(one.failed))
-    (cross,) = axes.plot(
-        [],
-        [],
-        marker="X",
-        markersize=9,
-        markerfacecolor="white",
-        markeredgecolor=colour,
-        linestyle="none",
-        label=f"{one.name}: {statuses}" if one.name else statuses,
-        gid="unmeasured",
-    )
-    return cross
+    return _cross(axes, [], [], colour, label=f"{one.name}: {statuses}" if one.name else statuses)
 
 
 def legend(axes: Any, entries: Iterable[tuple[Any, str]], inches: float) -> None:
@@ -234,29 +201,29 @@ def legend(axes: Any, entries: Iterable[tuple[Any, str]], inches: float) -> None
 
 
 def legend_inches(names: Iterable[str], inches: float) -> float:
-    """The height that such a legend takes."""
+    """Compute the height that such a legend takes."""
     listed = [name for name in names if name]
     return 0.2 * -(-len(listed) // _columns(listed, inches))
 
 
 def _columns(names: Sequence[str], inches: float) -> int:
-    """The number of entries that fit beside each other, names and handles."""
+    """Count the entries that fit beside each other, names and handles."""
     longest = max(map(len, names), default=0)
     return max(1, min(4, int(inches / (0.085 * longest + 0.7))))
 
 
 def from_zero(axes: Any) -> None:
-    """A y axis that begins at 0, with space above the largest value, so that no marker is cut."""
+    """Begin the y axis at 0, with space above the largest value, so that no marker is cut."""
     axes.set_ylim(0, 1.08 * axes.dataLim.y1)
 
 
 def plain(value: float, _place: Any = None) -> str:
-    """512, 4096, 0.25: never a power of ten."""
+    """Write a number as 512, 4096 or 0.25: never as a power of ten."""
     return f"{value:,.0f}" if value >= 10000 else f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def plain_axis(axis: Any, values: Iterable[float]) -> None:
-    """Ticks at the values that were measured, thinned when there are many; logarithmic when they grow so."""
+    """Put ticks at the values that were measured, thinned when there are many; logarithmic when they grow so."""
     found = sorted(set(values))
     if found[0] > 0 and found[-1] / found[0] > 6:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
@@ -266,7 +233,7 @@ def plain_axis(axis: Any, values: Iterable[float]) -> None:
 
 
 def save(figure: Any, path: Path, setting: str) -> None:
-    """PNG or SVG by suffix, without a date: the same rows give the same file."""
+    """Write PNG or SVG by suffix, without a date: the same rows give the same file."""
     buffer = io.BytesIO()
     kind = path.suffix.removeprefix(".")
     figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {"Software": None})

@@ -34,7 +34,7 @@ def draw(rows: Sequence[Row]) -> tuple[Any | None, dict[str, str]]:
 
 
 def _labels(one: Series, order: Mapping[int, int]) -> list[str]:
-    """The labels in the order of the files, which is the order of the rungs."""
+    """Return the labels in the order of the files, which is the order of the rungs."""
     rows = sorted((*one.rows, *one.failed), key=lambda row: order[id(row)])
     return list(dict.fromkeys(str(row["label"]) for row in rows))
 

@@ -8,14 +8,16 @@ bytes are those that the model's shape asks for, not those that a counter saw.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import atan2, degrees
 from statistics import median
 from typing import Any, NamedTuple
 
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.transforms import Bbox
 
-from tokenmill.bench.plot.frame import BLACK, legend, legend_inches, new_figure, plain, style, unmeasured_entry
-from tokenmill.bench.plot.labels import place_labels
+from tokenmill.bench.plot.frame import BLACK, GREY, legend, legend_inches, new_figure, plain, style, unmeasured_entry
 from tokenmill.bench.plot.series import SHAPE, Row, Series, group, number, split
 
 _PHASES = {"decode": "o", "prefill": "s"}
@@ -32,7 +34,7 @@ class Roof:
     gflop_s: float
 
     def at(self, intensity: float) -> float:
-        """GFLOP/s that are possible with so many operations per byte."""
+        """Return the GFLOP/s that are possible with this many operations per byte."""
         return min(self.read_gb_s * intensity, self.gflop_s)
 
     @property
@@ -93,7 +95,7 @@ def _spot(row: Row, phase: str) -> _Spot | None:
 
 
 def _roofs(rows: Sequence[Row]) -> list[Roof]:
-    """One for each machine, thread count and number type; of several measurements the median."""
+    """Find one roof for each machine, thread count and number type; of several measurements the median."""
     keys = ("processor", "device", "threads", "dtype")
     found: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
     for row in rows:
@@ -137,7 +139,9 @@ def _draw_axes(figure: Any, axes: Any, series: Sequence[Series], roofs: Sequence
 
 
 def _draw_spot(axes: Any, spot: _Spot, colour: str, is_hollow: bool) -> Any:
-    """Circle or square by its phase, so that the eighth series can only be told from the first by being hollow."""
+    """Draw a circle or square by the phase, so that the eighth series can only be told from the first by being
+    hollow.
+    """
     (handle,) = axes.plot(
         [spot.intensity],
         [spot.gflop_s],
@@ -155,7 +159,7 @@ def _draw_spot(axes: Any, spot: _Spot, colour: str, is_hollow: bool) -> Any:
 
 
 def _phase_entries(axes: Any, spots: Sequence[_Spot], num_series: int) -> list[tuple[Any, str]]:
-    """The entries of the legend for circle and square."""
+    """Make the entries of the legend for circle and square."""
     entries = []
     for place, phase in enumerate(_PHASES):
         if any(spot.phase == phase for spot in spots):
@@ -167,7 +171,7 @@ def _phase_entries(axes: Any, spots: Sequence[_Spot], num_series: int) -> list[t
 
 
 def _scale(axes: Any, spots: Sequence[_Spot], roofs: Sequence[Roof]) -> list[Any]:
-    """Both axes, with space for labels; gives the roofs, drawn from end to end."""
+    """Scale both axes, with space for labels, and return the roofs, drawn from end to end."""
     lines = []
     values = [spot.intensity for spot in spots] + [roof.corner for roof in roofs]
     left, right = min(values) / 2.5, max(values) * 3
@@ -185,7 +189,7 @@ def _scale(axes: Any, spots: Sequence[_Spot], roofs: Sequence[Roof]) -> list[Any
 
 
 def _labels(spots: Sequence[_Spot]) -> list[tuple[float, float, str]]:
-    """Words for the best point of each shape; of many, the extremes of each phase and some between."""
+    """Choose words for the best point of each shape; of many, the extremes of each phase and some between."""
     chosen: list[_Spot] = []
     for phase in _PHASES:
         best: dict[str, _Spot] = {}
@@ -205,7 +209,7 @@ def _words_of(roof: Roof) -> str:
 
 
 def _write_on(axes: Any, roof: Roof) -> None:
-    """Words on both parts of the only roof."""
+    """Write words on both parts of the only roof."""
     left, right = axes.get_xlim()
     look = {"textcoords": "offset points", "va": "bottom", "fontsize": 8.5}
     words = f"arithmetic {plain(roof.gflop_s)} GFLOP/s"
@@ -215,3 +219,64 @@ def _write_on(axes: Any, roof: Roof) -> None:
     turned = {"rotation": degrees(atan2(y1 - y0, x1 - x0)), "rotation_mode": "anchor", "ha": "left"}
     words = f"memory {plain(roof.read_gb_s)} GB/s"
     axes.annotate(words, (start, roof.at(start)), xytext=(-4, 4), **turned, **look)
+
+
+# Offsets in points and how the text hangs on them, the best first.
+_PLACES = (
+    (7, 0, "left", "center"),
+    (-7, 0, "right", "center"),
+    (0, -8, "center", "top"),
+    (0, 8, "center", "bottom"),
+    (8, -9, "left", "top"),
+    (-8, -9, "right", "top"),
+    (8, 9, "left", "bottom"),
+    (-8, 9, "right", "bottom"),
+    # Further down, with a line to the point.
+    (0, -26, "center", "top"),
+    (0, -44, "center", "top"),
+    (0, -62, "center", "top"),
+)
+_FAR = 8  # the index of the first place further down
+
+
+def place_labels(figure: Any, axes: Any, labels: Sequence[tuple[float, float, str]]) -> None:
+    """Write each (x, y, words) at the first place that is free, if there is one.
+
+    The layout must stand before anything can be said to overlap: figure.draw_without_rendering() comes first.
+    """
+    renderer = figure.canvas.get_renderer()
+    taken = [line.get_window_extent(renderer).padded(2) for line in axes.lines if line.get_linestyle() == "None"]
+    for line in axes.lines:
+        if line.get_linestyle() != "None":
+            taken += _boxes_along(axes.transData.transform(line.get_xydata()))
+    # A slanted text fills a part of its box only; its line, which is taken, keeps others away from it.
+    taken += [text.get_window_extent(renderer) for text in axes.texts if not text.get_rotation()]
+    extent = Text.get_window_extent  # of the words alone, without the line to the point
+    inside = axes.get_window_extent(renderer)
+    for x, y, words in labels:
+        for place, (dx, dy, ha, va) in enumerate(_PLACES):
+            line = {"arrowstyle": "-", "linewidth": 0.6, "color": GREY, "shrinkA": 0, "shrinkB": 4}
+            how = {"ha": ha, "va": va, "fontsize": 8, "zorder": 6, "arrowprops": line if place >= _FAR else None}
+            text = axes.annotate(words, (x, y), xytext=(dx, dy), textcoords="offset points", **how)
+            text.update_positions(renderer)
+            boxes = [extent(text, renderer)]
+            free = all(inside.contains(*corner) for corner in boxes[0].corners())
+            if place >= _FAR:
+                top, bottom = axes.transData.transform((x, y)) - (0, 12), boxes[0].corners()[1] + (0, 2)
+                boxes += _boxes_along([top, (top[0], bottom[1])])
+            if free and not any(box.overlaps(other) for other in taken for box in boxes):
+                taken += [boxes[0].padded(4), *boxes[1:]]
+                break
+            text.remove()
+
+
+def _boxes_along(corners: Any) -> list[Any]:
+    """Cover a line in display coordinates with many small boxes."""
+    make = Bbox.from_bounds
+    boxes = []
+    for (x0, y0), (x1, y1) in pairwise(corners):
+        num = 1 + int(max(abs(x1 - x0), abs(y1 - y0)) // 4)
+        for step in range(num):
+            x, y = x0 + (x1 - x0) * step / num, y0 + (y1 - y0) * step / num
+            boxes.append(make(x - 1.5, y - 1.5, 3, 3))
+    return boxes

@@ -58,33 +58,33 @@ class Point:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else; a figure of 0 or less is no measurement."""
+    """Return a finite number, or None for anything else; a figure of 0 or less is no measurement."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value) if value > 0 else None
 
 
 def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
-    """Rows that were measured, and rows that were not."""
+    """Split rows into rows that were measured, and rows that were not."""
     rows = list(rows)
     measured = [row for row in rows if (row.get("status") or "ok") == "ok"]
     return measured, [row for row in rows if (row.get("status") or "ok") != "ok"]
 
 
 def unmeasured(rows: Iterable[Row]) -> Counter[str]:
-    """The number of rows of each status but "ok"."""
+    """Count the rows of each status but "ok"."""
     return Counter(str(row["status"]) for row in split(rows)[1])
 
 
 def short_model(name: Any) -> str:
-    """The last part of a path or hub name."""
+    """Return the last part of a path or hub name."""
     return PurePath(str(name)).name or str(name)
 
 
 def group(
     rows: Sequence[Row], failed: Sequence[Row] = (), along: str = "", leave: Collection[str] = ()
 ) -> list[Series]:
-    """One series for every combination that differs in more than `along`, the quantity of the x axis.
+    """Make one series for every combination that differs in more than `along`, the quantity of the x axis.
 
     `leave` are fields without influence on what is drawn. A failed row goes to the series that it does not contradict:
     what was refused before an engine was built has no kernel or dtype to say.
@@ -102,7 +102,7 @@ def group(
 
 
 def points(rows: Iterable[Row], along: str, value: str) -> list[Point]:
-    """The series' rows as points of rising x."""
+    """Make points of rising x of the series' rows."""
     at: dict[float, list[tuple[float, float, float]]] = {}
     for row in rows:
         x, y = number(row.get(along)), number(row.get(value))
@@ -116,7 +116,7 @@ def points(rows: Iterable[Row], along: str, value: str) -> list[Point]:
 
 
 def _spread(row: Row, value: str, y: float) -> tuple[float, float]:
-    """Slowest and fastest repetition; of a rate whose own are not written down, from the times of its phase."""
+    """Return slowest and fastest repetition; a rate without its own spread takes it from the times of its phase."""
     low, high = number(row.get(f"{value}_min")), number(row.get(f"{value}_max"))
     if low is not None and high is not None:
         return min(low, y), max(high, y)
@@ -128,7 +128,9 @@ def _spread(row: Row, value: str, y: float) -> tuple[float, float]:
 
 
 def _telling(rows: Sequence[Row], along: str, leave: Collection[str]) -> list[str]:
-    """The fields that tell series apart: each one that divides a group of rows which those before it do not."""
+    """Find the fields that tell series apart: each one that divides a group of rows which the fields before it do
+    not.
+    """
     fields: list[str] = []
     # A sweep labels its rows with a fingerprint of its settings: words only where no setting tells them apart.
     last = ["label"] if any(row.get("kind") == "sweep" for row in rows) else []
@@ -145,7 +147,7 @@ def _telling(rows: Sequence[Row], along: str, leave: Collection[str]) -> list[st
 
 
 def _labels_tell(rows: Sequence[Row]) -> bool:
-    """Whether rows of one shape have different labels. Labels that only repeat the shape name no configuration."""
+    """Tell whether rows of one shape have different labels. Labels that only repeat the shape name no configuration."""
     labels: dict[tuple[Any, ...], set[Any]] = {}
     for row in rows:
         labels.setdefault(tuple(row.get(field) for field in SHAPE), set()).add(row.get("label"))
@@ -161,7 +163,7 @@ def _name(fields: Sequence[str], key: Sequence[Any]) -> str:
 
 
 def _sortable(value: Any) -> tuple[int, float, str]:
-    """Numbers by size, then words, then what is not known."""
+    """Sort numbers by size, then words, then what is not known."""
     if isinstance(value, int | float):
         return 0, float(value), ""
     return (2, 0.0, "") if value is None else (1, 0.0, str(value))

@@ -63,14 +63,14 @@ def draw(rows: Sequence[Row]) -> tuple[Any | None, dict[str, str]]:
 
 
 def _belongs(row: Row, panel: _Panel) -> bool:
-    """A failed row belongs to a panel whose phase it would have had."""
+    """Tell whether a row belongs to a panel; a failed row does if it would have had the panel's phase."""
     if (row.get("status") or "ok") == "ok":
         return number(row.get(panel.value)) is not None and number(row.get(panel.along)) is not None
     return number(row.get(panel.needs)) is not None and number(row.get(panel.along)) is not None
 
 
 def _refuse(rows: Sequence[Row], panel: _Panel) -> str | None:
-    """The reason why this panel is no curve, or None."""
+    """Return the reason why this panel is no curve, or None."""
     if not split(rows)[0]:
         return f"no result has {panel.value}"
     places = {row[panel.along] for row in rows}

@@ -20,8 +20,7 @@ def command(
     Nothing of it touches the environment that tokenmill runs in. llama.cpp is built from source for this processor,
     which takes about 6 minutes on 2 cores and a C++ compiler.
     """
-    from tokenmill.bench.peers.install import install
-    from tokenmill.bench.peers.known import find_peer
+    from tokenmill.bench.peers.known import find_peer, install
 
     peer = find_peer(name)
     with progress_on_stderr(quiet) as progress:

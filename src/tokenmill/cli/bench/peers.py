@@ -59,9 +59,8 @@ def command(
     wanted = _parse_only(only, peer or [])
     file = RowFile(output)
     with held_interrupts():
-        from tokenmill.bench.peers.contest import Contest
+        from tokenmill.bench.peers.contest import Contest, Prompts
         from tokenmill.bench.peers.known import find_peer
-        from tokenmill.bench.peers.prompts import Prompts
         from tokenmill.measure.machine import quick_probe
         from tokenmill.model.families import read_config
 

@@ -56,7 +56,7 @@ class LlamaBench:
         return json.loads(out)
 
     def _batched(self, length: int, new: int, batch: int) -> tuple[float, float]:
-        """Seconds of prefill and decode, out of the one row of figures that llama-batched-bench prints."""
+        """Return the seconds of prefill and decode, out of the one row of figures that llama-batched-bench prints."""
         binary = self.binary.with_name("llama-batched-bench")
         if not binary.exists():
             raise ValueError(f"llama-bench runs one sequence at a time, and {binary} is not there")
@@ -71,7 +71,7 @@ class LlamaBench:
 
 
 def _run(command: list[str]) -> tuple[str, str]:
-    """Run a command; the texts that it prints on stdout and on stderr."""
+    """Run a command, and return the texts that it prints on stdout and on stderr."""
     done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603, PLW1510  (the user named it)
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["nothing on stderr"]

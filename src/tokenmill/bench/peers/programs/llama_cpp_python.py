@@ -56,7 +56,9 @@ class LlamaCpp:
         return {**wire.times(started_s, first_s, time.perf_counter()), "tokens": tokens}
 
     def _feed(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Rows of token, position, sequence, and whether a token is to follow; those tokens, in order."""
+        """Feed rows of token, position, sequence, and whether a token is to follow; return the tokens that follow, in
+        order.
+        """
         found = []
         for at in range(0, len(rows), BATCH):
             batch, part = self.batch, rows[at : at + BATCH]
@@ -75,7 +77,7 @@ class LlamaCpp:
         return int(np.argmax(np.ctypeslib.as_array(logits, shape=(self.vocab_size,))))
 
     def _kind(self) -> str:
-        """The kind of the model, such as "llama 134M Q4_1"."""
+        """Name the kind of the model, such as "llama 134M Q4_1"."""
         text = ctypes.create_string_buffer(128)
         llama_cpp.llama_model_desc(self.model, text, len(text))
         return str(text.value.decode())
@@ -86,7 +88,7 @@ def _versions() -> dict[str, str]:
 
 
 def _instruction_sets() -> str:
-    """The instruction sets of the build that this processor has: "AVX512 = 1 | …" → the names alone."""
+    """Name the instruction sets of the build that this processor has, out of "AVX512 = 1 | …"."""
     found = llama_cpp.llama_print_system_info().decode().replace("CPU :", "|").split("|")
     names = [part.split("=")[0].strip() for part in found if part.strip().endswith("= 1")]
     return " ".join(name for name in names if name.startswith(("AVX", "NEON", "ARM", "SVE", "AMX")))

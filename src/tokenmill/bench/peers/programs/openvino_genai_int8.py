@@ -58,7 +58,7 @@ class OpenVino:
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Weights, tokenizer and detokenizer as OpenVINO wants them, from a plain folder."""
+    """Convert weights, tokenizer and detokenizer of a plain folder to OpenVINO's form."""
     # Only who converts needs these, and they take seconds to import.
     import transformers  # noqa: PLC0415
     from openvino_tokenizers import convert_tokenizer  # type: ignore[import-not-found]  # noqa: PLC0415

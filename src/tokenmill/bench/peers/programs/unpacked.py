@@ -12,13 +12,15 @@ KEPT = Path(sys.prefix) / "converted"
 
 
 def plain_folder(model: str) -> Path:
-    """The model's own folder; for a GGUF file one with its weights dequantised by transformers, in bfloat16."""
+    """Return the model's own folder; for a GGUF file a folder with its weights dequantised by transformers, in
+    bfloat16.
+    """
     path = Path(model)
     return kept_folder(path, "plain", lambda folder: _dequantise(path, folder)) if path.is_file() else path
 
 
 def gguf_arguments(file: Path) -> dict[str, Any]:
-    """Arguments of transformers' from_pretrained by which the weights come as plain matrices."""
+    """Return arguments of transformers' from_pretrained by which the weights come as plain matrices."""
     import transformers  # noqa: PLC0415  (as below)
 
     if not hasattr(transformers, "GgufConfig"):
@@ -28,7 +30,7 @@ def gguf_arguments(file: Path) -> dict[str, Any]:
 
 
 def kept_folder(model: Path, kind: str, make: Callable[[Path], object]) -> Path:
-    """The folder that `make` fills for this very file; it is complete or absent."""
+    """Return the folder that `make` fills for this very file; it is complete or absent."""
     state = model.stat()
     which = f"{model.resolve()} {state.st_size} {state.st_mtime_ns}"
     folder = KEPT / f"{kind}-{hashlib.sha256(which.encode()).hexdigest()[:16]}"

@@ -42,5 +42,5 @@ def serve(peer: Peer) -> None:
 
 
 def times(started_s: float, first_s: float, ended_s: float) -> dict[str, float]:
-    """The three durations out of three readings of the clock: start, first token of all, last token."""
+    """Compute the three durations out of three readings of the clock: start, first token of all, last token."""
     return {"prefill_s": first_s - started_s, "decode_s": ended_s - first_s, "total_s": ended_s - started_s}

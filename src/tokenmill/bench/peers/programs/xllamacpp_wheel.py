@@ -44,7 +44,7 @@ class Xllamacpp:
         }
 
     def _complete(self, prompt: list[int], new: int) -> list[float]:
-        """When each token came."""
+        """Generate, and return when each token came."""
         times_s: list[float] = []
         last: dict[str, Any] = {}
 
