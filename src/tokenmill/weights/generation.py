@@ -1,7 +1,7 @@
 """The sampling settings that a model's files recommend, under the names of SamplingParams.
 
 A directory has them in generation_config.json, a GGUF file under general.sampling; for a GGUF file that says nothing
-and has a short name, hub/makers_sampling.py has the maker's. Keys mean what they mean to transformers: where do_sample
+and has a short name, hub/short_names.py has the maker's. Keys mean what they mean to transformers: where do_sample
 is not true temperature, top_k, top_p and min_p say nothing, and where it is false the likeliest token is recommended.
 Values are checked for type and range. Settings that tokenmill does not have are warned of by name.
 """

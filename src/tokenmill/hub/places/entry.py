@@ -1,8 +1,7 @@
 """An entry of what lies on this machine: a model, or what is no model and why, with the place that it belongs to."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,8 @@ OURS, HUB, OLLAMA, FOLDER = "tokenmill", "hub", "Ollama", "folder"
 
 @dataclass(frozen=True)
 class FoundModel:
-    """name: what `--model` takes. path: what a loader opens; None where there is no model. files: all that lie there.
+    """A model, or something that is no model. name: what `--model` takes. path: what a loader opens; None where there
+    is no model. files: all files of it.
 
     origin: whose place it is: tokenmill, hub, Ollama, LM Studio, llama.cpp or folder. problem: why there is no model.
     note: what else is to be said. commit: of a repository of the hub. elsewhere: how one deletes it where it belongs;
@@ -36,8 +36,15 @@ class FoundModel:
         """The size on disk: a file that has several names counts once."""
         return sum(size for _, size in self.inodes())
 
+    @property
+    def repository(self) -> str:
+        """The repository of the hub, whose entries are owner/name, owner/name:file, owner/name/tree/commit or
+        owner/name/blob/commit/file; of any other origin the name.
+        """
+        return re.split(r":|/tree/|/blob/", self.name)[0] if self.origin == HUB else self.name
+
     def inodes(self) -> set[tuple[tuple[int, int], int]]:
-        """The device and inode of each file, with its size; without those that are gone."""
+        """Return the device and inode of each file that is still there, with its size."""
         found = set()
         for file in self.files:
             try:
@@ -49,28 +56,19 @@ class FoundModel:
 
 
 def reason_of(error: OSError) -> str:
-    """What the system says, without the path, which the entry has."""
+    """Return what the system says, without the path, which the entry has."""
     return error.strerror or str(error)
 
 
-@contextmanager
-def told_by(tell: Callable[[str], None]) -> Iterator[None]:
-    """What the system refuses inside is told as a problem, and what comes after goes on."""
-    try:
-        yield
-    except OSError as error:
-        tell(f"cannot be read: {reason_of(error)}")
-
-
 def folder_of(variable: str, *usual: str) -> list[Path]:
-    """The folder that an environment variable names, or else those below the home folder that are usual."""
+    """Return the folder that an environment variable names, else the usual folders below the home folder."""
     if given := os.environ.get(variable):
         return [folder_of_setting(given, variable)]
     return [Path.home() / each for each in usual]
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder; one above which nothing may be read counts as one, so that it is told."""
+    """Tell whether there is a folder; a path above which nothing may be read counts as a folder, so that it is told."""
     try:
         return path.is_dir()
     except OSError:
@@ -78,7 +76,7 @@ def is_folder(path: Path) -> bool:
 
 
 def real_path(path: Path) -> Path:
-    """Where a path leads; its own links are followed, as far as they can be."""
+    """Follow a path's own links, as far as they can be followed."""
     try:
         return path.resolve()
     except (OSError, RuntimeError):  # RuntimeError: a link that leads to itself, before Python 3.13
@@ -86,6 +84,6 @@ def real_path(path: Path) -> Path:
 
 
 def shown(path: Path) -> str:
-    """A path as one types it: with ~ for the home folder, where a shell understands that."""
+    """Write a path as one types it: with ~ for the home folder, where a shell understands that."""
     text, home = str(path), f"{Path.home()}/"
     return f"~/{text.removeprefix(home)}" if text.startswith(home) and " " not in text else text

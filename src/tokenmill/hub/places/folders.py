@@ -1,4 +1,4 @@
-"""Models in plain folders: those of LM Studio and llama.cpp, and folders that the user gives."""
+"""Models in plain folders: the folders of LM Studio and llama.cpp, and folders that the user gives."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -21,13 +21,13 @@ _PROJECTOR = "mmproj"  # GGUF files of what a model sees with, which are no mode
 
 
 def given_folders(more: Iterable[Path] = ()) -> list[Path]:
-    """The folders of TOKENMILL_MODELS, separated as PATH is, and more."""
+    """Return the folders of TOKENMILL_MODELS, separated as PATH is, and more."""
     named = [(each, VARIABLE) for each in os.environ.get(VARIABLE, "").split(os.pathsep) if each]
     return [folder_of_setting(*each).absolute() for each in [*named, *((str(folder), "--dir") for folder in more)]]
 
 
 def program_folders() -> Iterator[tuple[str, Path]]:
-    """Programs whose folders are read without being asked for, and those folders."""
+    """Yield programs whose folders are read without being asked for, with their folders."""
     for folder in folder_of("LLAMA_CACHE", ".cache/llama.cpp", "Library/Caches/llama.cpp"):
         yield "llama.cpp", folder
     for name in (".lmstudio/models", ".cache/lm-studio/models"):
@@ -35,7 +35,7 @@ def program_folders() -> Iterator[tuple[str, Path]]:
 
 
 def all_entries(more: Iterable[Path] = ()) -> Iterator[FoundModel]:
-    """The models of all these folders; a folder that is given and is not there is a problem."""
+    """Yield the models of all these folders; a folder that is given and is not there is a problem."""
     for origin, folder in program_folders():
         if is_folder(folder):
             yield from entries_below(origin, folder)
@@ -57,7 +57,9 @@ class _Walk:
 
 
 def entries_below(origin: str, root: Path) -> Iterator[FoundModel]:
-    """The models below a folder, each once, also where links lead in circles; of the first MOST files and folders."""
+    """Yield the models below a folder, each once, also where links lead in circles; of the first MOST files and
+    folders.
+    """
     walk = _Walk(origin, root)
     yield from _below(walk, root, 0)
     if walk.left < 0:

@@ -1,17 +1,20 @@
 """Models in the cache of Hugging Face's client: models--OWNER--NAME with blobs, refs and snapshots of links to blobs.
 
-The client itself scans it (`scan_cache_dir`), and deletes from it.
+The client itself scans it (`scan_cache_dir`), and deletes from it (`delete_revisions` and `delete_files`).
 """
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from shlex import join, quote
 
 from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo, constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound, CorruptedCacheException
 
+from tokenmill.errors import RequestError
 from tokenmill.hub.places.entry import HUB, FoundModel, is_folder, real_path, reason_of
+from tokenmill.hub.places.removal import Removal
 from tokenmill.hub.weight_files import find_weights, missing_shards, shards_of
 from tokenmill.value_reader import with_home
 
@@ -19,12 +22,12 @@ MAIN = "main"
 
 
 def hub_folder() -> Path:
-    """HF_HUB_CACHE, else below HF_HOME, else in ~/.cache/huggingface, as the client has it."""
+    """Name the cache: HF_HUB_CACHE, else below HF_HOME, else in ~/.cache/huggingface, as the client has it."""
     return with_home(constants.HF_HUB_CACHE)
 
 
 def scan() -> HFCacheInfo | None:
-    """What the client finds; None where there is no cache. OSError where it may not, or cannot, be read."""
+    """Have the client scan its cache; None where there is no cache. OSError where it may not, or cannot, be read."""
     if not is_folder(hub_folder()):
         return None
     for ref in (ref for folder in hub_folder().iterdir() if "--" in folder.name for ref in _refs(folder)):
@@ -37,7 +40,7 @@ def scan() -> HFCacheInfo | None:
 
 
 def all_entries() -> Iterator[FoundModel]:
-    """The models of all repositories, and repositories that are damaged or hold none."""
+    """Yield the models of all repositories, and repositories that are damaged or hold no model."""
     try:
         found = scan()
     except OSError as error:
@@ -53,7 +56,7 @@ def all_entries() -> Iterator[FoundModel]:
 
 
 def _damaged(warning: CorruptedCacheException) -> FoundModel:
-    """A repository whose layout the client does not recognise."""
+    """Describe a repository whose layout the client does not recognise."""
     said, root = " ".join(str(warning).split()), real_path(hub_folder())
     named = [folder for folder in root.iterdir() if str(folder) in said]
     folder = max(named, key=lambda each: len(each.name), default=root)
@@ -68,12 +71,12 @@ def _damaged(warning: CorruptedCacheException) -> FoundModel:
 
 
 def _refs(folder: Path) -> list[Path]:
-    """The refs of a repository: what is no folder in its folder of refs, as the client looks for them."""
+    """List the refs of a repository: what is no folder in its folder of refs, as the client looks for them."""
     return sorted(path for path in (folder / "refs").glob("**/*") if not path.is_dir() and path.name != ".DS_Store")
 
 
 def _unreadable(ref: Path) -> str:
-    """Why a ref cannot be read; "" where it can."""
+    """Say why a ref cannot be read; "" where it can."""
     if not ref.is_file():
         return "is no regular file"
     try:
@@ -87,19 +90,14 @@ def _entries(repository: CachedRepoInfo) -> Iterator[FoundModel]:
     revisions = sorted(repository.revisions, key=lambda each: (MAIN not in each.refs, each.commit_hash))
     if not revisions:
         problem = "has no snapshot in the hub's cache: a fetch of it was begun, or its files were deleted"
-        yield FoundModel(
-            repository.repo_id,
-            HUB,
-            hub_folder(),
-            problem=problem,
-            elsewhere=f"rm -r {quote(str(repository.repo_path))}",
-        )
+        remove = f"rm -r {quote(str(repository.repo_path))}"
+        yield FoundModel(repository.repo_id, HUB, hub_folder(), problem=problem, elsewhere=remove)
     for revision in revisions:
         yield from _models(repository.repo_id, revision)
 
 
 def _models(name: str, revision: CachedRevisionInfo) -> Iterator[FoundModel]:
-    """The model in safetensors or `.bin` of a snapshot, and each of its GGUF files."""
+    """Yield the model in safetensors or `.bin` of a snapshot, and each of its GGUF files."""
     files = {file.file_path.relative_to(revision.snapshot_path).as_posix(): file.file_path for file in revision.files}
     is_main, commit = MAIN in revision.refs, revision.commit_hash
     whole = name if is_main else f"{name}/tree/{commit}"
@@ -124,6 +122,43 @@ def _models(name: str, revision: CachedRevisionInfo) -> Iterator[FoundModel]:
 
 
 def _first_parts(files: Iterable[str]) -> list[str]:
-    """The first parts of all models in GGUF files; of one of which only later parts are there, its name as well."""
+    """Name the first parts of all models in GGUF files, also of a model that lacks its first part."""
     ggufs = [file for file in files if file.endswith(".gguf") and not file.rpartition("/")[2].startswith("mmproj")]
     return sorted({shards_of(file)[0] for file in ggufs})
+
+
+def remove_from_hub(entries: list[FoundModel], is_whole: bool) -> Removal:
+    """Find what the client deletes for the entries of one repository, or for all of the repository.
+
+    Snapshots go where all of their files are named. Of other snapshots the named files go, and the rest stays.
+    """
+    repository, named = entries[0].repository, {path for entry in entries for path in entry.files}
+    try:
+        found = scan()
+    except OSError as error:
+        raise RequestError(f"{hub_folder()} cannot be read: {reason_of(error)}") from error
+    repos = [each for each in (found.repos if found else ()) if (each.repo_id, each.repo_type) == (repository, "model")]
+    if found is None or not repos:
+        raise RequestError(f"{repository} is no repository that the hub's client recognises in {hub_folder()}")
+    # With this repository alone: another one may have a snapshot of the same commit.
+    alone, revisions = replace(found, repos=frozenset(repos)), repos[0].revisions
+    files = [file for each in revisions for file in each.files if is_whole or file.file_path in named]
+    whole = [each for each in revisions if is_whole or (each.files and each.files <= set(files))]
+    if not whole and not hasattr(alone, "delete_files"):
+        raise RequestError(f"this client of the hub deletes whole snapshots alone: `tokenmill rm {repository}`")
+    if whole and not set(files) <= {file for each in whole for file in each.files}:
+        raise RequestError(f"{repository} has several snapshots of this: delete them one by one")
+    strategy = alone.delete_revisions(*(each.commit_hash for each in whole)) if whole else alone.delete_files(*files)
+    cache = real_path(hub_folder())
+    if strays := [blob for blob in strategy.blobs if cache not in blob.parents]:
+        raise RequestError(f"{repository} has a link to {strays[0]}, which is not in {cache}: move the link away first")
+    paths = tuple(sorted({*strategy.repos, *strategy.snapshots, *getattr(strategy, "files", ())}))
+    blobs = tuple({real_path(file.file_path) for file in files})
+    return Removal(repository, paths, blobs, strategy.expected_freed_size, lambda: _run(strategy.execute, paths))
+
+
+def _run(execute: Callable[[], None], paths: Iterable[Path]) -> None:
+    """Delete. RequestError for paths that are still there: the client logs what it cannot delete, and goes on."""
+    execute()
+    if left := [str(path) for path in paths if path.exists() or path.is_symlink()]:
+        raise RequestError(f"{', '.join(left[:3])} could not be deleted: who may write there must do it")

@@ -28,7 +28,7 @@ _GGUF = b"GGUF"
 
 
 class ManifestLayer(NamedTuple):
-    """kind: model, adapter, template, … num_bytes: as the manifest says."""
+    """A layer of a manifest. kind: model, adapter, template, … num_bytes: as the manifest says."""
 
     kind: str
     blob: Path
@@ -36,7 +36,7 @@ class ManifestLayer(NamedTuple):
 
 
 def stores() -> list[Path]:
-    """The stores that there are: the user's, and that of the system's service."""
+    """List the stores that there are: the user's own, and the store of the system's service."""
     found: dict[Path, Path] = {}
     for folder in (*folder_of("OLLAMA_MODELS", ".ollama/models"), *SYSTEM):
         if is_folder(folder):
@@ -45,14 +45,14 @@ def stores() -> list[Path]:
 
 
 def name_of(manifest: Path) -> str:
-    """The name that Ollama shows, from the path of a manifest below `manifests`."""
+    """Return the name that Ollama shows, from the path of a manifest below `manifests`."""
     host, *namespace, model, tag = manifest.parts
     inner = [] if namespace == [NAMESPACE] and host == HOST else namespace
     return "/".join([*([] if host == HOST else [host]), *inner, f"{model}:{tag}"])
 
 
 def manifest_of(name: str) -> Path:
-    """The path below `manifests` of a name as Ollama takes it, with what may be left out."""
+    """Return the path below `manifests` of a name as Ollama takes it, with what may be left out."""
     path, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "")
     parts = [part for part in path.split("/") if part]
     if not parts or ".." in parts or "/" in tag or tag in (".", ".."):
@@ -62,7 +62,7 @@ def manifest_of(name: str) -> Path:
 
 
 def blob_of(name: str) -> Path:
-    """The GGUF file that a name of Ollama stands for; CheckpointError says what is missing."""
+    """Find the GGUF file that a name of Ollama stands for; CheckpointError says what is missing."""
     manifest, found = manifest_of(name), stores()
     for store in found:
         path = store / "manifests" / manifest
@@ -80,7 +80,7 @@ def blob_of(name: str) -> Path:
 
 
 def all_entries() -> Iterator[FoundModel]:
-    """Everything in all stores. A name that a store before has already is told by its file."""
+    """Yield everything in all stores. A name that an earlier store has already is told by its file."""
     known: set[str] = set()
     for store in stores():
         for entry in _entries(store):
@@ -114,7 +114,7 @@ def _entries(store: Path) -> Iterator[FoundModel]:
 
 
 def _manifests(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """The files at the depth of a tag: HOST/NAMESPACE/MODEL/TAG, where a namespace may have several parts."""
+    """Yield the files at the depth of a tag: HOST/NAMESPACE/MODEL/TAG, where a namespace may have several parts."""
     for path in sorted(folder.iterdir()) if folder.is_dir() and depth < DEEPEST else []:
         if path.is_dir() and not path.is_symlink():
             yield from _manifests(path, depth + 1)
@@ -123,7 +123,7 @@ def _manifests(folder: Path, depth: int = 0) -> Iterator[Path]:
 
 
 def _entry(store: Path, path: Path) -> FoundModel:
-    """What one manifest stands for."""
+    """Describe the model that a manifest stands for."""
     relative = path.relative_to(store / "manifests")
     if len(relative.parts) < 3:
         return FoundModel(str(path), OLLAMA, store, problem="is no manifest of a model: it lies too high in its folder")
@@ -141,7 +141,7 @@ def _entry(store: Path, path: Path) -> FoundModel:
 
 
 def _problem(layers: list[ManifestLayer]) -> str:
-    """Why the layers hold no model that can be loaded; empty if they hold one."""
+    """Say why the layers hold no model that can be loaded; empty if they hold one."""
     models = [layer for layer in layers if layer.kind == "model"]
     if not models:
         kinds = ", ".join(sorted({layer.kind for layer in layers})) or "none"
@@ -160,7 +160,7 @@ def _problem(layers: list[ManifestLayer]) -> str:
 
 
 def _layers(store: Path, path: Path) -> list[ManifestLayer]:
-    """The layers of a manifest. OSError, or ValueError where it is none."""
+    """Read the layers of a manifest. OSError, or ValueError for a file that is no manifest."""
     if not path.is_file():  # a pipe would be waited for
         raise ValueError("it is a link to nothing" if path.is_symlink() else "it is no regular file")
     with path.open("rb") as opened:
@@ -190,7 +190,7 @@ def _layer(store: Path, layer: Any) -> ManifestLayer:
 
 
 def _blob_alone(store: Path, blob: Path) -> FoundModel | None:
-    """A blob that no manifest names, if it is a model or what was fetched of one."""
+    """Describe a blob that no manifest names, if it is a model, or was begun to be fetched."""
     remove = f"rm {quote(str(blob))}"
     if "-partial" in blob.name:
         begun = "is a blob that Ollama has begun to fetch"

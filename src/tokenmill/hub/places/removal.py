@@ -8,15 +8,17 @@ from shlex import quote
 
 from tokenmill.errors import RequestError
 from tokenmill.hub.download import cache_folder, sha256_of
+from tokenmill.hub.names import nearest
 from tokenmill.hub.places.entry import FOLDER, HUB, OURS, FoundModel, reason_of
 from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES
-from tokenmill.hub.suggestions import nearest
 from tokenmill.value_reader import with_home
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What goes for one name. paths: as they are told. files: those that a process may use. run: deletes them."""
+    """A deletion that is planned for one name. paths: as they are told. files: files that a process may use. run:
+    deletes them.
+    """
 
     name: str
     paths: tuple[Path, ...]
@@ -26,7 +28,7 @@ class Removal:
 
 
 def entries_named(name: str, entries: Sequence[FoundModel]) -> list[FoundModel]:
-    """The entries that a name means: one, or all of a repository of the hub.
+    """Find the entries that a name means: one, or all of a repository of the hub.
 
     RequestError for a name that means none or several, which lists them.
     """
@@ -35,12 +37,12 @@ def entries_named(name: str, entries: Sequence[FoundModel]) -> list[FoundModel]:
     exact = [each for each in entries if typed == each.name] or [each for each in entries if path == each.path]
     if len(exact) > 1:
         raise RequestError(f"{name} is ambiguous: {_listed(exact)}")
-    of_repository = [each for each in entries if each.origin == HUB and _repository(each) == typed]
+    of_repository = [each for each in entries if each.origin == HUB and each.repository == typed]
     if exact and not (of_repository and exact[0] in of_repository):
         return exact
     if of_repository:
         return of_repository
-    ends = {_repository(each): each for each in entries if typed.lower() in _ends(each)}
+    ends = {each.repository: each for each in entries if typed.lower() in _ends(each)}
     if len(ends) > 1:
         raise RequestError(f"{name} is ambiguous: {_listed(list(ends.values()))}; give one of these names in full")
     near = next(iter(ends), "") or nearest(name, [each.name for each in entries])
@@ -49,7 +51,7 @@ def entries_named(name: str, entries: Sequence[FoundModel]) -> list[FoundModel]:
 
 
 def remove_own(entry: FoundModel) -> Removal:
-    """What would be deleted of a model that tokenmill fetched, which its sha256 proves, now and then once more."""
+    """Plan the deletion of a model that tokenmill fetched, which its sha256 proves, now and then once more."""
     model, path = SHORT_NAMES[entry.name], cache_folder() / SHORT_NAMES[entry.name].file_name
 
     def check() -> None:
@@ -60,7 +62,7 @@ def remove_own(entry: FoundModel) -> Removal:
 
 
 def _check_own(name: str, path: Path, sha256: str) -> None:
-    """RequestError for a file that is not the one which tokenmill fetched."""
+    """Raise RequestError for a file that is not the one which tokenmill fetched."""
     by_hand = f"`rm {quote(str(path))}`"
     if path.is_symlink() or not path.is_file():
         raise RequestError(f"{path} is no regular file, so tokenmill has not fetched it: {by_hand} deletes it")
@@ -73,7 +75,7 @@ def _check_own(name: str, path: Path, sha256: str) -> None:
 
 
 def refuse_others(entry: FoundModel) -> None:
-    """RequestError for what tokenmill does not delete, with the command that does."""
+    """Raise RequestError for what tokenmill does not delete, with the command that does."""
     if not entry.elsewhere:
         return
     if entry.origin in (OURS, HUB):
@@ -98,24 +100,11 @@ def _unlink(path: Path, check: Callable[[], None]) -> None:
         raise RequestError(f"{path} cannot be deleted: {reason_of(error)}") from error
 
 
-def _repository(entry: FoundModel) -> str:
-    name = entry.name
-    for mark in (":", "/tree/", "/blob/") if entry.origin == HUB else ():
-        name = name.partition(mark)[0]
-    return name
-
-
 def _ends(entry: FoundModel) -> set[str]:
-    """Parts of a name by which a person may mean an entry, in small letters."""
-    name = _repository(entry).lower()
-    file = entry.name.lower().rpartition("/")[2]
-    return {
-        name.rpartition("/")[2],
-        name.partition(":")[2],
-        file,
-        file.partition(":")[2],
-        file.removesuffix(".gguf"),
-    } - {""}
+    """Return the parts of a name by which a person may mean an entry, in small letters."""
+    name, file = entry.repository.lower(), entry.name.lower().rpartition("/")[2]
+    ends = {name.rpartition("/")[2], name.partition(":")[2], file, file.partition(":")[2], file.removesuffix(".gguf")}
+    return ends - {""}
 
 
 def _listed(entries: Sequence[FoundModel]) -> str:
