@@ -40,9 +40,8 @@ def driver(options: argparse.Namespace) -> None:
     """Replicas and their gate in this process. A line on stdin with a number changes how many there are."""
     from ray import serve
 
-    from tokenmill.scale.gate_server import GateServer
-    from tokenmill.scale.local import replicas
-    from tokenmill.scale.replicas import NAME, Setup, mill
+    from tokenmill.scale.gate import GateServer
+    from tokenmill.scale.replicas import NAME, Setup, mill, replicas
 
     config = EngineConfig(
         model=options.model, threads=1, max_sequences=options.sequences, max_length=options.max_length, speculate="auto"
@@ -54,7 +53,7 @@ def driver(options: argparse.Namespace) -> None:
 
         def scale() -> None:
             for line in sys.stdin:
-                serve.run(mill(setup, NAME, int(line)), name=NAME, route_prefix=None)
+                serve.run(mill(setup, int(line)), name=NAME, route_prefix=None)
             server.drain(0.0)  # the process that has started this driver has ended
 
         threading.Thread(target=scale, daemon=True).start()

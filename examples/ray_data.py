@@ -10,10 +10,10 @@ import argparse
 
 import pyarrow as pa
 import ray
+from tokenmill.batches.batch import answer_rows
 
 import tokenmill
 from tokenmill.batches.formats.parquet import schema_of
-from tokenmill.batches.in_memory import answer_rows
 from tokenmill.batches.template import TableTask, Template
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.word_model import save_chat_model
 from tokenmill import load
 from tokenmill.batches.batch import How, opened
-from tokenmill.batches.shard import Shard
+from tokenmill.batches.output import Shard
 from tokenmill.batches.template import TableTask, Template
 from tokenmill.serve.sessions.batch_lines import BatchLines
 from tokenmill.settings.sampling_params import SamplingParams

@@ -15,9 +15,8 @@ from tests.batches.conftest import NAME, SETTINGS, lines_task, requests, run, ta
 from tokenmill import load
 from tokenmill.batches.batch import How, OutputTaken, opened
 from tokenmill.batches.journal import Journal, NotWritten, journal_path
-from tokenmill.batches.output import join
+from tokenmill.batches.output import Shard, join
 from tokenmill.batches.scan import scan
-from tokenmill.batches.shard import Shard
 from tokenmill.errors import RequestError, TokenmillError
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.batches.conftest import run
 from tokenmill import SamplingParams, load
-from tokenmill.batches.in_memory import answer_rows
+from tokenmill.batches.batch import answer_rows
 from tokenmill.batches.template import TableTask, Template
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_data.py"

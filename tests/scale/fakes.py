@@ -9,7 +9,7 @@ from itertools import count
 from tests.serve.conftest import SETTINGS
 from tokenmill import load
 from tokenmill.scale.fleet import Fleet, Part, ReplicaLost
-from tokenmill.scale.gate_server import GateServer
+from tokenmill.scale.gate import GateServer
 from tokenmill.scale.mill import Mill
 from tokenmill.serve.http.address import Address, listen
 from tokenmill.serve.start.options import Options

@@ -7,25 +7,25 @@ The output and every answer are a function of the input, the model and the setti
 what was computed with what, and how rows are divided among shards changes no byte.
 """
 
+import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from tokenmill.batches.formats import format_of
-from tokenmill.batches.identity import facts_of, run_of
 from tokenmill.batches.journal import Journal, journal_path
-from tokenmill.batches.output import WAY_OUT, rows_of, run_of_output, write
+from tokenmill.batches.output import WAY_OUT, Shard, rows_of, run_of_output, write
 from tokenmill.batches.row import Json, TableRow
 from tokenmill.batches.runner import BatchRunner, Counts
 from tokenmill.batches.scan import Index, scan
-from tokenmill.batches.shard import Shard
 from tokenmill.batches.task import Key, Task
 from tokenmill.engine.core import Core
 from tokenmill.errors import RequestError
@@ -35,9 +35,27 @@ from tokenmill.memory.file_lock import NO_LOCKS, locked_file
 WINDOW = 1024
 
 
+def facts_of(core: Core, task: Task) -> Json:
+    """Gather the facts that the answers depend on: the model by the digests of its files, what computes it, and the
+    settings of the task. Nothing of it says how many rows run together, in how many threads, or where the model lies.
+    """
+    loaded = core.loaded
+    model = {name: value for name, value in loaded.compatibility.items() if name != "model"}
+    template = loaded.tokenizer.chat_template if loaded.tokenizer is not None else None
+    model["chat_template"] = None if template is None else sha256(str(template).encode()).hexdigest()[:16]
+    return {"model": model, "longest_text": loaded.resolved.longest_text, "task": task.facts(core)}
+
+
+def run_of(facts: Mapping[str, Any]) -> str:
+    """Return eight hexadecimal digits that stand for facts, and stand in every key."""
+    return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+
+
 @dataclass(frozen=True)
 class BatchProgress:
-    """How far a run is. num_rows: of the shard; num_done: with those that were in the journal; counts: of this run."""
+    """The progress of a run. num_rows: of the shard; num_done: with the rows that were in the journal; counts: of this
+    run.
+    """
 
     num_rows: int
     num_done: int
@@ -46,9 +64,9 @@ class BatchProgress:
 
 @dataclass(frozen=True)
 class How:
-    """How a run goes on, none of which changes an answer. window, stop, may_queue, most: see BatchRunner. told: is
-    given the BatchProgress after each answer. keeps_part: asked when a run was stopped: True writes the output with the
-    rows that are done, and the others are left out.
+    """Choices of a run that change no answer. window, stop, may_queue, most: see BatchRunner. told: gets the
+    BatchProgress after each answer. keeps_part: asked when a run was stopped: True writes the output with the rows that
+    are done, and the others are left out.
     """
 
     window: int = WINDOW
@@ -61,8 +79,8 @@ class How:
 
 @dataclass(frozen=True)
 class Summary:
-    """What came of a run. num_known: rows whose answers were there before, or are those of equal rows. num_errors:
-    answers that are errors. was_there: the output had been written before.
+    """The outcome of a run. num_known: rows whose answers were there before, or are the answers of equal rows.
+    num_errors: answers that are errors. was_there: the output had been written before.
     """
 
     num_rows: int
@@ -91,7 +109,7 @@ class OutputTaken(RequestError):
 
 @contextmanager
 def opened(source: Path, target: Path, task: Task, shard: Shard = Shard()) -> Iterator["Batch"]:  # noqa: B008
-    """A batch whose output belongs to this process inside the context. RequestError for an input or an output that
+    """Open a batch whose output belongs to this process inside the context. RequestError for an input or an output that
     cannot be used, and where another process writes the same output.
     """
     format_of(source, "input")
@@ -123,7 +141,7 @@ def opened(source: Path, target: Path, task: Task, shard: Shard = Shard()) -> It
 
 @dataclass(eq=False)
 class Batch:
-    """Made by `opened`. written: the digits of the run that wrote the output, if there is one already."""
+    """A batch that `opened` has made. written: the digits of the run that wrote the output, if there is one already."""
 
     index: Index
     target: Path
@@ -184,7 +202,7 @@ class Batch:
         return Summary(self.num_rows, counts.rows, num_errors, *tokens, elapsed_s, is_whole=is_whole)
 
     def _left(self, journal: Journal, run: str) -> Iterator[tuple[TableRow, Key]]:
-        """The rows that have no answer; of equal ones the first."""
+        """Yield the rows that have no answer; of equal rows the first."""
         places = self.index.places
         is_taken = np.zeros(len(journal.offsets), np.bool_)
         for row in rows_of(self.index, self.shard):
@@ -194,7 +212,7 @@ class Batch:
                 yield row, Key(row.digest, run)
 
     def _write(self, journal: Journal, run: str) -> int:
-        """Write the output; the number of answers in it that are errors."""
+        """Write the output, and return the number of answers in it that are errors."""
         num_errors = 0
 
         def rows() -> Iterator[Json]:
@@ -210,7 +228,7 @@ class Batch:
         return num_errors
 
     def _was_there(self, run: str, facts: Json) -> Summary:
-        """Nothing is left to do for an output of the same run; a journal of it that was not removed yet is."""
+        """Check an output that is there already, and remove a journal of the same run that was not removed yet."""
         if self.written != run:
             raise RequestError(f"{self.target} exists, and comes from another model or other settings: {WAY_OUT}")
         with suppress(RequestError):  # one of other settings is not ours to delete
@@ -218,3 +236,20 @@ class Batch:
             journal.close()
             journal.remove()
         return Summary(self.num_rows, was_there=True)
+
+
+def answer_rows(core: Core, task: Task, rows: Iterable[Json]) -> list[Json]:
+    """Answer rows in memory, without files, for programs that read, divide and write rows by themselves; return the
+    rows that a batch over a file of these rows would write, in order.
+    """
+    task.begin(core)
+    run, answers = run_of(facts_of(core, task)), dict[int, Any]()
+
+    def keep(row: TableRow, key: Key, answer: Any) -> None:
+        answers[row.digest] = answer
+
+    numbered = [TableRow(number, number + 1, values) for number, values in enumerate(rows)]
+    different = {row.digest: row for row in numbered}
+    runner = BatchRunner(core, task, keep, WINDOW, threading.Event())
+    runner.run((row, Key(row.digest, run)) for row in different.values())
+    return [task.output(row, Key(row.digest, run), answers[row.digest]) for row in numbered]

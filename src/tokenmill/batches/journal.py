@@ -35,7 +35,7 @@ class OtherRun(RequestError):
 
 
 def journal_path(target: Path) -> Path:
-    """The journal of an output."""
+    """Return the path of the journal of an output."""
     return target.with_name(f"{target.name}.journal")
 
 
@@ -46,7 +46,9 @@ class Journal:
     """
 
     def __init__(self, path: Path, file: IO[bytes], index: Index, facts: Mapping[str, Any]) -> None:
-        """Open one that goes on, or begin one. facts: what its answers depend on; RequestError if they were others."""
+        """Open a journal that goes on, or begin one. facts: what its answers depend on; RequestError if they were
+        others.
+        """
         self.path, self._file = path, file
         self.num_damaged = 0
         self.offsets: Places = np.full(int(index.places.max()) + 1, -1, np.int64)
@@ -62,11 +64,6 @@ class Journal:
             self.close()
             raise
 
-    @property
-    def num_done(self) -> int:
-        """Different rows that have an answer."""
-        return int(np.count_nonzero(self.offsets >= 0))
-
     def append(self, place: int, digest: int, answer: Any) -> None:
         """Write the answer of a row. TokenmillError where it cannot be written; what was there before is kept."""
         content = f"{digest:016x} {dumps(answer)}".encode()
@@ -79,7 +76,7 @@ class Journal:
             self.sync()
 
     def read(self, place: int) -> Any:
-        """The answer of a row that has one."""
+        """Return the answer of a row that has one."""
         self._reader.seek(int(self.offsets[place]))
         checked = _content(self._reader.readline())
         if checked is None:
@@ -135,7 +132,7 @@ class Journal:
             raise OtherRun(f"{self.path} is of a run with other settings ({told}): give those, or {advice}")
 
     def _read_records(self, index: Index) -> int:
-        """Find the records, and the end of the last that is whole."""
+        """Find the records, and return the end of the last whole one."""
         digests, offsets = array("Q"), array("q")
         end = offset = self._reader.tell()
         for record in self._reader:
@@ -185,7 +182,7 @@ class NotWritten(TokenmillError):
 
 
 def not_written(path: Path, error: OSError) -> NotWritten:
-    """What the system says against a file."""
+    """Make the error for a file that the system does not let us write."""
     return NotWritten(
         f"{path} cannot be written: {error.strerror or error}; what is done is kept in the journal, so make room and "
         "give the same command again"
@@ -193,7 +190,7 @@ def not_written(path: Path, error: OSError) -> NotWritten:
 
 
 def _content(record: bytes) -> bytes | None:
-    """A record without its checksum; None if it is damaged or cut."""
+    """Return a record without its checksum; None if it is damaged or cut."""
     try:
         is_sound = record.endswith(b"\n") and int(record[:8], 16) == zlib.crc32(record[9:-1])
         int(record[DIGEST], 16)
@@ -203,7 +200,7 @@ def _content(record: bytes) -> bytes | None:
 
 
 def _difference(name: str, then: Any, now: Any) -> str:
-    """How two values of a fact differ, by the names inside it where it has some."""
+    """Say how two values of a fact differ, by the names inside it where it has some."""
     if isinstance(then, dict) and isinstance(now, dict):
         names = [each for each in {**then, **now} if then.get(each) != now.get(each)]
         return ", ".join(_difference(each, then.get(each), now.get(each)) for each in names)

@@ -1,7 +1,11 @@
-"""The output: written whole, in the order of the input, when every answer is there; and told from other files."""
+"""The output: written whole, in the order of the input, when every answer is there; and told from other files. Shards
+of it, which several runs write, and which `join` makes one file of.
+"""
 
 import os
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -9,16 +13,45 @@ from tokenmill.batches.formats import format_of
 from tokenmill.batches.journal import not_written
 from tokenmill.batches.row import Columns, Json, TableRow
 from tokenmill.batches.scan import Index
-from tokenmill.batches.shard import Shard
 from tokenmill.batches.task import Task, digest_in
-from tokenmill.errors import RequestError
+from tokenmill.errors import ConfigError, RequestError
 from tokenmill.memory.atomic_file import writing
 
 WAY_OUT = "give another output, or move this file away"
 
 
+MOST = 10_000
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard: row r, counted from 0, belongs to shard r mod n + 1, whatever the rows are and however many there are.
+    number: from 1 on, of `count` shards. The one shard of one is all rows.
+    """
+
+    number: int = 1
+    count: int = 1
+
+    def has(self, row: int) -> bool:
+        """Tell whether a row, by its number, belongs to it."""
+        return row % self.count == self.number - 1
+
+    def path(self, target: Path) -> Path:
+        """Return the file of this shard of an output: out-2-of-4.jsonl."""
+        return target if self.count == 1 else target.with_stem(f"{target.stem}-{self.number}-of-{self.count}")
+
+
+def parse_shard(text: str) -> Shard:
+    """Parse a shard as people write it, 2/4 for the second of four."""
+    found = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text)
+    number, count = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= number <= count <= MOST:
+        raise ConfigError("shard", text, f"i/n with i from 1 to n, as 2/4 for the second of four, and n at most {MOST}")
+    return Shard(number, count)
+
+
 def rows_of(index: Index, shard: Shard) -> Iterator[TableRow]:
-    """The rows of a shard, read again. RequestError where they are not those of the first reading."""
+    """Read the rows of a shard again. RequestError where they are not the rows of the first reading."""
     num_read = 0
     try:
         for row in format_of(index.path, "input").rows(index.path):
@@ -48,8 +81,8 @@ def write(target: Path, columns: Columns, rows: Iterator[Json]) -> None:
 
 
 def run_of_output(target: Path, index: Index, shard: Shard, task: Task) -> str | None:
-    """The digits of the run that has written an output, if there is one. RequestError for any other file there, and
-    for one of other rows.
+    """Read the digits of the run that has written an output, if there is one. RequestError for any other file there,
+    and for an output of other rows.
     """
     if not target.exists():
         return None
@@ -71,7 +104,7 @@ def run_of_output(target: Path, index: Index, shard: Shard, task: Task) -> str |
 
 
 def join(index: Index, target: Path, num_shards: int, task: Task, told: Callable[[int], None]) -> None:
-    """Write one file of those of all shards, each row in its place. RequestError where they are not of one run."""
+    """Write one file of the files of all shards, each row in its place. RequestError where they are not of one run."""
     paths = [Shard(number, num_shards).path(target) for number in range(1, num_shards + 1)]
     if missing := [str(path) for path in paths if not path.exists()]:
         raise RequestError(f"there is no {', '.join(missing)}: join needs the files of all {num_shards} shards")

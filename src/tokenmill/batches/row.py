@@ -33,19 +33,23 @@ class TableRow:
 
     @cached_property
     def digest(self) -> int:
-        """64 bits that depend on the values alone, so not on the row's place; those of a broken line on its number."""
+        """64 bits that depend on the values alone, so not on the row's place; of a broken line they depend on its
+        number.
+        """
         content = self.problem if self.values is None else self.values
         data = json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=repr).encode()
         return int.from_bytes(blake2b(data, digest_size=8).digest())
 
 
 def dumps(value: Any, **how: Any) -> str:
-    """A value as JSON in one line, as the server writes its answers."""
+    """Write a value as JSON in one line, as the server writes its answers."""
     return one_line(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), **how))
 
 
 def dumps_cell(value: Any) -> str:
-    """A value of a table as JSON. What JSON cannot have is a text: dates, and the numbers NaN, Infinity, -Infinity."""
+    """Write a value of a table as JSON. What JSON cannot have is a text: dates, and the numbers NaN, Infinity,
+    -Infinity.
+    """
     try:
         return dumps(value, default=str)
     except ValueError:  # which stands for such numbers, of Parquet alone
@@ -61,7 +65,7 @@ def _finite(value: Any) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """The kind of column that a value of JSON wants; empty for null, which goes into any."""
+    """Return the kind of column that a value of JSON wants; empty for null, which goes into any."""
     if value is None:
         return ""
     if type(value) is int and abs(value) > MOST_EXACT:
@@ -71,7 +75,7 @@ def kind_of(value: Any) -> str:
 
 
 def joint(one: str, other: str) -> str:
-    """The kind of a column that holds values of two kinds."""
+    """Return the kind of a column that holds values of two kinds."""
     if one == other or not one or not other:
         return one or other
     return JOINT.get(frozenset((one, other)), "json")

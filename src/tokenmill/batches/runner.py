@@ -33,7 +33,9 @@ class _Running:
 
 @dataclass
 class Counts:
-    """rows: answers of this run. errors: those that are one. tokens: new ones in answers. prompt_tokens: of prompts."""
+    """Counts of a run. rows: answers. errors: answers that are error objects. tokens: new tokens of answers.
+    prompt_tokens: of prompts.
+    """
 
     rows: int = 0
     errors: int = 0
@@ -43,9 +45,10 @@ class Counts:
 
 @dataclass(eq=False)
 class BatchRunner:
-    """keep: takes the answer of a row. window: rows that are sorted together. may_queue: asked in the engine's thread
-    before a row is queued. stop: set, to end early, by any thread. told: called after each answer. most: sequences that
-    run or wait together; by default twice the places, so that one is taken in the step in which it becomes free.
+    """Rows on their way through the core. keep: takes the answer of a row. window: rows that are sorted together.
+    may_queue: asked in the engine's thread before a row is queued. stop: set, to end early, by any thread. told: called
+    after each answer. most: sequences that run or wait together; by default twice the places, so that a place is taken
+    in the step in which it becomes free.
     """
 
     core: Core
@@ -92,7 +95,9 @@ class BatchRunner:
             self._ready.pop()
 
     def _fill(self, rows: Iterator[tuple[TableRow, Key]]) -> bool:
-        """Prepare the rows of the next window; whether there are any. Those that are refused have an answer at once."""
+        """Prepare the rows of the next window, and tell whether there are any. A row that is refused has an answer at
+        once.
+        """
         num_taken = 0
         while len(self._ready) < self.window and not self.stop.is_set() and (taken := next(rows, None)) is not None:
             row, key = taken
@@ -129,7 +134,7 @@ class BatchRunner:
     # ---- in the engine's thread
 
     def _start(self, each: _Running) -> bool:
-        """Queue a row if it may be; whether it was."""
+        """Queue a row if it may be queued, and tell whether it was."""
         if not self.may_queue():
             return False
         self._running.append(each)
@@ -144,7 +149,7 @@ class BatchRunner:
         self.core.submit(each.work.request)
 
     def _ended(self) -> list[_Running] | None:
-        """The rows that have ended, after each step; none of them when this is to stop."""
+        """Return the rows that have ended, after each step; none of them when this is to stop."""
         self.core.check_open()
         for each in self._running:
             for sequence in each.work.scored:

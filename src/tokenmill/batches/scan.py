@@ -37,12 +37,12 @@ class Index:
         return len(self.digests)
 
     def check(self, row: TableRow) -> None:
-        """RequestError for a row that was another one at the first reading."""
+        """Raise RequestError for a row that was another one at the first reading."""
         if row.number >= self.num_rows or row.digest != int(self.digests[row.number]):
             raise self._changed(f"line {row.line}")
 
     def check_end(self, num_rows: int) -> None:
-        """RequestError for an input that had another number of rows at the first reading."""
+        """Raise RequestError for an input that had another number of rows at the first reading."""
         if num_rows != self.num_rows:
             raise self._changed(f"it had {self.num_rows} rows, and has {num_rows}")
 
@@ -86,7 +86,7 @@ def scan(path: Path, id_field: str | None = None) -> Index:
 
 
 def _check_ids(path: Path, field: str | None, ids: Digests, lines: Digests) -> None:
-    """RequestError that names the first two lines with the same id."""
+    """Raise RequestError that names the first two lines with the same id."""
     order = np.argsort(ids, kind="stable")
     same = np.flatnonzero(ids[order][1:] == ids[order][:-1])
     if len(same):

@@ -15,7 +15,9 @@ from tokenmill.schedule.sequence import Sequence
 
 @dataclass(frozen=True)
 class Key:
-    """Stands for a row under the settings of a run. digest: of the row. run: 8 hexadecimal digits for the settings."""
+    """A key, which stands for a row under the settings of a run. digest: of the row. run: 8 hexadecimal digits for the
+    settings.
+    """
 
     digest: int
     run: str
@@ -32,7 +34,7 @@ class Key:
 
 
 def digest_in(text: object) -> int | None:
-    """The digest of the row whose key this is; None for what is no key."""
+    """Return the digest of the row whose key this is; None for what is no key."""
     try:
         return int(text[:16], 16) if isinstance(text, str) and len(text) == 24 else None
     except ValueError:
@@ -41,8 +43,8 @@ def digest_in(text: object) -> int | None:
 
 @dataclass(eq=False)
 class RowWork:
-    """A row that can be computed. tokens: of its prompt, by which rows are sorted. scored: what runs before the
-    request, of which nothing is sampled. answer: what is kept of the completions, as JSON.
+    """A row that can be computed. tokens: of its prompt, by which rows are sorted. scored: sequences that run before
+    the request, from which nothing is sampled. answer: makes JSON, which is kept, of the completions.
     """
 
     request: Request
@@ -61,35 +63,39 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, columns: Columns) -> None:
-        """RequestError for an input without the columns that are needed; before a model is loaded."""
+        """Raise RequestError for an input without the columns that are needed; before a model is loaded."""
 
     def begin(self, core: Core) -> None:  # noqa: B027  (not every task has something to do then)
-        """The model is loaded: called before everything below."""
+        """Begin with a model that is loaded: called before everything below."""
 
     @abstractmethod
     def facts(self, core: Core) -> Json:
-        """What the answers depend on beside rows and model."""
+        """Return what the answers depend on beside rows and model."""
 
     @abstractmethod
     def columns(self, columns: Columns) -> Columns:
-        """The columns of the output."""
+        """Return the columns of the output."""
 
     @abstractmethod
     def prepare(self, core: Core, row: TableRow, key: Key) -> RowWork:
-        """A row that is to be computed. An exception is the row's own error, which `refusal` makes an answer of."""
+        """Prepare a row that is to be computed. An exception is the row's own error, which `refusal` makes an answer
+        of.
+        """
 
     @abstractmethod
     def refusal(self, row: TableRow, key: Key, error: Exception) -> Any:
-        """The answer of a row that is refused, or has failed. An error that is not the row's own is raised again."""
+        """Make the answer of a row that is refused, or has failed. An error that is not the row's own is raised
+        again.
+        """
 
     @abstractmethod
     def output(self, row: TableRow, key: Key, answer: Any) -> Json:
-        """The row of the output."""
+        """Make the row of the output."""
 
     @abstractmethod
     def key_of(self, written: Json) -> object:
-        """The key that a row of the output holds, if it is of this task."""
+        """Return the key that a row of the output holds, if it is of this task."""
 
     @abstractmethod
     def has_failed(self, answer: Any) -> bool:
-        """Whether an answer is an error."""
+        """Tell whether an answer is an error."""

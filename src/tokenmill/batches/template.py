@@ -40,15 +40,16 @@ class Template:
             raise ConfigError("prompt", text, "a text with at least one column in braces, or all rows say the same")
 
     def filled(self, values: Json) -> str:
-        """The text for a row."""
+        """Fill in the values of a row."""
         return "".join(part + ("" if name is None else cell(_value(values, name))) for part, name, *_ in self._parts)
 
 
 @dataclass(eq=False)
 class TableTask(Task):
-    """template or column: what a row's prompt is. as_chat: it is asked through the chat template, after `system`.
+    """A task for tables. template or column: what a row's prompt is. as_chat: whether it is asked through the chat
+    template, after `system`.
 
-    params: of every row, but for its seed. settings: makes these once the model is loaded, since its files may
+    params: of every row, without its seed. settings: makes these once the model is loaded, since its files may
     recommend some. prefix: of the names of new columns.
     """
 
@@ -88,7 +89,7 @@ class TableTask(Task):
         return {"kind": "table", **asked, "output_prefix": self.prefix, **params}
 
     def columns(self, columns: Columns) -> Columns:
-        """See Task. With several continuations some columns hold lists."""
+        """Return the new columns too. With several continuations some hold lists."""
         params = self.params
         listed = "list of " if params.n > 1 else ""
         new = {name: listed + kind for name, kind in OF_EACH.items()}
@@ -146,7 +147,7 @@ class TableTask(Task):
 
 
 def _entries(done: Completion) -> list[Json]:
-    """For each token its id, its log-probability and rank, and the likeliest (id, log-probability) there."""
+    """Return for each token its id, its log-probability and rank, and the likeliest (id, log-probability) there."""
     return [
         {"token": token, "logprob": each.logprob, "rank": each.rank, "top": [list(pair) for pair in each.top]}
         for token, each in zip(done.tokens, done.logprobs or ())

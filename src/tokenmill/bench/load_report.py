@@ -123,7 +123,7 @@ class Failure(Exception):
     """This request failed: a few words to count by, and what the server said."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        self.reason, self.detail = reason, _printable(detail)
+        self.reason, self.detail = reason, printable(detail)
 
 
 class AnswerStream:
@@ -184,19 +184,18 @@ class AnswerStream:
         self.finished = self.finished or bool(choice.get("finish_reason"))
 
 
-def message_of(answer: bytes | Mapping[str, Any]) -> str:
+def message_of(answer: Any) -> str:
     """Return the message of an error, whichever way it is written."""
-    document: Any = answer
     if isinstance(answer, bytes):
         try:
-            document = json.loads(answer)
+            answer = json.loads(answer)
         except (ValueError, RecursionError):
-            document = answer.decode(errors="replace")
-    error = document.get("error", document) if isinstance(document, dict) else document
+            answer = answer.decode(errors="replace")
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
     return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Shorten a text to one line that is safe to show on a terminal, whatever it contains."""
     words = " ".join(text.split())
     return "".join(letter if letter.isprintable() else "�" for letter in words)[:200]

@@ -126,8 +126,8 @@ class Series:
         chunk = max(chunk_for(points[0], config.max_step_tokens), batch)
         if not config.cache:
             chunk = max(chunk, batch * length)  # a step computes everything of everyone
-        sizes = {"max_length": config.max_length or length, "max_sequences": batch, "max_step_tokens": chunk}
-        return replace(config, **sizes, prefix_cache=False)
+        length = config.max_length or length
+        return replace(config, max_length=length, max_sequences=batch, max_step_tokens=chunk, prefix_cache=False)
 
     def _check_memory(self, config: EngineConfig) -> None:
         """Raise CapacityError when the planner's figures say that it cannot fit, before the system kills us for

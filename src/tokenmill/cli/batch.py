@@ -183,7 +183,7 @@ def _compute(
 ) -> None:
     with held_interrupts():
         from tokenmill.batches.batch import opened
-        from tokenmill.batches.shard import Shard, parse_shard
+        from tokenmill.batches.output import Shard, parse_shard
     chosen = Shard() if shard is None else parse_shard(shard)
     with ExitStack() as held:
         with progress_on_stderr(quiet) as progress:

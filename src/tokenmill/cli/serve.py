@@ -246,9 +246,8 @@ def _serve_replicas(
         fitted = fit_for_many(engine, model, num_sequences or SEQUENCES_PER_CORE * threads, number, follow=True)
         template = None if chat_template is None else read_template(chat_template)
         progress.stage(f"starting {number} replicas")
-        from tokenmill.scale.gate_server import GateServer
-        from tokenmill.scale.local import replicas
-        from tokenmill.scale.replicas import Setup
+        from tokenmill.scale.gate import GateServer
+        from tokenmill.scale.replicas import Setup, replicas
     with replicas(Setup(fitted, options, number, chat_template=template), number) as fleet:
         _warn_if_open(taken, options, address)
         if not quiet:

@@ -1,20 +1,45 @@
-"""The texts of an answer, whole or joined from the events of a stream, by either route. No network.
+"""A request, and the texts of its answer, whole or joined from the events of a stream, by either route. No network.
 
 What a server leaves out is None, never an empty value: what is not there cannot be compared.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tokenmill.bench.load_report import EventStream
+from tokenmill.bench.load_report import EventStream, message_of, printable
 
 CHAT, PLAIN = "chat/completions", "completions"
 
 
+@dataclass(frozen=True)
+class ProofRequest:
+    """A route, a prompt, and the fields that decide the text. A conversation is one message of a user."""
+
+    route: str
+    prompt: str | tuple[int, ...]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self, model: str | None, stream: bool) -> dict[str, Any]:
+        """Make the body of the request."""
+        named = {} if model is None else {"model": model}
+        streamed = {"stream": True} if stream else {}
+        return {**named, **self._input(), **self.fields, **streamed}
+
+    def _input(self) -> dict[str, Any]:
+        if self.route == CHAT:
+            return {"messages": [{"role": "user", "content": self.prompt}]}
+        return {"prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt)}
+
+    def having(self, **fields: Any) -> "ProofRequest":
+        """Return the same request with other fields; None takes one away."""
+        merged = {**self.fields, **fields}
+        return replace(self, fields={name: value for name, value in merged.items() if value is not None})
+
+
 class Unreadable(Exception):
-    """The answer is not what OpenAI's API says; the message says what it is."""
+    """An answer that is not what OpenAI's API says; the message says what it is."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +63,7 @@ Answer = list[Text]
 
 @dataclass
 class _Parts:
-    """What has come of one text. A list that nothing came for stays None."""
+    """The parts of one text so far. A list that nothing came for stays None."""
 
     text: list[str] = field(default_factory=list)
     reason: str | None = None
@@ -82,7 +107,7 @@ def _may_be(logprob: object) -> bool:
 
 
 class TextsReader:
-    """Gathers the texts of one answer from JSON documents: the whole one, or the events of a stream."""
+    """The texts of one answer, gathered from JSON documents: the whole answer, or the events of a stream."""
 
     def __init__(self) -> None:
         self._parts: dict[int, _Parts] = {}
@@ -90,7 +115,7 @@ class TextsReader:
         self.fingerprint: str | None = None
 
     def add(self, document: Any) -> None:
-        """One document. Unreadable if it holds no choices, and no usage either."""
+        """Take one document. Unreadable if it holds no choices, and no usage either."""
         if not isinstance(document, dict):
             raise Unreadable("JSON that is no object")
         choices = document.get("choices")
@@ -115,7 +140,7 @@ class Events:
         self._stream = EventStream()
 
     def feed(self, block: bytes) -> None:
-        """More bytes of the stream."""
+        """Take more bytes of the stream."""
         for data in self._stream.feed(block):
             self._event(data)
 
@@ -133,7 +158,7 @@ class Events:
         self.reader.add(event)
 
     def texts(self) -> Answer:
-        """The texts, once the stream has ended. Unreadable if it was cut."""
+        """Return the texts, once the stream has ended. Unreadable if it was cut."""
         found = self.reader.texts
         if not self.done and not (found and all(each.reason for each in found)):
             raise Unreadable("a stream that ends without finish_reason or [DONE]")
@@ -141,8 +166,5 @@ class Events:
 
 
 def message_in(document: Any) -> str:
-    """The message of an error, in one line of at most 200 characters, however the server writes it."""
-    error = document.get("error", document) if isinstance(document, dict) else document
-    message = error.get("message", error) if isinstance(error, dict) else error
-    words = " ".join(str(message).split())
-    return "".join(letter if letter.isprintable() else "�" for letter in words)[:200]
+    """Return the message of an error, in one line of at most 200 characters, however the server writes it."""
+    return printable(message_of(document))

@@ -14,8 +14,7 @@ import httpx2
 
 from tokenmill.bench.address import headers_of
 from tokenmill.errors import ConfigError, TokenmillError
-from tokenmill.prove.answer import Answer, Events, TextsReader, Unreadable, message_in
-from tokenmill.prove.ask import ProofRequest
+from tokenmill.prove.answer import Answer, Events, ProofRequest, TextsReader, Unreadable, message_in
 from tokenmill.prove.settings import Settings
 
 FULL = (429, 503)
@@ -23,7 +22,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 
 
 class Spent(Exception):
-    """As many requests were sent as are allowed."""
+    """The error of a check that has sent as many requests as are allowed."""
 
 
 class Lost(Exception):
@@ -52,25 +51,24 @@ class Client:
     num_waits: int = 0
 
     def __post_init__(self) -> None:
-        self._http = httpx2.AsyncClient(
-            verify=_tls_context(self.settings),
-            trust_env=False,
-            timeout=None,
-            limits=httpx2.Limits(max_keepalive_connections=0),
-        )
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        verify = _tls_context(self.settings)
+        self._http = httpx2.AsyncClient(verify=verify, trust_env=False, timeout=None, limits=limits)
 
     async def close(self) -> None:
         """Close what is open."""
         await self._http.aclose()
 
     async def get(self, path: str, limit_s: float) -> tuple[int, Any]:
-        """The status and the JSON of a GET; None for what is no JSON. httpx2's errors pass."""
+        """Return the status and the JSON of a GET; None for what is no JSON. httpx2's errors pass."""
         async with asyncio.timeout(limit_s):
             answer = await self._http.get(self.settings.at(path), headers=headers_of(self.settings.key))
         return answer.status_code, _json_of(answer.content)
 
     async def send(self, ask: ProofRequest, stream: bool = False) -> tuple[Answer, TextsReader]:
-        """The texts of the answer. Lost where none comes, Refused where the server says why."""
+        """Send a request and return the texts of the answer. Lost where no answer comes, Refused where the server says
+        why.
+        """
         try:
             async with self._opened(ask, stream) as answer:
                 if not stream:
@@ -83,7 +81,7 @@ class Client:
             raise Lost(str(error)) from None
 
     async def leave(self, ask: ProofRequest, num_events: int) -> None:
-        """Begin a stream and close the connection after so many events."""
+        """Begin a stream and close the connection after this many events."""
         events = Events()
         with contextlib.suppress(Unreadable):
             async with self._opened(ask, stream=True) as answer:
@@ -101,7 +99,7 @@ class Client:
 
     @contextlib.asynccontextmanager
     async def _opened(self, ask: ProofRequest, stream: bool) -> AsyncIterator[httpx2.Response]:
-        """An answer with status 200, its body to be read inside; errors of the connection are Lost."""
+        """Open an answer with status 200, its body to be read inside; errors of the connection are Lost."""
         waited_s, wait_s = 0.0, _FIRST_WAIT_S
         limit_s = self.settings.request_limit_s
         try:
@@ -134,9 +132,8 @@ class Client:
         # Encoded here, so that any text, a lone surrogate too, travels as ASCII.
         content = json.dumps(ask.body(self.model, stream)).encode()
         address, headers = self.settings.at(ask.route), headers_of(self.settings.key)
-        return await self._http.send(
-            self._http.build_request("POST", address, content=content, headers=headers), stream=True
-        )
+        request = self._http.build_request("POST", address, content=content, headers=headers)
+        return await self._http.send(request, stream=True)
 
 
 async def _check_status(answer: httpx2.Response) -> None:
@@ -154,9 +151,8 @@ def _tls_context(settings: Settings) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=str(settings.ca_file))
     except OSError as error:  # an SSLError is one
-        raise ConfigError(
-            "--ca-file", str(settings.ca_file), f"a file of certificates in PEM ({error.strerror or error})"
-        ) from None
+        allowed = f"a file of certificates in PEM ({error.strerror or error})"
+        raise ConfigError("--ca-file", str(settings.ca_file), allowed) from None
 
 
 def _json_of(content: bytes) -> Any:
@@ -171,7 +167,7 @@ def _kind(answer: httpx2.Response) -> str:
 
 
 def _retry_after_s(answer: httpx2.Response) -> float | None:
-    """The wait that Retry-After asks for, in seconds; it may be a number or a date."""
+    """Return the wait that Retry-After asks for, in seconds; it may be a number or a date."""
     text = answer.headers.get("retry-after", "").strip()
     if text.isdecimal():
         return float(text)
@@ -182,7 +178,7 @@ def _retry_after_s(answer: httpx2.Response) -> float | None:
 
 
 def always_full(settings: Settings, status: int, waited_s: float, message: str) -> AlwaysFull:
-    """The error for a server that has answered 429 or 503 for so long."""
+    """Make the error for a server that has answered 429 or 503 for this long."""
     said = f" ({message})" if message else ""
     return AlwaysFull(
         f"{settings.url} answered {status} all the time, for {waited_s:.0f} s{said}: wait until it is less busy, "
@@ -191,5 +187,5 @@ def always_full(settings: Settings, status: int, waited_s: float, message: str) 
 
 
 def reason_of(error: Exception) -> str:
-    """The words of an error, in one line."""
+    """Return the words of an error, in one line."""
     return " ".join(str(error).split()) or type(error).__name__

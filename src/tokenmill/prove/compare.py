@@ -1,4 +1,4 @@
-"""Two texts of the same request: where they first differ, and by how much their log-probabilities do."""
+"""Two texts of the same request: where they first differ, and how far their log-probabilities are apart."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ class TextDifference:
 
 
 def first_difference(one: Text, other: Text) -> TextDifference | None:
-    """None where the texts are the same: by token ids where both have them, else by tokens, and by characters.
+    """Find where two texts differ: by token ids where both have them, else by tokens, and by characters; None for equal
+    texts.
 
     A server may list the token that ended a text in one answer, and leave it out in another: where the texts are alike
     and end for the same reason, that is no difference.
@@ -28,23 +29,25 @@ def first_difference(one: Text, other: Text) -> TextDifference | None:
     are_alike = one.text == other.text and one.reason == other.reason
     for ours, theirs in ((one.ids, other.ids), (one.tokens, other.tokens)):
         if ours is not None and theirs is not None and ours != theirs:
-            place = _first(ours, theirs)
+            place = first_index(ours, theirs)
             if not (are_alike and abs(len(ours) - len(theirs)) == 1 and place == min(len(ours), len(theirs))):
                 return TextDifference(TOKEN, place)
     if one.text != other.text:
-        return TextDifference(CHARACTER, _first(one.text, other.text))
+        return TextDifference(CHARACTER, first_index(one.text, other.text))
     if one.reason != other.reason:
         return TextDifference(END, one.length)
     return None
 
 
-def _first(one: Sequence[Any], other: Sequence[Any]) -> int:
+def first_index(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the index of the first difference; where one is a beginning of the other, its length."""
     pairs = enumerate(zip(one, other))
     return next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
 
 
 def logprob_distance(one: Text, other: Text) -> float | None:
-    """The largest difference of the log-probabilities before the first token that differs; None where there are none.
+    """Return the largest difference of the log-probabilities before the first token that differs; None where there are
+    none.
 
     inf: one of the two has none for a token, where the other has one.
     """

@@ -1,4 +1,6 @@
-"""The first words with a server: whether one answers at an address, and which model it has."""
+"""The first words with a server, also after it was restarted: whether one answers at an address, and which model it
+has.
+"""
 
 import asyncio
 import ssl
@@ -15,8 +17,8 @@ GREETING_S = 20.0
 
 
 async def find_model(client: Client) -> str | None:
-    """The model to ask for: the one that was named, or the first that the server lists. Also the first proof that a
-    server answers there.
+    """Find the model to ask for: the one that was named, or the first that the server lists. This is also the first
+    proof that a server answers there.
     """
     settings = client.settings
     address = settings.at("models")
@@ -41,7 +43,7 @@ async def find_model(client: Client) -> str | None:
 
 
 async def _models(client: Client) -> tuple[int, Any]:
-    """The list of models, and its status. A server that is full, or still loads, is asked again for a while."""
+    """Return the list of models, and its status. A server that is full, or still loads, is asked again for a while."""
     settings, waited_s, pause_s = client.settings, 0.0, 0.5
     while True:
         status, document = await client.get("models", min(settings.time_s, GREETING_S))
@@ -65,6 +67,49 @@ def _unreachable(settings: Settings, error: Exception) -> str:
 
 
 def wants_key(settings: Settings, address: str, status: int) -> str:
-    """The message for a server that refuses a request for want of a key."""
+    """Make the message for a server that refuses a request for want of a key."""
     wanted = "another key" if settings.key else "a key"
     return f"{address} wants {wanted} (HTTP {status}): give it with --key, or in OPENAI_API_KEY"
+
+
+async def restart_by(command: str, client: Client) -> None:
+    """Run --restart, which must have ended the old server when it returns, and wait for the new one."""
+    limit_s = client.settings.request_limit_s
+    process = await asyncio.create_subprocess_shell(
+        command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            code = await process.wait()
+    except TimeoutError:
+        process.kill()
+        raise TokenmillError(
+            f"--restart {command!r} did not return within {limit_s:g} s: it should start the server in the "
+            "background, or --request-timeout be longer"
+        ) from None
+    if code != 0:
+        raise TokenmillError(f"--restart {command!r} failed with exit code {code}")
+    if not await _is_back(client, limit_s):
+        raise TokenmillError(
+            f"{client.settings.url} did not answer within {limit_s:g} s after --restart: is it the command that "
+            "starts it, or should --request-timeout be longer?"
+        )
+
+
+async def _is_back(client: Client, limit_s: float) -> bool:
+    """Wait for the server, and tell whether it answers before the limit."""
+    try:
+        async with asyncio.timeout(limit_s):
+            while not await _answers(client):
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _answers(client: Client) -> bool:
+    try:
+        status, _ = await client.get("models", GREETING_S)
+    except (httpx2.HTTPError, TimeoutError):
+        return False
+    return status < 500  # a server that still loads says 503

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.errors import TokenmillError
-from tokenmill.prove.answer import CHAT, PLAIN, Answer
-from tokenmill.prove.ask import ProofRequest
+from tokenmill.prove.answer import CHAT, PLAIN, Answer, ProofRequest
 from tokenmill.prove.client import Client, Lost, Refused
 from tokenmill.prove.greeting import find_model, wants_key
 from tokenmill.prove.prompts import prompt
@@ -25,9 +24,9 @@ _SEED_TRIES = 4
 
 @dataclass
 class RouteOffer:
-    """What one route does. fields: what is added to every request. missing: feature → why it is not there.
+    """What one route offers. fields: added to every request. missing: feature → why it is not there.
 
-    words, long_words: the longest ordinary prompt, and a long one, that are taken.
+    words, long_words: lengths of the longest ordinary prompt, and of a long one, that are taken.
     """
 
     route: str
@@ -37,11 +36,11 @@ class RouteOffer:
     long_words: int = _LONG_WORDS[0]
 
     def why_not(self, feature: str) -> str | None:
-        """The reason why this route has not this feature; None if it has."""
+        """Say why this route has not this feature; None if it has."""
         return self.missing.get(feature)
 
     def lacks(self, needs: tuple[str, ...]) -> Iterator[str]:
-        """The features among these that it has not, each with the reason."""
+        """Yield the features among these that it has not, each with the reason."""
         for feature in needs:
             if (reason := self.missing.get(feature)) is not None:
                 yield f"{feature}: {reason}"
@@ -49,7 +48,7 @@ class RouteOffer:
 
 @dataclass
 class Offer:
-    """A server. missing: route → why it is not there."""
+    """What a server offers. missing: route → why it is not there."""
 
     model: str | None
     routes: list[RouteOffer] = field(default_factory=list)
@@ -66,7 +65,7 @@ class Offer:
 
 
 async def find_offer(client: Client, listen: Callable[[str], None]) -> Offer:
-    """What the server offers; TokenmillError, with the way out, where nothing can be asked of it."""
+    """Find out what the server offers; TokenmillError, with the way out, where nothing can be asked of it."""
     client.model = await find_model(client)
     offer = Offer(client.model)
     for route in (PLAIN, CHAT):
@@ -95,7 +94,7 @@ class _Probe:
         self.client, self.found, self.number = client, found, 0
 
     async def run(self, offer: Offer) -> RouteOffer:
-        """Lost if the route does not answer at all."""
+        """Find out what the route offers; Lost if it does not answer at all."""
         _, reader = await self.client.send(await self._plainest())
         offer.fingerprint = reader.fingerprint or offer.fingerprint
         await self._find_units()
@@ -104,14 +103,16 @@ class _Probe:
         return self.found
 
     def _ask(self, words: int = 3, **fields: Any) -> ProofRequest:
-        """A new prompt, with what has been found to be accepted."""
+        """Make a request with a new prompt, and with the fields that have been found to be accepted."""
         self.number += 1
         text = prompt(self.client.settings.seed, -self.number, words, words)
         merged = {"max_tokens": _PROBE_TOKENS, **GREEDY, **self.found.fields, **fields}
         return ProofRequest(self.found.route, text, merged)
 
     async def _plainest(self) -> ProofRequest:
-        """A request that is answered; its longest ordinary prompt is noted. A server may have a short context."""
+        """Return a request that is answered, and note its longest ordinary prompt. A server may have a short
+        context.
+        """
         for words in _SHORT_WORDS[:-1]:
             self.found.words = words
             try:
@@ -125,7 +126,7 @@ class _Probe:
         return self._ask(self.found.words)
 
     async def _longest(self, lengths: tuple[int, ...]) -> int:
-        """The longest prompt that is taken, of these many words."""
+        """Return the length in words of the longest prompt that is taken."""
         for words in lengths:
             try:
                 await self.client.send(self._ask(_MARGIN * words))
@@ -135,7 +136,7 @@ class _Probe:
         return self.found.words
 
     async def _find_units(self) -> None:
-        """Token ids, and log-probabilities where these are wanted or are the only way to see tokens."""
+        """Try token ids, and log-probabilities where these are wanted or are the only way to see tokens."""
         await self._try("token ids", {"return_token_ids": True}, lambda texts: texts[0].ids is not None, keep=True)
         needed = self.client.settings.logprobs or "token ids" in self.found.missing
         wanted = {"logprobs": True} if self.found.route == CHAT else {"logprobs": 1}
@@ -168,7 +169,9 @@ class _Probe:
             self.found.missing["ids as a prompt"] = str(error)
 
     async def _find_seed(self) -> None:
-        """A seed has no effect if several requests with it, alone, are all answered differently. Then those of n."""
+        """Find out whether a seed has an effect, alone and for n: it has none if several requests with it are all
+        answered differently.
+        """
         ask = self._ask(temperature=TEMPERATURE, max_tokens=2 * _PROBE_TOKENS, seed=_SEED)
         try:
             same = [(await self.client.send(ask))[0] for _ in range(_SEED_TRIES)]
@@ -178,9 +181,8 @@ class _Probe:
             return
         texts = [each[0].text for each in same if each]
         if len(set(texts)) == len(texts):
-            self.found.missing["seed"] = (
-                f"{len(texts)} requests with one seed gave {len(texts)} texts: it has no effect"
-            )
+            number = len(texts)
+            self.found.missing["seed"] = f"{number} requests with one seed gave {number} texts: it has no effect"
         elif len({each[0].text for each in [*same, *others] if each}) == 1:
             self.found.missing["seed"] = "every seed gave one text: neither seed nor temperature has an effect"
         if "n" in self.found.missing or "seed" in self.found.missing:
@@ -189,9 +191,7 @@ class _Probe:
         at_once, _ = await self.client.send(ask.having(n=3))
         alone = [same[-1][0], others[0][0], others[1][0]]
         if not any(one.text == other.text for one, other in zip(at_once[1:], alone[1:])):
-            self.found.missing["seed + index"] = (
-                "the texts of n have other seeds than the requested one and those after it"
-            )
+            self.found.missing["seed + index"] = "the texts of n have other seeds than the requested one and the next"
 
     async def _try(
         self, feature: str, fields: Mapping[str, Any], shows: Callable[[Answer], bool], keep: bool = False

@@ -1,7 +1,7 @@
 """Prompts of many lengths and scripts, each a function of a seed and a number: no two begin alike, so that a prompt is
 in no prefix cache before it is sent.
 
-They are sentences, not mere words: a model goes on in more ways after those, and a text with near ties shows sooner
+They are sentences, not mere words: a model goes on in more ways after sentences, and a text with near ties shows sooner
 that it was computed otherwise.
 """
 
@@ -38,7 +38,7 @@ _SENTENCES = (
 
 
 def prompt(seed: int, number: int, max_words: int, min_words: int = 1) -> str:
-    """A prompt of as many words as the two say, or of one more; words are what spaces separate."""
+    """Make a prompt of min_words to max_words words, or of one more; words are what spaces separate."""
     draw = random.Random(f"prompt {seed} {number}")  # noqa: S311  a text, not a secret
     count, words = draw.randint(min_words, max_words), list[str]()
     while len(words) < count:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from statistics import median_low
 from typing import Any
 
-from tokenmill.prove.compare import CHARACTER, TOKEN
+from tokenmill.prove.compare import CHARACTER, TOKEN, first_index
 from tokenmill.prove.run import ProofOutcome
 from tokenmill.prove.tally import Count, Example, Tally
 from tokenmill.version import __version__
@@ -15,7 +15,7 @@ _AROUND = 60  # characters of an example that are shown on either side of the fi
 
 
 def rows(outcome: ProofOutcome) -> list[tuple[str, ...]]:
-    """A row for each case, and one for all."""
+    """Return a row for each case, and one for all."""
     shown = [_row(tally) for tally in outcome.tallies]
     total = Tally("all", "")
     for tally in outcome.tallies:
@@ -62,7 +62,7 @@ def _merge(total: Tally, more: Tally) -> None:
 
 
 def notes(outcome: ProofOutcome) -> Iterator[str]:
-    """The remarks that a reader needs before trusting the counts."""
+    """Yield the remarks that a reader needs before trusting the counts."""
     yield f"texts are compared by {outcome.offer.compares}"
     for route, reason in outcome.offer.missing.items():
         yield f"not offered: /v1/{route} ({reason})"
@@ -93,7 +93,7 @@ def _of_tally(tally: Tally) -> Iterator[str]:
 
 
 def examples(outcome: ProofOutcome) -> Iterator[str]:
-    """Lines about the first difference of each case."""
+    """Yield lines about the first difference of each case."""
     for tally in outcome.tallies:
         if tally.examples:
             yield from _lines(tally.name, tally.examples[0])
@@ -106,7 +106,7 @@ def _lines(name: str, example: Example) -> Iterator[str]:
     if found is None:
         yield f"  log-probabilities differ by {example.logprob_distance:g}, and the tokens are the same"
         return
-    place = found.index if found.unit == CHARACTER else _where(example.one.text, example.two.text)
+    place = found.index if found.unit == CHARACTER else first_index(example.one.text, example.two.text)
     yield f"  they differ from {found.unit} {found.index} on" + ("" if found.unit == TOKEN else f" ({found.unit})")
     for how, text in ((example.usual, example.one), (example.other, example.two)):
         start = max(0, place - _AROUND)
@@ -114,17 +114,12 @@ def _lines(name: str, example: Example) -> Iterator[str]:
         yield f"  {how}: {'…' if start else ''}{shown!r} ({text.reason})"
 
 
-def _where(one: str, other: str) -> int:
-    pairs = enumerate(zip(one, other))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 def _cut(text: str) -> str:
     return text if len(text) <= 2 * _AROUND else f"{text[:_AROUND]} … {text[-_AROUND:]}"
 
 
 def document(outcome: ProofOutcome) -> dict[str, Any]:
-    """The whole result, for --json."""
+    """Describe the whole result, for --json."""
     settings, offer = outcome.settings, outcome.offer
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -163,12 +158,7 @@ def _facts(tally: Tally) -> dict[str, Any]:
         "comparisons": tally.total.comparisons,
         "differ": tally.total.differ,
         "by": [
-            {
-                "route": f"/v1/{route}",
-                "temperature": temperature,
-                "comparisons": each.comparisons,
-                "differ": each.differ,
-            }
+            {"route": f"/v1/{route}", "temperature": temperature, **vars(each)}
             for (route, temperature), each in tally.by.items()
         ],
         "first_difference": None if first is None else dict(zip(("unit", "min", "median"), first)),

@@ -4,17 +4,18 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.prove.cases.case import Case
 from tokenmill.prove.client import Client, Spent
+from tokenmill.prove.greeting import restart_by
 from tokenmill.prove.offer import Offer, RouteOffer, find_offer
-from tokenmill.prove.restart import restart_by
 from tokenmill.prove.settings import Settings
 from tokenmill.prove.tally import Tally
-from tokenmill.prove.trial import PromptNumbers, Restart, Trial, Variant
+from tokenmill.prove.trial import Restart, Trial, Variant
 from tokenmill.registry import PROOFS, help_of, lookup
 
 _LINE_S = 20.0  # between two lines that say how far it is
@@ -22,7 +23,7 @@ _LINE_S = 20.0  # between two lines that say how far it is
 
 @dataclass
 class ProofOutcome:
-    """What was found. ended_by: the bound that was reached, or what ended the check before one was."""
+    """The outcome of a check. ended_by: the bound that was reached, or what ended the check before one was."""
 
     settings: Settings
     offer: Offer
@@ -41,12 +42,14 @@ class ProofOutcome:
 
     @property
     def num_differences(self) -> int:
-        """Those of them that differ, and log-probabilities that do."""
+        """Compared texts that differ, and log-probabilities that do."""
         return sum(each.total.differ + each.logprobs.differ for each in self.tallies)
 
     @property
     def compared_nothing(self) -> dict[str, str]:
-        """The cases that compared no text, or no log-probability where these were wanted too, each with the reason."""
+        """The cases that compared no text, or no log-probability where log-probabilities were wanted too, each with the
+        reason.
+        """
         found = {}
         for each in self.tallies:
             if each.is_left_out:
@@ -67,7 +70,7 @@ class ProofOutcome:
 def prove(settings: Settings, restart: Restart | None = None, progress: Progress | None = None) -> ProofOutcome:
     """Check a server. Ctrl-C ends it early, and what was found so far is the outcome; so does a server that is full.
 
-    restart: in the place of `settings.restart`, what restarts the server, and returns when the old one has ended.
+    restart: restarts the server in the place of `settings.restart`, and returns when the old server has ended.
     """
     return asyncio.run(_Run(settings, restart, progress or Silent()).all())
 
@@ -86,7 +89,7 @@ class _Run:
     settings: Settings
     restart: Restart | None
     progress: Progress
-    numbers: PromptNumbers = field(default_factory=PromptNumbers)
+    numbers: Iterator[int] = field(default_factory=partial(count, 1))  # of prompts
     next_line_s: float = 0.0
 
     async def all(self) -> ProofOutcome:
@@ -185,7 +188,7 @@ class _Run:
 
 
 def _variants(case: Case, route: RouteOffer, missing: list[str]) -> Iterator[Variant]:
-    """The temperatures that a case can be asked at; why not at the others goes into `missing`."""
+    """Yield the temperatures that a case can be asked at; `missing` gets the reasons against the others."""
     for is_seeded, wanted, needs in ((False, case.greedy, case.greedy_needs), (True, case.seeded, ("seed",))):
         if wanted and not (reasons := list(route.lacks(needs))):
             yield Variant(route, is_seeded)

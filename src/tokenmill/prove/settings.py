@@ -13,11 +13,11 @@ MAX_SEED = 2**31 - 1  # what every server takes, beside one more for each of sev
 
 @dataclass(frozen=True)
 class Settings:
-    """Checked when made; errors name the option of `tokenmill prove`.
+    """Settings of one check, checked when made; errors name the option of `tokenmill prove`.
 
     requests, comparisons, time_s: the check ends at the first of these bounds. request_limit_s: a request that takes
     longer has failed. patience_s: how long, in all, one request waits for a server that answers 429 or 503. tolerance:
-    how far log-probabilities may differ. cases: names of PROOFS; none are all of them.
+    how far log-probabilities may differ. cases: names of PROOFS; an empty tuple is all of them.
     """
 
     url: str
@@ -60,7 +60,7 @@ class Settings:
         return tuple(name for name in PROOFS if not self.cases or name in self.cases)
 
     def at(self, path: str) -> str:
-        """The address of an endpoint."""
+        """Return the address of an endpoint."""
         return endpoint(self.url, path)
 
 

@@ -1,12 +1,11 @@
-"""What a case has found, counted: comparisons, differences, texts that never came."""
+"""The findings of a case, counted: comparisons, differences, texts that never came."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
 
-from tokenmill.prove.answer import Text
-from tokenmill.prove.ask import ProofRequest
+from tokenmill.prove.answer import ProofRequest, Text
 from tokenmill.prove.compare import TextDifference, first_difference, logprob_distance
 
 MAX_EXAMPLES = 3
@@ -14,7 +13,7 @@ MAX_EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Example:
-    """Two texts of one request that differ, and how each was come by."""
+    """Two texts of one request that differ, each with its circumstances."""
 
     ask: ProofRequest
     index: int
@@ -26,7 +25,7 @@ class Example:
     logprob_distance: float | None = None
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Describe the example for JSON."""
         found = self.difference
         return {
             "request": self.ask.body(None, stream=False),
@@ -43,20 +42,21 @@ class Example:
 
 @dataclass
 class Count:
-    """Comparisons, and those that differ."""
+    """Comparisons, and how many of them differ."""
 
     comparisons: int = 0
     differ: int = 0
 
     def add(self, differs: bool) -> None:
-        """One more."""
+        """Count one comparison more."""
         self.comparisons += 1
         self.differ += differs
 
 
 @dataclass
 class Tally:
-    """The result of one case. by: the same counts for (route, temperature). not_offered: why there are none.
+    """The result of one case. by: the same counts for (route, temperature). not_offered: the reasons against what the
+    case needs.
 
     is_left_out: the check was not given what the case needs, so that nothing was expected of it.
     """
@@ -80,8 +80,8 @@ class Tally:
     def compare(
         self, ask: ProofRequest, pair: tuple[Text, Text], index: int, how: tuple[str, str], tolerance: float | None
     ) -> None:
-        """One comparison of the text under `index`: the usual one first. how: the circumstances of each. tolerance: how
-        far log-probabilities may differ; with None they are not compared.
+        """Compare the texts under `index`: the usual one first. how: the circumstances of each. tolerance: how far
+        log-probabilities may differ; with None they are not compared.
         """
         one, two = pair
         found = first_difference(one, two)
@@ -107,7 +107,7 @@ class Tally:
         return self.failures.total()
 
     def first(self) -> tuple[str, int, int] | None:
-        """Where texts first differ, in the unit that most of them have: that, the smallest index, and the median."""
+        """Say where texts first differ: in the unit that most of them have, the smallest index and the median."""
         if not self.differences:
             return None
         unit = Counter(each.unit for each in self.differences).most_common(1)[0][0]

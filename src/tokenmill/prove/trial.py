@@ -1,13 +1,12 @@
 """One round of a case: fresh requests for one route and one temperature, sent alone or together, and compared."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.errors import TokenmillError
-from tokenmill.prove.answer import Answer
-from tokenmill.prove.ask import ProofRequest
+from tokenmill.prove.answer import Answer, ProofRequest
 from tokenmill.prove.client import Client, Lost
 from tokenmill.prove.offer import GREEDY, TEMPERATURE, RouteOffer
 from tokenmill.prove.prompts import prompt
@@ -15,6 +14,7 @@ from tokenmill.prove.settings import MAX_SEED
 from tokenmill.prove.tally import Tally
 
 Restart = Callable[[], Awaitable[None]]
+Answers = Sequence[Answer | None]
 
 
 @dataclass(frozen=True)
@@ -26,47 +26,35 @@ class Variant:
 
 
 @dataclass
-class PromptNumbers:
-    """The numbers of the prompts of one check, each given once."""
-
-    next: int = 0
-
-    def take(self) -> int:
-        """A new one."""
-        self.next += 1
-        return self.next
-
-
-@dataclass
 class Trial:
-    """What a case may do in one round. variants: all that the server offers for this case."""
+    """One round of a case, and what the case may do in it. variants: all that the server offers for this case."""
 
     client: Client
     tally: Tally
     variant: Variant
     variants: Sequence[Variant]
-    numbers: PromptNumbers
+    numbers: Iterator[int]
     restart: Restart | None = None
     listen: Callable[[], None] = field(default=lambda: None)
 
     @property
     def crowd(self) -> int:
-        """How many requests go together."""
+        """The number of requests that go together."""
         return self.client.settings.concurrency
 
     @property
     def is_seeded(self) -> bool:
-        """Whether this round samples, with seeds."""
+        """True if this round samples, with seeds."""
         return self.variant.is_seeded
 
     def offers(self, feature: str) -> bool:
-        """Whether the route has a feature."""
+        """Tell whether the route has a feature."""
         return self.variant.offer.why_not(feature) is None
 
     def ask(self, is_long: bool = False, variant: Variant | None = None, **fields: Any) -> ProofRequest:
-        """A new request, whose prompt was not sent before."""
+        """Make a new request, whose prompt was not sent before."""
         chosen = variant or self.variant
-        number, offer, settings = self.numbers.take(), chosen.offer, self.client.settings
+        number, offer, settings = next(self.numbers), chosen.offer, self.client.settings
         most = offer.long_words if is_long else offer.words
         text = prompt(settings.seed, number, most, most if is_long else 1)
         seeded = {"temperature": TEMPERATURE, "seed": (settings.seed * 7919 + number * 104729) % (MAX_SEED - 1000)}
@@ -75,11 +63,11 @@ class Trial:
         return ProofRequest(offer.route, text, given).having(**fields)
 
     def asks(self, count: int, **how: Any) -> list[ProofRequest]:
-        """So many new requests."""
+        """Make this many new requests."""
         return [self.ask(**how) for _ in range(count)]
 
     async def alone(self, ask: ProofRequest, stream: bool = False) -> Answer | None:
-        """The answer while nothing else is asked; None where none came, which is counted."""
+        """Return the answer while nothing else is asked; None where no answer came, which is counted."""
         self.tally.requests += 1
         try:
             texts, _ = await self.client.send(ask, stream)
@@ -91,21 +79,23 @@ class Trial:
             return None
         return texts
 
-    async def settled(self, ask: ProofRequest, stream: bool = False) -> Answer | None:
-        """The answer alone, the second time: a server that answers otherwise from its prefix cache is not blamed for
-        something else.
+    async def settled(self, ask: ProofRequest) -> Answer | None:
+        """Return the answer alone, the second time: a server that answers otherwise from its prefix cache is not blamed
+        for something else.
         """
-        await self.alone(ask, stream)
-        return await self.alone(ask, stream)
+        await self.alone(ask)
+        return await self.alone(ask)
 
     async def all_settled(self, asks: Iterable[ProofRequest]) -> list[Answer | None]:
-        """The settled answer of each, one after the other."""
+        """Return the settled answer of each, one after the other."""
         return [await self.settled(ask) for ask in asks]
 
     async def together(
         self, asks: Sequence[ProofRequest], stream: bool = False, beside: Sequence[Awaitable[Any]] = ()
     ) -> list[Answer | None]:
-        """The answers of requests that are in flight together, with others beside them that are not looked at."""
+        """Return the answers of requests that are in flight together, with others beside them that are not looked
+        at.
+        """
         tasks = [asyncio.ensure_future(self._ignored(each)) for each in beside]
         mine = [asyncio.ensure_future(self.alone(ask, stream)) for ask in asks]
         try:
@@ -118,7 +108,7 @@ class Trial:
             await asyncio.gather(*tasks, *mine, return_exceptions=True)
 
     async def leave(self, ask: ProofRequest, num_events: int) -> None:
-        """Begin a stream, and close the connection after so many events."""
+        """Begin a stream, and close the connection after this many events."""
         self.tally.requests += 1
         await self.client.leave(ask, num_events)
 
@@ -137,14 +127,8 @@ class Trial:
                 self.tally.compare(ask, pair, index, how, tolerance)
             self.listen()
 
-    def compare_all(
-        self,
-        asks: Sequence[ProofRequest],
-        usual: Sequence[Answer | None],
-        other: Sequence[Answer | None],
-        how: tuple[str, str],
-    ) -> None:
-        """compare for each of several requests."""
+    def compare_all(self, asks: Sequence[ProofRequest], usual: Answers, other: Answers, how: tuple[str, str]) -> None:
+        """Compare the answers of each of several requests."""
         for ask, one, two in zip(asks, usual, other, strict=True):
             self.compare(ask, one, two, how)
 

@@ -1,4 +1,6 @@
-"""The seam between a gate and its replicas: replicas.py fills it with Ray Serve, and tests with engines in process."""
+"""The seam between a gate and its replicas: replicas.py fills it with Ray Serve, and tests with engines in process; and
+the replicas that routers know.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Set
@@ -11,7 +13,7 @@ from tokenmill.serve.loop.resumption import Resumption
 
 
 class ReplicaLost(Exception):
-    """A replica has died or cannot be reached, or is to end and has not answered. Another one may."""
+    """A replica has died or cannot be reached, or is to end and has not answered. Another replica may answer."""
 
 
 class AllBusy(Exception):
@@ -24,10 +26,10 @@ class AllBusy(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One request to a replica. scope: of ASGI, with what can be sent to another process alone.
+    """One request to a replica. scope: of ASGI, without what cannot be sent to another process.
 
     key: calls of one key go to the same replica, as long as it takes them. avoid: replicas to go past, unless there is
-    no other. written: what was written of a stream; None for what is no stream.
+    no other. written: what was written of a stream; None for any other answer.
     """
 
     scope: dict[str, Any]
@@ -45,6 +47,19 @@ class Part:
     messages: list[Message]
 
 
+_known: dict[str, frozenset[str]] = {}
+
+
+def note_replicas(fleet: str, names: frozenset[str]) -> None:
+    """Set the replicas of a fleet that take requests. Routers have threads of their own."""
+    _known[fleet] = names
+
+
+def known_replicas(fleet: str) -> frozenset[str]:
+    """Return the replicas of a fleet, as the routers of this process know them; none before its router has begun."""
+    return _known.get(fleet, frozenset())
+
+
 class Fleet(ABC):
     """The replicas of one model."""
 
@@ -54,7 +69,9 @@ class Fleet(ABC):
     @property
     @abstractmethod
     def replicas(self) -> Set[str]:
-        """The names of those that take requests. One that is to end is none of them, though it goes on for a while."""
+        """The names of the replicas that take requests. A replica that is to end is not among them, though it goes on
+        for a while.
+        """
 
     @abstractmethod
     def answer(self, call: Call) -> AsyncGenerator[Part, None]:
@@ -62,4 +79,4 @@ class Fleet(ABC):
 
     @abstractmethod
     async def ask_all(self, scope: dict[str, Any]) -> dict[str, bytes]:
-        """The bodies that a GET gives, by replica."""
+        """Return the bodies that a GET gives, by replica."""

@@ -1,10 +1,13 @@
-"""The gate: the one application that clients see in front of several replicas. It computes nothing.
+"""The gate: the one application that clients see in front of several replicas, and its server, which `tokenmill serve
+--replicas` runs. It computes nothing.
 
 Requests of one conversation go to the same replica, whose cache has its rows; sessions go where their name leads.
 """
 
 import asyncio
 import secrets
+import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -17,9 +20,14 @@ from starlette.types import Receive, Scope, Send
 from tokenmill.scale.fleet import Call, Fleet
 from tokenmill.scale.heads import SESSION_HEADERS, head_key, session_key
 from tokenmill.scale.relay import Relay
+from tokenmill.serve.http.access import recorded
+from tokenmill.serve.http.address import is_loopback
+from tokenmill.serve.http.draining import DrainingServer
 from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.http.guard import Guard
 from tokenmill.serve.loop.resumption import Resumption
 from tokenmill.serve.protocols import refusals_at
+from tokenmill.serve.start.options import Options
 
 LINES = ("/api/chat", "/api/generate")  # Ollama's, which are streams unless they say otherwise
 GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", *LINES)
@@ -30,13 +38,15 @@ SENT = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", 
 
 
 class Gate:
-    """An ASGI application. patience_s: how long a request waits while there is no replica. is_draining: no new ones."""
+    """An ASGI application. patience_s: how long a request waits while there is no replica. is_draining: new requests
+    are refused.
+    """
 
     def __init__(self, fleet: Fleet, patience_s: float = 60.0) -> None:
         self._fleet, self._patience_s, self.is_draining, self.num_open = fleet, patience_s, False, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI. Keys and limits are checked before, see Guard."""
+        """Answer a request of ASGI. Keys and limits are checked before, see Guard."""
         if scope["type"] != "http":
             return
         path = scope["path"].rstrip("/") or "/"
@@ -58,7 +68,7 @@ class Gate:
             await refusals_at(path).respond(error)(scope, receive, send)
 
     def _check_open(self, path: str) -> None:
-        """ApiError 503 for what needs a replica, or for new requests at the end."""
+        """Raise ApiError 503 for what needs a replica, or for new requests at the end."""
         if self.is_draining and path not in ("/health", "/ping"):
             raise ApiError(503, "the server is shutting down", code="shutting_down")
         if path in PROBES and not self._fleet.replicas:
@@ -97,7 +107,7 @@ async def _read(receive: Receive) -> bytes:
 
 
 async def _unless_disconnected(receive: Receive, relay: Relay) -> None:
-    """Run it, unless the client leaves: then the replica hears of it."""
+    """Run the relay, unless the client leaves: then the replica hears of it."""
     task, gone = asyncio.ensure_future(relay.run()), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +131,9 @@ def _json(body: bytes) -> Any:
 
 
 def merged(pages: dict[str, str]) -> str:
-    """The metrics of all replicas on one page, each sample with the label `replica`. A family stands in one place."""
+    """Merge the metrics of all replicas into one page, each sample with the label `replica`. A family stands in one
+    place.
+    """
     families: dict[str, list[str]] = {}
     for replica, page in pages.items():
         name = ""
@@ -142,3 +154,29 @@ def _labelled(sample: str, replica: str) -> str:
         return f'{name}{{replica="{replica}",{rest}'
     name, _, value = sample.partition(" ")
     return f'{name}{{replica="{replica}"}} {value}'
+
+
+class GateServer(DrainingServer):
+    """The gate at a socket, until a signal comes or `drain` is called. tell: writes a line for each request."""
+
+    def __init__(
+        self, fleet: Fleet, taken: socket.socket, options: Options, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self._fleet, self._taken, self._gate = fleet, taken, Gate(fleet)
+        super().__init__(Guard(recorded(self._gate, options.record), options, is_loopback(taken)), options, tell)
+
+    def serve_to_end(self) -> None:
+        """Serve until the end."""
+        self.run(sockets=[self._taken])
+
+    @property
+    def num_open(self) -> int:
+        return self._gate.num_open
+
+    def refuse_new(self) -> None:
+        self._gate.is_draining = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start as uvicorn.Server does. The router begins with the first call, and only then knows the replicas."""
+        await self._fleet.start()
+        await super().startup(sockets)

@@ -8,19 +8,19 @@ from typing import Any
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from ray.serve.request_router import PendingRequest, RunningReplica
 
-from tokenmill.scale.known import known_replicas, note_replicas
+from tokenmill.scale.fleet import known_replicas, note_replicas
 
 
 class HeadRouter(ConsistentHashRouter):  # type: ignore[misc]
-    """Routes by the key of a call, past the replicas that it is to avoid; others take over where one is full."""
+    """A router by the key of a call, past the replicas that it is to avoid; others take over where one is full."""
 
     def initialize_state(self, fleet: str = "", **settings: Any) -> None:
-        """See RequestRouter. fleet: the name under which known.py has the replicas."""
+        """Begin, see RequestRouter. fleet: the name under which fleet.py has the replicas."""
         self._fleet = fleet
         super().initialize_state(**settings)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """See RequestRouter. It is called with those that take requests."""
+        """Note the replicas that take requests, with which RequestRouter calls this."""
         super().update_replicas(replicas)
         note_replicas(self._fleet, frozenset(each.replica_id.unique_id for each in replicas))
 

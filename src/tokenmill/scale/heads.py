@@ -15,12 +15,12 @@ MAX_CHARACTERS, MAX_IDS = 256, 64  # of a first message or a prompt, which may i
 
 
 def session_key(tenant: bytes, name: str) -> str:
-    """The key of a session that has a name."""
+    """Return the key of a session that has a name."""
     return _digest(tenant, ["session", name])
 
 
 def head_key(tenant: bytes, body: Mapping[str, Any]) -> str:
-    """The key of a body of any route that generates, whatever is wrong with it."""
+    """Return the key of a body of any route that generates, whatever is wrong with it."""
     shared = [body.get(name) for name in ("model", "cache_salt", "tools", "chat_template_kwargs", "prompt_cache_key")]
     told = [_told(body.get(name)) for name in ("system", "instructions")]
     messages = body.get("messages", body.get("input"))
@@ -29,7 +29,7 @@ def head_key(tenant: bytes, body: Mapping[str, Any]) -> str:
 
 
 def _told(content: Any) -> Any:
-    """What the system is told, but for the line of Claude Code that changes with every request."""
+    """Return what the system is told, without the line of Claude Code that changes with every request."""
     if isinstance(content, list):
         kept = [each for each in content if not (isinstance(each, dict) and _is_billing(each.get("text")))]
         return _beginning(kept)
@@ -41,7 +41,7 @@ def _is_billing(text: Any) -> bool:
 
 
 def _first(messages: list[Any]) -> list[Any]:
-    """The messages up to the first one of the user, cut."""
+    """Return the messages up to the first one of the user, cut."""
     found: list[Any] = []
     for message in messages:
         known = message if isinstance(message, dict) else {"content": message}

@@ -20,7 +20,9 @@ GRACE_S = 2.0  # for the step that is being made when it ends
 
 
 class Mill:
-    """Answers requests as the server does, and can go on with a stream that another one has begun."""
+    """One replica: it answers requests as the server does, and can go on with a stream that another replica has
+    begun.
+    """
 
     def __init__(self, engine: Engine, options: Options) -> None:
         self._served, self._observed = Served(engine, options), ExitStack()
@@ -35,7 +37,9 @@ class Mill:
     async def answer(
         self, scope: dict[str, Any], body: bytes, written: Resumption | None = None
     ) -> AsyncGenerator[list[Message], None]:
-        """The messages of ASGI for a request, those that are there together. Closed early, the request is cancelled."""
+        """Yield the messages of ASGI for a request, together as they come together. If it is closed early, the request
+        is cancelled.
+        """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         incoming = [{"type": "http.request", "body": body}]
 
@@ -64,7 +68,7 @@ class Mill:
                 task.exception()  # it was answered with 500
 
     def check_health(self) -> None:
-        """EngineDied if a step has raised or hangs: this replica is of no use any more."""
+        """Raise EngineDied if a step has raised or hangs: this replica is of no use any more."""
         driver = self._served.driver
         if driver.error is not None:
             raise driver.error

@@ -9,7 +9,7 @@ INSTALL = "pip install 'tokenmill[ray]'"
 
 
 def check_ray() -> None:
-    """TokenmillError if Ray is not there, or not in a version that is known to work."""
+    """Raise TokenmillError if Ray is not there, or not in a version that is known to work."""
     try:
         found = version("ray")
     except PackageNotFoundError:

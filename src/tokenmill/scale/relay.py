@@ -1,7 +1,7 @@
 """One request through the gate. It goes to a replica, and to another one when that is lost: a client sees one answer.
 
 A stream goes on where it broke off, since its text is a function of the prompt, the settings, the seed and the tokens
-so far. So does one whose replica is to end. What is no stream is asked for again.
+so far; so does a stream whose replica is to end. Any other answer is asked for again.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ class Declined(Exception):
 
 
 class Relay:
-    """Sends one answer. patience_s: how long it waits when there is no replica that could go on. state: of the scope of
-    the request that the client has sent.
+    """One request on its way. patience_s: how long it waits when there is no replica that could go on. state: of the
+    scope of the request that the client has sent.
     """
 
     def __init__(self, fleet: Fleet, call: Call, send: Send, patience_s: float, state: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ class Relay:
             await parts.aclose()
 
     async def _next_part(self, parts: Parts, replica: str) -> Part | None:
-        """The next part, None at the end. While it waits the client gets comments."""
+        """Return the next part, None at the end. While it waits the client gets comments."""
         waits = asyncio.ensure_future(anext(parts, None))
         try:
             while not (await asyncio.wait({waits}, timeout=TICK_S))[0]:
@@ -124,12 +124,12 @@ class Relay:
                     await waits
 
     def _is_to_leave(self, replica: str) -> bool:
-        """Whether a stream should go on elsewhere, because its replica takes no requests any more."""
+        """Tell whether a stream should go on elsewhere, because its replica takes no requests any more."""
         is_stream = self._written is not None and self._is_begun and not self._is_over
         return is_stream and replica not in self._fleet.replicas | self._kept and bool(self._fleet.replicas)
 
     async def _other(self, replica: str) -> tuple[Parts, str] | None:
-        """An attempt with another replica, if that has begun to go on with the stream."""
+        """Begin an attempt with another replica; None if it does not go on with the stream."""
         parts = self._fleet.answer(self._next_call(replica))
         try:
             async with asyncio.timeout(HAND_OVER_S):
@@ -154,7 +154,7 @@ class Relay:
     # ---- messages
 
     async def _take(self, message: Message, answer: list[Message]) -> None:
-        """Pass on a message; `answer` collects those of an answer that is not passed on."""
+        """Pass on a message; `answer` collects the messages of an answer that is not passed on."""
         update: Update | None = message.pop(EXTENSION, None)
         if answer or self._is_declined(message):
             answer.append(message)
@@ -222,7 +222,7 @@ class Relay:
 
     @property
     def _begun(self) -> dict[str, str]:
-        """What the client knows of an answer that was begun."""
+        """The fields of an answer that the client knows, if it was begun."""
         begun = {} if self._written is None else self._written.begun
         return {"id": begun["id"]} if "id" in begun else {}
 

@@ -1,17 +1,21 @@
 """Replicas on Ray Serve: deployment Mill has an engine in each replica, and deployment Gate is what clients see.
 
-`app` builds both, for `serve run tokenmill.scale.replicas:app model=...` and for a config file of Ray Serve. local.py
-has Mill alone, behind a gate in the process of `tokenmill serve --replicas`.
+`app` builds both, for `serve run tokenmill.scale.replicas:app model=...` and for a config file of Ray Serve. `replicas`
+runs Mill alone on a Ray of its own, behind a gate in the process of `tokenmill serve --replicas`.
 """
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncGenerator, Sequence, Set
-from contextlib import suppress
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import ray
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.exceptions import RayError
@@ -22,14 +26,13 @@ from starlette.types import Message
 
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.load import load
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.names import locate
 from tokenmill.loader.fit import SEQUENCES_PER_CORE, fit_for_many
 from tokenmill.model.families import read_config
-from tokenmill.scale.fleet import AllBusy, Call, Fleet, Part, ReplicaLost
+from tokenmill.scale.fleet import AllBusy, Call, Fleet, Part, ReplicaLost, known_replicas
 from tokenmill.scale.gate import Gate
 from tokenmill.scale.head_router import HeadRouter
-from tokenmill.scale.known import known_replicas
 from tokenmill.scale.mill import Mill
 from tokenmill.serve.http.guard import Guard
 from tokenmill.serve.loop.resumption import Resumption
@@ -62,10 +65,10 @@ HEALTH = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What each replica loads and serves. num_engines: those that share the memory of one machine.
+    """What each replica loads and serves. num_engines: how many share the memory of one machine.
 
-    engine.threads and engine.max_sequences are set. longest_s: of an answer, which a replica that is to end waits for
-    where no other one takes it. chat_template: in the place of the model's own.
+    engine.threads and engine.max_sequences are set. longest_s: the longest time of an answer, for which a replica that
+    is to end waits where no other replica takes the answer over. chat_template: in the place of the model's own.
     """
 
     engine: EngineConfig
@@ -86,7 +89,9 @@ class Replica:
     async def answer(
         self, scope: dict[str, Any], body: bytes, written: Resumption | None, avoid: list[str]
     ) -> AsyncGenerator[tuple[str, list[Message]], None]:
-        """See Mill.answer; the name of this replica comes first, before anything is known. avoid: for the router."""
+        """Answer as Mill does; the name of this replica comes first, before anything is known. avoid: for the
+        router.
+        """
         yield self._name, []
         answer = self._mill.answer(scope, body, written)
         try:
@@ -96,12 +101,14 @@ class Replica:
             await answer.aclose()
 
     async def page(self, scope: dict[str, Any]) -> tuple[str, bytes]:
-        """The body that a GET gives."""
+        """Return the body that a GET gives."""
         messages = [message async for part in self._mill.answer(scope, b"") for message in part]
         return self._name, b"".join(message.get("body", b"") for message in messages)
 
     async def check_health(self) -> None:
-        """See Ray Serve: called every few seconds. A replica whose engine has failed or hangs is replaced."""
+        """Check the engine; Ray Serve calls this every few seconds, and replaces a replica whose engine has failed or
+        hangs.
+        """
         if not self._is_warm:
             await self._mill.warm_up()
             self._is_warm = True
@@ -113,7 +120,7 @@ class Replica:
 
 
 def load_engine(setup: Setup) -> Engine:
-    """The engine of one replica, with a cache that fits beside those of the others on its machine."""
+    """Load the engine of one replica, with a cache that fits beside the caches of the others on its machine."""
     config = setup.engine
     model = read_config(foreseen_config(locate(config.model)))
     engine = load(fit_for_many(config, model, config.max_sequences, setup.num_engines))
@@ -122,8 +129,8 @@ def load_engine(setup: Setup) -> Engine:
     return engine
 
 
-def mill(setup: Setup, fleet: str, num_replicas: int | None, autoscaling: AutoscalingConfig | None = None) -> Any:
-    """The deployment Mill, bound. Either so many replicas, or as many as autoscaling finds are needed."""
+def mill(setup: Setup, num_replicas: int | None, autoscaling: AutoscalingConfig | None = None) -> Any:
+    """Bind the deployment Mill: with a number of replicas, or with as many as autoscaling finds are needed."""
     threads = setup.engine.threads
     assert threads is not None and setup.engine.max_sequences is not None
     number = {"num_replicas": num_replicas} if autoscaling is None else {"autoscaling_config": autoscaling}
@@ -140,7 +147,7 @@ def mill(setup: Setup, fleet: str, num_replicas: int | None, autoscaling: Autosc
         health_check_timeout_s=30.0,
         request_router_config=RequestRouterConfig(
             request_router_class=HeadRouter,
-            request_router_kwargs={"fleet": fleet, "num_fallback_replicas": NUM_FALLBACKS},
+            request_router_kwargs={"fleet": NAME, "num_fallback_replicas": NUM_FALLBACKS},
         ),
         **number,
     )
@@ -148,19 +155,19 @@ def mill(setup: Setup, fleet: str, num_replicas: int | None, autoscaling: Autosc
 
 
 class ServeFleet(Fleet):
-    """The replicas of a deployment Mill. name: that its router was given."""
+    """The replicas of the deployment Mill."""
 
-    def __init__(self, handle: DeploymentHandle, name: str) -> None:
-        self._handle, self._name = handle, name
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
 
     async def start(self) -> None:
-        """See Fleet: the router begins with the first call."""
+        """Begin to know the replicas: the router begins with the first call."""
         async for _ in self.answer(Call(HEALTH, b"", "")):
             pass
 
     @property
     def replicas(self) -> Set[str]:
-        return known_replicas(self._name)
+        return known_replicas(NAME)
 
     async def answer(self, call: Call) -> AsyncGenerator[Part, None]:
         handle = self._handle.options(stream=True, session_id=call.key, method_name="answer")
@@ -211,7 +218,7 @@ class Arguments(BaseModel):
 
     @property
     def setup(self) -> Setup:
-        """What each replica loads. ConfigError for settings that there are not."""
+        """The setup of each replica. ConfigError for settings that there are not."""
         _check_names("engine", self.engine, [each.name for each in fields(EngineConfig)])
         _check_names("server", self.server, SERVER)
         config = EngineConfig(**{"model": self.model, "threads": 1, **self.engine})
@@ -246,7 +253,7 @@ class GateReplica:
     """The deployment Gate: it checks keys and limits, and sends each request to a replica of Mill."""
 
     async def __init__(self, handle: DeploymentHandle, options: Options) -> None:  # type: ignore[misc]
-        fleet = ServeFleet(handle, NAME)
+        fleet = ServeFleet(handle)
         await fleet.start()
         self._gate = Guard(Gate(fleet), options, is_loopback=False)
 
@@ -255,9 +262,9 @@ class GateReplica:
 
 
 def app(args: Arguments) -> Any:
-    """The application for a cluster: Gate in front of Mill."""
+    """Build the application for a cluster: Gate in front of Mill."""
     setup, autoscaling = args.setup, args.autoscaling
-    bound = mill(setup, NAME, args.replicas, autoscaling)
+    bound = mill(setup, args.replicas, autoscaling)
     gate = serve.deployment(
         serve.ingress()(GateReplica),
         name="Gate",
@@ -267,3 +274,48 @@ def app(args: Arguments) -> Any:
         graceful_shutdown_timeout_s=setup.longest_s,
     )
     return gate.bind(bound, setup.options)
+
+
+STORE_BYTES = 100 * 2**20  # requests and answers are small; Ray's default is 30 % of the memory
+
+
+@contextmanager
+def replicas(setup: Setup, number: int, num_cpus: int | None = None) -> Iterator[ServeFleet]:
+    """Run this many replicas on this machine alone, until the end of this context; then Ray ends too. num_cpus: what
+    Ray counts of this machine, by default as many as the replicas need.
+    """
+    with _local_ray(num_cpus or number * (setup.engine.threads or 1)):
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # a line for each request that is refused
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        try:
+            logging_config = {"log_level": "ERROR"}
+            handle = serve.run(mill(setup, number), name=NAME, route_prefix=None, logging_config=logging_config)
+        except RuntimeError as error:
+            raise TokenmillError(f"the replicas did not start: {error}") from None
+        try:
+            yield ServeFleet(handle)
+        finally:
+            with suppress(Exception):  # Ray may be gone already
+                serve.shutdown()
+
+
+@contextmanager
+def _local_ray(num_cpus: int) -> Iterator[None]:
+    """Start a Ray on this machine, whatever RAY_ADDRESS says, which leaves nothing behind."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    folder = tempfile.mkdtemp(prefix="tokenmill-ray-")
+    try:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=folder,
+        )
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)

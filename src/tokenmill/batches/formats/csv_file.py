@@ -19,7 +19,7 @@ _limit = threading.Lock()
 
 
 class CsvReader(Protocol):
-    """What csv.reader returns."""
+    """The interface of what csv.reader returns."""
 
     line_num: int
 
@@ -56,8 +56,8 @@ class CSVFile(TableFormat):
 
 @dataclass(frozen=True)
 class _Lines:
-    """Takes rows as csv.writer ends them, and ends them as everyone does. It quotes the characters that end its rows,
-    and a carriage return inside a cell has to be quoted.
+    """An output for rows as csv.writer ends them, which ends them as everyone does. csv.writer quotes the characters
+    that end its rows, and a carriage return inside a cell has to be quoted.
     """
 
     out: io.TextIOWrapper
@@ -76,7 +76,7 @@ def _header(path: Path, reader: CsvReader) -> list[str]:
 
 
 def _next(path: Path, reader: CsvReader) -> list[str] | None:
-    """The cells of the next line; None at the end. Long cells are read too, and the process's own limit stays."""
+    """Read the cells of the next line; None at the end. Long cells are read too, and the process's own limit stays."""
     with _limit:
         before = csv.field_size_limit(LONGEST_CELL)
         try:

@@ -50,7 +50,7 @@ class Parquet(TableFormat):
 
 
 def schema_of(columns: Columns) -> Any:
-    """The columns as a schema of pyarrow."""
+    """Convert the columns to a schema of pyarrow."""
     arrow, _ = _pyarrow()
     return arrow.schema([(name, _type(arrow, kind)) for name, kind in columns.items()])
 
@@ -75,7 +75,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def _type(arrow: Any, kind: Any) -> Any:
-    """The data type of a column; a kind after "list of " gives a list."""
+    """Find the data type of a column; a kind after "list of " gives a list."""
     if not isinstance(kind, str):
         return kind
     if kind.startswith("list of "):

@@ -17,20 +17,22 @@ class TableFormat(ABC):
 
     @abstractmethod
     def rows(self, path: Path) -> Iterator[TableRow]:
-        """The rows of a file. RequestError for what is no such file; a line that is no row comes as a broken one."""
+        """Yield the rows of a file. RequestError for any other file; a line that is no row comes as a broken one."""
 
     @abstractmethod
     def columns(self, path: Path) -> Columns | None:
-        """The columns that the file itself names; None if only its rows do."""
+        """Return the columns that the file itself names; None if only its rows do."""
 
     @abstractmethod
     def writer(self, out: BinaryIO, columns: Columns) -> AbstractContextManager[Write]:
-        """A function that writes a row, inside this context. What it has written is whole when the context ends."""
+        """Give a function that writes a row, inside this context. What it has written is whole when the context
+        ends.
+        """
 
 
 def cell(value: Any) -> str:
-    """A value for a table whose cells hold texts: as JSON, but no value as an empty text, and a text, a date, or a
-    number that JSON has not, as it is.
+    """Write a value for a table whose cells hold texts: as JSON, but no value as an empty text, and a text, a date, or
+    a number that JSON has not, as it is.
     """
     if value is None:
         return ""

@@ -25,7 +25,9 @@ MAX_REFUSAL = 300  # characters of a server's own words that are shown
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """url: of the server. model: the name to ask for in place of the recorded one. num_new: tokens of each answer."""
+    """Settings of a check. url: of the server. model: the name to ask for in place of the recorded one. num_new: tokens
+    of each answer.
+    """
 
     url: str
     key: str | None = None
@@ -39,7 +41,7 @@ class AgentSettings:
 
 
 class AgentCheck:
-    """Sends the requests of a log, one after the other."""
+    """A check that sends the requests of a log, one after the other."""
 
     def __init__(self, settings: AgentSettings, listen: Callable[[Turn], None] = lambda _: None) -> None:
         self._settings, self._listen = settings, listen
@@ -103,7 +105,7 @@ class AgentCheck:
 
 
 def common_length(one: List[int], other: List[int]) -> int:
-    """The number of tokens with which both begin."""
+    """Count the tokens with which both begin."""
     longest = min(len(one), len(other))
     return bisect_left(range(longest), 1, key=lambda at: one[: at + 1] != other[: at + 1])
 

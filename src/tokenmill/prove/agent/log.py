@@ -19,7 +19,7 @@ PASSED_ON = ("anthropic-version", "anthropic-beta", "session-id", "x-session-id"
 
 @dataclass(frozen=True)
 class Recorded:
-    """One request. number: of its line. headers: those of the record that say something about the session."""
+    """One request. number: of its line. headers: the recorded headers that say something about the session."""
 
     number: int
     path: str
@@ -28,7 +28,7 @@ class Recorded:
 
 
 def read_log(file: Path) -> list[Recorded]:
-    """The requests of a log in their order; TokenmillError for what is no such file."""
+    """Read the requests of a log in their order; TokenmillError for any other file."""
     try:
         lines = path_of(file).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -10,7 +10,9 @@ UNTOLD = TokenUsage(None, None)
 
 @dataclass(frozen=True)
 class Parting:
-    """Where a prompt parts from the earlier one that it has most in common with: after so many tokens of it."""
+    """The place where a prompt parts from the earlier one that it has most in common with: after this many tokens of
+    it.
+    """
 
     number: int
     num_common: int
@@ -32,14 +34,14 @@ class Turn:
 
     @property
     def num_again(self) -> int | None:
-        """The tokens that were computed though they had been before."""
+        """The tokens that were computed though an earlier request had computed them."""
         if self.num_before is None or self.usage.num_cached is None:
             return None
         return max(0, self.num_before - self.usage.num_cached)
 
     @property
     def num_new(self) -> int | None:
-        """The tokens that had not been before."""
+        """The tokens of the prompt that no earlier request had."""
         if self.num_before is None or self.usage.num_prompt is None:
             return None
         return self.usage.num_prompt - self.num_before
@@ -59,10 +61,10 @@ class AgentOutcome:
 
     @property
     def num_again(self) -> int:
-        """Those of them that were computed again."""
+        """Tokens of all turns that stood before and were computed again."""
         return sum(turn.num_again or 0 for turn in self.turns)
 
     @property
     def share(self) -> float | None:
-        """The share of the tokens that stood before which were found; None if none stood before."""
+        """The share of the tokens that stood before which were found; None if no token stood before."""
         return 1 - self.num_again / self.num_before if self.num_before else None

@@ -12,7 +12,7 @@ UNKNOWN = "-"
 
 
 def rows(outcome: AgentOutcome) -> list[tuple[str, ...]]:
-    """A row for each turn, and one for all."""
+    """Return a row for each turn, and one for all."""
     turns = [(str(number), *_row(turn)) for number, turn in enumerate(outcome.turns, start=1)]
     total = sum(turn.usage.num_prompt or 0 for turn in outcome.turns)
     found = sum(turn.usage.num_cached or 0 for turn in outcome.turns)
@@ -37,14 +37,14 @@ def _count(number: int | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share of all, never rounded up to all of it."""
+    """Write a share of all, never rounded up to all of it."""
     if share is None:
         return UNKNOWN
     return "100 %" if share == 1 else f"{min(100 * share, 99.99):.2f} %"
 
 
 def notes(outcome: AgentOutcome) -> Iterator[str]:
-    """What a reader needs beside the counts."""
+    """Yield what a reader needs beside the counts."""
     for number, turn in enumerate(outcome.turns, start=1):
         if turn.refusal:
             yield f"turn {number} (line {turn.recorded.number}) was refused: {turn.refusal}"
@@ -63,7 +63,7 @@ def notes(outcome: AgentOutcome) -> Iterator[str]:
 
 
 def document(outcome: AgentOutcome, url: str) -> dict[str, Any]:
-    """The whole result, for --json."""
+    """Describe the whole result, for --json."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "tokenmill": __version__,

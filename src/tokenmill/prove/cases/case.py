@@ -7,8 +7,9 @@ from tokenmill.prove.trial import Trial
 
 
 class Case(ABC):
-    """needs: features that a route must offer; greedy_needs: those for greedy texts. greedy, seeded: which of the two
-    are asked for. is_once: one round is enough, and it goes through all routes and temperatures by itself.
+    """A case. needs: features that a route must offer; greedy_needs: features that greedy texts need. greedy, seeded:
+    which of the two are asked for. is_once: one round is enough, and it goes through all routes and temperatures by
+    itself.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -19,4 +20,4 @@ class Case(ABC):
 
     @abstractmethod
     async def round(self, trial: Trial) -> None:
-        """A bounded number of requests, and their comparisons."""
+        """Send a bounded number of requests, and compare their answers."""

@@ -37,5 +37,5 @@ class Continued(Case):
 
 
 def _of_ids(ids: tuple[int, ...], text: Text) -> Text:
-    """Ids alone: how the first of them is written may depend on what was before it."""
+    """Make a text of ids alone: how the first of them is written may depend on what was before it."""
     return Text(" ".join(map(str, ids)), text.reason, ids)

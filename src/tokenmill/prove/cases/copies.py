@@ -5,7 +5,7 @@ a seed, the texts of one index must be the same whenever the request is sent; an
 seed that is i more (as vLLM and tokenmill do), also that of a request with that seed.
 """
 
-from tokenmill.prove.ask import ProofRequest
+from tokenmill.prove.answer import ProofRequest
 from tokenmill.prove.cases.case import Case
 from tokenmill.prove.trial import Trial
 
