@@ -1,6 +1,7 @@
 # make demo   set everything up and stream text from SmolLM2-135M-Instruct
 # make serve  the same model at http://127.0.0.1:8000, as OpenAI's API
 # make test   run the tests, two at a time, and name the ten slowest
+# make test-affected   those of them that a change can reach: since origin/main, or SINCE=HEAD~1
 # make test-slow   those that take seconds and are no law
 # make test-compiler   those that wait for a C++ compiler
 # make test-sanitized   native/ under the address, thread and undefined behaviour sanitizers
@@ -38,7 +39,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # Else each of some hundred processes compiles what it imports, and pytest rewrites the assertions of all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-newest test-slow test-compiler test-sanitized test-processors test-browser test-clients test-agents test-ray test-wheel test-arm test-late test-long wheels prove check bench map pages docs clean check-types check-structure \
+.PHONY: demo serve test test-affected test-newest test-slow test-compiler test-sanitized test-processors test-browser test-clients test-agents test-ray test-wheel test-arm test-late test-long wheels prove check bench map pages docs clean check-types check-structure \
 	first-packages native-library
 .DELETE_ON_ERROR:
 
@@ -54,6 +55,12 @@ serve: .venv/.ready-serve
 
 test: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 $(ARGS)
+
+# pytest's exit code 5: what the change reaches is left to other verbs.
+test-affected: .venv/.ready-dev
+	@files=$$($(BIN)/python -m tests.affected $(SINCE)) || exit 1; \
+	if [ -z "$$files" ]; then echo "no test can see a change"; exit; fi; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 $$files $(ARGS) || [ $$? = 5 ]
 
 test-slow: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 \
