@@ -230,26 +230,33 @@ sys.exit(3)
     assert (done.returncode, done.stderr) == (3, "") and set(done.stdout.split("\n")) == {"a step", ""}
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "import atexit; atexit.register(lambda: print(use()))",
-        "class A:\n    def __del__(self): print(use())\na = A()",
-        "def make():\n    try: yield\n    finally: print(use())\nmade = make(); next(made)",
-    ],
-)
-def test_it_is_used_once_the_process_ends(how):
+def test_it_is_used_once_the_process_ends():
     """By what was to be called before tokenmill was imported, and by what the interpreter collects at its end."""
-    code = f"""
-{how}
+    code = """
+import atexit
+atexit.register(lambda: print("atexit", uses[0]()))
+class A:
+    def __del__(self):
+        print("collected", self.use())
+def make(use):
+    try: yield
+    finally: print("generator", use())
 from tokenmill.engine.thread import EngineThread
-thread, steps = EngineThread(), []
-def use(wait=EngineThread.wait, thread=thread, steps=steps):
-    return wait(thread, lambda: len(steps) if len(steps) > 1 else None, lambda: steps.append(1))
-print(thread.call(lambda: 5))
+def user(wait=EngineThread.wait):
+    thread, steps = EngineThread(), []
+    def use():
+        return wait(thread, lambda: len(steps) if len(steps) > 1 else None, lambda: steps.append(1))
+    print(thread.call(lambda: 5))
+    return use
+uses = [user()]
+a, made = A(), make(user())
+a.use = user()
+next(made)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "5\n2\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    begun, ended = done.stdout.split()[:3], done.stdout.splitlines()[3:]
+    assert begun == ["5"] * 3 and sorted(ended) == ["atexit 2", "collected 2", "generator 2"]
 
 
 def test_an_error_where_nobody_waits_leaves_the_others_alone(thread, caplog):
