@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from functools import cache
+from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: its idle threads would spin beside the other worker
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -26,7 +27,15 @@ from tokenmill.hub.names import SHORT_NAMES, locate
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-torch.set_num_threads(2)  # the machines that run these tests have two cores, and the laws hold for any number
+THREADED = (
+    *("laws", "program", "kernels", "parallel", "quant", "sample"),
+    *("engine/test_process.py", "loader/test_load_model.py", "serve/loop/test_everything.py"),
+)
+"""Tests that compute in two threads: what is held there, holds for any number. Everywhere else threads would only wait
+for each other, since a step of a tiny model takes less time than waking one: nine times the processor time of one.
+"""
+
+torch.set_num_threads(1)
 
 
 NAMED = ("browser", "compiler", "ray")
@@ -104,6 +113,13 @@ def quick_ends():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uvicorn.server, "asyncio", Quick())
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def num_threads(request):
+    """The number of threads in which torch computes, and engines that are not told another one."""
+    path = request.path.relative_to(Path(__file__).parent).as_posix()
+    torch.set_num_threads(2 if path.startswith(THREADED) else 1)
 
 
 @pytest.fixture
