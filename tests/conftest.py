@@ -18,6 +18,7 @@ import transformers
 import uvicorn.server
 from hypothesis import HealthCheck, settings
 
+import tokenmill
 from tests.tiny_models import save
 from tokenmill.cli.main import main
 from tokenmill.hub.download import cache_folder
@@ -144,6 +145,26 @@ def models(tmp_path_factory):
 def llama(models):
     """The tiny one that most things are tried on."""
     return save("llama", models)
+
+
+@pytest.fixture(scope="module")
+def engine_of():
+    """Gives the engine of a model with settings, which is loaded once for the tests of a file and closed after them.
+
+    Texts do not depend on what an engine did before. A test that counts what it did, patches it or closes it loads one
+    of its own.
+    """
+    loaded = {}
+
+    def find(path, **settings):
+        key = repr((str(path), sorted(settings.items())))
+        if key not in loaded:
+            loaded[key] = tokenmill.load(path, **settings)
+        return loaded[key]
+
+    yield find
+    for engine in loaded.values():
+        engine.close()
 
 
 @pytest.fixture(scope="session")

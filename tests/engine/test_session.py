@@ -37,10 +37,17 @@ START = prompt(20, seed=3)
 ROOT = Path(__file__).parents[2]
 
 
+SETTINGS = {"dtype": "float32", "max_length": 96, "block_size": 8, "max_sequences": 3, "threads": 1}
+
+
 def engine_for(path, **how):
-    return load(
-        path, **{"dtype": "float32", "max_length": 96, "block_size": 8, "max_sequences": 3, "threads": 1, **how}
-    )
+    return load(path, **{**SETTINGS, **how})
+
+
+@pytest.fixture
+def shared(engine_of, llama):
+    """Gives the engine that tests of refusals share."""
+    return lambda **how: engine_of(llama, **{**SETTINGS, **how})
 
 
 def test_threads_that_ask_one_session_at_once_are_told_that_it_answers(llama):
@@ -73,8 +80,8 @@ def test_threads_that_ask_one_session_at_once_are_told_that_it_answers(llama):
 
 
 @pytest.mark.parametrize("place", ["a", 1.5, None, -1, 21, True, np.array([3]), torch.tensor(1.5), np.True_])
-def test_a_place_that_is_none_is_refused_and_changes_nothing(place, llama):
-    engine = engine_for(llama)
+def test_a_place_that_is_none_is_refused_and_changes_nothing(place, shared):
+    engine = shared()
     with engine.session(START) as session:
         wanted = session.generate(max_new_tokens=3, ignore_eos=True).tokens
         session.rewind(len(START))
@@ -84,8 +91,8 @@ def test_a_place_that_is_none_is_refused_and_changes_nothing(place, llama):
         assert session.generate(max_new_tokens=3, ignore_eos=True).tokens == wanted
 
 
-def test_a_place_may_be_a_number_of_numpy_or_torch(llama):
-    with engine_for(llama).session(START) as session:
+def test_a_place_may_be_a_number_of_numpy_or_torch(shared):
+    with shared().session(START) as session:
         session.rewind(np.int64(15))
         assert session.tokens == tuple(START[:15])
         session.edit(torch.tensor(4), np.array(START[4:9]))
@@ -98,24 +105,24 @@ def test_a_place_may_be_a_number_of_numpy_or_torch(llama):
 
 
 @pytest.mark.parametrize("wrong", ["x\0y", "x" * 5000, "\ud800", "~nobody-of-that-name/x", None, 5, b"x"])
-def test_a_path_that_no_file_can_have_is_refused(wrong, llama):
-    engine = engine_for(llama)
+def test_a_path_that_no_file_can_have_is_refused(wrong, shared):
+    engine = shared()
     for call in (engine.open_session, engine.session(START).save):
         with pytest.raises(SnapshotError, match="cannot be used: "):
             call(wrong)
 
 
-def test_a_path_may_begin_with_the_home_directory(llama, tmp_path, monkeypatch):
+def test_a_path_may_begin_with_the_home_directory(shared, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    engine = engine_for(llama)
+    engine = shared()
     engine.session(START).save("~/x.kv")
     assert (tmp_path / "x.kv").is_file()
     assert engine.open_session("~/x.kv").tokens == tuple(START)
 
 
 @pytest.mark.parametrize("wrong", [None, [1], {"a": object()}, {"a": {1}}, {(1, 2): 3}])
-def test_notes_that_no_file_can_hold_are_refused_when_they_are_saved(wrong, llama, tmp_path):
-    with engine_for(llama).session(START) as session:
+def test_notes_that_no_file_can_hold_are_refused_when_they_are_saved(wrong, shared, tmp_path):
+    with shared().session(START) as session:
         session.notes = wrong
         with pytest.raises(TokenmillError, match=r"notes = |cannot be written: .*JSON|keys must be"):
             session.save(tmp_path / "x.kv")
@@ -335,8 +342,8 @@ def test_what_is_refused_changes_nothing(llama):
         (lambda session: session.revise([*START[:5], -7]), "token id -7 is out of range"),
     ],
 )
-def test_a_refused_edit_leaves_tokens_and_rows_as_they_were(edit, message, llama):
-    engine = engine_for(llama)
+def test_a_refused_edit_leaves_tokens_and_rows_as_they_were(edit, message, shared):
+    engine = shared()
     with engine.session(START) as session:
         session.generate(max_new_tokens=6, ignore_eos=True)
         before = session.tokens, session.num_cached, engine.core.num_used_blocks
@@ -400,15 +407,15 @@ def test_a_session_that_is_opened_under_load_waits_for_its_blocks(llama, tmp_pat
 
 
 @pytest.fixture
-def saved(llama, tmp_path):
-    session = engine_for(llama).session(START)
+def saved(shared, tmp_path):
+    session = shared().session(START)
     session.generate(max_new_tokens=4, temperature=0.5, logit_bias={3: 1.0}, stop_token_ids=[95])
     session.save(tmp_path / "x.kv")
     return tmp_path / "x.kv"
 
 
-def test_settings_travel(saved, llama):
-    params = engine_for(llama).open_session(saved).params
+def test_settings_travel(saved, shared):
+    params = shared().open_session(saved).params
     assert isinstance(params, SamplingParams)
     assert (params.temperature, params.logit_bias, params.stop_token_ids) == (0.5, {3: 1.0}, (95,))
     assert params.seed is not None
@@ -429,8 +436,8 @@ def test_flipped_bytes_are_refused_and_leave_no_trace(saved, llama, tmp_path):
     assert engine.generate(START, max_new_tokens=8).tokens == wanted
 
 
-def test_cut_files_are_refused(saved, llama, tmp_path):
-    engine = engine_for(llama)
+def test_cut_files_are_refused(saved, shared, tmp_path):
+    engine = shared()
     data, bad = saved.read_bytes(), tmp_path / "bad.kv"
     for size in random.Random(2).sample(range(len(data)), 100):
         bad.write_bytes(data[:size])
@@ -439,27 +446,27 @@ def test_cut_files_are_refused(saved, llama, tmp_path):
     check_empty(engine.core)
 
 
-def test_other_models_and_settings_are_refused_by_field(saved, llama, models, tmp_path):
+def test_other_models_and_settings_are_refused_by_field(saved, shared, models, tmp_path):
     with pytest.raises(SnapshotError, match=r"fingerprint: config .*weights "):
         engine_for(save("qwen3", models)).open_session(saved)
     with pytest.raises(SnapshotError, match="cache_format is 'dense', here 'int8'"):
-        engine_for(llama, cache_format="int8").open_session(saved)
+        shared(cache_format="int8").open_session(saved)
     with pytest.raises(SnapshotError, match=r"dtype 'float32' and this engine 'bfloat16'.*convert"):
-        engine_for(llama, dtype="bfloat16").open_session(saved)
+        shared(dtype="bfloat16").open_session(saved)
     with pytest.raises(SnapshotError, match="scheme 'dense' and this engine 'q8'"):
-        engine_for(llama, scheme="q8").open_session(saved)
-    assert engine_for(llama, dtype="bfloat16").open_session(saved, convert=True).generate(max_new_tokens=3).tokens
+        shared(scheme="q8").open_session(saved)
+    assert shared(dtype="bfloat16").open_session(saved, convert=True).generate(max_new_tokens=3).tokens
     with pytest.raises(RequestError, match="over max_length of 16"):
-        engine_for(llama, max_length=16).open_session(saved)
+        shared(max_length=16).open_session(saved)
     with pytest.raises(CapacityError, match="cache_tokens"):
-        engine_for(llama, max_sequences=1, cache_tokens=16).open_session(saved)
+        shared(max_sequences=1, cache_tokens=16).open_session(saved)
     for name, value in {"format": 99, "byteorder": "big"}.items():
         rewrite(saved, tmp_path / "other.kv", **{name: value})
         with pytest.raises(SnapshotError, match=rf"has {name} {value!r}, and this tokenmill reads"):
-            engine_for(llama).open_session(tmp_path / "other.kv")
+            shared().open_session(tmp_path / "other.kv")
     rewrite(saved, tmp_path / "other.kv", rope="Rope(dim=8)")
     with pytest.raises(SnapshotError, match="rope is 'Rope"):
-        engine_for(llama).open_session(tmp_path / "other.kv")
+        shared().open_session(tmp_path / "other.kv")
 
 
 FOREIGN = {
@@ -726,15 +733,15 @@ def test_an_answer_whose_last_piece_was_not_read_is_not_over(llama):
     assert len(session.generate(max_new_tokens=3).tokens) == 3
 
 
-def test_a_pipe_is_not_waited_for(llama, tmp_path):
+def test_a_pipe_is_not_waited_for(shared, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SnapshotError, match="pipe is a device or a pipe, not a snapshot"):
-        engine_for(llama).open_session(tmp_path / "pipe")
+        shared().open_session(tmp_path / "pipe")
 
 
-def test_a_name_that_could_not_be_opened_is_not_saved_to(llama, tmp_path):
+def test_a_name_that_could_not_be_opened_is_not_saved_to(shared, tmp_path):
     with pytest.raises(SnapshotError, match="cannot be used"):
-        engine_for(llama).session(prompt(5)).save(tmp_path / "\udcff")
+        shared().session(prompt(5)).save(tmp_path / "\udcff")
 
 
 def test_a_cancel_that_comes_late_does_not_end_the_next_answer(llama):
