@@ -374,9 +374,7 @@ def benchmarks(text):
 
 @pytest.mark.model
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "text", [section("Measure it"), DOCUMENTS["benchmarks.md"]], ids=["tour.md", "benchmarks.md"]
-)
+@pytest.mark.parametrize("text", [section("Measure it"), DOCUMENTS["benchmarks.md"]], ids=["tour.md", "benchmarks.md"])
 def test_the_benchmarks_run_as_written(folder, text):
     lines = benchmarks(text)
     assert len(lines) > 5

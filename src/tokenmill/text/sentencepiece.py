@@ -1,5 +1,5 @@
-"""sentencepiece's tokenizers: BPE and Unigram from their pieces and scores, which a GGUF file or a tokenizer.model holds;
-its normalisation of a text before it is split; and the tokenizer that a file such as `tokenizer.model` describes.
+"""sentencepiece's tokenizers, of a GGUF file or a tokenizer.model: BPE and Unigram from their pieces and scores, and its
+normalisation of a text before it is split.
 
 Its BPE has no list of merges. It joins, again and again, the two neighbours that make the piece with the best score, so
 every way to make a piece of two others is a merge, ranked by the score of what it makes.
