@@ -1,4 +1,4 @@
-"""sentencepiece's tokenizers, of a GGUF file or a tokenizer.model: BPE and Unigram from their pieces and scores, and its
+"""sentencepiece's tokenizers, in a GGUF file or a tokenizer.model: BPE and Unigram from pieces and scores, and its
 normalisation of a text before it is split.
 
 Its BPE has no list of merges. It joins, again and again, the two neighbours that make the piece with the best score, so
