@@ -19,7 +19,7 @@
 # make test-agents    coding agents (2 GB) that do a scripted task at the server
 # make prove  100,000 texts of our server, compared with the same ones computed otherwise
 # make test-ray   replicas of the server on Ray Serve, which are killed, added and taken away
-# make check  formatting, lint, types, structure
+# make check  formatting, lint, types, structure, prose
 # make bench  the benchmarks behind docs/log.md
 # make map    the tables of docs/map.md, from the docstrings of the modules
 # make docs   the book, from docs/ into build/site
@@ -129,7 +129,7 @@ check-types:
 	$(BIN)/mypy
 
 check-structure:
-	$(BIN)/python -m pytest tests/laws/test_law_13_structure.py
+	$(BIN)/python -m pytest tests/laws/test_law_13_structure.py tests/test_prose.py
 	$(BIN)/python benchmarks/tables.py --check
 
 prove: .venv/.ready-dev

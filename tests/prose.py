@@ -16,8 +16,8 @@ WITHOUT_NOUN = re.compile(
     r"\b(what is none|none is|none are|those of|that of the|of one (?:of which|whose)|but that)\b", re.IGNORECASE
 )
 """A clause whose noun stands elsewhere: the reader looks for it."""
-NO_VERB = re.compile(r"(What|Whether|Of|Those|That|Whose|For whom)\b")
-"""How the docstring of a function does not begin: it says with a verb what the function does."""
+NO_SUBJECT = re.compile(r"(What|Whether|Of|Those|That|Whose|For whom)\b")
+"""How no docstring begins: a function's says with a verb what the function does, other ones name the thing."""
 
 
 def python_places(path: Path) -> Iterator[tuple[int, str]]:
@@ -31,7 +31,7 @@ def python_places(path: Path) -> Iterator[tuple[int, str]]:
             continue
         line = node.body[0].lineno
         yield from ((line, found[0]) for found in WITHOUT_NOUN.finditer(" ".join(words.split())))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (begun := NO_VERB.match(words)):
+        if begun := NO_SUBJECT.match(words):
             yield line, f"begins with {begun[0]}"
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:

@@ -33,6 +33,7 @@ def test_faults_are_found(tmp_path):
         (5, "begins with Whether"),
         (5, "those of"),
         (6, "none is"),
+        (10, "begins with What"),
         (12, "none are"),
         (14, "that of the"),
     ]
