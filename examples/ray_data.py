@@ -10,9 +10,9 @@ import argparse
 
 import pyarrow as pa
 import ray
-from tokenmill.batches.batch import answer_rows
 
 import tokenmill
+from tokenmill.batches.batch import answer_rows
 from tokenmill.batches.formats.parquet import schema_of
 from tokenmill.batches.template import TableTask, Template
 

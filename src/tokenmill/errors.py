@@ -118,7 +118,7 @@ class DeadlinePassed(RequestError):
 
 
 def overflow_remedy(dtype: str) -> str:
-    """The advice where logits of a dtype are no numbers."""
+    """Advise where logits of a dtype are no numbers."""
     return "try float32" if dtype != "float32" else "the model's files hold numbers that are out of range"
 
 

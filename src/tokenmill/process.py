@@ -24,7 +24,7 @@ _inherited: "list[ref[Inherited]]" = []
 
 
 def is_forked_thread() -> bool:
-    """Whether the thread that calls it is the one that went on when this process was forked."""
+    """Tell whether the thread that calls it is the one that went on when this process was forked."""
     return get_ident() in _forked
 
 

@@ -311,17 +311,17 @@ TEMPLATES: Names = {
 
 
 def either(words: Sequence[str]) -> str:
-    """a, b or c."""
+    """Join words as "a, b or c"."""
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def help_of(entry: Entry | str) -> str:
-    """The help of an entry, in a few words."""
+    """Return the help of an entry, in a few words."""
     return entry if isinstance(entry, str) else entry.help
 
 
 def lookup(table: Mapping[str, Entry | str], name: str, setting: str, computes: bool = False) -> Any:
-    """The object or module under `name`; ConfigError with the valid names when there is none.
+    """Import the object or module under `name`; ConfigError with the valid names when there is none.
 
     computes: what computes with it, in the place of its facts.
     """
@@ -337,7 +337,9 @@ def lookup(table: Mapping[str, Entry | str], name: str, setting: str, computes: 
 
 
 def check_name(setting: str, name: str, table: Mapping[str, Entry | str]) -> None:
-    """ConfigError, with the names and the one that is meant, for a name that is neither "auto" nor in the table."""
+    """Raise ConfigError, with the names and the one that is meant, for a name that is neither "auto" nor in the
+    table.
+    """
     if name in ("auto", *table):
         return
     meant = [key for key, entry in table.items() if isinstance(entry, Entry) and name in entry.also]

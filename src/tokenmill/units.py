@@ -2,12 +2,12 @@
 
 
 def counted(number: int, word: str) -> str:
-    """1 → "1 token", 2 → "2 tokens"."""
+    """Count as people write: 1 → "1 token", 2 → "2 tokens"."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def size(num_bytes: float) -> str:
-    """1536 → "1.5 kB"; decimal units, as disks and papers count."""
+    """Write a size as 1536 → "1.5 kB"; decimal units, as disks and papers count."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"

@@ -12,7 +12,7 @@ from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import Repr
-from typing import Any
+from typing import Any, NoReturn
 
 from tokenmill.errors import ConfigError, SnapshotError, TokenmillError
 
@@ -27,7 +27,7 @@ brief = _REPR.repr
 
 
 def path_of(given: Any) -> Path:
-    """The path that was given, `~` expanded. SnapshotError for one that no file can have."""
+    """Return the given path, `~` expanded. SnapshotError for a path that no file can have."""
     try:
         path = Path(given).expanduser()
         str(path).encode()  # the libraries that read files take no other names
@@ -40,7 +40,7 @@ def path_of(given: Any) -> Path:
 
 
 def with_home(given: str | Path) -> Path:
-    """The path that was given, `~` expanded; as it stands where no user has that home folder."""
+    """Return the given path, `~` expanded; as it stands where no user has that home folder."""
     path = Path(given)
     try:
         return path.expanduser()
@@ -49,11 +49,26 @@ def with_home(given: str | Path) -> Path:
 
 
 def folder_of_setting(given: str | Path, where: str) -> Path:
-    """A folder that a setting names, `~` expanded. ConfigError where no user has that home folder."""
+    """Return a folder that a setting names, `~` expanded. ConfigError where no user has that home folder."""
     try:
         return Path(given).expanduser()
     except RuntimeError:
         raise ConfigError("folder", str(given), "a path, or one below ~ or the ~name of a user", where) from None
+
+
+def without_doubles(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON; ValueError for a key that stands twice in it: one of its values would not count."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {brief(key)} stands twice in one object")
+        found[key] = value
+    return found
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN, Infinity and -Infinity, which Python's parser of JSON takes."""
+    raise ValueError(f"{name} is no number of JSON")
 
 
 class ValueReader:
@@ -74,11 +89,11 @@ class ValueReader:
         self.read: set[str] = set()
 
     def name(self, key: str) -> str:
-        """The key as the file has it."""
+        """Return the key as the file has it."""
         return self.prefix + key
 
     def take(self, key: str, default: Any = ...) -> Any:
-        """The value as it is, of any type."""
+        """Return the value as it is, of any type."""
         name = self.name(key)
         self.read.add(name)
         value = self.values.get(name)
@@ -87,11 +102,13 @@ class ValueReader:
         return default if value is None else value
 
     def refuse(self, key: str, value: object, allowed: str) -> TokenmillError:
-        """The error for a value that is not allowed."""
+        """Make the error for a value that is not allowed."""
         return self.error(f"{self.where}: {self.name(key)} = {brief(value)} is not allowed: {allowed}")
 
     def count(self, key: str, default: Any = ..., minimum: int = 1, maximum: int = MAX_COUNT) -> int:
-        """A whole number in [minimum, maximum], or a default of None; 32.0 is one too, as other programs write it."""
+        """Read a whole number in [minimum, maximum], or a default of None; 32.0 is one too, as other programs write
+        it.
+        """
         value = self.take(key, default)
         if type(value) is float and value.is_integer() and not self.is_ours:
             value = int(value)
@@ -100,7 +117,7 @@ class ValueReader:
         return value  # type: ignore[return-value]
 
     def number(self, key: str, default: Any = ..., minimum: float = 0.0, maximum: float = 1e30) -> float:
-        """A finite number in (minimum, maximum], or a default of None."""
+        """Read a finite number in (minimum, maximum], or a default of None."""
         value = self.take(key, default)
         if value is None:
             return value  # type: ignore[return-value]
@@ -115,33 +132,33 @@ class ValueReader:
         return value
 
     def text(self, key: str, default: Any = ..., longest: float = MAX_TEXT) -> str:
-        """A text, by default of the length that names and paths have."""
+        """Read a text, by default of the length that names and paths have."""
         value = self.take(key, default)
         if not isinstance(value, str) or len(value) > longest:
             raise self.refuse(key, value, "a text")
         return value
 
     def inside(self, key: str, required: bool = False) -> "ValueReader":
-        """A reader of the object under `key`; where there is none, of an empty one unless it is required."""
+        """Make a reader of the object under `key`; where there is none, of an empty one unless it is required."""
         where = f"{self.where}: {self.name(key)}"
         return ValueReader(self.take(key, ... if required else {}), where, self.error, is_ours=self.is_ours)
 
     def entries(self, key: str, kind: type, default: Any = ...) -> list[Any]:
-        """A list whose entries all have exactly this type."""
+        """Read a list whose entries all have exactly this type."""
         value = self.take(key, default)
         if not isinstance(value, list) or not all(type(entry) is kind for entry in value):
             raise self.refuse(key, value, f"a list of {kind.__name__} values")
         return value
 
     def numbers(self, key: str, minimum: float = 0.0, maximum: float = 1e30) -> list[float]:
-        """A list of finite numbers in (minimum, maximum]."""
+        """Read a list of finite numbers in (minimum, maximum]."""
         value = self.take(key)
         if not isinstance(value, list) or not all(type(n) in (int, float) and minimum < n <= maximum for n in value):
             raise self.refuse(key, value, f"a list of numbers above {minimum:g}, at most {maximum:g}")
         return [float(entry) for entry in value]
 
     def token_ids(self, key: str, vocab_size: int = MAX_COUNT) -> tuple[int, ...]:
-        """A token id, a list of them, or none; all below `vocab_size`."""
+        """Read a token id, a list of them, or none; all below `vocab_size`."""
         value = self.take(key, [])
         ids = value if isinstance(value, list) else [value]
         if not all(type(entry) is int and 0 <= entry < vocab_size for entry in ids):
@@ -149,7 +166,7 @@ class ValueReader:
         return tuple(ids)
 
     def expect(self, key: str, default: Any, *others: Any) -> Any:
-        """The value, which must be one that is implemented: the default or one of the others. `...`: no default."""
+        """Read a value that must be implemented: the default or one of the others. `...`: no default."""
         value, allowed = self.take(key, default), [choice for choice in (default, *others) if choice is not ...]
         for choice in allowed:
             if value == choice and isinstance(value, bool) == isinstance(choice, bool):  # in Python True equals 1
@@ -166,7 +183,7 @@ class ValueReader:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """The value, which must be True or False: any other text or number would count as one of them."""
+    """Return the value, which must be True or False: any other text or number would count as one of them."""
     if not isinstance(value, bool):
         raise ConfigError(name, value, "true or false")
     return value
@@ -175,7 +192,7 @@ def check_flag(name: str, value: Any) -> bool:
 def check_number(
     name: str, value: Any, whole: bool = True, minimum: float = 1, maximum: float = math.inf, exclusive: bool = False
 ) -> Any:
-    """The value as a number of Python. exclusive: the minimum itself is not allowed."""
+    """Return the value as a number of Python. exclusive: the minimum itself is not allowed."""
     is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
     if not is_number or not minimum <= value <= maximum or (exclusive and value == minimum):
         kind = "whole number" if whole else "number"
@@ -186,13 +203,13 @@ def check_number(
 
 
 def check_choice(name: str, value: object, choices: Collection[Any]) -> None:
-    """ConfigError, with the choices, for a value that is none of them."""
+    """Raise ConfigError, with the choices, for a value that is not among them."""
     if value not in choices:
         raise ConfigError(name, value, f"use one of {', '.join(map(str, choices))}")
 
 
 def check_text(name: str, value: Any, choices: Collection[str] = ()) -> str:
-    """The value, or the path that it is, as a text that is not empty."""
+    """Return the value, or the path that it is, as a text that is not empty."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text:
         raise ConfigError(name, value, f"use one of {', '.join(choices)}" if choices else "a text that is not empty")
@@ -204,7 +221,7 @@ check_token_id = partial(check_number, minimum=0)
 
 
 def _check_list(check: Callable[[str, Any], Any], name: str, value: Any) -> tuple[Any, ...]:
-    """A tuple for a list, for one text, and for None."""
+    """Make a tuple of a list, of one text, and of None."""
     value = (value,) if isinstance(value, str) and check is check_text else value
     if not isinstance(value, list | tuple | None):
         raise ConfigError(name, value, "a list; an empty one for none")
@@ -212,7 +229,7 @@ def _check_list(check: Callable[[str, Any], Any], name: str, value: Any) -> tupl
 
 
 def _check_bias(name: str, value: Any) -> dict[int, float]:
-    """Ids for the texts that JSON has as keys. Numbers from -1000 to 1000, or -inf."""
+    """Make ids of the texts that JSON has as keys. Numbers from -1000 to 1000, or -inf."""
     bias = {}
     if not isinstance(value, Mapping | None):
         raise ConfigError(name, value, "a mapping of token ids to numbers")

@@ -222,14 +222,14 @@ def test_partial_results_reach_the_cache_of_the_harness(model, folder, tmp_path)
     ],
 )
 def test_generation_settings_that_there_are_not_are_refused(given, message):
-    from tokenmill.measure.harness.generation import read_settings
+    from tokenmill.measure.harness.model import read_settings
 
     with pytest.raises(ConfigError, match=message):
         read_settings(given).params(1, "text", 0)
 
 
 def test_generation_settings():
-    from tokenmill.measure.harness.generation import read_settings
+    from tokenmill.measure.harness.model import read_settings
 
     plain = read_settings({"until": "x", "num_beams": 1, "top_p": 0.5}).params(1, "a", 0)
     assert (plain.temperature, plain.top_p, plain.stop, plain.max_new_tokens) == (0.0, 1.0, ("x",), 256)

@@ -10,8 +10,7 @@ import resource
 import pytest
 
 from tokenmill.memory import available
-from tokenmill.memory.available import available_bytes, available_processors
-from tokenmill.memory.control_group import allowed_memory, allowed_processors
+from tokenmill.memory.available import allowed_memory, allowed_processors, available_bytes, available_processors
 
 GB = 1 << 30
 V2 = {"proc/self/cgroup": "0::/app.slice/mill\n"}

@@ -12,8 +12,7 @@ import pytest
 
 from tokenmill.memory import file_lock
 from tokenmill.memory.atomic_file import beside
-from tokenmill.memory.bounded_folder import BoundedFolder
-from tokenmill.memory.marked_folder import MarkedFolder
+from tokenmill.memory.bounded_folder import BoundedFolder, MarkedFolder
 
 NAMES, FRONT = re.compile(r"[a-z]\.x"), b"ours"
 

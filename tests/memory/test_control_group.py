@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tokenmill.memory.control_group import allowed_memory, allowed_processors
+from tokenmill.memory.available import allowed_memory, allowed_processors
 
 HERE = "sys/fs/cgroup"
 GROUP = {"proc/self/cgroup": "0::/mill\n"}

@@ -4,7 +4,7 @@ import os
 import threading
 
 from tokenmill.loader.rank import load_rank
-from tokenmill.memory.shared_memory import SharedMemory
+from tokenmill.memory.arena import SharedMemory
 from tokenmill.parallel.division import Rank
 from tokenmill.parallel.ranks import Ranks
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.receipts.answer import choices_of, compare
+from tokenmill.receipts.file import choices_of, compare
 
 
 def message(content, **more):

@@ -6,8 +6,7 @@ import pytest
 
 from tokenmill import ConfigError, ReceiptError
 from tokenmill.receipts import file
-from tokenmill.receipts.answer import ShownText
-from tokenmill.receipts.file import read_receipts, write_receipts
+from tokenmill.receipts.file import ShownText, read_receipts, write_receipts
 
 
 def places(path):

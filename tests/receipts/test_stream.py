@@ -5,8 +5,7 @@ import json
 import pytest
 
 from tokenmill import ReceiptError
-from tokenmill.receipts.file import read_receipts
-from tokenmill.receipts.stream import answer_of, is_stream
+from tokenmill.receipts.file import answer_of, is_stream, read_receipts
 
 
 def stream(*chunks):

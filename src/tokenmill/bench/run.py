@@ -79,7 +79,6 @@ def measure_point(
     probe: Callable[[], float],
     before_each: Callable[[], object] = lambda: None,
     peak: Callable[[], int] = lambda: 0,
-    clock: Callable[[], float] = time.perf_counter,
     advance: Callable[[], object] = lambda: None,
 ) -> Measured:
     """Measure a point: a shorter run to warm up, then the repetitions, a probe beside each. `advance` is called after
@@ -89,17 +88,17 @@ def measure_point(
     """
     vocab_size, measured = engine.model_config.vocab_size, Measured(point)
     short = replace(point, new=min(point.new, WARM_TOKENS))
-    measured.warmup_s = take_sample(engine, short, make_prompts(point, vocab_size, -1), clock).total_s
+    measured.warmup_s = take_sample(engine, short, make_prompts(point, vocab_size, -1)).total_s
     advance()
     engine.core.speculation.stats = DraftStats()
     for number in range(repetitions):
         measured.probes_gb_s.append(probe())
         before_each()
-        measured.samples.append(take_sample(engine, point, make_prompts(point, vocab_size, number), clock))
+        measured.samples.append(take_sample(engine, point, make_prompts(point, vocab_size, number)))
         measured.peak_bytes = max(measured.peak_bytes, peak())
         advance()
     stats = engine.core.speculation.stats
-    again = take_sample(engine, short, make_prompts(point, vocab_size), clock)
+    again = take_sample(engine, short, make_prompts(point, vocab_size))
     engine.core.speculation.stats = stats
     advance()
     first, length, begin = measured.samples[0].tokens, max(point.new, 1), max(short.new, 1)
@@ -107,7 +106,9 @@ def measure_point(
     return measured
 
 
-def take_sample(engine: Engine, point: Point, prompts: List[List[int]], clock: Callable[[], float]) -> Sample:
+def take_sample(
+    engine: Engine, point: Point, prompts: List[List[int]], clock: Callable[[], float] = time.perf_counter
+) -> Sample:
     """Generate once, recorded. RuntimeError if prompts were not computed, because something kept their rows."""
     with record(engine, clock) as recorder:
         done = engine.generate([list(p) for p in prompts], max_new_tokens=max(point.new, 1), ignore_eos=True)

@@ -1,10 +1,10 @@
-"""The choice of the matrices of a 4-bit model that get 8 bits: those whose rounding to 4 bits changes the predictions
-most.
+"""The choice of the matrices of a 4-bit model that get 8 bits: the matrices whose rounding to 4 bits changes the
+predictions most.
 
-The matrices of one kind in one layer (in a mixture of experts, those of all its experts) are rounded to nearest in 4
-bits, alone in an unrounded model. The mean KL divergence of the predictions on a few calibration texts, divided by the
-bytes that 8 bits would add, is how much these matrices deserve them. That divergences add up is an approximation: what
-the whole choice has gained is measured when the model is compared with its source.
+The matrices of one kind in one layer (in a mixture of experts, the matrices of all its experts) are rounded to nearest
+in 4 bits, alone in an unrounded model. The mean KL divergence of the predictions on a few calibration texts, divided by
+the bytes that 8 bits would add, is how much these matrices deserve them. That divergences add up is an approximation:
+what the whole choice has gained is measured when the model is compared with its source.
 """
 
 import math
@@ -71,7 +71,9 @@ def choose_8_bits(plan: ExportPlan, to: Export, texts: Texts, target_bits: float
 def _divergences(
     walk: LayerWalk, units: Mapping[Unit, list[str]], group: int, grid: str, progress: Progress
 ) -> dict[Unit, float]:
-    """Measure the mean KL divergence, in nats per token, of predictions with one unit rounded from those with none."""
+    """Measure the mean KL divergence, in nats per token, of predictions with one unit rounded from predictions of the
+    unrounded model.
+    """
     progress.stage(f"measuring what 4 bits cost in each of {len(units)} kinds of matrices, layer by layer")
     progress.advance(0, len(units))
 

@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 from tokenmill.calibrate.texts import Texts
 from tokenmill.errors import CheckpointError, ConfigError, file_errors
 from tokenmill.memory.atomic_file import seal, unseal, writing
+from tokenmill.memory.bounded_folder import MarkedFolder
 from tokenmill.memory.file_lock import locked
 from tokenmill.memory.interrupts import held_interrupts
-from tokenmill.memory.marked_folder import MarkedFolder
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored, joined_nibbles, split_nibbles
 from tokenmill.value_reader import brief
@@ -36,7 +36,7 @@ NAMES = re.compile(r"\.lock|(settings|texts|eight_bits)\.json|layer-\d{4,}\.safe
 
 
 class Partial:
-    """The directory OUT.partial. settings: all that decides how the matrices are rounded, as JSON.
+    """The directory OUT.partial. settings: everything that decides how the matrices are rounded, as JSON.
 
     group: inputs that share a scale. has_minimums: whether codes of 4 bits have minimums.
     """
@@ -52,8 +52,9 @@ class Partial:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside, no other process quantises to the same output; ConfigError where one does, or where the directory
-        was begun with other settings, or by another program. It is deleted at the end if nothing was kept in it.
+        """Keep other processes from quantising to the same output inside; ConfigError where one does, or where the
+        directory was begun with other settings, or by another program. It is deleted at the end if nothing was kept in
+        it.
         """
         with ExitStack() as stack:
             with file_errors(self.path, "written"):
@@ -229,9 +230,8 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
     """Sum over names and bytes, in the order of the names."""
     total = 0
     for name in sorted(tensors):
-        total = zlib.crc32(
-            tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), total)
-        )
+        data = tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data
+        total = zlib.crc32(data, zlib.crc32(name.encode(), total))
     return total
 
 

@@ -32,7 +32,9 @@ GetTexts = Callable[[], Mapping[str, Texts]]
 
 @dataclass(frozen=True)
 class Calibrated:
-    """kinds: see `quantize`. changes: see Rounding. texts: as they were made, or kept from an earlier run."""
+    """The outcome of a calibration. kinds: see `quantize`. changes: see Rounding. texts: as they were made, or kept
+    from an earlier run.
+    """
 
     kinds: dict[str, Kind]
     changes: dict[str, tuple[float, float]]
@@ -114,7 +116,7 @@ def _check_space(plan: ExportPlan, to: Export, out: Path) -> None:
 def _round_layers(
     plan: ExportPlan, texts: Texts, rounding: Rounding, partial: Partial, progress: Progress
 ) -> dict[str, tuple[float, float]]:
-    """Round, or read, layer after layer; Rounding.changes of all."""
+    """Round, or read, layer after layer, and return Rounding.changes of all."""
     walk = LayerWalk(plan.checkpoint, texts.tokens, set(plan.bits))
     total = sum(prod(plan.shapes[name]) for number in range(walk.num_layers) for name in walk.names(number))
     progress.stage(f"{rounding.algorithm}: {walk.num_layers} layers over {texts.num_tokens:,} tokens")

@@ -14,7 +14,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.ranks import InSharedMemory, versions
-from tokenmill.memory.shared_memory import SharedMemory
+from tokenmill.memory.arena import SharedMemory
 from tokenmill.parallel.division import Rank
 from tokenmill.parallel.ranks import Ranks, receive, send
 from tokenmill.settings.engine_config import EngineConfig

@@ -34,7 +34,7 @@ class Cost:
 
     @classmethod
     def together(cls, ranks: "Sequence[Cost]") -> "Cost":
-        """The bytes of all ranks."""
+        """Add up the bytes of all ranks."""
         return cls(*(sum(getattr(rank, entry.name) for rank in ranks) for entry in fields(cls)))
 
     @property
@@ -43,7 +43,7 @@ class Cost:
         return self.weights_bytes + self.cache_bytes + self.workspace_bytes
 
     def tokens_within(self, available_bytes: int) -> int:
-        """Cache slots that fit into memory of this size; 0 when not even the weights fit."""
+        """Count the cache slots that fit into memory of this size; 0 when not even the weights fit."""
         return max(0, available_bytes - self.weights_bytes - self.workspace_bytes) // self.bytes_per_token
 
 
@@ -55,7 +55,7 @@ class Traffic:
     operations: float
 
     def floor_s(self, bytes_per_s: float, operations_per_s: float) -> float:
-        """Seconds on a machine that can do so much of each: the larger of the two."""
+        """Compute the seconds on a machine that can do this much of each: the larger of the two."""
         return max(self.read_bytes / bytes_per_s, self.operations / operations_per_s)
 
 
@@ -70,19 +70,19 @@ class Storage:
 
     @classmethod
     def plain(cls, dtype: str, cache_format: str = EngineConfig.cache_format) -> "Storage":
-        """Matrices in the dtype itself."""
+        """Describe matrices in the dtype itself."""
         return cls(dtype, DTYPES[dtype], cache_format=cache_format)
 
     @classmethod
     def of_engine(cls, engine: "Engine") -> "Storage":
-        """The storage that the engine really has."""
+        """Describe the storage that the engine really has."""
         integer, config = find_scheme(engine.config.scheme).is_integer, engine.config
         per_weight = engine.memory["matrix_bytes"] / describe(engine.model_config).num_used
         return cls(config.dtype, per_weight, integer, config.cache_format)
 
     @classmethod
     def planned(cls, resolved: ResolvedModel, file_bytes: int) -> "Storage":
-        """The storage that an engine will have; `file_bytes` are those of the checkpoint."""
+        """Describe the storage that an engine will have; `file_bytes` is the size of the checkpoint."""
         config, bits = resolved.config, resolved.scheme.bits_per_weight
         if not resolved.scheme.is_integer:
             return cls.plain(config.dtype, config.cache_format)
@@ -91,7 +91,9 @@ class Storage:
 
 
 def cost_of(resolved: ResolvedModel) -> Cost:
-    """The memory that an engine takes: of one whose ranks have a GPU each, the rank that takes most; else all ranks."""
+    """Compute the memory that an engine takes. With a GPU for each rank: that of the largest rank; otherwise the sum
+    over ranks.
+    """
     ranks = costs_of_ranks(resolved)
     if kind_of(resolved.config.device) == "cuda":
         return max(ranks, key=lambda rank: rank.total_bytes)
@@ -99,7 +101,7 @@ def cost_of(resolved: ResolvedModel) -> Cost:
 
 
 def costs_of_ranks(resolved: ResolvedModel) -> list[Cost]:
-    """The memory that each rank takes; without tensor parallelism there is one."""
+    """Compute the memory that each rank takes; without tensor parallelism there is one rank."""
     whole, config, count = _cost_of_one(resolved), resolved.config, resolved.config.tensor_parallel
     if count == 1:
         return [whole]
@@ -122,7 +124,7 @@ def _cost_of_one(resolved: ResolvedModel) -> Cost:
 
 
 def decode_traffic(model: ModelConfig, storage: Storage, batch: int, depth: float, cache: bool = True) -> Traffic:
-    """One step of `batch` sequences that each have `depth` tokens behind them.
+    """Count the traffic of one step of `batch` sequences that each have `depth` tokens behind them.
 
     Without a cache the step is a prefill of everything.
     """
@@ -134,7 +136,9 @@ def decode_traffic(model: ModelConfig, storage: Storage, batch: int, depth: floa
 
 
 def prefill_traffic(model: ModelConfig, storage: Storage, batch: int, num_tokens: float, depth: float = 0) -> Traffic:
-    """`num_tokens` new tokens for each of `batch` sequences, after `depth` that are there; logits of the last only."""
+    """Count the traffic of `num_tokens` new tokens for each of `batch` sequences, after `depth` that are there; logits
+    of the last only.
+    """
     read_bytes = describe(model).num_read(batch * max(round(num_tokens), 1)) * storage.bytes_per_weight
     read_bytes += batch * _seen_bytes(model, storage, depth)
     head = describe(model).head.num_parameters
@@ -143,7 +147,7 @@ def prefill_traffic(model: ModelConfig, storage: Storage, batch: int, num_tokens
 
 
 def _seen_bytes(model: ModelConfig, storage: Storage, depth: float) -> float:
-    """K and V rows of past tokens that a query attends to, in all layers."""
+    """Count the bytes of K and V rows of past tokens that a query attends to, in all layers."""
     decoder = describe(model)
     return sum(
         _seen(block, depth) * kv_bytes_per_token([block.keeps], storage.dtype, storage.cache_format)
@@ -152,17 +156,21 @@ def _seen_bytes(model: ModelConfig, storage: Storage, depth: float) -> float:
 
 
 def _seen(block: AttentionBlock, depth: float) -> float:
-    """Past tokens that a query attends to: a window cuts them."""
+    """Count the past tokens that a query attends to: a window cuts them."""
     return min(depth, block.shape.window or depth)
 
 
 def _attention_operations(model: ModelConfig, depth: float) -> float:
-    """Operations of one token in all layers: a product with K and one with V for every head and past token."""
+    """Count the operations of one token in all layers: a product with K and one with V for every head and past
+    token.
+    """
     return sum(4 * block.out.inputs * _seen(block, depth) for block in describe(model).attentions)
 
 
 def _workspace_bytes(config: ResolvedConfig, model: ModelConfig) -> int:
-    """The activations that live together at the widest point of the largest step, the logits, and the rotary table."""
+    """Estimate the activations that live together at the widest point of the largest step, the logits, and the rotary
+    table.
+    """
     itemsize, decoder = DTYPES[config.dtype], describe(model)
     tokens = min(config.max_step_tokens, config.max_sequences * config.max_length)
     # Residual and normed input; then either q, k, v with their rotated copies and the result, or the two halves of the

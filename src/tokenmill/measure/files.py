@@ -12,7 +12,7 @@ from tokenmill.memory.atomic_file import beside, make_folder, writing
 
 
 def check_appendable(path: Path, setting: str) -> None:
-    """ConfigError when no line can be added to this file. Its folder is made, but no file that is not there yet.
+    """Raise ConfigError when no line can be added to this file. Its folder is made, but not the file.
 
     Another process could begin to write such a file meanwhile, and lose it.
     """
@@ -46,7 +46,7 @@ def write_atomically(path: Path, data: bytes, setting: str) -> None:
 
 
 def _try(path: Path) -> None:
-    """OSError where no file can be made beside this one."""
+    """Raise OSError where no file can be made beside this one."""
     trial = beside(path)
     trial.touch(exist_ok=False)
     trial.unlink()

@@ -1,6 +1,6 @@
 """Each step of a generation: what was fed, what would have been fed without a cache, what was chosen, how long it took.
 
-The same steps are computed a second time in float32, by modules as they stand: how far the logits are from each other.
+The same steps are computed a second time in float32, by plain modules: how far the logits are from each other.
 """
 
 import time
@@ -39,7 +39,7 @@ class TraceRow:
 
 @contextmanager
 def traced(engine: Engine) -> Iterator[list[TraceRow]]:
-    """The rows of every step inside, in a list that grows."""
+    """Give the rows of every step inside, in a list that grows."""
     tracer = _Tracer()
     with engine.core.observed_by(tracer):
         yield tracer.rows
@@ -97,7 +97,7 @@ class Distance:
 
 @contextmanager
 def checked(engine: Engine, reference: Engine) -> Iterator[Distance]:
-    """Computes the wanted rows of every step inside by `reference` too. WrongText for a row past the bound."""
+    """Compute the wanted rows of every step inside by `reference` too. WrongText for a row past the bound."""
     scheme, dtype = find_scheme(engine.config.scheme), engine.config.dtype
     bound = CODES if scheme.is_integer else MIN_CORRELATION[dtype]
     comparer = _Comparer(reference, bound)

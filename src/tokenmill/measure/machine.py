@@ -1,5 +1,4 @@
-"""The limits of this machine: read bandwidth and arithmetic, measured with torch's own large kernels and kept for a
-day.
+"""The limits of this machine: read bandwidth and arithmetic, measured with torch's own large kernels.
 
 Looked-up figures say nothing about the machine at hand, and shared machines change within seconds; so the limits are
 measured and kept for a day, and a quick bandwidth probe beside every measurement shows how busy the machine was then.
@@ -161,14 +160,15 @@ def _read_rate(device: torch.device, num_bytes: int, repeats: int = 8) -> float:
     return num_bytes / _best_s(buffer.sum, device, repeats if num_bytes > CACHED_BYTES else 4 * repeats) / 1e9
 
 
-def _product_rate(device: torch.device, dtype: torch.dtype, size: int = 1536) -> float:
-    size = size if device.type == "cpu" else 8192
+def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    size = 1536 if device.type == "cpu" else 8192
     left = torch.randn(size, size, device=device).to(dtype)
     right = torch.randn(size, size, device=device).to(dtype)
     return 2 * size**3 / _best_s(lambda: left @ right, device, 4) / 1e9
 
 
-def _int8_rate(size: int = 2048) -> float | None:
+def _int8_rate() -> float | None:
+    size = 2048
     left, right = (torch.randint(-99, 99, (size, size), dtype=torch.int8) for _ in range(2))
     try:
         return 2 * size**3 / _best_s(lambda: torch._int_mm(left, right), torch.device("cpu"), 4) / 1e9

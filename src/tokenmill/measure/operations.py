@@ -1,7 +1,7 @@
 """The costliest operations of a run by torch's profiler, and torch's own trace.
 
-On a CPU an operation's time is its own, without that of the operations it calls; what a library runs inside one
-(oneDNN, a native program) is part of that operation. With a GPU the kernels that ran there are listed instead. Watching
+On a CPU an operation's time is its own, without the time of the operations it calls; what a library runs inside an
+operation (oneDNN, a native program) is part of it. With a GPU the kernels that ran there are listed instead. Watching
 costs time for every operation, so the figures of a watched run are shares, not speeds.
 """
 
@@ -31,7 +31,7 @@ class Operation:
 
 
 class Watch:
-    """Runs torch.profiler inside a with block. `enter_forward` and `leave_forward` leave a mark in its trace."""
+    """A context that runs torch.profiler. `enter_forward` and `leave_forward` leave a mark in its trace."""
 
     def __init__(self, device: torch.device) -> None:
         # Torch's profiler speaks on stderr of every stage it goes through; what it logs is numbered below 6.
@@ -52,22 +52,22 @@ class Watch:
         self._profiler.__exit__(kind, error, traceback)
 
     def enter_forward(self) -> None:
-        """The forward begins."""
+        """Note that the forward begins."""
         self._forward = record_function(FORWARD)
         self._forward.__enter__()
 
     def leave_forward(self) -> None:
-        """The forward ends; it need not have begun."""
+        """Note that the forward ends; it need not have begun."""
         if self._forward is not None:
             self._forward.__exit__(None, None, None)
             self._forward = None
 
     def operations(self, num: int) -> list[Operation]:
-        """The costliest, the worst first."""
+        """Return the costliest operations, the worst first."""
         return costliest(self._profiler.key_averages(), num)
 
     def trace(self) -> dict[str, Any]:
-        """Torch's own trace as a document."""
+        """Return torch's own trace as a document."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "torch.json"
             self._profiler.export_chrome_trace(str(path))
@@ -77,7 +77,7 @@ class Watch:
 
 
 def costliest(events: Iterable[Any], num: int) -> list[Operation]:
-    """The costliest of torch's averages. Kernels of a GPU where there are any, else operations of the CPU."""
+    """Choose the costliest of torch's averages. Kernels of a GPU where there are any, else operations of the CPU."""
     found = [event for event in events if not event.is_user_annotation and event.key != FORWARD]
     on_device = [event for event in found if event.device_type.name != "CPU" and event.self_device_time_total > 0]
     times = {True: "self_device_time_total", False: "self_cpu_time_total"}[bool(on_device)]

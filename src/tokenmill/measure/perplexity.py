@@ -29,7 +29,7 @@ CHUNK_ROWS = 64  # of logits, turned into log-probabilities at a time
 
 
 class ScoredWindow(NamedTuple):
-    """tokens[start:end] are fed; of them tokens[first:end] are scored."""
+    """A window: tokens[start:end] are fed, and of these tokens[first:end] are scored."""
 
     start: int
     first: int
@@ -37,7 +37,7 @@ class ScoredWindow(NamedTuple):
 
 
 def choose_window(window: int | None, stride: int | None, context: int) -> tuple[int, int]:
-    """Window and stride with their defaults in place, or a ConfigError that names the option."""
+    """Return window and stride with their defaults in place, or raise a ConfigError that names the option."""
     if window is None:
         window = min(context, DEFAULT_WINDOW)
     if not 2 <= window <= context:
@@ -50,7 +50,7 @@ def choose_window(window: int | None, stride: int | None, context: int) -> tuple
 
 
 def windows(num_tokens: int, window: int, stride: int) -> Iterator[ScoredWindow]:
-    """The windows over a text; none that would score nothing."""
+    """Yield the windows over a text, without windows that would score nothing."""
     assert 1 <= stride <= window, "choose_window comes first"
     scored = 0
     for start in range(0, num_tokens, stride):
@@ -64,7 +64,9 @@ def windows(num_tokens: int, window: int, stride: int) -> Iterator[ScoredWindow]
 
 
 class ScoredText(NamedTuple):
-    """tokens: with those that the tokenizer adds; num_text_tokens: without them. num_bytes: in UTF-8."""
+    """A text as tokens. tokens: with tokens that the tokenizer adds; num_text_tokens: without them. num_bytes: in
+    UTF-8.
+    """
 
     tokens: list[int]
     num_text_tokens: int
@@ -72,7 +74,7 @@ class ScoredText(NamedTuple):
 
 
 def read_text(text: str, tokenizer: Tokenizer, max_tokens: int | None = None) -> ScoredText:
-    """The first `max_tokens` tokens of a text, and how many bytes they stand for."""
+    """Encode the first `max_tokens` tokens of a text, and count the bytes that they stand for."""
     every = tokenizer.encode(text)
     tokens = every[:max_tokens]
     added = set(tokenizer.encode(""))
@@ -107,7 +109,9 @@ class Perplexity:
         return self.num_scored / self.elapsed_s
 
     def bits_per_byte(self, text: ScoredText) -> float:
-        """Bits per byte of the whole text: its few tokens that are not scored count as the mean of the others."""
+        """Compute the bits per byte of the whole text: its few tokens that are not scored count as the mean of the
+        others.
+        """
         return self.nll_per_token / math.log(2) * text.num_text_tokens / max(text.num_bytes, 1)
 
 
@@ -156,7 +160,9 @@ def compare(
     stride: int,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Perplexity of both, and how far the first's probabilities are from the reference's, window by window."""
+    """Compute the perplexity of both, and how far the first's probabilities are from the reference's, window by
+    window.
+    """
     ours, theirs = _Reader(engine, tokens), _Reader(reference, tokens)
     places: list[ScoredToken] = []
     num_equal, divergence = 0, 0.0
@@ -191,7 +197,7 @@ class _Reader:
         self._nll = self._elapsed_s = 0.0
 
     def read(self, span: ScoredWindow) -> Tensor:
-        """Score one window; the logits [R, V] before each of its R scored tokens."""
+        """Score one window, and return the logits [R, V] before each of its R scored tokens."""
         started_s = time.perf_counter()
         logits_TV = self._engine.logits(self._tokens[span.start : span.end])
         logits_RV = logits_TV[span.first - span.start - 1 : -1]
@@ -218,7 +224,7 @@ def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def _nll_sum(logits_RV: Tensor, targets_R: Tensor) -> float:
-    """Each token in float32, their sum in float64."""
+    """Sum the negative log-likelihoods: each token in float32, their sum in float64."""
     total = torch.zeros((), dtype=torch.float64)
     for logits_CV, targets_C in zip(_chunks(logits_RV), _chunks(targets_R), strict=True):
         rows_C = torch.arange(len(targets_C))
@@ -227,7 +233,7 @@ def _nll_sum(logits_RV: Tensor, targets_R: Tensor) -> float:
 
 
 def _kl(reference_RV: Tensor, logits_RV: Tensor) -> Tensor:
-    """KL(reference ‖ ours) of each row, [R]."""
+    """Compute KL(reference ‖ ours) of each row, [R]."""
     found = []
     for reference_CV, logits_CV in zip(_chunks(reference_RV), _chunks(logits_RV), strict=True):
         p_CV, q_CV = (F.log_softmax(each.float(), dim=-1) for each in (reference_CV, logits_CV))

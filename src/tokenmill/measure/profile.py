@@ -62,7 +62,7 @@ class Profile:
         return (max(self.plain_s) - min(self.plain_s)) * len(self.plain_s) / sum(self.plain_s)
 
     def document(self) -> dict[str, Any]:
-        """All but the trace, as plain values."""
+        """Return all but the trace, as plain values."""
         first, new = self.completions[0], sum(len(done.tokens) for done in self.completions)
         return {
             "level": self.level,
@@ -86,7 +86,7 @@ class Profile:
 
 
 def check_level(level: str, setting: str = "level") -> None:
-    """ConfigError for a level that does not exist."""
+    """Raise ConfigError for a level that does not exist."""
     if level not in LEVELS:
         raise ConfigError(setting, level, f"use one of {', '.join(LEVELS)}")
 
@@ -100,7 +100,9 @@ def profile(
     clock: Callable[[], float] = time.perf_counter,
     stage: Callable[[str], None] = lambda text: None,
 ) -> Profile:
-    """Generate as `engine.generate` would, and find where the time goes. The tokens are those of an unmeasured run."""
+    """Generate as `engine.generate` would, and find where the time goes. The tokens are the same as in an unmeasured
+    run.
+    """
     check_level(level)
     if params.seed is None:
         params = replace(params, seed=secrets.randbelow(2**32))  # every run is to draw the same tokens
@@ -121,7 +123,7 @@ def profile(
 
 
 def breakdown(steps: Sequence[StepRecord]) -> dict[str, Any]:
-    """Prefill and decode apart: number of steps, tokens fed and new, and of each phase ms per pass and share.
+    """Count for prefill and decode apart: number of steps, tokens fed and new, and of each phase ms per pass and share.
 
     A step has several passes over the weights where the program found drafts by itself, else one.
     """
@@ -152,7 +154,7 @@ def breakdown(steps: Sequence[StepRecord]) -> dict[str, Any]:
 def _run(
     engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, clock: Callable[[], float]
 ) -> tuple[list[Completion], float]:
-    """One generation from a cold cache, and what it took."""
+    """Generate once from a cold cache, and measure the seconds that it took."""
     engine.core.clear_prefix_cache()
     settings = {one.name: getattr(params, one.name) for one in fields(params)}
     started_s = clock()
@@ -178,22 +180,13 @@ def _measure(
     else:
         operations = watch.operations(NUM_OPERATIONS)
         trace = merge(watch.trace(), recorder.steps, memory, start_s)
-    return Profile(
-        level,
-        done,
-        (),
-        measured_s,
-        steps=recorder.steps,
-        memory=memory,
-        operations=operations,
-        gathering_s=clock() - begun_s - measured_s,
-        trace=trace,
-    )
+    told: dict[str, Any] = {"operations": operations, "gathering_s": clock() - begun_s - measured_s, "trace": trace}
+    return Profile(level, done, (), measured_s, steps=recorder.steps, memory=memory, **told)
 
 
 @contextmanager
 def _watched(core: Core, watch: Watch | None) -> Iterator[None]:
-    """Torch's profiler sees what the thread does that began it: it is begun and ended in the engine's."""
+    """Begin and end torch's profiler in the engine's thread: it sees what the thread does that began it."""
     if watch is None:
         yield
         return

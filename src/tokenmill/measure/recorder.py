@@ -1,8 +1,8 @@
 """The Recorder of an engine's steps, phase by phase: the raw material of every benchmark and profile.
 
 A step has four phases: plan (proposer and scheduler), run (the forward), sample (logits to tokens; on a GPU it waits
-there for the forward), deliver (commit and text). With async scheduling a step's run is the planning and
-launch of the next one. Recording costs five clock readings a step, under a microsecond.
+there for the forward), deliver (commit and text). With async scheduling a step's run is the planning and launch of the
+next one. Recording costs five clock readings a step, under a microsecond.
 """
 
 import time
@@ -42,7 +42,7 @@ class StepRecord:
 
 @dataclass
 class Recorder(Observer):
-    """Keeps a StepRecord of every step that an engine has ended."""
+    """An observer that keeps a StepRecord of every step that an engine has ended."""
 
     clock: Callable[[], float]
     steps: list[StepRecord] = field(default_factory=list)

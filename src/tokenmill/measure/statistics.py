@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Linear between the two nearest values, as numpy's default and vLLM's figures; None for no values."""
+    """Interpolate linearly between the two nearest values, as numpy's default and vLLM's figures; None for no
+    values.
+    """
     if not values:
         return None
     ordered = sorted(values)
@@ -26,12 +28,12 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """The spread of these values; ValueError for none."""
+        """Summarise these values; ValueError for none."""
         median = percentile(values, 50)
         if median is None:
             raise ValueError("no values")
         return cls(median, min(values), max(values))
 
     def columns(self, name: str) -> dict[str, float]:
-        """The columns `name`, `name_min` and `name_max` of a result row."""
+        """Return the columns `name`, `name_min` and `name_max` of a result row."""
         return {name: self.median, f"{name}_min": self.min, f"{name}_max": self.max}

@@ -34,7 +34,9 @@ class MemoryReading:
 
 
 def kind_of(step: StepRecord) -> str:
-    """decode, or prefill: every step that feeds some of a prompt, others beside it or not."""
+    """Return "decode", or "prefill" for every step that feeds some of a prompt, with other sequences beside it or
+    not.
+    """
     return "decode" if step.is_decode else "prefill"
 
 
@@ -47,7 +49,7 @@ def phase_times(step: StepRecord) -> list[tuple[str, float, float]]:
 def trace_events(
     steps: Sequence[StepRecord], memory: Sequence[MemoryReading], start_s: float, shift_us: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Events of all steps, times counted from `start_s` and then moved by `shift_us`."""
+    """Make the events of all steps, times counted from `start_s` and then moved by `shift_us`."""
 
     def at(time_s: float) -> int:
         return round((time_s - start_s) * 1e9)
@@ -80,7 +82,7 @@ def trace_events(
 def merge(
     torch_trace: dict[str, Any], steps: Sequence[StepRecord], memory: Sequence[MemoryReading], start_s: float
 ) -> dict[str, Any]:
-    """Torch's trace with the steps in it, and with a counter of what torch's allocator held."""
+    """Merge the steps into torch's trace, with a counter of what torch's allocator held."""
     events = list(torch_trace.get("traceEvents", []))
     forwards = sorted(one["ts"] for one in events if one.get("name") == FORWARD and one.get("cat") == "user_annotation")
     pairs = zip(forwards, steps, strict=False)
@@ -91,7 +93,7 @@ def merge(
 
 
 def _allocated(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Torch notes each allocation as an instant; as a counter it becomes a curve."""
+    """Make a counter of an allocation, which torch notes as an instant: it becomes a curve."""
     values = event["args"]
     device = "CPU" if values.get("Device Type") == 0 else f"device {values.get('Device Id')}"
     name = f"allocated by torch on {device}, MB"
@@ -100,11 +102,11 @@ def _allocated(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_bytes(document: Mapping[str, Any]) -> bytes:
-    """The file's content. Viewers pass over keys that they do not know."""
+    """Write the file's content. Viewers pass over keys that they do not know."""
     return json.dumps({MARK: __version__, **document}, separators=(",", ":")).encode()
 
 
 def looks_traced(path: Path) -> bool:
-    """Whether it is a file that begins as ours do."""
+    """Tell whether a file begins as ours do."""
     with path.open("rb") as file:
         return file.read(20).startswith(f'{{"{MARK}":'.encode())

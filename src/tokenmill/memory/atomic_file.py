@@ -16,7 +16,7 @@ TEMPORARY = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}")
 
 
 def beside(path: Path) -> Path:
-    """A temporary name in the same directory that no other process uses; renaming stays within one file system."""
+    """Make a temporary name in the same directory that no other process uses; renaming stays within one file system."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
 
 
@@ -29,14 +29,14 @@ def make_folder(folder: Path) -> None:
 
 
 def refuse_other(path: Path) -> None:
-    """OSError for what is no regular file: renaming would put a file in the place of a device."""
+    """Raise OSError for what is no regular file: renaming would put a file in the place of a device."""
     if path.exists() and not path.is_file():
         raise OSError(EINVAL, "it is no regular file", str(path))
 
 
 @contextmanager
 def writing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """A file under a temporary name, synced and renamed at the end: a reader sees the old file or the new one."""
+    """Open a file under a temporary name, synced and renamed at the end: a reader sees the old file or the new one."""
     refuse_other(path)
     temporary = beside(path)
     try:
@@ -51,13 +51,13 @@ def writing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def seal(facts: Mapping[str, Any], version: int) -> str:
-    """JSON of a header, its version, this machine's byte order, and a checksum over all of it."""
+    """Write a header as JSON, with its version, this machine's byte order, and a checksum over all of it."""
     plain = json.loads(json.dumps({**facts, "format": version, "byteorder": sys.byteorder}))  # as it will be read
     return json.dumps({"facts": plain, "checksum": checksum_of(plain)})
 
 
 def unseal(text: str | bytes, version: int) -> dict[str, Any]:
-    """The facts that `seal` was given; ValueError says what is wrong with the text."""
+    """Return the facts that `seal` was given; ValueError says what is wrong with the text."""
     try:
         document = json.loads(text)
         facts: dict[str, Any] = dict(document["facts"])

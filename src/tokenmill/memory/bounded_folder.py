@@ -4,6 +4,7 @@ Only files that a store of this kind has written are counted and deleted: they h
 do. The least recently used go first. Files that a killed process did not finish are deleted later.
 """
 
+import os
 import re
 import time
 import warnings
@@ -16,7 +17,7 @@ from stat import S_ISREG
 from typing import IO, NamedTuple
 
 from tokenmill.errors import TokenmillError
-from tokenmill.memory.atomic_file import TEMPORARY
+from tokenmill.memory.atomic_file import TEMPORARY, beside, seal, unseal
 from tokenmill.memory.file_lock import NO_LOCKS, locked_file
 
 WAIT_S = 0.1  # for another process that writes; then a file is left out, which whoever needs it computes again
@@ -25,7 +26,7 @@ LEFT_S = 3600.0  # nobody writes one file for so long
 
 
 class File(NamedTuple):
-    """used_at: in seconds since 1970."""
+    """A file of the folder. used_at: in seconds since 1970."""
 
     used_at: float
     path: Path
@@ -33,7 +34,8 @@ class File(NamedTuple):
 
 
 class BoundedFolder:
-    """names: of the files, as paths below root. is_own: whether a file of such a name begins as those that are written.
+    """A folder with a limit. names: of the files, as paths below root. is_own: whether a file of such a name begins as
+    the files that are written.
 
     what: the files, for the warning that no more are kept. lock: the name of a file in root. A subclass may know better
     when a file was used, whether its writer is dead, and what goes with it.
@@ -55,15 +57,15 @@ class BoundedFolder:
         self._pattern = "*/*" if in_folders else "*"
 
     def is_named(self, path: Path) -> bool:
-        """Whether a file of this kind may have this path."""
+        """Tell whether a file of this kind may have this path."""
         return self._names.fullmatch(path.relative_to(self.root).as_posix()) is not None
 
     def used_at(self, path: Path, status: stat_result) -> float:
-        """When the file was used last, in seconds since 1970."""
+        """Return when the file was used last, in seconds since 1970."""
         return status.st_mtime
 
     def is_left(self, path: Path, status: stat_result) -> bool:
-        """Whether the process that was writing this temporary file is dead."""
+        """Tell whether the process that was writing this temporary file is dead."""
         return time.time() - status.st_mtime > LEFT_S
 
     def delete(self, path: Path) -> None:
@@ -71,11 +73,11 @@ class BoundedFolder:
         path.unlink(missing_ok=True)
 
     def files(self) -> list[File]:
-        """The files that are complete, the least recently used first."""
+        """List the files that are complete, the least recently used first."""
         return sorted(self._own(is_begun=False), key=lambda file: (file.used_at, file.path.name))
 
     def begun(self) -> list[File]:
-        """The temporary files of those that are being written, or were."""
+        """List the temporary files, which are being written, or were."""
         return list(self._own(is_begun=True))
 
     def remove_leftovers(self) -> None:
@@ -152,7 +154,9 @@ class BoundedFolder:
         return has_room
 
     def _own(self, is_begun: bool) -> Iterator[File]:
-        """The files that a store of this kind has written. is_begun: those with a temporary name, else the others."""
+        """Yield the files that a store of this kind has written. is_begun: files with a temporary name, else the
+        others.
+        """
         for path in self.root.glob(self._pattern):
             temporary = TEMPORARY.fullmatch(path.name)
             final = path.with_name(temporary[1]) if temporary else path
@@ -165,7 +169,7 @@ class BoundedFolder:
 
 
 def _read_count(lock: IO[bytes]) -> int | None:
-    """The number of bytes in the folder, if the lock's file says it."""
+    """Read the number of bytes in the folder, if the lock's file says it."""
     lock.seek(0)
     text = lock.read(20)
     return int(text) if text.isdigit() else None
@@ -176,3 +180,49 @@ def _write_count(lock: IO[bytes] | None, num_bytes: int | None) -> None:
         lock.truncate(0)
         lock.write(b"" if num_bytes is None else b"%d" % num_bytes)
         lock.flush()
+
+
+MARK, FORMAT = ".tokenmill", 1
+
+
+class MarkedFolder(BoundedFolder):
+    """A folder of unfinished work, without limit: a file in it says what it is for, and no other folder is deleted.
+    what: its purpose, as its mark says. names: of the files that belong to it.
+    """
+
+    def __init__(self, root: Path, what: str, names: re.Pattern[str]) -> None:
+        super().__init__(root, what, names, lambda _: self.is_marked())
+
+    def make(self) -> None:
+        """Make the folder with its mark, at once. Leaves alone whatever has that name already; OSError."""
+        if os.path.lexists(self.root):
+            return
+        new = beside(self.root)
+        new.mkdir()
+        try:
+            (new / MARK).write_text(seal({"folder": self._what}, FORMAT), encoding="utf-8")
+            new.rename(self.root)
+        except OSError:
+            (new / MARK).unlink(missing_ok=True)
+            new.rmdir()
+            if not os.path.lexists(self.root):  # otherwise another process was faster
+                raise
+
+    def is_marked(self) -> bool:
+        """Tell whether `make` has made the folder, for the same."""
+        try:
+            return unseal((self.root / MARK).read_bytes(), FORMAT).get("folder") == self._what
+        except (OSError, ValueError):
+            return False
+
+    def remove(self) -> list[str]:
+        """Delete the folder and the files that belong to it, and name what else is in it, with which it stays."""
+        if not self.is_marked():
+            return []
+        for file in [*self.files(), *self.begun()]:
+            file.path.unlink(missing_ok=True)
+        others = sorted(path.name for path in self.root.iterdir() if path.name != MARK)
+        if not others:
+            (self.root / MARK).unlink(missing_ok=True)
+            self.root.rmdir()
+        return others

@@ -1,4 +1,6 @@
-"""How much of a disk the files of one kind may take, where the user has not said it: a share of what is free."""
+"""Limits on how much of a disk the files of one kind may take, where the user has not said it: a share of what is
+free.
+"""
 
 import shutil
 from pathlib import Path
@@ -9,21 +11,23 @@ LEAST_MB = 100  # whatever is free: a full disk is told when a file is written, 
 
 
 class Limit(NamedTuple):
-    """most_mb: whatever is free. share: of the free bytes."""
+    """A default limit. most_mb: whatever is free. share: of the free bytes."""
 
     most_mb: int
     share: float
 
 
 def limit_of(given_mb: int | None, default: Limit, free_bytes: int) -> int:
-    """The limit in bytes: the one that is given, or the default's for so many bytes that are free."""
+    """Return the limit in bytes: the given one, or the default's for this many free bytes."""
     if given_mb is not None:
         return given_mb * MB
     return int(min(default.most_mb * MB, max(LEAST_MB * MB, default.share * free_bytes)))
 
 
 def free_disk(folder: Path) -> int:
-    """The bytes that are free where a folder lies, or will lie once it is made; 0 where the system does not tell."""
+    """Count the bytes that are free where a folder lies, or will lie once it is made; 0 where the system does not
+    tell.
+    """
     try:
         there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         return shutil.disk_usage(there).free

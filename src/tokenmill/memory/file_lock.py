@@ -16,7 +16,8 @@ NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)
 
 @contextmanager
 def locked(file: Path) -> Iterator[bool]:
-    """Whether this process has the lock, for as long as this context lasts; it does not wait for another to let go.
+    """Try for the lock, and say whether this process has it as long as this context lasts; it does not wait for another
+    to let go.
 
     Who has the lock may delete the file. FileNotFoundError where its folder is gone.
     """
@@ -51,7 +52,7 @@ def locked_file(file: Path, wait_s: float = 0.0) -> Iterator[IO[bytes] | None]:
 
 
 def _is_there(file: Path, lock: IO[bytes]) -> bool:
-    """Whether the open file is still the one of that name."""
+    """Tell whether the open file is still the one of that name."""
     try:
         return os.path.samestat(file.stat(), os.fstat(lock.fileno()))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The memory nodes of this machine: processors reach the memory of their own node in less time than that of others."""
+"""The memory nodes of this machine: processors reach the memory of their own node in less time than other memory."""
 
 import os
 from contextlib import suppress
@@ -8,7 +8,7 @@ FOLDER = Path("/sys/devices/system/node")
 
 
 def memory_nodes() -> list[list[int]]:
-    """The processors of each node that this process may use, without the nodes of which it may use none.
+    """List the processors of each node that this process may use; a node without any is left out.
 
     Empty where the system does not say.
     """

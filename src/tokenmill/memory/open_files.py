@@ -1,4 +1,4 @@
-"""The processes that have files open or mapped, as far as /proc tells: none where it does not."""
+"""The processes that have files open or mapped, as far as /proc tells."""
 
 import os
 import re
@@ -6,23 +6,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-PROC = Path("/proc")
 _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \S+ +(/.*)$", re.MULTILINE)
 _SHOWN = 60  # characters of a command
 
 
-def processes_with(files: Iterable[Path], root: Path = PROC) -> dict[int, str]:
-    """The id and the command of each process that uses one of these files, but for this one."""
+def processes_with(files: Iterable[Path]) -> dict[int, str]:
+    """Map the id of each other process that uses one of these files to its command."""
     wanted = {os.path.realpath(file) for file in files}
     found = {}
-    for folder in root.glob("[0-9]*") if wanted else ():
+    for folder in Path("/proc").glob("[0-9]*") if wanted else ():
         if int(folder.name) != os.getpid() and wanted & set(_files_of(folder)):
             found[int(folder.name)] = _command(folder)
     return found
 
 
 def _files_of(folder: Path) -> Iterator[str]:
-    """The paths of what a process has open or mapped; those of other users' processes are not told."""
+    """Yield the paths of what a process has open or mapped; the files of other users' processes are not told."""
     with suppress(OSError):
         yield from _MAPPED.findall((folder / "maps").read_text(encoding="utf-8", errors="replace"))
     with suppress(OSError):

@@ -12,14 +12,14 @@ Vector = Tensor | NDArray[Any] | list[Any]
 
 
 def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor of values, or of lists of values."""
+    """Make a tensor of values, or of lists of values."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 def bits(words_RW: NDArray[np.int32], size: int, device: torch.device) -> Tensor:
-    """The first `size` bits of each row of words, lowest first, as a bool tensor on a device."""
+    """Expand the first `size` bits of each row of words, lowest first, to a bool tensor on a device."""
     if device.type != "cuda":
         bits_RV = np.unpackbits(words_RW.view(np.uint8), axis=-1, count=size, bitorder="little")
         return torch.from_numpy(bits_RV.view(np.bool_)).to(device)
@@ -28,7 +28,7 @@ def bits(words_RW: NDArray[np.int32], size: int, device: torch.device) -> Tensor
 
 
 def expanded(words_RW: Tensor, size: int) -> Tensor:
-    """The first `size` bits of each row of words of 32 bits, lowest first, as a bool tensor."""
+    """Expand the first `size` bits of each row of words of 32 bits, lowest first, to a bool tensor."""
     places = torch.arange(32, dtype=torch.int32, device=words_RW.device)
     return ((words_RW[:, :, None] >> places) & 1).bool().flatten(1)[:, :size]
 
@@ -47,7 +47,7 @@ class HostCopy:
             self._arrived.record(torch.cuda.current_stream(together.device))
 
     def lists(self) -> list[list[Any]]:
-        """Their values; on CUDA all are float64, which represents every float32 and every token id exactly."""
+        """Return the values; on CUDA all are float64, which represents every float32 and every token id exactly."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return [each if isinstance(each, list) else each.tolist() for each in self._vectors]

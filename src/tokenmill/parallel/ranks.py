@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from tokenmill.errors import RankLost
-from tokenmill.memory.shared_memory import SharedMemory
+from tokenmill.memory.arena import SharedMemory
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.parallel.environment import environment
 from tokenmill.process import forget_in_child

@@ -1,4 +1,4 @@
-"""What makes receipts of one engine: the facts of its model and of its program, and those of each text.
+"""The maker of the receipts of one engine: the facts of its model and of its program, and the facts of each text.
 
 A text's facts are noted when it ends, at the cost of its prompt in four bytes a token. The files of the model are read
 for their digests when the first receipt is asked for.
@@ -25,7 +25,7 @@ from tokenmill.version import __version__
 
 
 class ReceiptMaker:
-    """Of one loaded model. engine: the settings and the build on which its texts depend."""
+    """The maker of receipts of one loaded model. engine: the settings and the build on which its texts depend."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         config, header = loaded.config, loaded.compatibility
@@ -61,14 +61,16 @@ class ReceiptMaker:
 
 
 def template_digest(tokenizer: Tokenizer | None) -> str | None:
-    """The sha256 of a chat template, which says how a model thinks, too; None without one."""
+    """Compute the sha256 of a chat template, which says how a model thinks, too; None without one."""
     template = None if tokenizer is None else tokenizer.chat_template
     return None if template is None else sha256(template.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextOrigin:
-    """What a text was computed from and with, for its receipt. reason: why there can be none. session: see Receipt."""
+    """What a text was computed from and with, for its receipt. reason: against a receipt, or None. session: see
+    Receipt.
+    """
 
     maker: ReceiptMaker
     params: SamplingParams
@@ -86,7 +88,7 @@ class TextOrigin:
         return type(None), ()
 
     def receipt(self, text: str, tokens: List[int], finish_reason: str, stop_reason: int | str | None) -> Receipt:
-        """The receipt. ReceiptError where there can be none."""
+        """Make the receipt. ReceiptError where there can be none."""
         if self.reason is not None:
             raise ReceiptError(self.reason)
         seed = self.seed if self.params.temperature else None
@@ -101,7 +103,7 @@ CONVERTED = (
 
 
 def ends_of(params: SamplingParams) -> dict[str, Any]:
-    """The settings of an earlier part of a text on which a later part depends: what of it is held back at its end."""
+    """Return the settings of an earlier part of a text on which a later part depends: what is held back at its end."""
     facts = sampling_facts(params)
     return {name: facts[name] for name in ("stop", "stop_token_ids", "ignore_eos") if name in facts}
 

@@ -12,7 +12,7 @@ from typing import Any
 from tokenmill.errors import ConfigError, ReceiptError
 from tokenmill.receipts.receipt import FORMAT, WITHOUT, Receipt, hash_of
 from tokenmill.settings.sampling_params import SamplingParams
-from tokenmill.value_reader import ValueReader, brief
+from tokenmill.value_reader import ValueReader, brief, refuse_constant, without_doubles
 
 MAX_SIZE = 64_000_000
 """Characters of one receipt, far above what the longest context makes of it."""
@@ -33,7 +33,7 @@ def parsed(text: str | bytes, where: str) -> Any:
     if len(text) > MAX_SIZE:
         raise ReceiptError(f"{where} has {len(text):,} characters: a receipt has at most {MAX_SIZE:,}")
     try:
-        return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse, parse_float=_finite)
+        return json.loads(text, object_pairs_hook=without_doubles, parse_constant=refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise ReceiptError(f"{where} is cut or damaged: no JSON ({error or type(error).__name__})") from None
 
@@ -128,9 +128,9 @@ def _session(reader: ValueReader, num_prompt: int) -> dict[str, Any] | None:
     return {**places, "before": before}
 
 
-def sampling_of(facts: Mapping[str, Any], where: str = "sampling") -> SamplingParams:
+def sampling_of(facts: Mapping[str, Any]) -> SamplingParams:
     """Read the settings that `sampling_facts` wrote."""
-    return _sampling(ValueReader(facts, where, ReceiptError, is_ours=True))
+    return _sampling(ValueReader(facts, "sampling", ReceiptError, is_ours=True))
 
 
 def _sampling(reader: ValueReader) -> SamplingParams:
@@ -151,19 +151,6 @@ def _ids(reader: ValueReader, key: str) -> tuple[int, ...]:
     if not isinstance(value := reader.take(key), list):
         raise reader.refuse(key, value, "a list of token ids")
     return reader.token_ids(key)
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {brief(twice)} stands twice in one object")
-    return found
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _finite(number: str) -> float:

@@ -24,7 +24,7 @@ class Receipt:
     tokenmill: the version. model: its name, and the sha256 of each of its files and of its chat template. engine: the
     settings and the build on which texts depend. sampling: with the seed of this text and its own limit of new tokens.
     prompt, tokens: token ids. session: of a text that was continued, where the answer began, and what held before.
-    is_changed: it was read with a hash that is not that of what it says.
+    is_changed: whether it was read with a hash that does not fit what it says.
     """
 
     tokenmill: str
@@ -79,8 +79,8 @@ class Receipt:
 
 
 def hash_of(facts: Mapping[str, Any]) -> str:
-    """See Receipt.hash. The canonical form is JSON in ASCII with sorted keys and no spaces, in which 1.0 is written 1,
-    since programs that hand a receipt on may write it so.
+    """Compute Receipt.hash. The canonical form is JSON in ASCII with sorted keys and no spaces, in which 1.0 is written
+    1, since programs that hand a receipt on may write it so.
     """
     given = _canonical({name: value for name, value in facts.items() if name != "hash"})
     return sha256(json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
@@ -100,7 +100,7 @@ _DEFAULTS = SamplingParams()
 
 
 def sampling_facts(params: SamplingParams) -> dict[str, Any]:
-    """Settings as JSON has them: those that are not the default, and always the seed and the limit of new tokens.
+    """Write settings as JSON has them: all that are not the default, and always the seed and the limit of new tokens.
 
     Where the likeliest token is taken there is no seed.
     """
@@ -111,7 +111,7 @@ def sampling_facts(params: SamplingParams) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a setting as JSON has it, where minus infinity is a text."""
+    """Write a value of a setting as JSON has it, where minus infinity is a text."""
     if isinstance(value, Mapping):
         return {str(key): "-inf" if each == float("-inf") else each for key, each in value.items()}
     return list(value) if isinstance(value, tuple) else value

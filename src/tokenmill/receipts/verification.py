@@ -6,13 +6,13 @@ from typing import Any
 
 VERDICTS = {
     "verified": "everything is as the receipt says, and each token is the one that the engine chooses",
-    "consistent": "nothing was found wrong, but another build or other settings than those of the receipt were there, "
+    "consistent": "nothing was found wrong, but another build or other settings than the receipt's were there, "
     "or the text that an answer shows was not compared",
     "refused": "something cannot be as the receipt says",
     "unchecked": "the tokens were not checked",
     "unreadable": "it is no receipt, or one of a newer format",
 }
-"""What may come out, and what it means."""
+"""The possible verdicts, and what they mean."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verification:
-    """What came of checking a receipt. verdict: one of VERDICTS. findings: what is wrong; none of a verified one.
+    """The outcome of checking a receipt. verdict: one of VERDICTS. findings: what is wrong; a verified receipt has
+    none.
 
     notes: what was otherwise here than where the receipt was made, and what that means.
     """
@@ -43,7 +44,7 @@ class Verification:
 
     @property
     def is_verified(self) -> bool:
-        """Whether everything was checked and is as the receipt says."""
+        """True if everything was checked and is as the receipt says."""
         return self.verdict == "verified"
 
     @property
@@ -58,7 +59,7 @@ def refused(findings: Iterable[Finding], notes: Iterable[str] = (), num_tokens: 
 
 
 def with_shown(found: Verification, finding: Finding | None, note: str | None) -> Verification:
-    """The outcome where an answer shows a text, too: another one than the receipt's, or one that was not compared."""
+    """Add what an answer shows to the outcome: another text than the receipt's, or a text that was not compared."""
     notes = found.notes if note is None else (*found.notes, note)
     if finding is not None:
         return refused([*found.findings, finding], notes, found.num_tokens)

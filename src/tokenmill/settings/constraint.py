@@ -3,10 +3,11 @@
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.errors import ConfigError
+from tokenmill.value_reader import refuse_constant, without_doubles
 
 CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
 MAX_CONSTRAINT = 512 * 1024
@@ -15,21 +16,20 @@ _SHOWN = 100  # characters of a value in a message
 
 
 def shortened(text: str | tuple[str, ...]) -> str:
-    """The beginning of a text, or of several, for messages."""
+    """Cut a text, or several, for messages."""
     text = text if isinstance(text, str) else ", ".join(text)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
 
 
 def check_one(given: Mapping[str, Any]) -> None:
-    """ConfigError for two constraints at once, and for one that is too long or no text in UTF-8."""
+    """Raise ConfigError for two constraints at once, and for a constraint that is too long or no text in UTF-8."""
     for name, value in given.items():
         texts = (value,) if isinstance(value, str) else value
         try:
             size = sum(len(text.encode()) for text in texts)
         except UnicodeEncodeError:
-            raise ConfigError(
-                name, shortened(repr(value)), "text in UTF-8; it holds half of a surrogate pair"
-            ) from None
+            allowed = "text in UTF-8; it holds half of a surrogate pair"
+            raise ConfigError(name, shortened(repr(value)), allowed) from None
         if size > MAX_CONSTRAINT:
             raise ConfigError(name, f"{size:,} bytes", f"at most {MAX_CONSTRAINT:,} bytes")
     if len(given) > 1:
@@ -38,14 +38,14 @@ def check_one(given: Mapping[str, Any]) -> None:
 
 
 def check_texts(given: Mapping[str, Any]) -> None:
-    """ConfigError for a path: it would be taken for the text that it spells."""
+    """Raise ConfigError for a path: it would be taken for the text that it spells."""
     for name, value in given.items():
         if isinstance(value, os.PathLike):
             raise ConfigError(name, str(value), "the text itself, not the path of a file with it")
 
 
 def schema_text(name: str, value: Any) -> str:
-    """A JSON schema as JSON text, without spaces and in its own order.
+    """Write a JSON schema as JSON text, without spaces and in its own order.
 
     It may be a text, a mapping, true, a pydantic model or its TypeAdapter, a dataclass, a TypedDict or another type
     that pydantic knows.
@@ -67,31 +67,18 @@ def schema_text(name: str, value: Any) -> str:
 
 
 def parsed_json(name: str, text: str) -> Any:
-    """The value of a JSON text. A key that is twice in an object is refused: one of its values would not count."""
+    """Parse a JSON text. A key that is twice in an object is refused: one of its values would not count."""
     size = len(text)
     if size > MAX_CONSTRAINT:
         raise ConfigError(name, f"{size:,} characters", f"at most {MAX_CONSTRAINT:,} bytes")
     try:
-        return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse)
+        return json.loads(text, object_pairs_hook=without_doubles, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ConfigError(name, shortened(text), f"JSON ({error})") from None
 
 
-def _without_doubles(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {shortened(key)!r} stands twice in one object")
-        found[key] = value
-    return found
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON")
-
-
 def _of_type(name: str, value: Any) -> Any:
-    """The schema of a class, or of what has a method that tells it."""
+    """Make the schema of a class, or of an object that has a method that tells it."""
     for method in ("model_json_schema", "json_schema"):
         if callable(tell := getattr(value, method, None)):
             return tell()

@@ -155,7 +155,7 @@ class EngineConfig:
 
     @property
     def speculates(self) -> bool:
-        """Whether a proposer, or something for one to draft from, was asked for."""
+        """True if a proposer, or something for one to draft from, was asked for."""
         return self.speculate not in ("auto", "off") or self.draft_model is not None or self.suffix_dir is not None
 
     @property

@@ -29,12 +29,12 @@ class Shown(NamedTuple):
 class Setting:
     """The facts that are told of one setting.
 
-    help: a line; {names} stands for those of `names`, the table of allowed values in the registry. limits: keywords of
-    the check: minimum, maximum, exclusive; choices. aliases: other keywords in Python. short, metavar: on the command
-    line; options: what other programs call the option. in_chat: `/set` takes it. http: the field of a request body, ""
-    for one of the same name, None for none; http_aliases: other names of it. page: its field on the server's page, if
-    it has one. model_files: its key in general.sampling of a GGUF file, if a model's files may recommend it. stage: a
-    "draw" setting says nothing where the likeliest token is taken, a "penalty" depends on earlier tokens.
+    help: a line; {names} stands for the names of `names`, the table of allowed values in the registry. limits: keywords
+    of the check: minimum, maximum, exclusive; choices. aliases: other keywords in Python. short, metavar: on the
+    command line; options: what other programs call the option. in_chat: `/set` takes it. http: the field of a request
+    body, "" for the same name, None for no field; http_aliases: other names of it. page: its field on the server's
+    page, if it has one. model_files: its key in general.sampling of a GGUF file, if a model's files may recommend it.
+    stage: a "draw" setting says nothing where the likeliest token is taken, a "penalty" depends on earlier tokens.
     """
 
     help: str = ""
@@ -57,7 +57,7 @@ _LIMITS = ("minimum", "maximum", "exclusive", "choices")
 
 
 def setting(default: Any, help: str, **more: Any) -> Any:
-    """A field with its Setting. more: limits, and fields of Setting."""
+    """Declare a field with its Setting. more: limits, and fields of Setting."""
     help = help.replace("{names}", either(["auto", *(more.get("names") or ())]))
     limits = {name: more.pop(name) for name in _LIMITS if name in more}
     start = {"default_factory": default} if callable(default) else {"default": default}
@@ -65,18 +65,18 @@ def setting(default: Any, help: str, **more: Any) -> Any:
 
 
 def setting_of(entry: Field[Any]) -> Setting:
-    """The Setting of a field; an empty one for a field that is no setting."""
+    """Return the Setting of a field; an empty one for a field that is no setting."""
     found: Setting = entry.metadata.get("setting", Setting())
     return found
 
 
 def settings_of(kind: type[Any]) -> dict[str, Setting]:
-    """The Setting of each field by its name, in the order of the fields."""
+    """Return the Setting of each field by its name, in the order of the fields."""
     return {entry.name: setting_of(entry) for entry in fields(kind)}
 
 
 def aliases_of(kind: type[Any]) -> dict[str, str]:
-    """Other keyword → setting."""
+    """Map other keywords to settings."""
     return {alias: name for name, told in settings_of(kind).items() for alias in told.aliases}
 
 
@@ -93,7 +93,7 @@ def check_fields(settings: Any) -> None:
 
 
 def by_any_name(kind: type[Settings]) -> type[Settings]:
-    """Take aliases as keywords too. An unknown one is an error that names the nearest and lists the valid ones."""
+    """Take aliases as keywords too. An unknown keyword is an error that names the nearest and lists the valid ones."""
     names, make = list(settings_of(kind)), kind.__init__
     aliases = aliases_of(kind)
 

@@ -1,8 +1,8 @@
 """The sampling settings of a request that names none: what is recommended for its model, and what its protocol has.
 
-A request's own values go first, then the recommendation, then the protocol's defaults, then those of SamplingParams.
-This is the only place that decides it. The library and the shell have no defaults of a protocol: where nothing is
-recommended, they take the likeliest token.
+A request's own values go first, then the recommendation, then the protocol's defaults, then the defaults of
+SamplingParams. This is the only place that decides it. The library and the shell have no defaults of a protocol: where
+nothing is recommended, they take the likeliest token.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,9 @@ RECOMMENDABLE = {name: told for name, told in settings_of(SamplingParams).items(
 
 
 class Recommended(dict[str, Any]):
-    """Settings by the names of SamplingParams. origin: what they were read in; "" where nothing is recommended."""
+    """Settings by the names of SamplingParams. origin: the place where they were read; "" where nothing is
+    recommended.
+    """
 
     def __init__(self, settings: Mapping[str, Any] = {}, origin: str = "") -> None:
         super().__init__(settings)
@@ -39,7 +41,7 @@ class InForce(NamedTuple):
 
 
 def default_settings(recommended: Mapping[str, Any], protocol: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a request that names none, those that have SamplingParams' defaults left out."""
+    """Return the settings of a request that names none, without settings that have SamplingParams' defaults."""
     return {**protocol, **recommended}
 
 

@@ -117,18 +117,20 @@ class SamplingParams:
 
     @cached_property
     def looks_back(self) -> bool:
-        """Whether a choice, or what is reported of it, needs the values of the tokens before it on the host."""
+        """True if a choice, or what is reported of it, needs the values of the tokens before it on the host."""
         penalties = (self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty)
         return self.logprobs is not None or bool(self.bad_words) or any(penalties)
 
     def is_constrained_as(self, other: "SamplingParams") -> bool:
-        """Whether the same constraint, or none, holds for a text with these settings and for one with others."""
+        """Tell whether the same constraint, or none, holds for a text with these settings and for a text with
+        others.
+        """
         names = (*CONSTRAINTS, "additional_properties", "thinking_budget")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     @cached_property
     def changes_logits(self) -> bool:
-        """Whether a setting that does not look back may make another token than the model's likeliest the largest."""
+        """True if a setting that does not look back may make another token than the model's likeliest the largest."""
         return bool(self.logit_bias) or self.allowed_token_ids is not None
 
 
@@ -171,7 +173,9 @@ class SamplingKeywords(TypedDict, total=False):
 
 
 def params_over(start: Mapping[str, Any], settings: Mapping[str, Any]) -> SamplingParams:
-    """Make the params of `settings`, by any of their names, over those of `start`; one constraint replaces another."""
+    """Make the params of `settings`, by any of their names, over the settings of `start`; one constraint replaces
+    another.
+    """
     named = {ALIASES.get(name, name) for name in settings}
     if any(settings.get(name) is not None for name in CONSTRAINTS):
         named.update(CONSTRAINTS)

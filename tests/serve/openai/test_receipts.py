@@ -6,8 +6,7 @@ import pytest
 
 from tests.serve.conftest import MODEL, SETTINGS
 from tokenmill import load
-from tokenmill.receipts.answer import compare
-from tokenmill.receipts.file import read_receipts
+from tokenmill.receipts.file import compare, read_receipts
 from tokenmill.receipts.read import checked_receipt
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"

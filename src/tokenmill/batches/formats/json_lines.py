@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isinf
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import BinaryIO
 
 from tokenmill.batches.formats.table_format import TableFormat, Write
 from tokenmill.batches.row import Columns, Json, TableRow, dumps_cell
+from tokenmill.value_reader import refuse_constant
 
 MARK = b"\xef\xbb\xbf"
 
@@ -36,7 +37,7 @@ class JSONLines(TableFormat):
 
 def _row(number: int, line: int, content: bytes) -> TableRow:
     try:
-        row = TableRow(number, line, _loads(content))
+        row = TableRow(number, line, json.loads(content, parse_constant=refuse_constant, parse_float=_finite))
         if isinstance(row.values, dict):
             _ = row.digest  # which has none with lone surrogates, and no answer could repeat these
             return row
@@ -51,15 +52,7 @@ def _why(error: Exception) -> str:
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _loads(content: bytes) -> Any:
-    return json.loads(content, parse_constant=_refuse_constant, parse_float=_finite)
-
-
 def _finite(text: str) -> float:
     if isinf(value := float(text)):
         raise ValueError(f"{text[:20]} is too large a number")
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")

@@ -1,19 +1,23 @@
-"""An engine as lm-evaluation-harness sees a model: log-probabilities, windows, texts.
+"""An engine as lm-evaluation-harness sees a model: log-probabilities, windows, texts; a task's `generation_kwargs` as
+sampling settings, with a seed for each request.
 
-Token ids, windows, truncation and stop texts are those of the harness' own model "hf", so that the figures are the same
-for the same weights. What differs is how they are computed: contexts that requests share once, many requests in flight.
+Token ids, windows, truncation and stop texts are the same as in the harness' own model "hf", so that the figures are
+the same for the same weights. What differs is how they are computed: contexts that requests share once, many requests
+in flight.
 """
 
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.models.utils import postprocess_generated_text
+from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
@@ -25,9 +29,10 @@ from tokenmill.errors import ConfigError, RequestError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress
 from tokenmill.loader.fit import fit_for_many
-from tokenmill.measure.harness.generation import GenerationSettings, read_settings
 from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.field import settings_of
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.literal import chat_text
 from tokenmill.weights.checkpoint import open_checkpoint
 
@@ -36,9 +41,58 @@ SEED = 1234  # the harness' own default of most seeds
 Requests = list[tuple[tuple[str, str] | None, list[int], list[int]]]
 
 
+MAX_NEW_TOKENS = 256  # the harness' own default
+SAMPLING = {name: told.stage for name, told in settings_of(SamplingParams).items() if told.stage}
+WITHOUT_EFFECT: Mapping[str, Any] = {
+    "num_beams": 1,
+    "use_cache": True,
+    "num_return_sequences": 1,
+    "early_stopping": False,
+}
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """The `generation_kwargs` of a task as sampling settings. stop: texts that end a text. sampling: more fields of
+    SamplingParams. seed: the task's own, if it has one.
+    """
+
+    stop: tuple[str, ...]
+    max_new_tokens: int
+    sampling: Mapping[str, Any]
+    seed: int | None
+
+    def params(self, seed: int, context: str, repetition: int) -> SamplingParams:
+        """Make the settings of one request. Its seed follows from its own text alone, whatever other requests there
+        are.
+        """
+        start = seed if self.seed is None else self.seed
+        digest = sha256(f"{start}:{repetition}:{context}".encode("utf-8", "surrogatepass")).digest()
+        own = int.from_bytes(digest[:8], "big") >> 1
+        return SamplingParams(max_new_tokens=self.max_new_tokens, stop=self.stop, seed=own, **self.sampling)
+
+
+def read_settings(given: Mapping[str, Any]) -> GenerationSettings:
+    """Read a task's settings. ConfigError for a setting that the engine does not have: nothing that a task asks for is
+    left out silently.
+    """
+    wanted = dict(normalize_gen_kwargs(dict(given), MAX_NEW_TOKENS))
+    stops = tuple(dict.fromkeys(text for text in wanted.pop("until") if text))
+    max_new_tokens, seed = wanted.pop("max_gen_toks"), wanted.pop("seed", None)
+    is_sampled = wanted.pop("do_sample", False)
+    sampling = {name: wanted.pop(name) for name in SAMPLING if name in wanted}
+    for name, value in wanted.items():
+        if name not in WITHOUT_EFFECT or WITHOUT_EFFECT[name] != value:
+            allowed = f"until, max_gen_toks, do_sample, seed, {', '.join(SAMPLING)}"
+            raise ConfigError(f"generation_kwargs: {name}", value, f"there are {allowed}")
+    if not is_sampled:
+        sampling = {name: value for name, value in sampling.items() if SAMPLING[name] != "draw"} | {"temperature": 0.0}
+    return GenerationSettings(stops, max_new_tokens, sampling, seed)
+
+
 @register_model("tokenmill")
 class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types that mypy could read
-    """pretrained: the name of a model, or an engine that is loaded already.
+    """A model for the harness. pretrained: the name of a model, or an engine that is loaded already.
 
     batch_size: sequences in flight; "auto" is by memory and processors. seed: where a task samples; each request has a
     seed of its own, made of this, its context and its repetition. prefix_token_id: what stands before a text that has
@@ -60,11 +114,9 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
         **settings: Any,
     ) -> None:
         super().__init__()
-        self.engine = (
-            pretrained
-            if isinstance(pretrained, Engine)
-            else _load(pretrained, batch_size, max_batch_size, {**settings, "device": _there(device)})
-        )
+        if not isinstance(pretrained, Engine):
+            pretrained = _load(pretrained, batch_size, max_batch_size, {**settings, "device": _there(device)})
+        self.engine = pretrained
         if (tokenizer := self.engine.tokenizer) is None:
             raise RequestError(f"{self.engine.config.model} has no tokenizer, which tasks need: their data is text")
         self.tokenizer = tokenizer
@@ -101,7 +153,7 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
         return self.engine.config.model.replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Token ids. By default with special tokens, unless the text begins with the prefix token as a text."""
+        """Encode a text, by default with special tokens, unless it begins with the prefix token as a text."""
         if add_special_tokens is None:
             add_special_tokens = not self._has_prefix(string) and self._add_bos is not False
         return self.tokenizer.encode(string, add_special_tokens)
@@ -113,7 +165,7 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
         return bool(text) and string.startswith(text)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The text of a conversation by the model's chat template; an open last message if no answer is to begin."""
+        """Write a conversation by the model's chat template, with an open last message if no answer is to begin."""
 
         def rendered(messages: list[dict[str, str]]) -> str:
             how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
@@ -131,7 +183,7 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
     # ---- log-probabilities
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation after its context, and whether greedy sampling says it."""
+        """Compute the log-probability of each continuation after its context, and whether greedy sampling says it."""
         self._progress.stage(f"scoring {len(requests):,} continuations")
         found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
         return found
@@ -147,7 +199,7 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
         return [answers[number] for number in range(len(pairs))]
 
     def _fitted(self, request: tuple[tuple[str, str] | None, list[int], list[int]]) -> tuple[list[int], list[int]]:
-        """Context and continuation, cut from the left to what can be fed: all tokens but the last."""
+        """Cut context and continuation from the left to what can be fed: all tokens but the last."""
         key, context, continuation = request
         what = "a window" if key is None else repr(key[1])[:80]
         if not continuation:
@@ -163,7 +215,9 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
         return context[max(over, 0) :], continuation
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Log-probability of each text. Longer ones are read in windows of max_length that do not overlap."""
+        """Compute the log-probability of each text. Longer texts are read in windows of max_length that do not
+        overlap.
+        """
         self._progress.stage(f"reading {len(requests):,} texts")
         windows: Requests = []
         owners: list[int] = []
@@ -190,16 +244,15 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
     # ---- texts
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """The continuation of each context, up to a stop text."""
+        """Continue each context, up to a stop text."""
         self._progress.stage(f"continuing {len(requests):,} texts")
         wanted = [read_settings(request.args[1]) for request in requests]
         core, times, queue = self.engine.core, Counter[str](), []
         for request, settings in zip(requests, wanted, strict=True):
             context = request.args[0]
             key = repr(request.args)  # a task may ask for several continuations of one context
-            queue.append(
-                core.request(self._context(context, settings), settings.params(self._seed, context, times[key]))
-            )
+            params = settings.params(self._seed, context, times[key])
+            queue.append(core.request(self._context(context, settings), params))
             times[key] += 1
         ends = [self.tokenizer.decode([number], skip_special=False) for number in self.tokenizer.eos_token_ids[:1]]
         texts: dict[int, str] = {}
@@ -214,7 +267,7 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
         return [texts[number] for number in range(len(requests))]
 
     def _context(self, text: str, settings: GenerationSettings) -> list[int]:
-        """The tokens of a context, cut from the left so that what is asked for fits after it."""
+        """Encode a context, cut from the left so that what is asked for fits after it."""
         most, tokens = self.max_length - settings.max_new_tokens, self.tok_encode(text) or [self.prefix_token_id]
         if most < 1:
             raise RequestError(
@@ -235,14 +288,14 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
     # ---- what it is
 
     def get_model_info(self) -> dict[str, Any]:
-        """The facts that the harness adds to the `config` of its results."""
+        """Return the facts that the harness adds to the `config` of its results."""
         engine = self.engine
         named = {"program": engine.program_name, "dtype": engine.config.dtype, "scheme": engine.config.scheme}
         return {**named, "max_length": self.max_length, "fingerprint": dict(engine.fingerprint)}
 
 
 def _there(device: str) -> str:
-    """The device. The harness says cuda unless it is told otherwise, so without CUDA that is auto."""
+    """Find the device. The harness says cuda unless it is told otherwise, so without CUDA that is auto."""
     if not device.startswith("cuda") or torch.cuda.is_available():
         return device
     log.warning("device %s: this machine has no CUDA device, so it is auto", device)
@@ -250,7 +303,7 @@ def _there(device: str) -> str:
 
 
 def _load(name: str, batch_size: int | str, max_batch_size: int | None, settings: Mapping[str, Any]) -> Engine:
-    """An engine with room for many sequences."""
+    """Load an engine with room for many sequences."""
     config = EngineConfig(model=name, **settings)
     if str(batch_size).startswith("auto"):
         number = settings.get("max_sequences", max_batch_size)

@@ -46,7 +46,7 @@ class TaskSettings:
 
 
 def find_tasks(names: Iterable[str], include_path: Path | None = None) -> list[Any]:
-    """The tasks and groups of tasks by their names, `*` for any letters, or by their YAML files, with their data."""
+    """Find tasks and groups of tasks by their names, `*` for any letters, or by their YAML files, with their data."""
     wanted = [name for each in names for name in each.split(",") if name]
     if not wanted:
         raise ConfigError("TASK", "", "the name of at least one task; `lm_eval ls tasks` lists those of the harness")
@@ -63,7 +63,7 @@ def find_tasks(names: Iterable[str], include_path: Path | None = None) -> list[A
 
 
 def evaluate(model: LM, tasks: Sequence[Any], settings: TaskSettings) -> dict[str, Any]:
-    """The result of the harness' `evaluate`.
+    """Evaluate tasks as the harness' `evaluate` does.
 
     The harness' simple_evaluate adds what `pip list` and the compiler say, which takes longer than many an evaluation;
     otherwise this does the same.
@@ -87,7 +87,7 @@ def evaluate(model: LM, tasks: Sequence[Any], settings: TaskSettings) -> dict[st
 
 @contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    """Inside, random numbers of the process begin as the harness has them begin; afterwards they go on as before."""
+    """Begin the random numbers of the process inside as the harness does; afterwards they go on as before."""
     first, other = (FIRST_SEED, SEED) if seed is None else (seed, seed)
     before = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng(devices=()):
@@ -102,7 +102,7 @@ def _seeded(seed: int | None) -> Iterator[None]:
 
 
 def _configure(task: Any, settings: TaskSettings) -> None:
-    """The number of examples and their seed. A task whose number is 0 wants none."""
+    """Set the number of examples and their seed. A task whose number is 0 wants no example."""
     number = task.get_config("num_fewshot")
     if number is None or (number and settings.num_fewshot is not None):
         task.set_config(key="num_fewshot", value=settings.num_fewshot or 0)
@@ -110,7 +110,9 @@ def _configure(task: Any, settings: TaskSettings) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """ConfigError for a folder that is not there, or in which a YAML file is broken: the harness would pass it over."""
+    """Raise ConfigError for a folder that is not there, or in which a YAML file is broken: the harness would pass it
+    over.
+    """
     if not folder.is_dir():
         raise ConfigError("include_path", str(folder), "a folder with the YAML files of tasks")
     for file in sorted(folder.rglob("*.yaml")):
@@ -126,8 +128,9 @@ def _check_yaml(file: Path) -> None:
 
 
 def _manager(wanted: Sequence[str], include_path: Path | None) -> Any:
-    """The manager that knows the tasks: of the folder alone where that has all of them, as the harness' own take
-    seconds."""
+    """Make the manager that knows the tasks: of the folder alone where that has all of them, as the harness' own take
+    seconds.
+    """
     folder = None if include_path is None else str(include_path)
     own = TaskManager(include_path=folder, include_defaults=False)
     if all(_is_file(name) or own.match_tasks([name]) for name in wanted):
@@ -140,7 +143,7 @@ def _is_file(name: str) -> bool:
 
 
 def _matching(manager: Any, name: str, include_path: Path | None) -> list[str]:
-    """The names that are meant, or the YAML file."""
+    """Return the names that are meant, or the YAML file."""
     if _is_file(name):
         _check_yaml(Path(name))
         return [name]
@@ -149,9 +152,8 @@ def _matching(manager: Any, name: str, include_path: Path | None) -> list[str]:
     near = get_close_matches(name, manager.all_tasks, n=3) or [one for one in manager.all_tasks if name in one][:3]
     hint = f"; near it are {', '.join(near)}" if near else ""
     folder = f", nor in {include_path}" if include_path is not None else ""
-    raise ConfigError(
-        "TASK", name, f"no task of that name is in the harness{folder}{hint}; `lm_eval ls tasks` lists all"
-    )
+    allowed = f"no task of that name is in the harness{folder}{hint}; `lm_eval ls tasks` lists all"
+    raise ConfigError("TASK", name, allowed)
 
 
 def _load(manager: Any, name: str) -> list[Any]:
@@ -169,13 +171,10 @@ def _load(manager: Any, name: str) -> list[Any]:
 
 
 def _is_about_data(error: BaseException | None) -> bool:
-    """Whether a file or an address could not be read, directly or as the cause of what was raised."""
+    """Tell whether a file or an address could not be read, directly or as the cause of what was raised."""
     while error is not None:
-        if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in (
-            "datasets",
-            "httpx",
-            "huggingface_hub",
-        ):
+        package = type(error).__module__.partition(".")[0]
+        if isinstance(error, OSError) or package in ("datasets", "httpx", "huggingface_hub"):
             return True
         error = error.__cause__ or error.__context__
     return False
