@@ -12,7 +12,7 @@ from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.model.description import describe
 from tokenmill.parallel.collectives import Group
-from tokenmill.parallel.rows import cache_of_rank
+from tokenmill.parallel.division import cache_of_rank
 from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts
 from tokenmill.program.parts import Opened

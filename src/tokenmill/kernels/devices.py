@@ -1,7 +1,7 @@
-"""Devices that torch can compute on here: their free memory, and what oneDNN multiplies.
+"""Devices that torch can compute on here: their free memory, and the dtypes that oneDNN multiplies.
 
 torch takes seconds to import. It is imported here in the functions that must ask it, so that a question which can be
-answered without it, such as what a model costs on a CPU, does not wait for it. A device is given by its name.
+answered without it, such as the memory of a model on a CPU, does not wait for it. A device is given by its name.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ CUDA_DRIVER, ROCM_DRIVER = "libcuda.so.1", Path("/dev/kfd")
 
 
 def kind_of(device: str) -> str:
-    """The name without a number: "cuda" for "cuda:1"."""
+    """Return a device's name without a number: "cuda" for "cuda:1"."""
     return device.partition(":")[0]
 
 
 def find_device(name: str) -> str:
-    """A device that can hold a tensor; ConfigError with the ones that can on this machine."""
+    """Find a device that can hold a tensor; ConfigError with the devices of this machine that can."""
     if name == "cpu" or (name == "auto" and not _may_have_gpu()):
         return "cpu"
     import torch
@@ -43,7 +43,7 @@ def find_device(name: str) -> str:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that is free there: of the machine, or of a GPU."""
+    """Ask for the memory that is free there: of the machine, or of a GPU."""
     if kind_of(device) != "cuda":
         return available_bytes()
     import torch
@@ -52,7 +52,7 @@ def free_bytes(device: str) -> int:
 
 
 def why_no_onednn(dtype: str) -> str | None:
-    """The reason why torch's oneDNN multiplies no matrices of this dtype on this processor, or None."""
+    """Say why torch's oneDNN multiplies no matrices of this dtype on this processor; None where it does."""
     import torch
 
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -63,7 +63,9 @@ def why_no_onednn(dtype: str) -> str | None:
 
 
 def _may_have_gpu() -> bool:
-    """False where torch can find no GPU, because it was built without or the driver is missing. Else torch must say."""
+    """Tell that torch can find no GPU, since it was built without or the driver is missing; otherwise torch must
+    say.
+    """
     if sys.modules.get("torch") is not None or sys.platform != "linux":
         return True
     built = _build_of_torch()
@@ -79,7 +81,7 @@ def _may_have_gpu() -> bool:
 
 
 def _build_of_torch() -> dict[str, object]:
-    """The names in torch's version.py, which say what it was built for; torch is not imported. Empty if unknown."""
+    """Read the names in torch's version.py, which tell its backends, without torch. Empty if unknown."""
     files = (Path(entry, "torch", "version.py") for entry in sys.path)
     file = next((file for file in files if file.is_file()), None)
     return {} if file is None else run_path(str(file))

@@ -19,7 +19,7 @@ X86 = ("amx", "avx512", "avx512_vnni", "avx512_core", "avx2_vnni", "avx2", "port
 BUILDS = ("dotprod", "portable") if platform.machine() in ("aarch64", "arm64") else X86
 """Its kernels by instruction set, the best first. A library may lack some."""
 FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")
-"""The variable names another library, such as the one that `make test-sanitized` makes."""
+"""The variable may name another library, such as the library of `make test-sanitized`."""
 WANTED_BUILD = os.environ.get("TOKENMILL_NATIVE_BUILD", "")
 """One of BUILDS that models take instead of the best."""
 WHY_BYTES = 500
@@ -27,7 +27,7 @@ WHY_BYTES = 500
 
 @cache
 def library() -> ctypes.CDLL:
-    """The loaded library. OSError when there is none or it does not load, ConfigError if WANTED_BUILD does not run."""
+    """Load the library. OSError when there is none or it does not load, ConfigError if WANTED_BUILD does not run."""
     loaded = ctypes.CDLL(os.fspath(FILE))
     loaded.tm_best_build.restype = loaded.tm_features.restype = c_char_p
     loaded.tm_builds.restype = None
@@ -50,13 +50,14 @@ def library() -> ctypes.CDLL:
     loaded.tm_round_group.argtypes = [c_char_p, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 6]
     loaded.tm_tile_bytes.restype = c_int64
     loaded.tm_tile_bytes.argtypes = [c_int, c_int]
-    if WANTED_BUILD:
-        _choose(loaded, WANTED_BUILD)
+    why = ctypes.create_string_buffer(WHY_BYTES)
+    if WANTED_BUILD and loaded.tm_choose_build(WANTED_BUILD.encode(), why, WHY_BYTES):
+        raise ConfigError("TOKENMILL_NATIVE_BUILD", WANTED_BUILD, why.value.decode(), "the environment")
     return loaded
 
 
 def why_not() -> str | None:
-    """The reason why the library cannot be used, or None."""
+    """Say why the library cannot be used; None where it can."""
     if not FILE.exists():
         return (
             "was not built when tokenmill was installed: install a C++ compiler (gcc 12, clang), then tokenmill again"
@@ -71,18 +72,11 @@ def why_not() -> str | None:
 
 
 def _first_difference(built: str, needed: str) -> str | None:
-    """The first difference of the library's structs from those that Python fills. A line says name, offset, size."""
+    """Find the first difference of the library's structs from Python's. A line says name, offset, size."""
     for theirs, ours in zip_longest(built.splitlines(), needed.splitlines(), fillvalue="nothing"):
         if theirs != ours:
             return f"has other structs ({theirs} where {ours} is needed): install tokenmill again"
     return None
-
-
-def _choose(loaded: ctypes.CDLL, build: str) -> None:
-    """Have models of this process take a build. ConfigError names those that run here."""
-    why = ctypes.create_string_buffer(WHY_BYTES)
-    if loaded.tm_choose_build(build.encode(), why, WHY_BYTES):
-        raise ConfigError("TOKENMILL_NATIVE_BUILD", build, why.value.decode(), "the environment")
 
 
 @cache
@@ -92,28 +86,28 @@ def is_usable() -> bool:
 
 @cache
 def library_digest() -> str:
-    """The digest of the library file: its arithmetic may be another after each change of the sources."""
+    """Compute the digest of the library file: each change of the sources may change its arithmetic."""
     return blake2b(FILE.read_bytes(), digest_size=8).hexdigest()
 
 
 def built_from() -> str:
-    """Digest of its sources and name of its compiler, as hatch_build.py has written them into the file."""
+    """Read the digest of its sources and the name of its compiler, which hatch_build.py has written into the file."""
     found = re.search(rb"tokenmill's library was built from ([^\0]+)\0", FILE.read_bytes())
     return found[1].decode(errors="replace") if found else "unknown sources"
 
 
 def best_build() -> str:
-    """The build that models take: for the best instruction set that this processor has, or the one that is wanted."""
+    """Name the build that models take: of the best instruction set that this processor has, or WANTED_BUILD."""
     return bytes(library().tm_best_build()).decode()
 
 
 def usable_build() -> str | None:
-    """The build that models take; None where the library cannot be used."""
+    """Name the build that models take; None where the library cannot be used."""
     return best_build() if is_usable() else None
 
 
 def builds(features: str | None = None) -> tuple[str, ...]:
-    """The builds in the library that this processor runs, or one with other features, the best first.
+    """List the builds in the library that this processor runs, or a processor with other features, the best first.
 
     features: names as Linux has them in /proc/cpuinfo, with spaces between.
     """

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
-    """The fields of a struct, from (type, names) in the order of abi.h."""
+    """List the fields of a struct, from (type, names) in the order of abi.h."""
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 
@@ -44,7 +44,7 @@ class TmModel(Structure):
 
 
 class TmSpan(Structure):
-    """Steps have it as five numbers of an array: as a struct it is only compared."""
+    """A span. Steps have it as five numbers of an array; the struct only compares the layout."""
 
     _fields_ = _fields((c_int64, "first count start base"), (c_void_p, "slots"))
 
@@ -57,7 +57,7 @@ class TmStep(Structure):
 
 
 class TmSample(Structure):
-    """How the token of a row of logits is chosen, and what was found."""
+    """The settings by which the token of a row of logits is chosen, and the result."""
 
     _fields_ = _fields(
         (c_void_p, "words"),
@@ -71,7 +71,7 @@ class TmSample(Structure):
 
 
 def layout() -> str:
-    """Size of each struct, offset and size of each field: what tm_layout says if the library was built for these."""
+    """Write size of each struct, offset and size of each field, as tm_layout does if it was built for these."""
     lines = []
     for struct in (TmUnit, TmOp, TmModel, TmSpan, TmStep, TmSample):
         name = struct.__name__

@@ -1,7 +1,7 @@
 """The number of threads in which torch computes, set for a while and given back; torch in a forked process.
 
-The process is not ours: what is set here holds inside of a context. In a forked process the thread that was forked has
-none of the threads of torch's pool, and would wait for them for ever; so it computes alone.
+The process is not ours: a number that is set here holds inside of a context. In a forked process the thread that was
+forked has none of the threads of torch's pool, and would wait for them for ever; so it computes alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,13 +19,13 @@ Found = TypeVar("Found")
 
 
 def default_threads() -> int:
-    """The number of threads without a setting: torch's own, at most the processors that this process may use."""
+    """Return the number of threads without a setting: torch's own, at most the processors of this process."""
     return min(torch.get_num_threads(), available_processors())
 
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Inside, torch computes in so many threads, in this thread of Python and in those that are begun inside."""
+    """Have torch compute in so many threads inside, in this thread of Python and in threads that begin inside."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1 if is_forked_thread() else count)
@@ -35,7 +35,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def over_rows(function: Callable[[Tensor], Found], rows: Tensor) -> list[Found]:
-    """The function of as many shares of the rows as torch has threads, computed side by side, each by one of them.
+    """Call the function for as many shares of the rows as torch has threads, side by side, each in one thread.
 
     For many small operations one after the other: torch's own threads would wait for each other after each of them.
     """

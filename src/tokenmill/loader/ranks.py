@@ -23,10 +23,10 @@ from tokenmill.kernels.threads import default_threads
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.memory.arena import Arena
 from tokenmill.parallel.collectives import Group
+from tokenmill.parallel.division import cache_of_rank
 from tokenmill.parallel.follower import Follower
 from tokenmill.parallel.ranks import OtherRanks, Ranks
 from tokenmill.parallel.rendezvous import Meeting, meet_torchrun, start_ranks, torchrun_size
-from tokenmill.parallel.rows import cache_of_rank
 from tokenmill.parallel.team import Team
 from tokenmill.program.forward import ModelParts, Program
 from tokenmill.program.ranked import RankedPool, RankedProgram, follow

@@ -2,7 +2,7 @@
 tensors.
 
 Nothing that arrives is executed: JSON and safetensors hold values alone. The connection also tells that a process has
-ended, for then the system closes it, whatever ended the process.
+ended, since the system closes it then.
 """
 
 import json
@@ -19,7 +19,7 @@ from tokenmill.process import forget_in_child
 
 
 class Message(NamedTuple):
-    """facts: what JSON can hold."""
+    """A message. facts: any value that JSON can hold."""
 
     name: str
     facts: Any = None
@@ -49,11 +49,11 @@ class Channel:
         return Message(name, facts, load(found[end:]) if end < len(found) else {})
 
     def forget(self) -> None:
-        """Close what a forked process has inherited, which would keep the connection open after this one has ended."""
+        """Close a forked process's copy, which would keep the connection open after the end of this process."""
         self._connection.close()
 
     def close(self) -> None:
-        """Close it; the other process reads its end. A thread that waits here for a message reads it, too."""
+        """Close the connection; the other process, and a thread that waits here for a message, read its end."""
         try:
             with socket.socket(fileno=self._connection.fileno()) as connected:
                 connected.shutdown(socket.SHUT_RDWR)

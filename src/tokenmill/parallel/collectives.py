@@ -1,7 +1,7 @@
 """The exchange of tensors between ranks: a process group of torch.distributed, gloo on a CPU and NCCL on CUDA.
 
 The group is made of its parts, and not torch's default group: a library leaves the process as it found it, and one
-process may have several engines. Values travel as bytes, so that every dtype arrives as it is. What is for NCCL has
+process may have several engines. Values travel as bytes, so that every dtype arrives as it is. The code for NCCL has
 never run on a GPU.
 """
 
@@ -20,8 +20,8 @@ from tokenmill.errors import RankLost
 from tokenmill.process import forget_in_child
 
 PATIENCE = timedelta(minutes=5)
-"""For a rank that is alive and late, as in the first long prompt on a slow machine. One that has died is noticed by its
-connections, at once."""
+"""For a rank that is alive and late, as in the first long prompt on a slow machine. The death of a rank is noticed at
+once, by its connections."""
 
 
 class Group:
@@ -33,7 +33,7 @@ class Group:
         forget_in_child(self)
 
     def gather(self, own_TC: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Join the columns of all ranks, [T, sum of sizes], from those of each, [T, its size]."""
+        """Join the columns of all ranks, [T, sum of sizes], from each rank's columns, [T, its size]."""
         if not len(own_TC):
             return own_TC.new_empty((0, sum(sizes)))
         padded = F.pad(own_TC, (0, max(sizes) - own_TC.shape[1])).contiguous()
@@ -44,7 +44,7 @@ class Group:
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=-1)
 
     def merge(self, own: Tensor) -> Tensor:
-        """Join tensors of one shape, where of all ranks only one has anything but zeros at each place."""
+        """Join tensors of one shape, where at each place only one rank has a number other than zero."""
         if own.numel():
             bytes_ = own.view(-1).view(torch.uint8)
             self._exchange(lambda: self._backend.allreduce([bytes_]))  # sums of bytes and zeros: exact
@@ -54,15 +54,15 @@ class Group:
         try:
             begin().wait()
         except RuntimeError as error:
-            raise RankLost(f"what ranks exchange has not arrived: {str(error).partition('. This is')[0]}") from error
+            raise RankLost(f"the exchange between ranks has failed: {str(error).partition('. This is')[0]}") from error
 
     def abort(self) -> None:
-        """End what waits for a rank that is lost. Gloo's connections end by themselves with their other side."""
+        """End the waits for a rank that is lost. Gloo's connections end by themselves with their other side."""
         if not isinstance(self._backend, dist.ProcessGroupGloo):
             self._backend.abort()
 
     def forget(self) -> None:
-        """Keep torch's group for ever, in a forked process: its end would wait for threads that are not there."""
+        """Keep torch's group for ever in a forked process, which lacks the threads for which its end would wait."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._backend))
 
 

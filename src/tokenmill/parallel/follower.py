@@ -19,7 +19,7 @@ from tokenmill.parallel.rendezvous import Meeting
 
 
 class Follower:
-    """A rank but the first."""
+    """A rank other than rank 0."""
 
     def __init__(self, meeting: Meeting) -> None:
         self.rank, self._meeting = meeting.rank, meeting
@@ -28,8 +28,8 @@ class Follower:
         threading.Thread(target=_read, args=(self._channel, self._commands), daemon=True).start()
 
     def agree(self, facts: Any, device: torch.device) -> tuple[Any, Group]:
-        """Tell rank 0 the facts that are to be the same on every rank. If they are, learn what rank 0 has decided, and
-        make the process group.
+        """Tell rank 0 the facts that must be the same on every rank. If they are, learn rank 0's decisions, and make
+        the process group.
         """
         self.send("facts", facts)
         message = self.next()
@@ -49,7 +49,7 @@ class Follower:
             leave()
 
     def wait_for_end(self) -> NoReturn:
-        """End when rank 0 ends the group, which it is told: another rank is lost, and rank 0 will know which."""
+        """Tell rank 0 that another rank is lost, and end when rank 0, which will know which rank, ends the group."""
         self.send("cut off")
         while True:
             self.next()
@@ -69,7 +69,7 @@ def _read(channel: Channel, commands: "SimpleQueue[Message]") -> None:
 
 
 def leave(code: int = 0) -> NoReturn:
-    """End the process, from any thread. What is in the midst of a computation is not waited for."""
+    """End the process, from any thread, without waiting for computations."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()

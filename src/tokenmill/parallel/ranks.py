@@ -1,7 +1,7 @@
 """The ranks of a model on one machine: processes that rank 0 starts, which share memory and end with it.
 
-Rank 0 tells each of the others over a socket of its own what to load. A rank that ends closes its socket, by whatever
-it ended, so that rank 0 knows within milliseconds; and the others end when rank 0 closes theirs.
+Rank 0 tells each of the others over a socket of its own what to load. When a rank ends, for whatever reason, its socket
+is closed, so that rank 0 knows within milliseconds; and the others end when rank 0 closes their sockets.
 """
 
 import json
@@ -9,7 +9,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,16 +17,15 @@ from typing import Any
 
 from tokenmill.errors import RankLost
 from tokenmill.memory.arena import SharedMemory
+from tokenmill.parallel import processes
 from tokenmill.parallel.division import ALONE, Rank
-from tokenmill.parallel.environment import environment
 from tokenmill.process import forget_in_child
 
-END_S = 2.0  # that the others have to end by themselves
-MODULE = "tokenmill.loader.rank"  # what the other ranks run
+MODULE = "tokenmill.loader.rank"  # which the other ranks run
 
 
 class Ranks:
-    """What a rank knows of the others. steps: memory that a step is computed in. cache: that of K and V rows."""
+    """A rank's side of the other ranks. steps: memory in which a step is computed. cache: memory of K and V rows."""
 
     def __init__(
         self, rank: Rank = ALONE, steps: SharedMemory | None = None, cache: SharedMemory | None = None
@@ -35,10 +33,10 @@ class Ranks:
         self.rank, self.steps, self.cache = rank, steps, cache
 
     def start(self, told: Mapping[str, Any]) -> None:
-        """Of rank 0: start the other ranks and tell them what to load; they load while this one does."""
+        """Start the other ranks, as rank 0, and tell them what to load; they load while this one does."""
 
     def on_end(self, call: Callable[[], None]) -> None:
-        """Have a function called when the ranks end, by whatever; at once if they have."""
+        """Have a function called when the ranks end, for whatever reason; at once if they have ended."""
 
     def on_loss(self, call: Callable[[RankLost], None]) -> None:
         """Have a function called, in a thread of its own, with the error that another rank has ended by itself."""
@@ -67,21 +65,9 @@ class OtherRanks(Ranks):
         assert self.cache is not None
         shared = self.steps.descriptor, self.cache.descriptor
         for number in range(1, self.rank.count):
-            ours, theirs = socket.socketpair()
+            ours, process = processes.start(MODULE, shared, subprocess.DEVNULL)
             self._sockets.append(ours)
-            with theirs:
-                command = [sys.executable, "-m", MODULE, str(theirs.fileno())]
-                # A session of its own: Ctrl-C at the terminal is for rank 0.
-                self._processes.append(
-                    subprocess.Popen(  # noqa: S603  (our own module)
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,
-                        env=environment(),
-                        pass_fds=[theirs.fileno(), *shared],
-                        start_new_session=True,
-                    )
-                )
+            self._processes.append(process)
             send(ours, {**told, "rank": [number, self.rank.count], "shared": shared})
         threading.Thread(target=_watch, args=(weakref.ref(self), list(self._sockets)), daemon=True).start()
 
@@ -100,12 +86,12 @@ class OtherRanks(Ranks):
             raise RankLost(self._lost)
 
     def lose(self, number: int, said: str) -> None:
-        """Note that a rank has ended, and what it said last; called by the thread that watches the sockets."""
+        """Note that a rank has ended, and its last message; called by the thread that watches the sockets."""
         if self._is_ending:
-            return  # another one, which the first has taken along, or all of them
+            return  # all of them end, or this one has ended with the first
         process = self._processes[number - 1]
         with suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
+            process.wait(processes.END_S)
         how = said or _how_it_ended(process.returncode)
         self._fail(f"rank {number} of {self.rank.count} {how}: load the model again")
         for call in self._at_loss:
@@ -127,24 +113,19 @@ class OtherRanks(Ranks):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)  # which the thread that watches it notices
             each.close()
-        for process in self._processes:
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        processes.end(self._processes)
         for memory in (self.steps, self.cache):
             if memory is not None:
                 memory.close()
 
     def forget(self) -> None:
-        """Close what a forked process has inherited, so that the ranks end with the process that they belong to."""
+        """Close a forked process's copies of the sockets, so that the ranks end with the process that started them."""
         for each in self._sockets:
             each.close()
 
 
 def _watch(known: "weakref.ref[OtherRanks]", sockets: list[socket.socket]) -> None:
-    """Wait until a socket is closed at its other end, and tell what was said before."""
+    """Wait until a socket is closed at its other end, and report the last message that came through it."""
     with selectors.DefaultSelector() as selector:
         for number, each in enumerate(sockets, start=1):
             if each.fileno() >= 0:
@@ -170,7 +151,7 @@ def _how_it_ended(code: int | None) -> str:
 
 def send(to: socket.socket, what: Mapping[str, Any]) -> None:
     """Send a JSON document on one line."""
-    with suppress(BrokenPipeError, ConnectionResetError):  # who reads there notices by itself
+    with suppress(BrokenPipeError, ConnectionResetError):  # the reader notices by itself
         to.sendall(json.dumps(what).encode() + b"\n")
 
 

@@ -1,5 +1,4 @@
-"""How the ranks of an engine find each other: started by rank 0 itself on this machine, or by torchrun on one or
-several.
+"""The meeting of an engine's ranks, which rank 0 starts on this machine, or torchrun on one or several.
 
 Either way each rank has a channel to rank 0, and a store of torch.distributed in which the process group meets. Ranks
 that rank 0 starts have a socket pair and a file, so nothing listens but gloo, on loopback. Under torchrun the ranks use
@@ -11,7 +10,6 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from tokenmill.errors import ConfigError, RankLost
 from tokenmill.parallel.channel import Channel
-from tokenmill.parallel.environment import environment
+from tokenmill.parallel.processes import start
 
 LOOPBACK = "127.0.0.1"
 WAIT_S = 300.0  # for ranks that torchrun starts elsewhere, where reading the program may take minutes
@@ -34,8 +32,8 @@ TOKEN_BYTES = 32
 
 @dataclass
 class Meeting:
-    """One rank's side. local_rank: its number on its machine. channels: of rank 0, to ranks 1, 2, …; of another rank,
-    the one to rank 0. processes: those that rank 0 has started. folder: of the store's file.
+    """One rank's side of a meeting. local_rank: its number on its machine. channels: rank 0's to ranks 1, 2, …; another
+    rank's to rank 0. processes: the ranks that rank 0 has started. folder: of the store's file.
     """
 
     rank: int
@@ -54,7 +52,9 @@ class Meeting:
 
 
 def torchrun_size(environment: Mapping[str, str] = os.environ) -> int | None:
-    """The number of ranks that torchrun, or what sets the same variables, has started; None where nothing has."""
+    """Count the ranks that torchrun has started, or a program that sets the same variables; None where there is
+    none.
+    """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
         return None
     return _number(environment, "WORLD_SIZE")
@@ -93,17 +93,7 @@ def start_ranks(size: int, module: str, task: Any) -> Meeting:
     folder = tempfile.TemporaryDirectory(prefix="tokenmill-ranks-")
     meeting = Meeting(0, size, 0, LOOPBACK, [], str(Path(folder.name, "store")), folder=folder)
     for rank in range(1, size):
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", module, str(theirs.fileno())]
-            # A session of its own: Ctrl-C on the terminal is for rank 0 alone.
-            process = subprocess.Popen(  # noqa: S603  (Python itself, with a module of ours)
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment(),
-                start_new_session=True,
-            )
+        ours, process = start(module)
         meeting.processes.append(process)
         meeting.channels.append(channel := Channel(ours))
         channel.send("start", {"rank": rank, "size": size, "store": meeting.store_path, "task": task})
@@ -111,7 +101,7 @@ def start_ranks(size: int, module: str, task: Any) -> Meeting:
 
 
 def meet_starter(descriptor: int) -> tuple[Meeting, Any]:
-    """The side of a rank that rank 0 has started, and its task. EOFError if rank 0 has ended."""
+    """Meet rank 0, which has started this rank, and take the task. EOFError if rank 0 has ended."""
     channel = Channel(socket.socket(fileno=descriptor))
     told = channel.receive().facts
     rank, size = told["rank"], told["size"]
@@ -119,7 +109,7 @@ def meet_starter(descriptor: int) -> tuple[Meeting, Any]:
 
 
 def own_address(host: str, port: int) -> str:
-    """The address of this machine by which it reaches another one; of itself, loopback where the name says so."""
+    """Find the address of this machine by which it reaches a host; loopback where the host's name says so."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -130,7 +120,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def _listen(store: Store, size: int, address: str) -> list[Channel]:
-    """Let the other ranks connect. What does not know the token of the store is none of them."""
+    """Let the other ranks connect. A client that does not know the token of the store is not one of them."""
     token, channels = secrets.token_hex(TOKEN_BYTES // 2).encode(), dict[int, Channel]()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as server:

@@ -1,7 +1,7 @@
 """Rank 0's side of the other ranks: it sends commands to them, and notices at once when one is lost.
 
-A group that has lost a rank has ended: every later command raises the same error, and the other ranks end, too. What a
-rank has to report comes through its channel, on which a thread of its own waits.
+A group that has lost a rank has ended: every later command raises the same error, and the other ranks end, too. The
+reports of a rank come through its channel, on which a thread waits.
 """
 
 import threading
@@ -19,16 +19,18 @@ from torch import Tensor
 from tokenmill.errors import ConfigError, RankLost
 from tokenmill.parallel.channel import Channel, Message
 from tokenmill.parallel.collectives import Group
+from tokenmill.parallel.processes import end
 from tokenmill.parallel.rendezvous import Meeting
 from tokenmill.process import forget_in_child
 
-END_S = 2.0  # for processes to end by themselves
-NOTICE_S = 2.0  # until the thread of a channel has read what the process group has noticed
+NOTICE_S = 2.0  # until the thread of a channel has read of a loss that the process group has noticed
 LOST = Message("lost")
 
 
 class Team:
-    """The other ranks. error: why the group has ended, if it was not closed. on_loss: called with it, in any thread."""
+    """The other ranks. error: the reason why the group ended, unless it was closed. on_loss: called with it, in any
+    thread.
+    """
 
     def __init__(self, meeting: Meeting) -> None:
         self.size, self._meeting = meeting.size, meeting
@@ -38,15 +40,15 @@ class Team:
         self._lock, self._is_lost, self._is_closed = threading.Lock(), threading.Event(), False
         self._inboxes = [SimpleQueue[Message]() for _ in meeting.channels]
         for index, channel in enumerate(meeting.channels):
-            # They hold no reference to the team, so that one that is forgotten is closed.
+            # The threads hold no reference to the team, so that a forgotten team is closed.
             reader = threading.Thread(target=_read, args=(weakref.ref(self), index, channel), daemon=True)
             reader.start()
         self._finalizer = weakref.finalize(self, _end, meeting)
         forget_in_child(self)
 
     def agree(self, facts: Mapping[str, Any], decided: Any, device: torch.device) -> Group:
-        """Compare the facts of all ranks with those of rank 0, then tell them what that has decided, and make the
-        process group. ConfigError for the first fact that differs, RankLost if a rank is lost.
+        """Compare the facts of all ranks with rank 0's, then tell them rank 0's decisions, and make the process group.
+        ConfigError for the first fact that differs, RankLost if a rank is lost.
         """
         for rank, message in enumerate(self.collect("facts"), 1):
             for name, value in facts.items():
@@ -58,7 +60,7 @@ class Team:
         return self.group
 
     def _make_group(self, device: torch.device) -> Group:
-        """In a thread of its own, because torch's wait for a rank that is lost would last too long."""
+        """Make the group in a thread of its own, because torch's wait for a rank that is lost would last too long."""
         meeting = self._meeting
         pool = ThreadPoolExecutor(1)
         made = pool.submit(lambda: Group(meeting.open_store(), 0, self.size, device, meeting.address))
@@ -108,7 +110,7 @@ class Team:
             self._meeting.folder.cleanup()  # now, since nobody does after kill -9
 
     def failed(self, error: BaseException) -> RankLost:
-        """The error to raise after something has failed on the way to other ranks: a loss, if one is noticed."""
+        """Make the error to raise after sending to other ranks has failed: the loss of a rank, if one is noticed."""
         self._is_lost.wait(NOTICE_S)
         self.lose(f"the ranks of tensor_parallel = {self.size} cannot go on: {error}")
         return RankLost(str(self.error or "the ranks of this engine were ended"))
@@ -129,7 +131,7 @@ class Team:
         _end(self._meeting)
 
     def report(self, index: int, reason: str) -> None:
-        """A rank has ended, or says why it will."""
+        """Take the report that a rank has ended, or its reason why it will."""
         processes = self._meeting.processes
         if not reason and processes:
             with suppress(TimeoutExpired):
@@ -143,14 +145,14 @@ class Team:
         """Take a message of a rank, from the thread of its channel."""
         if message.name == "error":
             self.report(index, str(message.facts))
-        elif message.name == "cut off":  # from a rank that is lost, which is noticed by itself
+        elif message.name == "cut off":  # from the others, by the loss of a rank, which is noticed by itself
             self._is_lost.wait(NOTICE_S)
             self.report(index, "it is cut off from the others")
         else:
             self._inboxes[index].put(message)
 
     def close(self) -> None:
-        """End the other ranks, and wait for those that were started here."""
+        """End the other ranks, and wait for processes that were started here."""
         with self._lock:
             self._is_closed = True
         self._finalizer()
@@ -181,11 +183,6 @@ def _end(meeting: Meeting) -> None:
     """Close all channels, by which the other ranks end."""
     for channel in meeting.channels:
         channel.close()
-    for process in meeting.processes:
-        try:
-            process.wait(END_S)
-        except TimeoutExpired:
-            process.kill()
-            process.wait()
+    end(meeting.processes)
     if meeting.folder is not None:
         meeting.folder.cleanup()

@@ -19,7 +19,7 @@ from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.attention_module import Attention
 from tokenmill.model.parameters import join, matrices_of
 from tokenmill.parallel.collectives import Group
-from tokenmill.parallel.rows import divide_heads, places
+from tokenmill.parallel.division import divide_heads, places
 from tokenmill.program.shares import matrix_rows, rows_of_heads, table_rows
 from tokenmill.quant.matrix import Matrix, make_matrix, product
 from tokenmill.quant.stored import Stored

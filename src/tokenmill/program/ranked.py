@@ -16,8 +16,8 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.errors import RankLost
 from tokenmill.parallel.channel import Message
+from tokenmill.parallel.division import cache_of_rank, divide_heads
 from tokenmill.parallel.follower import Follower
-from tokenmill.parallel.rows import cache_of_rank, divide_heads
 from tokenmill.parallel.team import Team
 from tokenmill.program.forward import ModelParts, Output, Program
 

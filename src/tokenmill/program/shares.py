@@ -10,7 +10,7 @@ from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, count_parameters, describe
 from tokenmill.model.mixers.attention import AttentionBlock
-from tokenmill.parallel.rows import divide, divide_heads, divide_rows, qkv_rows, whole_tiles
+from tokenmill.parallel.division import divide, divide_heads, divide_rows, qkv_rows, whole_tiles
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import DTYPES
 

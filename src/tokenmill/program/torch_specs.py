@@ -5,7 +5,7 @@ from collections.abc import Collection
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import count_parameters, describe
-from tokenmill.parallel.rows import cache_of_rank
+from tokenmill.parallel.division import cache_of_rank
 from tokenmill.program.shares import rank_weight_bytes
 from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import Scheme

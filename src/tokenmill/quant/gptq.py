@@ -41,13 +41,13 @@ class Compensation(NamedTuple):
 
 
 def compensation(hessian_KK: Tensor, group: int) -> Compensation:
-    """hessian_KK: X Xᵀ, times any factor. NotInvertible where nothing can be computed from it."""
+    """Compute the factors for the hessian X Xᵀ, times any number. NotInvertible where it has no Cholesky factor."""
     order_K, bounds = _order(hessian_KK.diagonal(), group)
     return Compensation(order_K, bounds, _factor(hessian_KK[order_K][:, order_K]))
 
 
 def gptq(numbers_RK: Tensor, bits: int, group: int, grid: str, compensated: Compensation) -> Stored:
-    """[R, K] values rounded so that the outputs for the inputs that the compensation was made of change least.
+    """Round [R, K] values so that the outputs change least, for the inputs of which the compensation was made.
 
     bits, group, grid: see round_to_nearest; 8 bits are symmetric.
     """
@@ -73,7 +73,7 @@ def gptq(numbers_RK: Tensor, bits: int, group: int, grid: str, compensated: Comp
 
 
 def _order(diagonal_K: Tensor, group: int) -> tuple[Tensor, list[int]]:
-    """All columns in the order in which they are rounded, and where in it the groups begin and end."""
+    """Order the columns as they are rounded, and find where in this order the groups begin and end."""
     chunks = torch.split(torch.arange(len(diagonal_K)), group)
     means = torch.stack([diagonal_K[chunk].mean() for chunk in chunks])
     bounds, order = [0], []
@@ -85,7 +85,7 @@ def _order(diagonal_K: Tensor, group: int) -> tuple[Tensor, list[int]]:
 
 
 def _factor(hessian_KK: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse of the damped H."""
+    """Compute the upper Cholesky factor of the inverse of the damped H."""
     diagonal_K = hessian_KK.diagonal()
     mean = diagonal_K.mean()
     if not torch.isfinite(hessian_KK).all():
@@ -106,7 +106,7 @@ def _factor(hessian_KK: Tensor) -> Tensor:
 
 
 def _round(part_CR: Tensor, found: Fit, factor_CC: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Codes, and errors in units of the factor's diagonal, of one group, [C, R]."""
+    """Round one group to codes, and compute errors in units of the factor's diagonal, [C, R]."""
     return (_round_natively if native_library.is_usable() else _round_plainly)(part_CR, found, factor_CC, bits)
 
 
@@ -124,7 +124,7 @@ def _round_plainly(part_CR: Tensor, found: Fit, factor_CC: Tensor, bits: int) ->
 def _round_natively(
     part_CR: Tensor, found: Fit, factor_CC: Tensor, bits: int, build: str = ""
 ) -> tuple[Tensor, Tensor]:
-    """The same bits, by native/kernels/round_group.h."""
+    """Compute the same bits by native/kernels/round_group.h."""
     assert part_CR.is_cpu and part_CR.is_contiguous()
     (num_inputs, num_rows), scratch = part_CR.shape, torch.empty(native_library.LANES * len(part_CR))
     codes_CR, errors_CR = torch.empty(part_CR.shape, dtype=torch.uint8), torch.empty_like(part_CR)

@@ -1,4 +1,4 @@
-"""Grids: the values that the codes of a group can stand for, and the search for the grid that loses least.
+"""Grids: the values that the codes of a group can stand for, and the search for the grid with the smallest error.
 
 A group of inputs has `1 << bits` levels at equal distances, value = code · scale + minimum, in one of three kinds:
 
@@ -36,12 +36,12 @@ class Fit(NamedTuple):
 
 
 def round_on(grid: Fit, numbers: Tensor, bits: int) -> Tensor:
-    """The code of the nearest level for each number, as floats. The grid broadcasts to the numbers."""
+    """Find the code of the nearest level for each number, as floats. The grid broadcasts to the numbers."""
     return torch.round((numbers - grid.minimums) / divisor(grid.scales)).clamp_(0, (1 << bits) - 1)
 
 
 def fit(numbers_CR: Tensor, bits: int, kind: str = "minimum", weights_C: Tensor | None = None) -> Fit:
-    """The grid [R] with the smallest weighted squared error for a group of C inputs in each of R rows.
+    """Find the grid [R] with the smallest weighted squared error for a group of C inputs in each of R rows.
 
     numbers_CR: an input is a row of memory. weights_C: of the errors, at least 0; None for equal ones.
     """
@@ -106,7 +106,7 @@ def _starts(numbers_CR: Tensor, bits: int, kind: str) -> Iterator[Fit]:
 
 
 def _with_minimums(minimums_R: Tensor, scales_R: Tensor, levels: int, kind: str) -> Fit:
-    """The minimums as this kind of grid can have them."""
+    """Round minimums to values that this kind of grid can have."""
     if kind == "minimum":
         return Fit(scales_R, _half(minimums_R))
     zeros_R = torch.round(-minimums_R / divisor(scales_R)).clamp_(1, levels)
@@ -114,7 +114,7 @@ def _with_minimums(minimums_R: Tensor, scales_R: Tensor, levels: int, kind: str)
 
 
 def _refitted(numbers_CR: Tensor, codes_CR: Tensor, start: Fit, kind: str, weights_C1: Tensor) -> Fit:
-    """The grid that these codes fit best; that of the start where the codes do not say."""
+    """Fit scale and minimum to these codes by least squares; where all codes are equal the grid stays as it is."""
     if kind != "minimum":
         zeros_R = torch.round(-start.minimums / divisor(start.scales))
         steps_CR = codes_CR - zeros_R
@@ -136,7 +136,7 @@ def _refitted(numbers_CR: Tensor, codes_CR: Tensor, start: Fit, kind: str, weigh
 
 
 def _total(numbers_CR: Tensor) -> Tensor:
-    """The sum over the inputs, in their order."""
+    """Add up over the inputs, in their order."""
     total_R = numbers_CR[0].clone()
     for numbers_R in numbers_CR[1:]:
         total_R += numbers_R
@@ -144,10 +144,9 @@ def _total(numbers_CR: Tensor) -> Tensor:
 
 
 def _half(numbers: Tensor) -> Tensor:
-    """The numbers rounded to half floats."""
     return numbers.clamp(-HALF_MAX, HALF_MAX).half().float()
 
 
 def divisor(scales: Tensor) -> Tensor:
-    """The scales to divide by: a group of zeros has scale zero, and is divided by one."""
+    """Replace scales of zero, which groups of zeros have, by one, to divide by them."""
     return torch.where(scales == 0, 1.0, scales)

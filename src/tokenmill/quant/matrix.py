@@ -1,6 +1,7 @@
-"""The module of one matrix of a model. A scheme of schemes.py names the class of its matrices, a key of MATRICES.
+"""The module of one matrix of a model. A scheme of schemes.py names the class of its matrices, a key of MATRICES;
+matrices.py has the classes of matrices that do not stay plain.
 
-It is made without memory, and filled once with the parts of a WeightSource, which it brings into its final form.
+A module is made without memory, and filled once with the parts of a WeightSource, which it brings into its final form.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from tokenmill.registry import MATRICES, lookup
 
 
 def is_traced() -> bool:
-    """Whether a compiler traces this call; torch's is_compiling is also true for calls beside a compilation."""
+    """Tell whether a compiler traces this call; torch's is_compiling is also true for calls beside a compilation."""
     return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
 
 
@@ -25,12 +26,12 @@ def is_one_traced_row(x_TD: Tensor) -> bool:
 
 
 def realised(x_D: Tensor) -> Tensor:
-    """The same values, which inductor now stores: otherwise it computes them again for every row of a matrix."""
+    """Have inductor store these values: otherwise it computes them again for every row of a matrix."""
     return x_D.as_strided(x_D.shape, (1,))
 
 
 def product(x_TD: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Tensor:
-    """x · weightᵀ + bias. On a CPU a row has the same bits alone and among others, see ways.py, unless a compiler asks.
+    """Compute x · weightᵀ + bias. On a CPU a row has the same bits alone and among others, see ways.py, unless traced.
 
     A compiler gets one row on a CPU as a sum, whose loop reads as fast as memory delivers. Torch's own product reads at
     two thirds of that (12 and 18 GB/s side by side, bfloat16, 2 Zen 4 cores).
@@ -55,7 +56,7 @@ class Matrix(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def fill(self, parts: Sequence[Stored]) -> None:
-        """Take all rows, in order, as the scheme stores them: plain ones in one part. Called once."""
+        """Take all rows, in order, as the scheme stores them; a plain matrix comes in one part. Called once."""
         (part,) = parts
         assert part.numbers is not None, "a plain matrix has no codes"
         self.weight = nn.Parameter(part.numbers, requires_grad=False)
@@ -66,6 +67,6 @@ class Matrix(nn.Module):
 
 
 def make_matrix(scheme: Scheme, in_features: int, out_features: int, bias: bool) -> Matrix:
-    """A module x_TD → x_TF of that scheme, with parameters not filled yet."""
+    """Make a module x_TD → x_TF of that scheme, with parameters not filled yet."""
     kind: type[Matrix] = lookup(MATRICES, scheme.matrix, "scheme")
     return kind(in_features, out_features, bias)

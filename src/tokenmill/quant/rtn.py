@@ -21,13 +21,13 @@ def round_to_nearest(
     weights_K: Tensor | None = None,
     quick: bool = False,
 ) -> Stored:
-    """[R, K] values in 8 bits with a scale, or 4 bits with a scale and a minimum, per group of so many inputs.
+    """Round [R, K] values to 8 bits with a scale, or 4 bits with a scale and a minimum, for each group of inputs.
 
     group: a multiple of 32; the rest of a row is a shorter group. K is padded with zeros to a multiple of 32. Scales
     and minimums are half floats, held as float32 and repeated for every 32 inputs. grid: a name in GRIDS, for 4 bits;
-    8 bits are symmetric. A symmetric grid has no minimums, and those of "zero_point" are no half floats.
-    weights_K: what an error of each input counts. quick: six scales are tried and none is fitted, as for
-    loading; with a free minimum only.
+    8 bits are symmetric. A symmetric grid has no minimums, and the minimums of "zero_point" are no half floats.
+    weights_K: of the errors of each input. quick: six scales are tried and none is fitted, as for loading; with a free
+    minimum only.
     """
     assert group % GROUP == 0, "scales are held for every 32 inputs"
     assert not quick or grid == "minimum" or bits == 8, "only a free minimum is found quickly"
@@ -37,7 +37,7 @@ def round_to_nearest(
         pieces = [_round_rows(rows, bits, group) for rows in torch.split(padded_RK, ROWS)]
     else:
         weights_K = torch.ones(numbers_RK.shape[1]) if weights_K is None else weights_K.float()
-        weights_K = F.pad(weights_K, (0, missing))  # what is padded is never multiplied
+        weights_K = F.pad(weights_K, (0, missing))  # padding is never multiplied
         kind = "symmetric" if bits == 8 else grid
         pieces = over_rows(lambda share: _search_rows(share, bits, group, kind, weights_K), padded_RK)
     codes, scales, minimums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
@@ -64,7 +64,7 @@ def _search_rows(rows_RK: Tensor, bits: int, group: int, grid: str, weights_K: T
 
 
 def _whole_groups(rows_RK: Tensor, group: int) -> list[tuple[Tensor, int]]:
-    """The columns of whole groups with the size of these, and the columns of the shorter group at the end."""
+    """Split rows into the columns of whole groups and the columns of a shorter group at the end, with group sizes."""
     rest = rows_RK.shape[1] % group
     whole = rows_RK.shape[1] - rest
     both = ((rows_RK[:, :whole], group), (rows_RK[:, whole:], rest))

@@ -1,8 +1,8 @@
 """Weight schemes: the facts of each, and the choice of one.
 
 A scheme alone knows the facts about its matrices that other rooms need: their bytes, their bits, where they run. Each
-program makes a layout of its own of these facts. Facts need no tensor; the modules of the matrices are in matrix.py,
-packed.py and quantized.py. A dtype is given by its name.
+program makes a layout of its own of these facts. Facts need no tensor; the modules of the matrices are in matrix.py and
+matrices.py. A dtype is given by its name.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from tokenmill.registry import SCHEMES, lookup
 from tokenmill.settings.engine_config import DTYPES
 
 GROUP = 32  # inputs of a row whose codes share a scale
-REFERENCE = "dense"  # what other schemes are compared with: plain matrices, on every device
-AS_STORED = "file"  # what "auto" stands for where a checkpoint is quantised: nothing is rounded again
+REFERENCE = "dense"  # other schemes are compared with it: plain matrices, on every device
+AS_STORED = "file"  # "auto" means it where a checkpoint is quantised: nothing is rounded again
 
 
 class Scheme:
@@ -26,16 +26,16 @@ class Scheme:
     is_plain: bool = True  # `weight` stays plain when it is filled: its rows can be multiplied apart, and looked up
     is_traceable: bool = True  # torch.compile and torch.export can trace the product
     keeps_codes: bool = False  # every matrix stays as the checkpoint stores it
-    rounds_to: int | None = None  # bits of what was floating point, and is read in float32; None: not rounded
+    rounds_to: int | None = None  # bits of numbers in floating point, which are read in float32; None: not rounded
     min_agreement: float = 1.0  # the share of golden tokens that must be equal; 1 where whole texts must be
 
     @staticmethod
     def refuse(device: str, dtype: str) -> str | None:
-        """The reason why this scheme cannot serve there, or None."""
+        """Say why this scheme cannot serve there; None where it can."""
         return None
 
     def matrix_bytes(self, outputs: int, inputs: int, dtype: str, code_bits: float) -> int:
-        """Bytes of one matrix as a PyTorch module, without its bias.
+        """Count the bytes of one matrix as a PyTorch module, without its bias.
 
         code_bits: bits per number of the checkpoint's own codes, on average; 0 where it has none or they are unknown.
         """
@@ -99,7 +99,7 @@ def find_scheme(name: str) -> Scheme:
 
 
 def choose(name: str, device: str, dtype: str, usable: Sequence[str]) -> tuple[str, Scheme]:
-    """The scheme of that name, or with "auto" the first of the `usable` ones that does not refuse."""
+    """Choose the scheme of that name, or with "auto" the first of the `usable` ones that does not refuse."""
     reasons = {}
     for candidate in usable if name == "auto" else [name]:
         scheme = find_scheme(candidate)

@@ -23,8 +23,8 @@ from tokenmill.quant.schemes import GROUP
 class Stored:
     """R rows of K values: floats `numbers` [R, K], or `codes` [R, K] uint8 with `scales` [R, K / 32] float32.
 
-    minimums: as the scales, where there are any. halves: codes of 4 bits may be here instead, [R, K / 2] uint8, as most
-    files have them: 16 bytes for each group, whose low halves are its first 16 codes. factors: [R, K / 16] int8.
+    minimums: like the scales, where there are any. halves: codes of 4 bits may be here instead, [R, K / 2] uint8, as
+    most files have them: 16 bytes for each group, whose low halves are its first 16 codes. factors: [R, K / 16] int8.
     """
 
     bits: int
@@ -47,7 +47,7 @@ class Stored:
     def of_groups(
         cls, bits: int, codes_RK: Tensor, group: int, scales_RG: Tensor, minimums_RG: Tensor | None = None
     ) -> "Stored":
-        """Codes whose scales are for `group` inputs each, a multiple of 32; the last group of a row may be shorter.
+        """Store codes whose scales are for `group` inputs each, a multiple of 32; a row's last group may be shorter.
 
         Codes are padded to a multiple of 32, scales and minimums repeated for every 32 inputs.
         """
@@ -61,7 +61,7 @@ class Stored:
 
     @classmethod
     def joined(cls, parts: Sequence["Stored"]) -> "Stored":
-        """The rows of all parts, which are stored alike."""
+        """Join the rows of all parts, which are stored alike."""
         tensors = ([getattr(part, name) for part in parts] for name in TENSORS)
         return cls(parts[0].bits, *(None if each[0] is None else torch.cat(each) for each in tensors))
 
@@ -70,11 +70,10 @@ class Stored:
         return Stored(self.bits, *(None if tensor is None else transform(tensor) for tensor in tensors))
 
     def rows(self, which: range) -> "Stored":
-        """Those rows, one after the other."""
         return self.map(lambda tensor: tensor[which.start : which.stop])
 
     def unpacked(self) -> "Stored":
-        """The same matrix with a byte for each code."""
+        """Give each code a byte of its own."""
         if self.halves is None:
             return self
         halves_RGB = self.halves.view(self.num_rows, -1, GROUP // 2)
@@ -84,7 +83,7 @@ class Stored:
         return replace(self, codes=codes.flatten(1), halves=None)
 
     def values(self) -> Tensor:
-        """[R, K]: the floating-point rows, or the float32 values of the codes."""
+        """Return the rows in floating point, or compute the float32 values of the codes: [R, K]."""
         if self.numbers is not None:
             return self.numbers
         if self.halves is not None:
@@ -96,7 +95,7 @@ class Stored:
         return values_RGC.view(self.num_rows, -1)
 
     def integers(self) -> Tensor:
-        """[R, K / 32, 32] float32: the integers that are multiplied by the scales."""
+        """Compute the integers that are multiplied by the scales: [R, K / 32, 32] float32."""
         assert self.codes is not None
         codes_RGC = self.codes.view(self.num_rows, -1, GROUP).float()
         if self.minimums is not None:
@@ -112,10 +111,10 @@ TENSORS = ("numbers", "codes", "scales", "minimums", "halves", "factors")  # of 
 
 
 def joined_nibbles(codes: Tensor) -> Tensor:
-    """[…, 2 n] codes of 4 bits → […, n] bytes, the earlier of two neighbours in the low half."""
+    """Join […, 2 n] codes of 4 bits to […, n] bytes, the earlier of two neighbours in the low half."""
     return codes[..., ::2] | codes[..., 1::2] << 4
 
 
 def split_nibbles(bytes_: Tensor) -> Tensor:
-    """The inverse of joined_nibbles."""
+    """Split […, n] bytes into […, 2 n] codes of 4 bits: the inverse of joined_nibbles."""
     return torch.stack((bytes_ & 15, bytes_ >> 4), -1).flatten(-2)

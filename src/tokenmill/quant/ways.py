@@ -3,9 +3,9 @@
 oneDNN takes another kernel for another number of rows, width, number of threads and instruction set, and another kernel
 may add in another order: a single row wider than 1,024 is summed in stretches; a processor with AMX sums more than 32
 rows of bfloat16 otherwise; on AVX-512 without bfloat16 a single row of any width differs, and of a narrow matrix each
-thread adds up a part of the inputs. Which of these holds is not told by the name of a processor, so each shape is
-multiplied once when it is first met, with rows whose products cancel out: what is left is the rounding alone, and
-shows every other order. All ways of oneDNN have the bits of its product of several rows in one thread, so that matrices
+thread adds up a part of the inputs. The name of a processor does not tell which of these holds, so each shape is
+multiplied once when it is first met, with rows whose products cancel out: only the rounding is left, and shows every
+other order. All ways of oneDNN have the bits of its product of several rows in one thread, so that matrices
 may be divided among processes, and the number of threads may change.
 """
 
@@ -33,33 +33,33 @@ MIN_SUMS = 512  # that are compared of a narrow matrix, since a few sums may be 
 
 
 def once(x_TD: Tensor, weight: Tensor, bias_F: Tensor | None) -> Tensor:
-    """By oneDNN, in one product."""
+    """Multiply by oneDNN, in one product."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x_TD, weight, bias_F, "none", [], "")
     return out
 
 
 def twins(x_TD: Tensor, weight: Tensor, bias_F: Tensor | None) -> Tensor:
-    """By oneDNN, and a single row together with a copy of itself."""
+    """Multiply by oneDNN, a single row together with a copy of itself."""
     if x_TD.shape[0] != 1:
         return once(x_TD, weight, bias_F)
     return once(x_TD.expand(2, -1).contiguous(), weight, bias_F)[:1]
 
 
 def portions(x_TD: Tensor, weight: Tensor, bias_F: Tensor | None) -> Tensor:
-    """By oneDNN, up to 32 rows at a time."""
+    """Multiply by oneDNN, up to 32 rows at a time."""
     if x_TD.shape[0] <= PORTION:
         return twins(x_TD, weight, bias_F)
     return torch.cat([twins(part_TD, weight, bias_F) for part_TD in torch.split(x_TD, PORTION)])
 
 
 def twins_in_one_thread(x_TD: Tensor, weight: Tensor, bias_F: Tensor | None) -> Tensor:
-    """Twins, by this thread alone."""
+    """Multiply as twins, in this thread alone."""
     with torch_threads(1):
         return twins(x_TD, weight, bias_F)
 
 
 def portions_in_one_thread(x_TD: Tensor, weight: Tensor, bias_F: Tensor | None) -> Tensor:
-    """Portions, by this thread alone."""
+    """Multiply as portions, in this thread alone."""
     with torch_threads(1):
         return portions(x_TD, weight, bias_F)
 
@@ -68,13 +68,13 @@ BY_ONEDNN: tuple[Way, ...] = (once, twins, portions, twins_in_one_thread, portio
 
 
 def multiply(x_TD: Tensor, weight_FD: Tensor, bias_F: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias with a plain matrix on a CPU, in the way chosen for its shape."""
+    """Compute x · weightᵀ + bias with a plain matrix on a CPU, in the way chosen for its shape."""
     return choose(*weight_FD.shape, x_TD.dtype, torch.get_num_threads())(x_TD, weight_FD, bias_F)
 
 
 @cache
 def choose(outputs: int, inputs: int, dtype: torch.dtype, threads: int, packed: bool = False) -> Way:
-    """The first way that keeps a row's bits for so many threads and for one; if none does, a warning says so.
+    """Choose the first way that keeps a row's bits for so many threads and for one; warn if no way does.
 
     packed: the matrix is in oneDNN's layout. Else torch's own product is the way where oneDNN does not multiply these
     numbers on this processor, and the last one to try where it does.
@@ -100,14 +100,14 @@ def choose(outputs: int, inputs: int, dtype: torch.dtype, threads: int, packed: 
 
 
 def reordered(weight_FD: Tensor) -> Tensor:
-    """The matrix in oneDNN's layout."""
+    """Bring a matrix into oneDNN's layout."""
     weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_FD, None)
     return weight
 
 
 def cancelling(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows (u, -u), and a matrix of rows (v, v), with their columns in one order drawn at random: each product is 0 but
-    for the rounding of its sum.
+    """Make rows (u, -u), and a matrix of rows (v, v), with their columns in one order drawn at random: each product is
+    0 except for the rounding of its sum.
 
     In bfloat16 the results of ordinary numbers hide 99.97 % of the differences; and without the random order a kernel
     that sums 1,024 inputs at a time would have 0 of 2,048 just as another one that sums them one by one.
@@ -123,7 +123,7 @@ def cancelling(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Tensor, T
 
 
 def keeps_bits(way: Way, x_RD: Tensor, weight: Tensor, threads: int) -> bool:
-    """Whether rows, each alone and all over and over again, have the bits of their product in one thread."""
+    """Tell whether rows, each alone and all repeated many times, have the bits of their product in one thread."""
     with torch_threads(1):
         right_RF = way(x_RD, weight, None)
     for count in sorted({1, threads}):

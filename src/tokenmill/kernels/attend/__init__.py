@@ -1,16 +1,14 @@
-"""Attention backends, and the facts of a layer by which one is chosen. kernel.py says what a backend is."""
+"""Attention backends, and the facts of a layer by which one is chosen. kernel.py has their interface."""
 
 from dataclasses import dataclass
-
-__all__ = ["AttentionShape", "Shapes"]
 
 
 @dataclass(frozen=True)
 class AttentionShape:
     """The attention settings that differ between layers.
 
-    window: past tokens a query sees, itself included. softcap: cap · tanh(x / cap). sinks: one more score per head,
-    learned, that takes its share of the weights and has no value.
+    window: past tokens that a query sees, itself included. softcap: cap · tanh(x / cap). sinks: one more score per
+    head, learned, that takes its share of the weights and has no value.
     """
 
     scale: float
@@ -20,7 +18,7 @@ class AttentionShape:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the weights are the softmax of the scaled products alone, which is what torch's SDPA computes."""
+        """Whether the weights are the softmax of the scaled products alone, as torch's SDPA computes them."""
         return self.softcap is None and not self.sinks
 
 

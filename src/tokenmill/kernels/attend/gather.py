@@ -51,7 +51,8 @@ class ContiguousRows(Gather):
 
 
 def _attend_span(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: Span, shape: AttentionShape) -> Tensor:
-    """[T, N, H]: one span's queries over its own rows by torch's SDPA; L are those that they see. Scores are plain.
+    """Attend with one span's queries over its own rows by torch's SDPA: [T, N, H]. L: rows that they see. Scores are
+    plain.
 
     The grouped-query mode of SDPA repeats K and V in memory (571 µs a layer at 1,000 tokens in bfloat16 on 2 cores);
     here a decoding query's heads are laid out as rows of their kv head, which reads the cache once (108 µs).
@@ -77,7 +78,7 @@ def _attend_span(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: 
 def attend_written_out(
     q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: Span, shape: AttentionShape, sinks_N: Tensor | None
 ) -> Tensor:
-    """_attend_span in plain float32 steps, with caps and sinks: the reference of the tests.
+    """Compute _attend_span in plain float32 steps, with caps and sinks: the reference of the tests.
 
     Each kv head is computed by itself, from copies: products of torch sum in an order that depends on how many there
     are, and how their rows lie in memory, and a rank has fewer heads than one process.
@@ -95,7 +96,7 @@ def attend_written_out(
 def _attend_head(
     q_GTH: Tensor, k_LH: Tensor, v_LH: Tensor, sinks_G: Tensor | None, mask_TL: Tensor, shape: AttentionShape
 ) -> Tensor:
-    """[G, T, H]: the queries of one kv head."""
+    """Attend with the queries of one kv head: [G, T, H]."""
     q_RH, size = _copy(q_GTH).flatten(0, 1), q_GTH.shape[:2]
     scores_GTL = capped((q_RH @ _copy(k_LH).t()).view(*size, -1) * shape.scale, shape) + mask_TL
     if sinks_G is None:
@@ -108,5 +109,5 @@ def _attend_head(
 
 
 def _copy(values: Tensor) -> Tensor:
-    """The values in float32, in memory of their own whose layout their shape decides."""
+    """Copy values to float32, into memory whose layout their shape decides."""
     return torch.empty(values.shape, dtype=torch.float32, device=values.device).copy_(values)

@@ -20,7 +20,7 @@ class Attend:
     padded = False  # whether it serves PaddedStep, not Step
 
     def refuse(self, cache: CacheSpec, device: torch.device, max_length: int, shapes: Shapes) -> str | None:
-        """The reason why this kernel cannot serve, or None."""
+        """Say why this kernel cannot serve; None where it can."""
         return None
 
     def __call__(
@@ -40,14 +40,14 @@ class Attend:
     def attend(
         self, q_TNH: Tensor, layer: LayerKV, step: AnyStep, shape: AttentionShape, sinks_N: Tensor | None
     ) -> Tensor:
-        """The attention of each query over rows that are written already, [T, N, H]."""
+        """Compute the attention of each query over rows that are written already, [T, N, H]."""
         raise NotImplementedError
 
 
 def choose(
     name: str, cache: CacheSpec, device: torch.device, max_length: int, shapes: Shapes, padded: bool = False
 ) -> tuple[str, Attend]:
-    """The kernel of that name, or with "auto" the first that does not refuse; NoKernel with every reason.
+    """Choose the kernel of that name, or with "auto" the first that does not refuse; NoKernel with every reason.
 
     padded: for padded steps, which compiled programs make.
     """
@@ -65,5 +65,5 @@ def choose(
 
 
 def capped(scores: Tensor, shape: AttentionShape) -> Tensor:
-    """The scores as a layer of that shape caps them."""
+    """Cap scores as a layer of that shape does."""
     return scores if shape.softcap is None else torch.tanh(scores / shape.softcap) * shape.softcap

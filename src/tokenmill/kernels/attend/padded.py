@@ -1,8 +1,8 @@
 """Attention backend padded: steps of fixed shape for a compiler to fuse, with no loop over sequences and no branch on
 data.
 
-One query to a sequence is written out as sums: what a compiler makes of it reads each row of the cache where it lies,
-in any format, and stores no copy. More queries gather their rows once and go through torch's SDPA.
+One query to a sequence is written out as sums: code compiled from it reads each row of the cache where it lies, in any
+format, and stores no copy. More queries gather their rows once and go through torch's SDPA.
 """
 
 import torch
@@ -16,7 +16,7 @@ from tokenmill.kernels.attend.kernel import Attend, capped
 
 
 class Padded(Attend):
-    """Every format, device and shape."""
+    """The kernel for padded steps, with every format, device and shape."""
 
     padded = True
 
