@@ -16,15 +16,15 @@ extern "C" {
 enum { TM_ABI = 17 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
-// adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: the residual
-// stream as it is, for a linear without a norm before it. TM_HEADS: what TM_QKV does with heads, after norms over all of them.
+// adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
+// stream, for a linear without a norm before it. TM_HEADS: handles heads as TM_QKV does, after norms over all of them.
 enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5, TM_COPY = 6, TM_HEADS = 7 };
-// What becomes of a linear's products. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
+// The use of a linear's products. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
 // TM_GATED: f(gate) * up. TM_ACTIVATED: f(up). TM_ROUTER: the logits of experts. TM_EXPERT: outputs of experts. TM_STORE: kept
-// as they are, for the operation that follows: TM_HEADS, a norm, or TM_COMBINE, which adds them as those of the shared expert.
-// TM_SHARED_GATE: what the shared expert is multiplied by, before the sigmoid. A TM_NORM with TM_LOGITS is the norm before the
-// head, which takes only the rows whose logits are computed; one with TM_ADD takes what was stored, and adds its results to the
-// residual stream; any other has TM_TO_BUFFER. A TM_COMBINE with TM_STORE stores its sums, for such a norm.
+// for the operation that follows: TM_HEADS, a norm, or TM_COMBINE, which adds them as outputs of the shared expert.
+// TM_SHARED_GATE: the factor of the shared expert, before the sigmoid. A TM_NORM with TM_LOGITS is the norm before the head,
+// which takes only the rows whose logits are computed; a TM_NORM with TM_ADD takes stored products, and adds its results to the
+// residual stream; any other TM_NORM has TM_TO_BUFFER. A TM_COMBINE with TM_STORE stores its sums, for such a norm.
 enum TmEpilogue {
   TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_EXPERT = 6, TM_STORE = 7,
   TM_SHARED_GATE = 8, TM_TO_BUFFER = 9
@@ -41,7 +41,7 @@ enum TmShared { TM_NO_SHARED = 0, TM_SHARED = 1, TM_GATED_SHARED = 2 };
 // with the 32 rows of their gates for TM_GATED.
 typedef struct {
   const uint8_t* data;   // tiles of 16 rows, as laid out by tokenmill's packing; null where another rank computes the unit,
-                         // whose scheme then is that of a unit of this rank
+                         // which then has the scheme of a unit of this rank
   const uint8_t* gate;   // tiles of the gates, null without
   int32_t scheme, gate_scheme;
   int32_t first, count;  // output columns [first, first + count)
@@ -65,7 +65,7 @@ typedef struct {
   const float* k_norm_bias;
   const float* cosines;      // [num_positions, rotary / 2]
   const float* sines;
-  const float* temperatures; // [num_positions]: what queries are multiplied by; null without
+  const float* temperatures; // [num_positions]: factors of queries; null without
   const float* sinks;        // of TM_ATTEND [num_heads]: scores whose exponentials join the softmax's sum; null without
   const float* correction;   // of TM_CHOOSE [experts]: added to the scores where experts are chosen; null without
   const float* const* biases;  // of a linear of experts: the bias of each; null without
@@ -97,15 +97,15 @@ typedef struct {
   int32_t cache_format;   // 0 float32, 1 bfloat16, 2 int8 with a scale for each token and head, 3 float16
   const TmOp* ops;
   int32_t num_ops, num_threads;
-  const char* build;      // of the kernels: "amx", "avx512", "avx2", "dotprod", "portable", or "" for the best there is
+  const char* build;      // of the kernels: "amx", "avx512", "avx2", "dotprod", "portable", or "" for the best that runs
   int64_t num_positions;  // positions are below it
   int64_t num_slots;      // slots of the cache are below it
-  int32_t rank, num_ranks; // processes that compute every step together; num_threads is that of each
+  int32_t rank, num_ranks; // processes that compute every step together, each with num_threads threads
   int32_t max_tokens;     // of a step, where there are several ranks
   int32_t num_processors; // of this machine, where it has several memory nodes
-  const int32_t* processor_nodes; // [num_processors]: the memory node of each, -1 for those that the process may not use
+  const int32_t* processor_nodes; // [num_processors]: the memory node of each, -1 where the process may not use it
   const int32_t* thread_nodes;    // [num_threads]: the memory node of each thread; null where there is one node. The units of
-                          // threads are copied then, and what `units` point to is given back to the system
+                          // threads are copied then, and the memory of `units` is given back to the system
   void* shared;           // memory that all ranks map, zeros at first, tm_shared_bytes(model) of it; null for one rank
 } TmModel;
 
@@ -117,7 +117,7 @@ typedef struct {
 } TmSpan;
 
 // One step. The spans follow each other and have all tokens. A token of -1 is the most probable one after the token before it,
-// which must be in `rows`: tm_run replaces it. Where it would be one of `stops`, it stays -1, as all that follow it in the
+// which must be in `rows`: tm_run replaces it. Where it would be one of `stops`, it stays -1, as do all tokens after it in the
 // span; these are not computed, and their logits are not written.
 typedef struct {
   int32_t num_tokens, num_spans, num_rows, num_stops;
@@ -130,25 +130,25 @@ typedef struct {
   float* logits;          // [num_rows, vocab]
 } TmStep;
 
-// How the token of a row of logits is chosen, as tokenmill's sample/filters.py and sample/probabilities.py say, and what was found.
+// The settings by which the token of a row of logits is chosen, as in sample/filters.py and sample/probabilities.py, and the result.
 typedef struct {
-  const uint32_t* words;  // the mask: bit i of word w admits token 32 w + i, and none behind its end; null admits all
+  const uint32_t* words;  // the mask: bit i of word w admits token 32 w + i, and no token lies behind its end; null admits all
   int64_t num_words;
   double temperature;     // 0: the token with the largest logit, the first among equals
   double top_p;           // 1: off
   double uniform;         // the random number of a draw, in (0, 1)
   float log_min_p;        // -infinity: off
   int32_t top_k;          // 0 and -1: off
-  int64_t token;          // means something only if `largest` is below infinity and `admitted` is finite
+  int64_t token;          // valid only if `largest` is below infinity and `admitted` is finite
   int64_t total;          // of the weights that the draw looked at, where the likeliest token weighs 2**(62 - bits of size)
   float largest;          // of all logits: NaN if there is one
-  float admitted;         // the largest that the mask admits; -infinity if none
+  float admitted;         // the largest logit that the mask admits; -infinity if it admits none
 } TmSample;
 
 int tm_abi(void);
 // Size of each struct, and offset and size of each field, a line each: "TmUnit 0 32", "TmUnit.data 0 8".
 const char* tm_layout(void);
-// Name of the build that models take which name none: the best that this processor runs, or the one that was chosen.
+// Name of the build of models that name none: the best that this processor runs, or the build that was chosen.
 const char* tm_best_build(void);
 // The features of this processor that some build needs, as Linux names them, with a space between two.
 const char* tm_features(void);
@@ -161,11 +161,11 @@ void* tm_make(const TmModel* model, char* why, int why_bytes);
 // 0, or 1 with the reason in `why`. A model runs one step at a time.
 int tm_run(void* model, const TmStep* step, char* why, int why_bytes);
 void tm_free(void* model);
-// Of several ranks: bytes of the memory that they share.
+// Bytes of the memory that several ranks share.
 int64_t tm_shared_bytes(const TmModel* model);
-// Of every rank but 0: runs the steps of rank 0 until that one frees its model. Result: as tm_run.
+// Called by every other rank: runs the steps of rank 0 until rank 0 frees its model. Result: as tm_run.
 int tm_follow(void* model, char* why, int why_bytes);
-// A rank has ended: steps that wait for it fail, and all that follow. `shared` is that of the model.
+// Called when a rank has ended: steps that wait for it fail, and so do all later steps. `shared`: the model's.
 void tm_lose(void* shared);
 // Index and value of the largest of each row [rows, size], the first among equals; NaN is the largest.
 void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices, float* max_values);
@@ -173,13 +173,13 @@ void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices
 int tm_sample(const float* logits, int64_t rows, int64_t size, TmSample* samples);
 // The grid (scale and minimum) of each row of numbers [inputs, rows], which are the weights of a group, so that the values code *
 // scale + minimum that are nearest to the numbers have the smallest squared error, weighted by `weights` [inputs]. kind: any
-// minimum (0), one of which a code stands for zero (1), or the one with zero in the middle (2). scratch: [inputs, 16]. build: see
+// minimum (0), a minimum where a code stands for zero (1), or where the middle code does (2). scratch: [inputs, 16]. build: see
 // TmModel. 0, or 1 where there is no such build.
 int tm_fit_grid(const char* build, const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights,
                 float* scratch, float* scales, float* minimums);
 // Rounds numbers [inputs, rows] on the grids of their rows, input by input: codes [inputs, rows], and errors [inputs, rows] divided
-// by the diagonal of `factor` [inputs, inputs], whose other numbers say how much of each error is subtracted from each input
-// after it before that is rounded. scratch, build, result: as above.
+// by the diagonal of `factor` [inputs, inputs], whose other numbers say how much of each error is subtracted from each later
+// input before that input is rounded. scratch, build, result: as above.
 int tm_round_group(const char* build, const float* numbers, int64_t rows, int inputs, int bits, const float* scales,
                    const float* minimums, const float* factor, float* scratch, uint8_t* codes, float* errors);
 // Bytes of a tile of 16 rows and `inputs` columns.

@@ -10,7 +10,7 @@ void add(std::string& text, const char* name, size_t offset, size_t size) {
   text += std::string(name) + " " + std::to_string(offset) + " " + std::to_string(size) + "\n";
 }
 
-// A line for the struct itself, "TmUnit 0 32", and one for each of its fields, "TmUnit.data 0 8".
+// A line for the struct itself, "TmUnit 0 32", and a line for each of its fields, "TmUnit.data 0 8".
 std::string layout() {
   std::string text;
 #define STRUCT(type) add(text, #type, 0, sizeof(type));

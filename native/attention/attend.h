@@ -153,7 +153,7 @@ int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Keys are multiplied as floats, or in pairs of bfloat16.
 constexpr bool multiplied_as_floats(int format) { return format == AS_FLOAT32 || format == AS_FLOAT16; }
-// Whether interleave_keys reads float16 from the cache itself; otherwise key_words makes floats of it before.
+// Whether interleave_keys reads float16 from the cache itself; otherwise key_words converts it to floats before.
 #if TM_AVX512
 constexpr int HALVES_AT_ONCE = 16;
 #else
@@ -184,7 +184,7 @@ JobScratch divide_scratch(const AttentionJob& job) {
 
 int64_t slot_of(const AttentionJob& job, int64_t position) { return job.base >= 0 ? job.base + position : job.slots[position]; }
 
-// Sets the positions that at least one query of the job attends to.
+// Sets the positions to which at least one query of the job attends.
 void find_seen(AttentionJob& job) {
   int64_t begin = job.end, end = job.begin;
   for (int r = 0; r < job.num_rows; r++) {
@@ -196,8 +196,8 @@ void find_seen(AttentionJob& job) {
   job.seen_begin = some ? begin : job.begin, job.seen_end = some ? end : job.end;
 }
 
-// Finds where the cached rows of the job begin. A row that no query attends to may hold anything, and 0 times NaN is not 0: the
-// nearest one that is attended to stands in its place. Behind the last position the last row is repeated, up to a multiple of 16.
+// Finds where the cached rows of the job begin. A row to which no query attends may hold anything, and 0 times NaN is not 0: the
+// nearest row with a query stands in its place. Behind the last position the last row is repeated, up to a multiple of 16.
 template <int FORMAT>
 int locate_rows(const AttentionJob& job, const void* cache, const uint8_t** rows) {
   const int64_t head = format_bytes(FORMAT) * (int64_t)job.head_dim, stride = job.num_kv_heads * head;
@@ -213,7 +213,7 @@ int locate_rows(const AttentionJob& job, const void* cache, const uint8_t** rows
   return count;
 }
 
-// A key as words: int8 is converted to bfloat16, float16 to floats unless that is done later; a key that is no multiple of 16
+// A key as words: int8 is converted to bfloat16, float16 to floats unless interleave_keys converts it; a key that is no multiple of 16
 // bytes is copied and padded with zeros.
 template <int FORMAT>
 const uint32_t* key_words(const AttentionJob& job, const uint8_t* key, int words, uint32_t* scratch) {
@@ -293,7 +293,7 @@ void add_block_values(const AttentionJob& job, const JobScratch& scratch, int he
   float* out = job.value_sum + (int64_t)first_row * width;
   if (FORMAT == AS_INT8)
     for (int i = 0; i < count; i++) {
-      int64_t position = job.begin + from + i;  // or the one whose row stands in its place
+      int64_t position = job.begin + from + i;  // or the position whose row stands in its place
       position = position < job.seen_begin ? job.seen_begin : position < job.seen_end ? position : job.seen_end - 1;
       const float scale = job.v_scales[slot_of(job, position) * job.num_kv_heads + job.head + head];
       for (int r = 0; r < job.num_rows; r++) weights[(int64_t)r * SPLIT + i] *= scale;
@@ -313,7 +313,7 @@ template <int LEVEL> TM_INLINE void prefetch_rows(const uint8_t* const* rows, in
     for (int64_t at = 0; at < bytes; at += 64) TM_PREFETCH(rows[p] + at, LEVEL);
 }
 
-// Prefetches what the next two blocks of 16 positions need. K rows come first and V rows later, because two streams at once are
+// Prefetches the rows of the next two blocks of 16 positions. K rows come first and V rows later, because two streams at once are
 // slower than one after the other.
 TM_INLINE void prefetch_ahead(const uint8_t* const* rows, int from, int count, int64_t bytes) {
   prefetch_rows<2>(rows, from + 32, count, bytes), prefetch_rows<3>(rows, from + 16, count, bytes);
@@ -369,8 +369,8 @@ bool all_finite(const float* x, int n) {  // n is a multiple of 16
   return reduce_sum(zeros) == 0;
 }
 
-// A query that attends to fewer positions than others of the job is computed alone where its values are not finite: one of the
-// others' rows may have made them so.
+// A query that attends to fewer positions than other queries of the job is computed alone where its values are not finite: a row
+// of the others may have made them so.
 void attend(const AttentionJob& given) {
   AttentionJob job = given;
   find_seen(job);

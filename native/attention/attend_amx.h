@@ -1,4 +1,4 @@
-// Attention over a cache in bfloat16 by the matrix unit (AMX). Included by attend.h, after what the two share.
+// Attention over a cache in bfloat16 by the matrix unit (AMX). Included by attend.h, after the code that the two share.
 //
 // Scores lie as [positions][lanes], where the lanes are the queries of all heads of the job, head by head. Keys are thus read
 // as they lie in the cache, and the maximum and the sum of a query need no other lanes. A tile of 16 lanes may hold queries of
@@ -62,7 +62,7 @@ AmxScratch divide_amx_scratch(const AttentionJob& job) {
 TM_INLINE int first_tile(const AttentionJob& job, int head) { return head * job.num_rows / LANES; }
 TM_INLINE int last_tile(const AttentionJob& job, int head) { return ((head + 1) * job.num_rows - 1) / LANES; }
 
-// The lanes of a tile that are queries of a head.
+// The lanes of a tile that hold queries of a head.
 struct LaneRange {
   int begin, end;
 };
@@ -71,8 +71,8 @@ TM_INLINE LaneRange lanes_of(const AttentionJob& job, int head, int tile) {
   return {begin > 0 ? begin : 0, end < LANES ? end : LANES};
 }
 
-// Where a head's queries for a tile of lanes begin. Two heads have at most one tile in common, so that head + tile is a number
-// of its own for each.
+// The place of a head's queries for a tile of lanes. Two heads have at most one tile in common, so that each pair has its own
+// head + tile.
 TM_INLINE uint32_t* queries_at(const AmxScratch& f, int head, int tile) {
   return f.queries + (int64_t)(head + tile) * f.words * LANES;
 }

@@ -1,4 +1,4 @@
-// How much scratch memory one attention job needs. It is divided in attend.h and attend_amx.h.
+// The bytes of scratch memory that one attention job needs. attend.h and attend_amx.h divide it.
 #pragma once
 #include <algorithm>
 

@@ -1,7 +1,8 @@
-// What each thread sets at the beginning of a step and sets back at its end. Included by kernels.cpp, once per instruction set.
+// The modes that each thread sets at the beginning of a step and sets back at its end. Included by kernels.cpp, once per
+// instruction set.
 //
-// Subnormal numbers count as zero within a step. The instructions that multiply bfloat16 (AVX512-BF16 and AMX) know no others,
-// and all builds compute the same bits.
+// Subnormal numbers count as zero within a step. The instructions that multiply bfloat16 (AVX512-BF16 and AMX) have no other
+// mode, and all builds compute the same bits.
 #pragma once
 #include <cstdint>
 #if defined(__x86_64__)

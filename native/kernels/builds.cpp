@@ -54,7 +54,7 @@ class Processor {
   Processor() {
     unsigned high;
     read(1, 0, leaf1_);
-    if (!(leaf1_.c >> 27 & 1)) return;  // the system saves no more than the registers that every x86-64 has
+    if (!(leaf1_.c >> 27 & 1)) return;  // the system saves only the registers that every x86-64 has
     __asm__("xgetbv" : "=a"(saved_), "=d"(high) : "c"(0));
     read(7, 0, leaf7_);
     if (leaf7_.a >= 1) read(7, 1, leaf71_);
@@ -85,8 +85,8 @@ class Processor {
     if (!__get_cpuid_count(number, part, &leaf.a, &leaf.b, &leaf.c, &leaf.d)) leaf = Leaf();
   }
 
-  // Whether there is a matrix unit and the system lets this process use it. The system is asked because every thread that uses
-  // the unit needs 8 KB more to save its registers.
+  // Whether there is a matrix unit and the system lets this process use it. The system must be asked, because every thread that
+  // uses the unit needs 8 KB more to save its registers.
   bool may_use_amx() const {
 #if defined(__linux__)
     constexpr unsigned BFLOAT16 = 1u << 22, TILES = 1u << 24, INT8 = 1u << 25, ALL = BFLOAT16 | TILES | INT8;

@@ -1,5 +1,5 @@
-// The search for the grids of quantised weights: values code * scale + minimum that lose least. quant/grid.py says how it goes
-// and computes the same bits. Sixteen rows of a matrix are searched at once, one in each lane, so that every sum is over the
+// The search for the grids of quantised weights: values code * scale + minimum with the smallest error. quant/grid.py describes
+// it and computes the same bits. Sixteen rows of a matrix are searched at once, one in each lane, so that every sum is over the
 // inputs in order. Included by kernels.cpp, once per instruction set.
 #pragma once
 #include "kernels/kernels.h"
@@ -11,13 +11,13 @@ struct Grid {
   F scales, minimums;
 };
 
-// Of one grid: the weighted squared error; and weighted sums of the steps from its zero, their squares, the numbers, and the
-// products of both. The zero is code 0 where the minimum is free.
+// The figures of one grid: the weighted squared error; and weighted sums of the steps from its zero, their squares, the numbers,
+// and the products of both. The zero is code 0 where the minimum is free.
 struct GridSums {
   F error, steps, squares, numbers, products;
 };
 
-// The numbers of a group, [inputs, TILE], and what an error of each input counts.
+// The numbers of a group, [inputs, TILE], and the weight of an error of each input.
 struct GridGroup {
   const float* numbers;
   const float* weights;
@@ -46,7 +46,7 @@ template <bool FREE> GridSums evaluate(const GridGroup& group, const Grid& grid,
   return sums;
 }
 
-// The grid that fits the codes of `grid` best.
+// The grid that fits the codes of `grid` best, by least squares.
 template <bool FREE> Grid refitted(const GridSums& sums, const Grid& grid, F zeros, F total) {
   if (!FREE) {
     const F found = grid_half(div(sums.products, grid_divisor(sums.squares)));

@@ -1,16 +1,16 @@
 // The table of functions that one build of the kernels offers, and the types that they share with the rest.
 //
-// kernels.cpp is compiled once per instruction set; builds.cpp picks a table when a model is made. A kernel works on one row, one or two tiles of weights, or one attention job; it knows nothing of models,
-// steps or threads. The order of every sum depends on the model's shape alone, so that a row's bits do not depend on the rows
-// beside it.
+// kernels.cpp is compiled once per instruction set; builds.cpp picks a table when a model is made. A kernel works on one row, one
+// or two tiles of weights, or one attention job; it knows nothing of models, steps or threads. The order of every sum depends on
+// the model's shape alone, so that a row's bits do not depend on the rows beside it.
 #pragma once
 #include <cstdint>
 
 #include "abi.h"
 
-// How the rows of a weight matrix are stored (products/products.h has the layouts). Q4_MIN, Q5_MIN: with minimums; Q4_WIDE, Q5_WIDE: with
-// minimums, and both as float32; Q4_PAIR: with minimums, two groups sharing a scale; Q8_WIDE: with scales as float32; Q6_HALVES:
-// with an integer factor of the scale for each half of a group.
+// How the rows of a weight matrix are stored (products/products.h has the layouts). Q4_MIN, Q5_MIN: with minimums; Q4_WIDE,
+// Q5_WIDE: with minimums, which are float32 as the scales are; Q4_PAIR: with minimums, two groups sharing a scale; Q8_WIDE: with
+// scales as float32; Q6_HALVES: with an integer factor of the scale for each half of a group.
 enum Scheme {
   FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, Q8 = 3, Q4 = 4, Q4_MIN = 5, Q4_WIDE = 6, Q4_PAIR = 7, Q8_WIDE = 8, Q5_WIDE = 9,
   Q6_HALVES = 10, Q5_MIN = 11, NUM_SCHEMES = 12
@@ -18,7 +18,7 @@ enum Scheme {
 // How activations or cached K and V rows are stored. AS_INT8: codes with a float32 scale for each group (activations), or for
 // each token and head (cache). AS_FLOAT16 is of the cache alone.
 enum Format { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2, AS_FLOAT16 = 3, NUM_FORMATS = 4 };
-// Which minimums the grid of a group may have: any, those of which a code stands for zero, or the one whose zero is in the middle.
+// The minimums that the grid of a group may have: any, a minimum where a code stands for zero, or where the middle code does.
 enum GridKind { GRID_MINIMUM = 0, GRID_ZERO_POINT = 1, GRID_SYMMETRIC = 2 };
 enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, XIELU = 6, SWIGLU = 7, NUM_ACTIVATIONS = 8 };
 
@@ -47,8 +47,7 @@ inline constexpr int format_bytes(int format) { return format == AS_FLOAT32 ? 4 
 #endif
 
 // Activations [tokens, k] in one format; k is a multiple of PAD. Codes of AS_INT8 have a scale per group of 32 inputs and three
-// sums that products need. The matrix unit reads up to 15 rows behind the last row of `bfloats`, and ignores what it computes
-// from them.
+// sums that products need. The matrix unit reads up to 15 rows behind the last row of `bfloats`, and ignores their products.
 struct Activations {
   int format, k;
   float* floats;
@@ -84,13 +83,13 @@ struct AttentionJob {
   float* exp_sum;
   float* value_sum;
   uint8_t* scratch;  // attention_scratch_bytes
-  int64_t seen_begin, seen_end;  // the positions that at least one query attends to, or all; the kernel finds them
+  int64_t seen_begin, seen_end;  // the positions to which at least one query attends, or all; the kernel finds them
 };
 
 struct Kernels {
   const char* name;
   // Called by every thread around the operations of a step: they configure and release the matrix unit, and have subnormal
-  // numbers count as zero. The second takes what the first returns.
+  // numbers count as zero. The second takes the first's result.
   uint64_t (*begin_step)();
   void (*end_step)(uint64_t mode);
   // By scheme: out[t * stride + row] for the 16 rows of each of one or two tiles and the tokens [first, first + count).
@@ -101,14 +100,14 @@ struct Kernels {
   void (*convert)(const float* x, int64_t stride, const Activations& activations, int first, int count, int from, int to);
   // RMS norm, or layer norm where `centred`.
   void (*norm)(const float* x, float* y, int n, const float* weight, const float* bias, float eps, int centred);
-  // x = f(x) * up, or f(x) where up is null. a and b are the numbers of kinds that have some: see TmOp.
+  // x = f(x) * up, or f(x) where up is null. a and b: numbers of the activation, see TmOp.
   void (*activate)(float* x, const float* up, int n, int kind, float a, float b);
   void (*rotate)(float* x, const float* cosines, const float* sines, int half);  // rotary embedding of pairs (i, i + half)
   void (*softcap)(float* x, int n, float cap);
   void (*attend)(const AttentionJob& job);
   // Stores one head's K or V row in the cache. `scale` is written for AS_INT8.
   void (*store_kv)(const float* x, int n, int format, void* row, float* scale);
-  // Merges a later split's partial softmax into the first three. exp_sum 0 means nothing was merged yet, or nothing is visible.
+  // Merges a later split's partial softmax into the first three. exp_sum 0: nothing was merged yet, or nothing is visible.
   void (*merge)(float* max_score, float* exp_sum, float* value_sum, float max_score2, float exp_sum2, const float* value_sum2,
                 int n);
   void (*add)(float* x, const float* y, int n);

@@ -1,5 +1,5 @@
-// One row of logits and the mask of its constraint: the largest, the k-th largest, those from a bound on. A mask has a word for
-// each 32 tokens, so numbers are read in chunks of so many; those that are not admitted count as -infinity.
+// One row of logits and the mask of its constraint: the largest logit, the k-th largest, logits from a bound on. A mask has a word
+// for each 32 tokens, so numbers are read in chunks of 32; numbers that are not admitted count as -infinity.
 #pragma once
 #include "kernels/kernels.h"
 #include "kernels/sample_scratch.h"
@@ -10,7 +10,7 @@ namespace {
 struct Logits {
   const float* x;
   int64_t size;
-  const uint32_t* words;  // null admits every token, and no token behind its end
+  const uint32_t* words;  // null admits every token; no token lies behind its end
   int64_t num_words;
 };
 
@@ -93,8 +93,8 @@ float select(float* begin, float* end, int64_t k) {
   }
 }
 
-// The k-th largest number, or -infinity if fewer are admitted. Those that are larger than the k-th of the numbers before are
-// collected; whenever there are too many, the k largest are kept. collected: has room for 2 k or 256 numbers and one chunk.
+// The k-th largest number, or -infinity if fewer are admitted. Numbers that are larger than the k-th so far are collected;
+// whenever there are too many, the k largest are kept. collected: has room for 2 k or 256 numbers and one chunk.
 float kth_largest(const Logits& row, int64_t k, float* collected) {
   alignas(64) float part[CHUNK];
   const int64_t most = 2 * k < 256 ? 256 : 2 * k;
@@ -109,8 +109,9 @@ float kth_largest(const Logits& row, int64_t k, float* collected) {
   return count < k ? -INFINITY : select(collected, collected + count, k);
 }
 
-// Copies the ids and logits of all admitted tokens whose logit is at least `bound` into the scratch buffers, in ascending order of ids.
-// Returns the number of these tokens. A chunk of -infinity, which has the probability 0, follows them, because they are read in whole chunks.
+// Copies the ids and logits of all admitted tokens whose logit is at least `bound` into the scratch buffers, in ascending order of
+// ids. Returns the number of these tokens. A chunk of -infinity, which has the probability 0, follows them, because they are read
+// in whole chunks.
 int64_t collect(const Logits& row, float bound, const SampleScratch& to) {
   alignas(64) float part[CHUNK];
   int64_t count = 0;

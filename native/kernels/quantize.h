@@ -6,8 +6,8 @@
 
 namespace {
 
-// Groups of 32 floats and where their codes and figures go: pointers and index of the first group, and the distance from each
-// to the next.
+// Groups of 32 floats and the places of their codes and figures: pointers and index of the first group, and the distance from
+// each to the next.
 struct Groups {
   const float* x;
   int8_t* codes;

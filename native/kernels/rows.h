@@ -36,7 +36,7 @@ TM_INLINE F tanh(F x) {  // 1 - 2 / (e**2x + 1)
   return sub(set1(1), div(set1(2), add(exp(add(x, x)), set1(1))));
 }
 
-// xIELU (arXiv 2411.13010) with beta 0.5: alpha of positive inputs, alpha of negative ones.
+// xIELU (arXiv 2411.13010) with beta 0.5: alpha of positive inputs, alpha of negative inputs.
 TM_INLINE F xielu(F x, float positive, float negative) {
   float v[16];
   store(v, x);

@@ -14,7 +14,7 @@ enum { BLOCK = 16 * CHUNK };  // logits that share one partial sum of weights, s
 
 TM_INLINE float larger(float a, float b) { return a > b ? a : b; }
 
-// The weights of all numbers, a sum for each block; those below the bound weigh nothing.
+// The weights of all numbers, a sum for each block; numbers below the bound weigh nothing.
 int64_t sum_blocks(const Logits& row, float bound, const Scaling& how, int64_t* sums) {
   alignas(64) float part[CHUNK];
   int64_t total = 0;
@@ -60,10 +60,10 @@ TM_INLINE int64_t sum(const int64_t* weights, int64_t count) {
   return total;
 }
 
-// What top_p keeps: the weights above `smallest`, and the first num_tied of those that equal it.
+// The weights that top_p keeps: all above `smallest`, and the first num_tied that equal it.
 struct Kept { int64_t smallest, num_tied; };
 
-// In descending order, a weight is kept if those before it add up to less than `wanted`, which is above 0.
+// In descending order, a weight is kept if the weights before it add up to less than `wanted`, which is above 0.
 Kept keep_largest(int64_t* begin, int64_t* end, double wanted) {
   int64_t before = 0;
   uint64_t places = 0;
@@ -92,14 +92,14 @@ template <class Keeps> int64_t leave(const SampleScratch& of, int64_t count, Kee
   return left;
 }
 
-// Of collected tokens, those that top_p leaves, and of these those that min_p leaves.
+// Reduces collected tokens to the tokens that top_p keeps, and these to the tokens that min_p keeps.
 int64_t filter(const TmSample& wants, const SampleScratch& of, int64_t count, double wanted, Scaling& how) {
   memcpy(of.copy, of.weights, sizeof(int64_t) * (size_t)count);
   Kept kept = keep_largest(of.copy, of.copy + count, wanted);
   count = leave(of, count, [&](float, int64_t weight) {
     return weight > kept.smallest || (weight == kept.smallest && kept.num_tied-- > 0);
   });
-  float largest = -INFINITY;  // not always 0: of tokens that weigh the same, the first are left
+  float largest = -INFINITY;  // not always 0: where tokens weigh the same, the first are left
   for (int64_t i = 0; i < count; i++) largest = larger(scaled(of.x[i], how), largest);
   count = leave(of, count, [&](float x, int64_t) { return scaled(x, how) - largest >= wants.log_min_p; });
   how.offset = largest;
@@ -107,7 +107,7 @@ int64_t filter(const TmSample& wants, const SampleScratch& of, int64_t count, do
   return count;
 }
 
-// A bound below which all weights together are half of what top_p leaves out, or less.
+// A bound below which all weights together are at most half of the weight that top_p leaves out.
 float bound_of_top_p(double top_p, int64_t total, int64_t size, const Scaling& how) {
   if (1 - top_p < 1e-9) return -INFINITY;  // roundings of the sum may be as large
   const double weight = (1 - top_p) * 0.5 * (double)total / (double)size;
@@ -120,7 +120,7 @@ int64_t draw(const Logits& row, TmSample& wants, const SampleScratch& scratch) {
   const float temperature = larger((float)wants.temperature, FLT_MIN);
   Scaling how{wants.admitted, temperature, 0, weight_bits(row.size)};
   const bool has_top_k = wants.top_k > 0 && wants.top_k < row.size, has_top_p = wants.top_p < 1;
-  float bound = least_scaled_to((float)(how.bits + 2) * -0.7f, how);  // what is below it weighs nothing
+  float bound = least_scaled_to((float)(how.bits + 2) * -0.7f, how);  // smaller numbers weigh nothing
   if (has_top_k) bound = larger(bound, least_scaled_to(scaled(kth_largest(row, wants.top_k, scratch.numbers()), how), how));
   if (!has_top_p) bound = larger(bound, least_scaled_to(wants.log_min_p, how));
   if (!has_top_k && (has_top_p || wants.log_min_p == -INFINITY)) {

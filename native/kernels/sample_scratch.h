@@ -2,7 +2,7 @@
 #pragma once
 #include "kernels/kernels.h"
 
-enum { CHUNK = 32 };  // numbers that are read together: those of one word of a mask
+enum { CHUNK = 32 };  // numbers that are read together, as many as a word of a mask has bits
 
 struct SampleScratch {
   int64_t *weights, *copy;

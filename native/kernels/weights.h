@@ -1,5 +1,5 @@
-// Unnormalised probabilities as integers: a draw gives each token a weight: 2**bits times the exponential of its scaled logit, rounded
-// down. Sums of integers have no rounding, so they do not depend on the order of the tokens.
+// Unnormalised probabilities as integers: a draw gives each token a weight, 2**bits times the exponential of its scaled logit,
+// rounded down. Sums of integers have no rounding, so they do not depend on the order of the tokens.
 //
 // The exponential is ours and made of products and sums that round one by one, so that every build computes the same bits. It is
 // off by less than a unit in the last place (tests/program/native_kernels.cpp compares it with long double).
@@ -11,8 +11,8 @@
 
 namespace {
 
-// What numbers x become: (x - largest) / temperature, rounded to float32 after either step. `offset` is subtracted from that
-// in float64: the largest that is left. The likeliest token weighs 2**bits.
+// The scaling of numbers x: (x - largest) / temperature, rounded to float32 after either step. `offset`, the largest scaled number
+// that is left, is subtracted from it in float64. The likeliest token weighs 2**bits.
 struct Scaling {
   float largest, temperature;
   double offset;
@@ -23,7 +23,7 @@ TM_INLINE float scaled(float x, const Scaling& how) { return (x - how.largest) /
 
 // 2**bits * e**below, rounded down. below: at most 0.
 TM_INLINE int64_t weight(double below, int64_t bits) {
-  constexpr double SHIFT = 0x1.8p52;  // what is added to it is rounded to a whole number, to be read in its last bits
+  constexpr double SHIFT = 0x1.8p52;  // numbers added to it are rounded to whole numbers, which stand in its last bits
   const double lowest = (double)(bits + 1) * -0x1.62e42fefa39efp-1;  // weighs half a unit
   const double x = below > lowest ? below : lowest, shifted = x * 0x1.71547652b82fep0 + SHIFT, n = shifted - SHIFT;
   const double high = x - n * 0x1.62e42fefa38p-1, low = n * 0x1.ef35793c7673p-45, r = high - low;  // n ln 2: `high` is exact
@@ -64,8 +64,8 @@ TM_INLINE int64_t sum_of_weights(const float* x, const Scaling& how) {
   return sum;
 }
 
-// The least number that becomes `wanted` or more, which is at most 0. Numbers are tried in the order of the floats: as
-// integers, they are in order once the lower bits of the negative ones are flipped.
+// The smallest number whose scaled value is `wanted`, which is at most 0, or more. Numbers are tried in the order of the floats:
+// as integers, they are in order once the lower bits of negative numbers are flipped.
 float least_scaled_to(float wanted, const Scaling& how) {
   const auto number = [](int64_t place) {
     const int32_t bits = (int32_t)(place < 0 ? place ^ 0x7fffffff : place);

@@ -25,12 +25,12 @@ bool is_scheme(int scheme) { return scheme >= 0 && scheme < NUM_SCHEMES; }
 bool is_table(int scheme) { return scheme == FLOAT32 || scheme == BFLOAT16 || scheme == FLOAT16; }
 bool is_buffer(int buffer) { return buffer >= 0 && buffer < NUM_BUFFERS; }
 
-// Operations that a later one depends on: the last of each kind before it.
+// Operations on which later ones depend: the last of each kind so far.
 struct Before {
   TmOp heads{};      // TM_QKV, or TM_HEADS
   TmOp attention{};
   TmOp inner{};      // TM_GATED or TM_ACTIVATED
-  TmOp stored{};     // what has written stored products
+  TmOp stored{};     // the operation that has stored products
 };
 
 bool is_inner(const TmOp& op) { return op.kind == TM_LINEAR && (op.epilogue == TM_GATED || op.epilogue == TM_ACTIVATED); }

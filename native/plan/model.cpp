@@ -1,4 +1,4 @@
-// How a model is prepared once, before any step: formats of the activation buffers, and units divided among threads.
+// The preparation of a model, once before any step: formats of the activation buffers, and units divided among threads.
 #include "plan/model.h"
 
 #include <numeric>
@@ -51,8 +51,8 @@ void Model::lay_out_buffers() {
   buffers[TM_MLP_IN].formats |= buffers[TM_GATHERED].formats;
 }
 
-// Each thread gets units of about the same number of bytes, in the order in which they lie in memory. Which experts a step
-// chooses is not known yet, so that each thread gets the same share of every expert: these are the units of one.
+// Each thread gets units of about the same number of bytes, in the order in which they lie in memory. It is not known yet which
+// experts a step chooses, so that each thread gets the same share of every expert: the shares hold units of one expert.
 std::vector<std::vector<int>> Model::divide(const TmOp& op) const {
   std::vector<int> own;
   std::vector<int64_t> cost;

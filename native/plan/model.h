@@ -1,5 +1,5 @@
 // A model as it stays for all steps: its shape, its operations, the kernels of this processor, and how the units of every
-// matrix are divided among the threads. Built once by tm_make from what Python describes; the threads only read it.
+// matrix are divided among the threads. Built once by tm_make from Python's description; the threads only read it.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -10,7 +10,7 @@
 
 constexpr int NUM_BUFFERS = 5;  // enum TmBuffer
 
-// What an activation buffer must hold for the linears that read it.
+// The contents of an activation buffer for the linears that read it.
 struct BufferLayout {
   int width = 0;    // inputs of those linears
   int formats = 0;  // bit 1 << Format for each format that one of them reads
@@ -35,18 +35,18 @@ struct Model {
   // Threads of all ranks, which are numbered rank by rank.
   int num_threads() const { return shape.num_ranks * shape.num_threads; }
 
-  // Of the layer whose queries, keys and values `op` computes, or whose attention it is: query heads of one kv head; head_dim,
+  // Sizes in the layer to which `op`, TM_QKV or an attention, belongs: query heads of one kv head; head_dim,
   // padded to a multiple of TILE; entries of all heads; bytes of one head in a cached row.
   int group(const TmOp& op) const { return shape.num_heads / op.num_kv_heads; }
   static int head_width(const TmOp& op) { return (int)rounded(op.head_dim, TILE); }
   int64_t attended_width(const TmOp& op) const { return (int64_t)shape.num_heads * op.head_dim; }
   int64_t head_bytes(const TmOp& op) const { return format_bytes(shape.cache_format) * (int64_t)op.head_dim; }
 
-  // The most over all layers.
+  // The largest of these over all layers.
   int max_head_width() const { return (int)rounded(max_head_dim, TILE); }
   int64_t attended_stride() const { return rounded((int64_t)shape.num_heads * max_head_dim, PAD); }
 
-  // The first position that a query at `position` attends to.
+  // The first position to which a query at `position` attends.
   static int64_t first_visible(const TmOp& op, int64_t position) {
     return op.window ? std::max<int64_t>(0, position - op.window + 1) : 0;
   }

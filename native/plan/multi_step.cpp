@@ -47,7 +47,7 @@ void MultiStep::add_known_tokens(int number) {
   num_done_[(size_t)number] += count;
 }
 
-// A thread takes about the logits that it has written itself.
+// A thread takes about those logits that it has written itself.
 void MultiStep::find_max(int thread) {
   const auto [from, to] = share_of(model_.shape.vocab, thread, model_.num_threads());
   for (int row = 0; row < pass_.num_rows; row++) {

@@ -1,6 +1,6 @@
 // Several greedy decoding steps in one call. A token of -1 in a step is the most probable one after the token before it, which
 // is known only when that token's logits are. The step is therefore computed in passes: each pass has, of every span, the
-// tokens that are known by then. A step without such tokens is one pass.
+// tokens that are known by then. A step without tokens of -1 is one pass.
 #pragma once
 #include <vector>
 
@@ -20,13 +20,13 @@ class MultiStep {
 
   static bool has_unknown(const TmStep& step);
   void begin(const TmStep& step);
-  // The next pass, as a step of its own; null when none is left.
+  // The next pass, as a step of its own; null when no pass is left.
   const TmStep* next_pass();
-  // [row of the pass]: the row of the step's logits that it is written to.
+  // [row of the pass]: its row in the step's logits.
   const int64_t* logit_rows() const { return logit_rows_.data(); }
-  // On every thread, after a pass: the largest logit of each row among this thread's part of the vocabulary.
+  // Called by every thread after a pass: finds the largest logit of each row in this thread's part of the vocabulary.
   void find_max(int thread);
-  // After find_max of all threads: the tokens after those of the pass, put in their place in the step.
+  // Called after find_max of all threads: puts the tokens that follow the pass into their places in the step.
   void store_next_tokens();
 
  private:

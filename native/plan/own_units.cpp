@@ -13,7 +13,7 @@ int64_t data_bytes(const TmOp& op, const TmUnit& unit, int scheme) {
   return (unit.count + TILE - 1) / TILE * tile_bytes(scheme, op.inputs);
 }
 
-// Gives back the pages that lie wholly within [begin, end). Those of a file are read again if they are needed.
+// Gives back the pages that lie wholly within [begin, end). Pages of a file are read again if they are needed.
 void give_back(const uint8_t* begin, const uint8_t* end) {
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
   const uintptr_t first = ((uintptr_t)begin + page - 1) / page * page, last = (uintptr_t)end / page * page;

@@ -10,7 +10,7 @@
 
 class OwnUnits {
  public:
-  // Moves the units of all linears and gives back the memory where they lay. Nothing where there is one node.
+  // Moves the units of all linears and gives back the memory where they lay. Does nothing where there is one node.
   OwnUnits(Model& model, Threads& threads);
 
  private:

@@ -48,7 +48,7 @@ void StepPlan::list_tasks(int kv_heads, std::vector<AttentionTask>& list) const 
 }
 
 // In a step where at least MIN_PREFETCH_TOKENS sequences decode, tasks are assigned to threads beforehand. Each thread then
-// knows what it will read of the cache and prefetches it during the products before, which are bound by arithmetic there.
+// knows its rows of the cache and prefetches them during the products before, which are bound by arithmetic there.
 void StepPlan::assign_tasks(const Model& model) {
   const size_t num_threads = (size_t)model.num_threads();
   tasks_of.resize(num_threads), slots_of.resize(num_threads);

@@ -1,5 +1,5 @@
-// What the calling thread decides about one step before the others start: where each span's attention results go, and the
-// attention tasks with the threads that take them.
+// The calling thread's plan of one step, made before the other threads start: the places of each span's attention results, and
+// the attention tasks with the threads that take them.
 //
 // A span is the tokens of one sequence in the step. A short span attends split by split (SPLIT cached positions each, as in
 // flash decoding): any thread takes a split, and the partial results are merged afterwards in the order of the splits. A long
@@ -12,17 +12,17 @@
 #include "plan/model.h"
 
 constexpr int SMALL_STEP = 16;      // tokens up to which every thread norms and merges all of them by itself: no barrier
-constexpr int QUERY_TILE = 16;      // tokens of a span from which on it is long, and queries of one task
+constexpr int QUERY_TILE = 16;      // a span with so many tokens or more is long; queries of one task
 constexpr int MAX_DECODE_TOKENS = 4; // tokens of a span up to which one task may take all kv heads of a split
 
 struct Span : TmSpan {
-  int64_t partials;    // of a short span: index of its first partial result; -1 for a long one
-  int64_t num_splits;  // that its last token attends to
+  int64_t partials;    // of a short span: index of its first partial result; -1 for a long span
+  int64_t num_splits;  // to which its last token attends
 };
 
 struct AttentionTask {
   int span, head, num_heads;  // kv heads [head, head + num_heads)
-  int64_t index;              // of the split of a short span, or of the tile of queries of a long one
+  int64_t index;              // of a short span's split, or of a long span's tile of queries
 };
 
 // Slots of the cache that follow each other.
@@ -32,13 +32,13 @@ struct SlotRange {
 
 struct StepPlan {
   const TmStep* step = nullptr;
-  const int64_t* logit_rows = nullptr;  // [row]: the row of step->logits that it is written to; null: the same
+  const int64_t* logit_rows = nullptr;  // [row]: its row in step->logits; null: the same
   bool small = true;                    // at most SMALL_STEP tokens
   std::vector<Span> spans;
   std::vector<int> span_of;  // [token]
   int64_t num_partials = 0;
-  std::vector<std::vector<AttentionTask>> tasks;  // for each of Model::kv_heads: the same for all layers with so many
-  bool tasks_assigned = false;  // each thread knows its tasks beforehand, and what it will read of the cache. A task then
+  std::vector<std::vector<AttentionTask>> tasks;  // for each of Model::kv_heads: the same for all layers with so many kv heads
+  bool tasks_assigned = false;  // each thread knows its tasks and its rows of the cache beforehand. A task then
                                 // takes all kv heads of a split, so that this is the same for all layers:
   std::vector<std::vector<int>> tasks_of;         // [thread of all ranks]
   std::vector<std::vector<SlotRange>> slots_of;   // [thread]

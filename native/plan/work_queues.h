@@ -28,7 +28,7 @@ class WorkQueues {
   void reset(size_t op) { counters_[op].store(0, std::memory_order_relaxed); }
 
   // The next entry of this thread's own queue, or else the last of another thread's. The very last is left to its owner, who
-  // begins it sooner than another thread could load what it needs.
+  // begins it sooner than another thread could load its data.
   WorkItem take(size_t op, int thread) {
     for (int i = 0; i < num_threads_; i++) {
       const int owner = (thread + i) % num_threads_;

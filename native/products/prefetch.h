@@ -16,8 +16,7 @@ constexpr int L1_DISTANCE = 6144, L2_DISTANCE = 0, MIN_TOKENS = 1, MIN_TOKENS_OF
 constexpr int L1_DISTANCE = 4096, L2_DISTANCE = 16384, MIN_TOKENS = 2, MIN_TOKENS_OF_CODES = 3;
 #endif
 
-// For a product of N tokens. COLD: these are the first tokens that read the weights, so that the weights have to come from
-// memory.
+// For a product of N tokens. COLD: these are the first tokens that read the weights, which have to come from memory.
 template <int N, bool COLD> TM_INLINE void prefetch(const void* l1, const void* l2) {
   if (N < MIN_TOKENS) return;
   if (COLD && L2_DISTANCE) TM_PREFETCH(l2, 2);

@@ -23,7 +23,7 @@ struct TileJob {
   int64_t stride;
   const uint8_t* kv_prefetch;
 
-  // The same for one of the tiles, and from a later token on. Each gets its share of the KV cache to prefetch, in the order of
+  // The same for one of the tiles, and from a later token on. Each job gets its share of the KV cache to prefetch, in the order of
   // the work.
   TileJob tile(int r, int count) const {
     return {x, w + r * size, size, first, out + TILE * r, stride, kv_prefetch_after(r * (count / 8))};
@@ -101,15 +101,15 @@ struct Bfloat16Weights {
 // groups. The dot product of a group is an exact integer; its product with the scales is added to the sum in the order of the
 // groups. Scales and minimums are half floats, or floats where WIDE. SHARED_SCALE: both groups have the same scale and minimum.
 //
-// Codes of 5 and 6 bits begin with their high bits, a line of 64 bytes for each bit, and go on as those of 4 bits do: codes of 5
-// bits have in bit i of a byte that of quad i of the group; codes of 6 bits have those of four quads in a byte, see whole_codes.
+// Codes of 5 and 6 bits begin with their high bits, a line of 64 bytes for each bit, and go on as codes of 4 bits do. Bit i of a
+// byte is the high bit of quad i of the group for 5 bits; for 6 bits a byte has the high bits of four quads, see whole_codes.
 // Behind the scales of 6-bit codes stand factors of one byte for the halves of both groups: the codes of half a group, minus 32,
 // are multiplied by the scale and by their factor. Factors are multiplied as integers, so that these sums are exact too.
 template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, bool SHARED_SCALE = false> struct IntegerWeights {
   static constexpr int BLOCK = HEADER + 128 * BITS;
   static constexpr bool INTEGER = true;
   // An activation is broadcast to all lanes once for two tiles, because products of one tile wait for these loads. More sums
-  // than these do not fit into the registers. Without VNNI each product takes registers of its own.
+  // do not fit into the registers. Without VNNI each product takes registers of its own.
 #if defined(TM_AVX512) && defined(TM_VNNI)
   static constexpr int TILES_TOGETHER = 2, TOKENS_TOGETHER = 8;
 #elif defined(TM_PORTABLE)
@@ -160,7 +160,7 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
   }
 
   // Nibbles with the high bits of their quad: quad I of half a group, which is the second where HIGH. `lines` are the high bits of
-  // a group; of 6-bit codes, the first line has those of the quads 0 and 1 of both halves.
+  // a group; for 6-bit codes, the first line has the bits of the quads 0 and 1 of both halves.
   template <int I, bool HIGH> TM_INLINE Bytes64 whole_codes(Bytes64 both, const Bytes64* lines) {
     const Bytes64 nibbles = HIGH ? high_nibbles(both) : low_nibbles(both);
     if constexpr (BITS == 5) return with_bits<4 - I - 4 * HIGH>(nibbles, lines[0], 16);
@@ -179,7 +179,7 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
   template <int I, bool HIGH, int R, int N, class Block, class Sums>
   TM_INLINE void multiply_quad(const Block& block, int at, const int8_t* x, int64_t k, const Bytes64 (&lines)[R][2],
                                Sums (&sums)[R][N]) {
-    // The lines of a group are prefetched one by one, as those of other codes are.
+    // The lines of a group are prefetched one by one, as lines of other codes are.
     if (!HIGH || I < BITS - 4) block.prefetch_ahead(at + 64 * I + (HIGH ? 256 : 0));
     at += 64 * (BITS - 4);
     for (int r = 0; r < R; r++) {

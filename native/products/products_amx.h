@@ -108,8 +108,8 @@ void integer_tile_amx(const uint8_t* w, const Activations& x, int first, int cou
   }
 }
 
-// bfloat16 for at most 64 tokens, TILES tiles of 16. The matrix unit sums 32 inputs at a time: the even ones in order, the odd
-// ones in order, then both and the previous sum. Rows behind the last token are multiplied too, and their results are not
+// bfloat16 for at most 64 tokens, TILES tiles of 16. The matrix unit sums 32 inputs at a time: even inputs in order, odd inputs
+// in order, then both and the previous sum. Rows behind the last token are multiplied too, and their results are not
 // stored.
 template <int TILES>
 void bfloat_tile_amx(const uint8_t* w, const uint16_t* rows, int k, int count, float* out, int stride) {

@@ -1,9 +1,9 @@
-// Several processes that compute every step together, as their threads do within each: tensor parallelism on one machine.
+// Several processes that compute every step together, as threads do within a process: tensor parallelism on one machine.
 //
 // Each rank has its share of the units of every matrix, and its own memory for these. All else is shared: the residual stream,
 // the activations, the KV cache, the logits. Rank 0 is called by the engine and publishes each step in the shared memory; the
 // others wait for it there, make the same plan out of the same numbers, and meet it at the same barriers. A sum is computed by
-// one thread of one rank, so that its bits do not depend on their number.
+// one thread of one rank, so that its bits do not depend on the number of ranks.
 #pragma once
 #include <atomic>
 #include <vector>
@@ -29,26 +29,27 @@ struct SharedStep {
   int32_t* counts;      // tokens, spans, rows or -1 for all tokens, stops, rows of logits
   int64_t *tokens, *positions, *slots, *rows;
   TmSpan* spans;
-  int64_t* span_slots;  // [max_tokens, num_positions]: those of all spans, one after the other
+  int64_t* span_slots;  // [max_tokens, num_positions]: slots of all spans, one after the other
   int64_t* stops;       // [vocab]
   float* logits;        // [max_tokens, vocab]
 };
 
 class Ranks {
  public:
-  // Waits for all ranks, and adds what they read of the activation buffers to the model. std::runtime_error if one is lost.
+  // Waits for all ranks, and adds the formats that they read of the activation buffers to the model. Throws std::runtime_error if a
+  // rank is lost.
   Ranks(Model& model, Threads& threads);
   ~Ranks();
   Ranks(const Ranks&) = delete;
 
   bool are_several() const { return header_; }
   int rank() const { return rank_; }
-  // The memory that follows that of this class, for what steps write together; given out in the same order by every rank.
+  // The memory after this class's own, for data that steps write together; given out in the same order by every rank.
   SharedMemory& memory() { return memory_; }
   std::atomic<int>* counters() const { return counters_; }
   MaxLogit* max_logits() const { return max_logits_; }
 
-  // A barrier of all threads of all ranks. False where a rank is lost: what others should have written is not there.
+  // A barrier of all threads of all ranks. False where a rank is lost: its results are missing.
   bool meet() {
     if (header_) return header_->threads.meet(num_threads_, &header_->lost);
     threads_.meet();
@@ -60,14 +61,14 @@ class Ranks {
   void lose() { header_->lost.store(1); }
   void check() const;
 
-  // Of rank 0: the same step with its logits in the shared memory, which the other ranks begin to compute.
+  // Called by rank 0: the same step with its logits in the shared memory, which the other ranks begin to compute.
   TmStep publish(const TmStep& step);
-  // Of rank 0, once the other ranks have read all of it: copies the logits to where the step wants them.
+  // Called by rank 0, once the other ranks have read the whole step: copies the logits to the place that the step names.
   void give_logits(const TmStep& step) const;
-  // Of the other ranks: waits for the next step. False where there is none, because rank 0 has ended.
+  // Called by the other ranks: waits for the next step. False where there is none, because rank 0 has ended.
   bool wait_for_step();
   TmStep step();
-  // Of every rank, at the end of a step: nobody reads it any more.
+  // Called by every rank at the end of a step, which it does not read any more.
   void finish();
 
  private:
@@ -82,7 +83,7 @@ class Ranks {
   std::atomic<int>* counters_ = nullptr;
   MaxLogit* max_logits_ = nullptr;
   uint32_t steps_seen_ = 0;
-  std::vector<int64_t> tokens_;  // of this rank, which replaces unknown ones
+  std::vector<int64_t> tokens_;  // of this rank, which replaces unknown tokens
   std::vector<TmSpan> spans_;
 };
 

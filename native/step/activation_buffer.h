@@ -1,5 +1,5 @@
 // The activations that linears read, [tokens, width] in every format that one of them reads. Widths are padded to PAD. The width
-// is that of what is in the buffer now, at most the one for which memory was reserved.
+// belongs to the present contents, and is at most the width for which memory was reserved.
 #pragma once
 #include "kernels/kernels.h"
 #include "plan/model.h"

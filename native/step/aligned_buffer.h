@@ -1,4 +1,4 @@
-// Memory that begins on a cache line and is zero when it is new. It grows and never shrinks; growing loses what it held. Memory
+// Memory that begins on a cache line and is zero when it is new. It grows and never shrinks; growing loses its contents. Memory
 // that ranks share does not grow.
 #pragma once
 #include <cstdint>
@@ -29,7 +29,7 @@ class AlignedBuffer {
     memset((void*)fresh, 0, bytes);
     std::free(memory_), memory_ = fresh, count_ = count;
   }
-  // Once, in the place of memory of its own.
+  // Called once, to use this memory and not its own.
   void lie_in(SharedMemory& memory, int64_t count) { memory_ = memory.take<T>(count), count_ = count, is_shared_ = true; }
   T* get() const { return memory_; }
 

@@ -111,7 +111,7 @@ void Worker::merge_splits(const TmOp& op, const Span& span, int token, float* ro
   }
 }
 
-// What a token attended to, in the formats that the next linear reads.
+// The attention results of a token, in the formats that the next linear reads.
 void Worker::store_attended(const TmOp& op, int token) {
   const Span& span = plan_.spans[(size_t)plan_.span_of[(size_t)token]];
   const int64_t width = model_.attended_width(op), padded = rounded(width, PAD);

@@ -14,7 +14,7 @@ float from_bfloat(uint16_t number) {
   return value;
 }
 
-// To the nearest bfloat16, to the even one of two that are as near.
+// Rounds to the nearest bfloat16, ties to even.
 float rounded_to_bfloat(float value) {
   uint32_t bits;
   memcpy(&bits, &value, 4);
@@ -88,7 +88,7 @@ void Worker::embed(const TmOp& op) {
   }
 }
 
-// Whether this rank looks the token up: the one that has the unit of its row, or rank 0, which has the table.
+// Whether this rank looks the token up: it has the unit of the token's row, or it is rank 0, which has the table.
 bool Worker::embeds(const TmOp& op, int64_t token) const {
   return op.table || (op.units && op.units[token / GROUP].data);
 }

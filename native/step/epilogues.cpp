@@ -1,10 +1,10 @@
-// What happens to products once they are computed: biases, activation of an MLP, addition to the residual stream, norm and
+// The use of products once they are computed: biases, activation of an MLP, addition to the residual stream, norm and
 // rotary embedding of queries and keys, storing of K and V rows, softcap of the logits.
 #include "step/worker.h"
 
 namespace {
 
-// The bias of a linear whose rows are those of gate and up begins with the gate's: `offset` is where the rows of `unit` begin.
+// The bias of a linear whose rows are gate and up begins with the gate's: `offset` is where the rows of `unit` begin.
 void add_bias(const TmOp& op, const TmUnit& unit, float* out, int offset) {
   const float* bias = op.biases ? op.biases[(&unit - op.units) / (op.num_units / op.experts)] : op.bias;
   if (bias)

@@ -27,7 +27,7 @@ void Executor::follow() {
   while (ranks_.wait_for_step()) compute(ranks_.step());
 }
 
-// What one rank cannot do, none can: the others would wait for it.
+// A step that fails on one rank fails on all: the others would wait for it.
 void Executor::compute(const TmStep& step) {
   try {
     if (!MultiStep::has_unknown(step)) return run_pass(step, nullptr), ranks_.finish();

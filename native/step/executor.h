@@ -1,4 +1,4 @@
-// What tm_make returns: a model with its threads and all memory that a step needs. A step is planned by the calling thread and
+// The result of tm_make: a model with its threads and all memory that a step needs. A step is planned by the calling thread and
 // then computed by all threads together.
 #pragma once
 #include <memory>
@@ -19,7 +19,7 @@ class Executor {
  public:
   explicit Executor(const TmModel& description);
   void run(const TmStep& step);
-  // Of every rank but 0: computes the steps of rank 0 until that one ends.
+  // Called by every other rank: computes the steps of rank 0 until rank 0 ends.
   void follow();
 
  private:

@@ -1,4 +1,4 @@
-// Which experts the tokens of a step go to. A pair is one token and one of its experts; pairs are numbered expert by expert, so
+// The experts to which the tokens of a step go. A pair is one token and one of its experts; pairs are numbered expert by expert, so
 // that an expert's linears read and write consecutive rows. Work is listed for the experts that were chosen, not for all.
 #pragma once
 #include <vector>
@@ -8,7 +8,7 @@
 
 constexpr int TOKEN_BLOCK = 64;  // tokens of one product
 
-// What one thread needs to choose the experts of a token.
+// The memory with which one thread chooses the experts of a token.
 class ExpertChooser {
  public:
   void reserve(const Model& model);
@@ -21,7 +21,7 @@ class ExpertChooser {
   void take_best(const TmOp& op, int* chosen) const;
 
   std::vector<float> scores_;  // [experts]
-  std::vector<float> wanted_;  // [experts], by which experts are chosen
+  std::vector<float> wanted_;  // [experts]: experts are chosen by these
   std::vector<float> group_scores_;
 };
 

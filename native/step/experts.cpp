@@ -1,5 +1,4 @@
-// Mixture of experts: the routing of tokens, copying their rows expert by expert, and the weighted sum of what the experts
-// computed.
+// Mixture of experts: the routing of tokens, copying their rows expert by expert, and the weighted sum of the experts' outputs.
 #include <cmath>
 
 #include "step/worker.h"
@@ -9,7 +8,7 @@ void ExpertChooser::reserve(const Model& model) {
   group_scores_.reserve((size_t)model.max_experts);
 }
 
-// The scores of all experts: sigmoids, or the exponentials of a softmax. Result: what to divide the exponentials by.
+// The scores of all experts: sigmoids, or the exponentials of a softmax. Result: the divisor of the exponentials.
 float ExpertChooser::score(const TmOp& op, const float* token_logits) {
   const float max_logit = *std::max_element(token_logits, token_logits + op.experts);
   float total = 0;
@@ -55,7 +54,7 @@ void ExpertChooser::take_best(const TmOp& op, int* chosen) const {
   }
 }
 
-// Where `normalise`, the weights are divided by the sum over the chosen ones.
+// normalise: the weights are divided by their sum over the chosen experts.
 void ExpertChooser::choose(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights) {
   const float total = score(op, token_logits);
   for (int e = 0; e < op.experts; e++) wanted_[(size_t)e] = scores_[(size_t)e] + (op.correction ? op.correction[e] : 0);

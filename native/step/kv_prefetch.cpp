@@ -8,7 +8,7 @@ void Worker::start_prefetch(const TmOp* attention) {
   scratch_.prefetch = {known ? attention : nullptr, 0, false, 0};
 }
 
-// The address of the next `bytes` bytes to prefetch, which may reach beyond what is needed; null where there are none.
+// The address of the next `bytes` bytes to prefetch, which may reach beyond the rows; null where nothing is left.
 const uint8_t* Worker::next_prefetch(int64_t bytes) {
   KvPrefetch& at = scratch_.prefetch;
   if (!at.attention || !bytes) return nullptr;

@@ -1,5 +1,5 @@
 // Products of weights and activations. A thread computes the products of several units before it applies their epilogues: an
-// epilogue reads no weights, and a stream of weights that pauses for one takes time to get going again.
+// epilogue reads no weights, and a stream of weights that pauses for an epilogue takes time to get going again.
 #include "step/worker.h"
 
 #include "products/tile_bytes.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t MAX_ROUND_BYTES = 3 << 18;  // of activations; nearly the second-level cache
 
-// The tokens, or pairs of token and expert, of a round. Without experts there is one, number 0.
+// The tokens, or pairs of token and expert, of a round. Without experts there is one expert, number 0.
 ExpertRound round_of(const TmOp& op, const ExpertRouting& routing, size_t round, int tokens) {
   if (op.experts) return routing.rounds[round];
   const int size = (int)tokens_per_round(op), begin = (int)round * size;
@@ -22,7 +22,7 @@ int64_t tokens_per_round(const TmOp& op) {
   return std::max<int64_t>(1, MAX_ROUND_BYTES / bytes / TOKEN_BLOCK) * TOKEN_BLOCK;
 }
 
-// An entry of a work queue is one unit and one round of tokens: all units for the first round come before those for the next. The
+// An entry of a work queue is one unit and one round of tokens: all units for the first round come before all for the next. The
 // shares of an experts' linear are units of each expert.
 void Worker::linear(const TmOp& op, size_t number) {
   // The inner activations of an MLP and the rows of the experts are computed by all threads together, even in a small step.
@@ -41,7 +41,7 @@ void Worker::linear(const TmOp& op, size_t number) {
   apply_epilogues(op);
 }
 
-// Appends the product of a unit to those that wait for their epilogues.
+// Appends the product of a unit to the products that wait for their epilogues.
 void Worker::multiply_unit(const TmOp& op, const TmUnit& unit, Activations& x, int first, int count) {
   PendingProducts& pending = scratch_.pending;
   const int stride = (int)rounded(unit.count, GROUP);  // so that a last group that is short can be padded with zeros

@@ -1,5 +1,5 @@
-// What all threads of a step read and write together. Every row, or part of a row, is written by one thread; barriers stand
-// between writing and reading.
+// The memory that all threads of a step read and write together. Every row, or part of a row, is written by one thread; barriers
+// stand between writing and reading.
 #pragma once
 #include "plan/step_plan.h"
 #include "step/activation_buffer.h"

@@ -1,4 +1,4 @@
-// What one thread has for itself during a step.
+// The memory that one thread has for itself during a step.
 #pragma once
 #include <vector>
 
@@ -24,7 +24,7 @@ struct PendingProducts {
   int count = 0, size = 0;  // entries of the list; floats of out
 };
 
-// Of one attention job, or of one tile of queries: partial softmaxes of all rows, twice (so far, and of one split).
+// Partial softmaxes of all rows of one attention job, or of one tile of queries, twice (so far, and of one split).
 struct AttentionScratch {
   AlignedBuffer<float> max_score, exp_sum, value_sum;
   AlignedBuffer<uint8_t> kernel;
@@ -32,8 +32,7 @@ struct AttentionScratch {
   std::vector<int64_t> visible_begin, visible_end;
 };
 
-// How far the cached rows have been prefetched that this thread's next attention reads: K rows of a slot range, then its V
-// rows.
+// The progress of prefetching the cached rows that this thread's next attention reads: K rows of a slot range, then its V rows.
 struct KvPrefetch {
   const TmOp* attention = nullptr;  // null: nothing is left to prefetch
   size_t range = 0;                 // of StepPlan::slots_of
@@ -44,7 +43,7 @@ struct KvPrefetch {
 struct ThreadScratch {
   AlignedBuffer<float> row;                // a token's activations, any width
   AlignedBuffer<float> head;               // one head of q, k or v
-  AlignedBuffer<float> zeros;              // as many as a head, or a step of PAD, has
+  AlignedBuffer<float> zeros;              // as many as a head has entries, or PAD
   ActivationBuffer buffers[NUM_BUFFERS];   // of a small step, in which every thread computes all rows
   PendingProducts pending;
   AttentionScratch attention;

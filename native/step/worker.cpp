@@ -41,7 +41,7 @@ void Worker::norm(const TmOp& op) {
   meet_unless_small();
 }
 
-// The norm after a block: of what was stored, added to the residual stream. Every row is added once, also in a small step.
+// The norm after a block: it takes stored products, and is added to the residual stream, each row once, also in a small step.
 void Worker::add_normed(const TmOp& op) {
   const int hidden = model_.shape.hidden;
   const auto [from, to] = share(plan_.step->num_tokens);

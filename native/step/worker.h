@@ -32,7 +32,7 @@ int64_t tokens_per_round(const TmOp& op);
 
 class Worker {
  public:
-  // thread: the number among those of this rank.
+  // thread: its number in this rank.
   Worker(const Shared& shared, ThreadScratch& scratch, int thread)
       : model_(shared.model), kernels_(shared.model.kernels), plan_(shared.plan), queues_(shared.queues), memory_(shared.memory),
         routing_(shared.routing), threads_(shared.threads), ranks_(shared.ranks), scratch_(scratch), own_thread_(thread),
@@ -112,7 +112,7 @@ class Worker {
   Threads& threads_;
   Ranks& ranks_;
   ThreadScratch& scratch_;
-  const int own_thread_;    // among those of this rank
-  const int first_thread_;  // of this rank, among those of all ranks
-  const int thread_;        // among those of all ranks
+  const int own_thread_;    // in this rank
+  const int first_thread_;  // the first of this rank, among all ranks' threads
+  const int thread_;        // among all ranks' threads
 };

@@ -1,4 +1,4 @@
-// A number that grows, and threads that wait for that: awake for a while, because the next change mostly comes soon, then asleep.
+// A number that grows, and threads that wait for it: awake for a while, because the next change mostly comes soon, then asleep.
 #pragma once
 #include "threads/barrier.h"
 #include "threads/futex.h"
@@ -10,7 +10,7 @@ struct Changes {
   alignas(64) std::atomic<uint32_t> count{0};
   alignas(64) std::atomic<int> num_sleeping{0};
 
-  // shared: the threads that wait may be those of other processes.
+  // shared: the threads that wait may belong to other processes.
   void add(bool shared = false) {
     count.fetch_add(1, std::memory_order_seq_cst);
     if (num_sleeping.load(std::memory_order_seq_cst)) wake_all(count, shared);

@@ -1,4 +1,4 @@
-// Sleeping until a word of memory changes, which threads of this process or of others do.
+// Sleeping until a word of memory is changed, by threads of this process or of others.
 #pragma once
 #include <atomic>
 #include <chrono>

@@ -1,4 +1,4 @@
-// Memory nodes: on machines with several, memory is fastest for the processors of the node that it lies on.
+// Memory nodes: on machines with several, memory is fastest for the processors of its own node.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -9,7 +9,7 @@
 // The nodes of a model's threads, and of the processors of this machine; none where there is one node.
 struct Nodes {
   const int32_t* of_threads = nullptr;
-  const int32_t* of_processors = nullptr;  // -1 for those that the process may not use
+  const int32_t* of_processors = nullptr;  // -1 for a processor that the process may not use
   int num_processors = 0;
 
   bool are_several() const { return of_threads; }
@@ -25,7 +25,7 @@ class StayOnNode {
     const size_t bytes = CPU_ALLOC_SIZE(nodes.num_processors);
     std::vector<uint8_t> wanted(bytes);
     before_.resize(bytes);
-    if (sched_getaffinity(0, bytes, (cpu_set_t*)before_.data())) {  // there are more processors than were told
+    if (sched_getaffinity(0, bytes, (cpu_set_t*)before_.data())) {  // there are more processors than Python has counted
       before_.clear();
       return;
     }

@@ -1,7 +1,7 @@
 // Threads that run one function together and meet at barriers. The calling thread is number 0 of them.
 //
-// A barrier costs 50 ns while every thread has a processor. A thread that waits spins, then yields, and between steps it sleeps
-// at last, so that a busy machine gets its processors back.
+// A barrier costs 50 ns while every thread has a processor. A thread that waits spins, then yields, and between steps it finally
+// sleeps, so that a busy machine gets its processors back.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -29,7 +29,7 @@ class Threads {
   int count() const { return count_; }
   // Calls work(thread) on every thread at once; returns when all are done. `work` must not throw.
   void run(const std::function<void(int)>& work);
-  // A barrier, called by every thread from within run: none goes on before all have arrived. lost: see Barrier; once it is set,
+  // A barrier, called by every thread from within run: no thread goes on before all have arrived. lost: see Barrier; once it is set,
   // `run` still waits for all threads, and nothing else does.
   void meet(const std::atomic<uint32_t>* lost = nullptr) { barrier_.meet(count_, lost); }
 
@@ -40,7 +40,7 @@ class Threads {
   const int count_;
   std::vector<std::thread> threads_;
   const std::function<void(int)>* work_ = nullptr;
-  Changes runs_;  // grows with every run; threads wait for that
+  Changes runs_;  // grows with every run; threads wait for its growth
   Barrier barrier_, ends_;
   std::atomic<bool> stopping_{false};
 };

@@ -1,4 +1,4 @@
-// Vectors with AVX2, FMA and F16C: two registers. Included by vector.h, which says what each function does.
+// Vectors with AVX2, FMA and F16C: two registers. Included by vector.h, which describes the functions.
 #pragma once
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };
@@ -90,7 +90,7 @@ template <int LEFT> TM_INLINE __m256i with_bits32(__m256i nibbles, __m256i bits,
 template <int LEFT> TM_INLINE Bytes64 with_bits(Bytes64 nibbles, Bytes64 bits, int mask) {
   return {with_bits32<LEFT>(nibbles.a, bits.a, mask), with_bits32<LEFT>(nibbles.b, bits.b, mask)};
 }
-// What vector/dots_vnni.h and vector/dots_pairs.h are made of.
+// The parts of vector/dots_vnni.h and vector/dots_pairs.h.
 TM_INLINE Bytes64 broadcast4(const int8_t* x) {
   int32_t quad;
   memcpy(&quad, x, 4);

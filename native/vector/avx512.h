@@ -1,5 +1,5 @@
-// Vectors with AVX-512 (F, BW, VL and DQ, also VNNI and BF16 where there is such): one register. Included by vector.h, which says
-// what each function does.
+// Vectors with AVX-512 (F, BW, VL and DQ, also VNNI and BF16 where the processor has them): one register. Included by vector.h,
+// which describes the functions.
 #pragma once
 struct F { __m512 v; };
 struct I { __m512i v; };
@@ -34,8 +34,8 @@ TM_INLINE F bfloat(const uint16_t* p) {
 }
 TM_INLINE F scale2(F a, F n) { return {_mm512_scalef_ps(a.v, n.v)}; }  // a * 2**n
 
-// Makes gcc write to memory what it still holds in registers. gcc does not know that a tile load of the matrix unit reads that
-// memory. It also replaces a store that is followed by scalar loads by shuffles, which are slower.
+// Makes gcc write values that it still holds in registers to memory. gcc does not know that a tile load of the matrix unit reads
+// that memory. It also replaces a store that is followed by scalar loads by shuffles, which are slower.
 TM_INLINE void compiler_barrier() { asm volatile("" ::: "memory"); }
 
 // See vector.h.
@@ -47,7 +47,7 @@ template <int LEFT> TM_INLINE Bytes64 with_bits(Bytes64 nibbles, Bytes64 bits, i
   const __m512i moved = LEFT < 0 ? _mm512_srli_epi16(bits, LEFT < 0 ? -LEFT : 0) : _mm512_slli_epi16(bits, LEFT < 0 ? 0 : LEFT);
   return _mm512_or_si512(nibbles, _mm512_and_si512(moved, _mm512_set1_epi8((char)mask)));
 }
-// What vector/dots_vnni.h and vector/dots_pairs.h are made of.
+// The parts of vector/dots_vnni.h and vector/dots_pairs.h.
 TM_INLINE Bytes64 broadcast4(const int8_t* x) {
   int32_t quad;
   memcpy(&quad, x, 4);

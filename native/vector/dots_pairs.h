@@ -1,5 +1,5 @@
-// Integer dot products without VNNI: by vpmaddubsw, which adds two products in 16 bits and cuts off what does not fit. Included by
-// vector.h, which says what each function does.
+// Integer dot products without VNNI: by vpmaddubsw, which adds two products and cuts off the sum to 16 bits. Included by
+// vector.h, which describes the functions.
 #pragma once
 // Sums of two products in 16 bits. They cannot overflow in a group, 16 products of a code up to 15 and an activation up to 127,
 // nor in half a group of codes up to 31.

@@ -1,5 +1,5 @@
 // Integer dot products by VNNI (vpdpbusd): four products of a code up to 255 and an activation are added to a sum of 32 bits, with
-// nothing cut off in between. Included by vector.h, which says what each function does.
+// nothing cut off in between. Included by vector.h, which describes the functions.
 #pragma once
 typedef I NibbleSums;
 constexpr bool SIGNED_BYTES = false;

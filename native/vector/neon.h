@@ -1,5 +1,5 @@
-// Vectors with Advanced SIMD and its dot products (Armv8.2-A): four registers. Included by vector.h, which says what each
-// function does.
+// Vectors with Advanced SIMD and its dot products (Armv8.2-A): four registers. Included by vector.h, which describes
+// the functions.
 #pragma once
 #include <arm_neon.h>
 
@@ -81,7 +81,7 @@ TM_INLINE I dot4_byte(I sums, Bytes64 w, const int8_t* x) {
   TM_QUARTERS w.v[i] = veorq_u8(w.v[i], vdupq_n_u8(128));
   return dot4(sums, w, x);
 }
-// The odd entries of pairs of bfloat16, and the even ones.
+// The odd entries of pairs of bfloat16, and the even entries.
 TM_INLINE float32x4_t odd4(uint32x4_t pairs) { return vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000u))); }
 TM_INLINE float32x4_t even4(uint32x4_t pairs) { return vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16)); }
 TM_INLINE float32x4_t dot2_4(float32x4_t sums, uint32x4_t w, uint32x4_t x) {

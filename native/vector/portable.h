@@ -1,4 +1,4 @@
-// Vectors as arrays, for any processor and compiler. Included by vector.h, which says what each function does.
+// Vectors as arrays, for any processor and compiler. Included by vector.h, which describes the functions.
 #pragma once
 #include "vector/half.h"
 
