@@ -3,6 +3,8 @@
 Bounds are assert_close's defaults for float32 (rtol 1.3e-6, atol 1e-5).
 """
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -13,6 +15,11 @@ from tokenmill.registry import FAMILIES
 
 
 def expected_logits(name: str, tokens: list[int]) -> torch.Tensor:
+    return _logits(name, tuple(tokens))
+
+
+@cache
+def _logits(name: str, tokens: tuple[int, ...]) -> torch.Tensor:
     with torch.no_grad():
         return reference(name)(torch.tensor([tokens])).logits[0]
 
@@ -30,6 +37,7 @@ def test_every_family_of_the_registry_has_a_tiny_model():
 
 WAYS = [(name, "eager", "packed") for name in TINY]
 WAYS += [(name, "eager", "dense") for name in KINDS] + [(name, "native", "dense") for name in TINY]
+WAYS.sort()  # those of one model beside each other, for which transformers computes once
 
 
 @pytest.mark.parametrize(("name", "program", "scheme"), WAYS)
