@@ -22,6 +22,7 @@ from llguidance.gbnf_to_lark import (
 
 from tokenmill.constrain import terminals
 from tokenmill.constrain.room import check_wanted
+from tokenmill.text.tools.lark_rules import in_order
 
 Rules = dict[str, ASTNode]
 NOTHING = '""'
@@ -61,7 +62,10 @@ def lark_of(rules: Rules) -> str:
 
 def _ending(rules: Rules) -> Rules:
     """Return the rules without parts that no text with an end fits. ValueError if that is all, or a rule is missing."""
-    users = _users(rules)
+    users: dict[str, set[str]] = {}
+    for name, whole in rules.items():
+        for each in _references(whole):
+            users.setdefault(each.name, set()).add(name)
     if missing := [name for name in ("root", *users) if name not in rules]:
         raise ValueError(f"there is no rule {missing[0]!r}")
     ending, left = set[str](), list(reversed(rules))
@@ -77,15 +81,6 @@ def _ending(rules: Rules) -> Rules:
             found[name] = node
             waiting += [each.name for each in _references(node)]
     return found
-
-
-def _users(rules: Rules) -> dict[str, set[str]]:
-    """Return the rules that refer to a rule."""
-    users: dict[str, set[str]] = {}
-    for name, node in rules.items():
-        for each in _references(node):
-            users.setdefault(each.name, set()).add(name)
-    return users
 
 
 def _references(node: ASTNode) -> Iterator[RuleRefNode]:
@@ -120,7 +115,7 @@ class _Words:
 
     def __init__(self, rules: Rules) -> None:
         self.apart, self.takes_all_apart = set[str](), False
-        order = _in_order(rules)
+        order = in_order({name: [each.name for each in _references(node)] for name, node in rules.items()})
         self._rules = {name: rules[name] for name in (*order, *rules)}
         self._recursive = rules.keys() - set(order)
         self._expressions: dict[int, str | None] = {}
@@ -276,19 +271,6 @@ class _Words:
                 raise terminals.TerminalError("it has too many words")
             self._answers[asked] = terminals.is_nothing(asked)
         return self._answers[asked]
-
-
-def _in_order(rules: Rules) -> list[str]:
-    """Return the rules that do not lead to rules which refer to themselves: each behind the rules that it refers to."""
-    users, left = _users(rules), {name: {each.name for each in _references(node)} for name, node in rules.items()}
-    found, ready = list[str](), [name for name, used in left.items() if not used]
-    while ready:
-        found.append(name := ready.pop())
-        for user in users.get(name, ()):
-            left[user].discard(name)
-            if not left[user]:
-                ready.append(user)
-    return found
 
 
 def _inner(node: ASTNode) -> list[ASTNode]:

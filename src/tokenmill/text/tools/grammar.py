@@ -32,10 +32,10 @@ def calls_grammar(
     lark, head = Lark(control), "" if any(each.lark for each in functions) else FORCING
     if form.answer is not None:
         start = form.answer(lark, functions, wanted, text)
-        return f"{head}{lark}start: {start}\n"
-    start = lark.rule("answer", _answer(lark, form, functions, wanted, thinking, text))
-    if thinking is not None:
-        start = think_first(lark, thinking, start, is_open=is_open)
+    else:
+        start = lark.rule("answer", _answer(lark, form, functions, wanted, thinking, text))
+        if thinking is not None:
+            start = think_first(lark, thinking, start, is_open=is_open)
     return f"{head}{lark}start: {start}\n"
 
 

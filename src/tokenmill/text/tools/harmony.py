@@ -56,7 +56,7 @@ class HarmonyCall(CallBody):
         yield from source.spaces()
         while source.at == len(source.text) and not source.ended:
             yield
-        if not source.text.startswith("{", source.at) or not (yield from read_json(source, taker)):
+        if not source.text.startswith("{", source.at) or not (yield from read_json(source, taker.append)):
             return False
         yield from source.spaces()
         for end in ENDS:

@@ -1,14 +1,14 @@
 """A tool call as a JSON object, `{"name": "f", "arguments": {…}}`, which several formats share."""
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.text.tools.functions import Function
 from tokenmill.text.tools.lark import Lark, quoted
 from tokenmill.text.tools.lark_rules import arguments_of
-from tokenmill.text.tools.source import JsonScanner, Reading, Sink, Source, read_json
+from tokenmill.text.tools.source import JsonScanner, Reading, Source, read_json
 from tokenmill.text.tools.tool_format import CallBody, Taker
 
 ARGUMENTS = ("arguments", "parameters")  # families differ, and models mix them up
@@ -66,14 +66,14 @@ class _Members:
             self._name = yield from _read_text(source)
             return self._name is not None and self._taker.function(self._name) is not None
         if key in OTHERS:
-            return (yield from read_json(source, []))
+            return (yield from read_json(source, lambda _: None))
         if key not in ARGUMENTS or self._is_given:
             return False
         self._is_given = True
         if self._name is None:
-            return (yield from _read_object(source, self._pieces))
+            return (yield from _read_object(source, self._pieces.append))
         self._taker.begin(self._name)
-        return (yield from _read_object(source, self._taker))
+        return (yield from _read_object(source, self._taker.append))
 
     def finish(self, may_lack: bool) -> bool:
         """Return whether the object, now at its end, is a call. may_lack: also without arguments."""
@@ -90,20 +90,20 @@ def _read_text(source: Source) -> Generator[None, None, str | None]:
     pieces: list[str] = []
     while source.at == len(source.text) and not source.ended:
         yield
-    if not source.text.startswith('"', source.at) or not (yield from read_json(source, pieces)):
+    if not source.text.startswith('"', source.at) or not (yield from read_json(source, pieces.append)):
         return None
     return str(json.loads("".join(pieces)))
 
 
-def _read_object(source: Source, sink: Sink) -> Reading:
+def _read_object(source: Source, take: Callable[[str], None]) -> Reading:
     """Read a JSON object, or a JSON text that holds one."""
     while source.at == len(source.text) and not source.ended:
         yield
     if source.text.startswith("{", source.at):
-        return (yield from read_json(source, sink))
+        return (yield from read_json(source, take))
     scanner, spelled = JsonScanner(), (yield from _read_text(source))
     is_object = spelled is not None and spelled.startswith("{")
     if spelled is None or not is_object or scanner.scan(spelled, 0) < len(spelled) or not scanner.is_done:
         return False
-    sink.append(spelled)
+    take(spelled)
     return True

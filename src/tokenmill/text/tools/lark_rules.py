@@ -6,8 +6,10 @@ JSON escapes is replaced by its escape, so that the rules around them stay as th
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 
 from tokenmill.text.tools.functions import Function
 from tokenmill.text.tools.lark import Lark, escaped, quoted
@@ -44,7 +46,8 @@ def text_in_json(lark: Lark, grammar: str, name: str) -> str:
     """
     given = rules_of(grammar)
     rules = {each: list(tokens_of(text)) for each, text in given.items()}
-    cyclic = _cyclic({each: {text for kind, text in tokens if kind == "name"} for each, tokens in rules.items()})
+    plain = set(in_order({each: [text for kind, text in tokens if kind == "name"] for each, tokens in rules.items()}))
+    cyclic = [each for each in rules if each not in plain]
     if len(cyclic) > MAX_RULES:
         raise ValueError(f"{len(cyclic)} of its rules refer to themselves; {MAX_RULES} are possible")
     if "start" not in ending({each: rules[each] for each in cyclic}):
@@ -52,20 +55,16 @@ def text_in_json(lark: Lark, grammar: str, name: str) -> str:
     return _Rules(lark, given, cyclic, name).of_rule("start")
 
 
-def _cyclic(uses: dict[str, set[str]]) -> list[str]:
-    """Return the rules that refer to themselves, or to a rule that does."""
-    left = {name: used & uses.keys() for name, used in uses.items()}
-    users: dict[str, list[str]] = {}
-    for name, used in left.items():
-        for each in used:
-            users.setdefault(each, []).append(name)
-    ready = [name for name, used in left.items() if not used]
-    while ready:
-        for user in users.get(done := ready.pop(), ()):
-            left[user].discard(done)
-            if not left[user]:
-                ready.append(user)
-    return [name for name, used in left.items() if used]
+def in_order(uses: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the rules that do not lead to rules which refer to themselves: each behind the rules that it refers to."""
+    sorter = TopologicalSorter({name: [each for each in used if each in uses] for name, used in uses.items()})
+    found = list[str]()
+    with suppress(CycleError):  # it goes on up to the rules of a cycle
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        found += ready
+        sorter.done(*ready)
+    return found
 
 
 def ending(rules: dict[str, list[Token]]) -> set[str]:

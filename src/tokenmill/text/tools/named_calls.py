@@ -52,7 +52,7 @@ class NamedCall(CallBody):
         if not source.text.startswith("{", source.at):
             return False
         taker.begin(name, f"functions.{written}" if self.is_numbered else None)
-        return (yield from read_json(source, taker)) and (yield from source.frame(self.end, may_end=True))
+        return (yield from read_json(source, taker.append)) and (yield from source.frame(self.end, may_end=True))
 
     def first(self, name: str) -> str:
         return self.before + name

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, ThinkingPart
 from tokenmill.text.thinking import Thinking
 from tokenmill.text.tools.functions import Function
-from tokenmill.text.tools.source import Reading, Source
+from tokenmill.text.tools.source import Reading, Source, begun
 from tokenmill.text.tools.tool_format import CallBody, ToolFormat
 
 Reads = Generator[None, None, None]
@@ -168,7 +168,7 @@ class Parser:
             elif source.ended:
                 end = len(text)
             else:
-                end = len(text) - _could_begin(text, at, marks, lead)
+                end = len(text) - begun(text, at, *marks, *(lead + mark for mark in marks))
             source.at = end
             show(text[at:end])
             if places or source.ended:
@@ -239,14 +239,3 @@ class _Taken:
         if self._number is None:
             self._number = begin(self._name, self._given_id)
             self._show(self._number, "".join(self._pieces))
-
-
-def _could_begin(text: str, at: int, marks: Sequence[str], lead: str) -> int:
-    """Return the length of the longest end of the text that may be the beginning of a mark, or of a lead and a mark."""
-    longest = 0
-    for wanted in {*marks, *(lead + mark for mark in marks)}:
-        for length in range(min(len(wanted) - 1, len(text) - at), longest, -1):
-            if text.endswith(wanted[:length]):
-                longest = length
-                break
-    return longest

@@ -4,8 +4,7 @@ JSON has an incremental scanner: it finds the end of a value, or the first chara
 """
 
 import re
-from collections.abc import Generator
-from typing import Protocol
+from collections.abc import Callable, Generator
 
 Reading = Generator[None, None, bool]
 """A generator that reads; it returns whether what it looks for stood there."""
@@ -181,23 +180,22 @@ def _is_begun(word: str) -> bool:
     return bool(_BEGUN.fullmatch(word)) or any(name.startswith(word) for name in _NAMES)
 
 
-class Sink(Protocol):
-    """A taker of pieces of text, such as a list."""
-
-    def append(self, text: str, /) -> None:
-        """Take a piece."""
-
-
-def read_json(source: Source, pieces: Sink) -> Reading:
-    """Read a JSON value from a source; add its text, as it comes, to the pieces."""
+def read_json(source: Source, take: Callable[[str], None]) -> Reading:
+    """Read a JSON value from a source; give its text, as it comes, to `take`."""
     scanner = JsonScanner()
     while True:
         end = scanner.scan(source.text, source.at)
         if end > source.at:
-            pieces.append(source.text[source.at : end])
+            take(source.text[source.at : end])
             source.at = end
         if source.ended:
             scanner.end()
         if scanner.is_done or scanner.is_wrong:
             return scanner.is_done
         yield
+
+
+def begun(text: str, at: int, *wanted: str) -> int:
+    """Return the length of the longest end of the text that is the beginning of one of these."""
+    lengths = (length for word in wanted for length in range(1, len(word)) if text.endswith(word[:length], at))
+    return max(lengths, default=0)

@@ -22,7 +22,7 @@ from tokenmill.text.tools.kinds import (
 )
 from tokenmill.text.tools.lark import ANYTHING, Lark, choice, escaped, quoted
 from tokenmill.text.tools.named_calls import read_name
-from tokenmill.text.tools.source import SPACES, JsonScanner, Reading, Source
+from tokenmill.text.tools.source import SPACES, JsonScanner, Reading, Source, begun
 from tokenmill.text.tools.tool_format import CallBody, Taker
 
 TEXT = frozenset({"string"})
@@ -189,7 +189,7 @@ class XmlCall(CallBody):
                 return False
             else:
                 wanted = self.pad + self.value_end if end < 0 else ""
-                stop = len(text) - _begun(text, at, wanted, self.value_end) if end < 0 else max(at, end - len(self.pad))
+                stop = len(text) - begun(text, at, wanted, self.value_end) if end < 0 else max(at, end - len(self.pad))
             piece = text[at:stop]
             source.at = stop
             if is_text and piece:
@@ -242,12 +242,6 @@ class XmlCall(CallBody):
         if any(word.startswith(rest) for word in words):
             return True if source.ended else None
         return False
-
-
-def _begun(text: str, at: int, *wanted: str) -> int:
-    """Return the length of the longest end of the text that is the beginning of one of these."""
-    lengths = (length for word in wanted for length in range(1, len(word)) if text.endswith(word[:length], at))
-    return max(lengths, default=0)
 
 
 def _kinds(function: Function, key: str) -> frozenset[str]:
