@@ -96,7 +96,7 @@ def test_an_expression_of_a_whole_text(bytes_only, regex, fits, fails):
         ("[b-a]", "the range b-a ends before it begins"),
         ("*a", "* repeats nothing"),
         ("(^a)*", "^ or $ inside of a repetition is not possible"),
-        ("a{3,2}", "{3,2} has a least that is more than its most"),
+        ("a{3,2}", "{3,2} has a least number above its greatest one"),
         ("a\\", "a \\ at the end escapes nothing"),
     ],
 )

@@ -110,7 +110,7 @@ def test_normalizers(caplog):
     said = "GGUF cannot say that the tokenizer normalises texts to NFC: others give the same tokens as they are"
     assert caplog.messages == [said]
     tokenizer.backend.normalizer = normalizers.Lowercase()
-    assert refused(tokenizer) == "its normalizer is Lowercase, and GGUF has none for byte-level tokens"
+    assert refused(tokenizer) == "its normalizer is Lowercase, and GGUF has no normalizer for byte-level tokens"
 
 
 def sequence(*steps):

@@ -33,7 +33,8 @@ KEPT = 32  # constraints, since the requests of an agent have the same ones agai
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """What a constraint may cost. seconds: until it is compiled. abandoned: compilations that may go on after that.
+    """The limits on the cost of a constraint. seconds: until it is compiled. abandoned: compilations that may go on
+    after that.
 
     Sizes are llguidance's: items of a position, of which an optional property is four, and whose mask takes 25 ms where
     there are as many as may be; symbols of a grammar; states of its lexer, which take one to two kB each.

@@ -24,7 +24,7 @@ from tokenmill.text.tools.grammar import calls_grammar
 KEPT, KEPT_LISTS = 512, 32  # functions, and lists of them: the requests of an agent have the same ones again and again
 MAX_TOLD = 300  # characters of llguidance's reason
 BUDGET = Budget(seconds=5.0, most=2)
-"""For all functions of a request together, as for compiling a constraint."""
+"""The time of all functions of a request together, the same as for compiling a constraint."""
 
 Asked = tuple[str, bool | None, str, bool]
 """The schema of a function as JSON text, `strict`, its name, and whether its objects are open."""

@@ -50,7 +50,7 @@ def _spelled(part: re.Match[str]) -> str:
     end = len(found) - is_closed
     letters = list(_LETTER.finditer(found, begin, end))
     is_range = [each["plain"] == "-" and 0 < number < len(letters) - 1 for number, each in enumerate(letters)]
-    for number in range(1, len(letters)):  # what a range ends with begins none
+    for number in range(1, len(letters)):  # the end of a range begins no other
         is_range[number] &= not (is_range[number - 1] or (number > 1 and is_range[number - 2]))
     made = ("-" if dash else _in_set(each) for each, dash in zip(letters, is_range, strict=True))
     return found[:begin] + "".join(made) + found[end:]

@@ -74,7 +74,7 @@ def _ending(rules: Rules) -> Rules:
             ending.add(name)
             left += users.get(name, ())
     if "root" not in ending:
-        raise ValueError("no text with an end fits it: the rule 'root' needs itself, or one that does, without end")
+        raise ValueError("no text with an end fits it: the rule 'root' needs itself, or a rule that does, without end")
     found, waiting = Rules(), ["root"]
     while waiting:
         if (name := waiting.pop()) not in found and (node := _kept(rules[name], ending)) is not None:

@@ -19,7 +19,7 @@ from tokenmill.settings.constraint import shortened
 from tokenmill.text.tools.lark_rules import Token, ending
 
 OPTIONS = ("allow_initial_skip", "ignore_once")
-"""Those of %llguidance that may be set. `no_forcing` is ours to set, and a text has no bytes that are not UTF-8."""
+"""Options of %llguidance that may be set. `no_forcing` is ours to set, and a text has no bytes that are not UTF-8."""
 
 # Each alternative matches at its first letter without going back, so that long grammars take no longer for their size.
 _WORD = re.compile(
@@ -67,7 +67,7 @@ class OwnLark:
             raise ConfigError("grammar", shortened(self._setting), "rules without a temperature: it is the request's")
         rules = self._rules()
         if "start" in rules and "start" not in ending(rules):
-            why = "no text with an end fits it: the rule 'start' needs itself, or one that does, without end"
+            why = "no text with an end fits it: the rule 'start' needs itself, or a rule that does, without end"
             raise ConfigError("grammar", shortened(self._setting), why)
 
     def _rules(self) -> dict[str, list[Token]]:

@@ -24,7 +24,7 @@ STACK = 1 << 30
 """Bytes of addresses; memory is taken for the used ones alone. A level of rules takes 4 KiB, one of a schema up to 20,
 and as many as are in 512 KiB of text have to fit."""
 EXIT_S = 60.0
-"""For so long a process that is ending waits. It then ends with exit code 1, since its own is not known here."""
+"""Seconds for which a process that is ending waits. It then ends with exit code 1, since its own is not known here."""
 
 _lock = threading.Lock()
 _jobs: "WeakSet[CompileJob[Any]]" = WeakSet()

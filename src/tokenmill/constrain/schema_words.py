@@ -60,7 +60,7 @@ FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri u
 _NOT_UNIQUE = "that the items differ, 'uniqueItems', is not enforced: it is where their values are few, as of an enum"
 IDS = ("$id", "id")
 _URI = re.compile(r"[!#$%&'()*+,/:;=?@\[\]A-Za-z0-9._~-]*")
-"""What an id is made of. One with a space in it, such as griptape's "Output Format", names nothing that a reference
+"""The characters of an id. With a space in it, as in griptape's "Output Format", it names nothing that a reference
 could lead to."""
 
 MOST_TOLD = 20  # annotations of one schema

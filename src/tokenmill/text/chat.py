@@ -113,7 +113,7 @@ def _plain(value: Any, mark: Callable[[str], str], is_name: bool = False, depth:
         return {_plain(key, mark, is_name=True): _plain(item, mark, key in NAMED, depth + 1) for key, item in items}
     if isinstance(value, (list, tuple)):
         return [_plain(item, mark, depth=depth + 1) for item in value]
-    raise RequestError(f"a chat message holds a {type(value).__name__}; only what JSON has is allowed: pass text")
+    raise RequestError(f"a chat message holds a {type(value).__name__}; only JSON's types are allowed: pass text")
 
 
 def _normalized(message: Any) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def _pre_tokenizer(settings: Mapping[str, Any], ignores_merges: bool) -> str:
             "GGUF cannot say that the tokenizer normalises texts to NFC: others give the same tokens as they are"
         )
     elif normalizer is not None:
-        raise _refused(f"its normalizer is {normalizer['type']}, and GGUF has none for byte-level tokens")
+        raise _refused(f"its normalizer is {normalizer['type']}, and GGUF has no normalizer for byte-level tokens")
     wanted = _steps(settings["pre_tokenizer"])
     for name, pre in PRE_TOKENIZERS.items():
         if pre.takes_words == ignores_merges and _steps(json.loads(pre.build().__getstate__())) == wanted:

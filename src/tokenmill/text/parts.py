@@ -1,7 +1,7 @@
-"""What an answer is made of, as it streams: pieces of text, of thinking, and of calls of functions.
+"""The parts of an answer, as it streams: pieces of text, of thinking, and of calls of functions.
 
 Pieces of one kind that follow each other, joined, are the whole; how the text was cut before it was parsed makes no
-difference to what is joined.
+difference to it.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingPart:
-    """A piece of what the model thought before its answer."""
+    """A piece of the model's thinking before its answer."""
 
     text: str
 

@@ -29,7 +29,8 @@ def letters_of(raw: bytes) -> str:
 
 
 class Spelling:
-    """Spells tokens as they stand in one text: what comes next, and what could have come there.
+    """The spelling of tokens as they stand in one text: of the next token, and of all that could have come in its
+    place.
 
     The space that sentencepiece puts before a text belongs to its first token, and is no part of the text. Without a
     tokenizer a token is its id.

@@ -95,7 +95,7 @@ _OF_OTHERS = frozenset(
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """What tokenizer_config.json and special_tokens_map.json say.
+    """The contents of tokenizer_config.json and special_tokens_map.json.
 
     values: the keys as they stand. class_name: the class that transformers takes. prefix_space: whether a space goes
     before a text, None where the tokenizer's own file says it. special: the named tokens' spellings, by name. declared:

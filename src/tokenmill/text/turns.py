@@ -18,7 +18,8 @@ MORE = {"role": "assistant", "content": SAID_MORE}
 
 @dataclass(frozen=True)
 class TurnRules:
-    """takes_system_inside: a system message after the first turn is put into the text there, and changes nothing else.
+    """The turns that a template takes. takes_system_inside: a system message after the first turn is put into the text
+    there, and changes nothing else.
 
     takes_users_in_a_row: two messages of the user need no answer between them. takes_answers_in_a_row: nor do two of
     the assistant need a message of the user.
@@ -30,7 +31,7 @@ class TurnRules:
 
 
 _found: WeakKeyDictionary[Tokenizer, tuple[tuple[str, ...], TurnRules]] = WeakKeyDictionary()
-"""With the templates that they were found for, since an option may replace them."""
+"""The rules of each tokenizer, with the templates that they were found for: an option may replace these."""
 
 
 def turns_of(tokenizer: Tokenizer) -> TurnRules:

@@ -72,7 +72,7 @@ def test_a_longer_context_than_there_is_is_said(http):
         ({"repeat_penalty": 1.1, "repeat_last_n": 64}, "options.repeat_last_n = 64 is not served"),
         ({"presence_penalty": 1, "repeat_last_n": 33}, "options.repeat_last_n = 33 is not served"),
         ({"repeat_last_n": -2}, "options.repeat_last_n = -2"),
-        ({"temprature": 1}, "'temperature' is meant?"),
+        ({"temprature": 1}, "is 'temperature' meant?"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 2}, "top_p"),

@@ -1,1 +1,1 @@
-"""What the server tells of itself: the model, its state, its document and its page."""
+"""The server's facts about itself: the model, its state, its document and its page."""

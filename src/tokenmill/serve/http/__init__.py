@@ -1,1 +1,1 @@
-"""What stands before the routes: sockets, keys, limits, logs, and the forms of errors."""
+"""The layers before the routes: sockets, keys, limits, logs, and the forms of errors."""

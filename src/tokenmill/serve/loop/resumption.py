@@ -1,9 +1,9 @@
-"""What goes on beside a stream, so that another server can go on with it: an extension of ASGI, for callers in process.
+"""The record beside a stream, so that another server can go on with it: an extension of ASGI, for callers in process.
 
 A caller that has scope["extensions"][EXTENSION] = Resumption() gets, in each message of a stream under the same name,
 an Update: the settings that the stream has beside its body, and the tokens of each piece. It gives what it has noted to
-the application of another replica, whose messages begin where those of the first one broke off. Nothing of this can
-come in over HTTP.
+the application of another replica, whose messages begin where the first one's broke off. Nothing of this can come in
+over HTTP.
 """
 
 from collections.abc import Mapping

@@ -212,7 +212,7 @@ def _tool_fields(body: CountBody, ask: Ask) -> Json:
     given = (body.output_config or {}).get("format", body.output_format)
     if given is not None:
         if field_of(given, "type", str, "output_config.format") != "json_schema":
-            raise ApiError(400, "output_config.format.type: json_schema is the one that there is", "output_config")
+            raise ApiError(400, "output_config.format.type: only json_schema is possible", "output_config")
         schema = {"name": "output", "schema": given.get("schema")}
         found["response_format"] = {"type": "json_schema", "json_schema": schema}
     return found

@@ -66,7 +66,7 @@ class MessagesWriter(Writer):
         self._reading = Reading(prepared.readers.make())
         self._blocks: list[Json] = []  # with the text of each as a list of pieces
         self._is_open = False  # whether the last block is
-        self._blanks = ""  # which are no text of their own if none follows
+        self._blanks = ""  # which are no text of their own if no text follows
         self._has_begun = False
 
     def answer(self, completions: List[Completion]) -> Json:

@@ -36,7 +36,7 @@ NEUTRAL: Mapping[str, tuple[float, ...]] = {"typical_p": (0, 1), "tfs_z": (0, 1)
 AS_FITS = (-1, -2)  # values of num_predict
 OWN = ("num_ctx", "num_predict", "repeat_last_n")  # which are read here
 PENALTIES = {"repeat_penalty": 1, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-"""With the values that turn them off."""
+"""Penalties → the values that turn them off."""
 
 TYPES = {entry.name: entry.type for entry in fields(SamplingParams)}
 NAMES = {
@@ -151,7 +151,7 @@ def _note_unknown(name: str, ask: Ask) -> None:
     known = (*NAMES, *WITHOUT_EFFECT, *NEUTRAL, *OWN)
     is_new = len(ask.unknown) < MAX_COMPARED
     if is_new and (meant := nearest(name, known)) is not None:
-        raise ApiError(400, f"there is no option {name!r}: {meant!r} is meant?", "options", "unknown_parameter")
+        raise ApiError(400, f"there is no option {name!r}: is {meant!r} meant?", "options", "unknown_parameter")
     ask.unknown.append(f"options.{name}")
 
 

@@ -1,1 +1,1 @@
-"""One request as no protocol spells it, and what becomes of it."""
+"""A request that no protocol spells, and the steps from it to its answer."""

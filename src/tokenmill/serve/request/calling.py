@@ -36,13 +36,13 @@ from tokenmill.text.turns import TurnRules, turns_of
 GAP = "\n\n"  # between two messages that are made one
 
 _known: WeakKeyDictionary[Tokenizer, tuple[str, tuple[str, ...], ModelTools]] = WeakKeyDictionary()
-"""With the name of the format, and the templates that they were found for, since an option may replace them."""
+"""The tools of each tokenizer, with the name of the format and the templates: an option may replace these."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How an answer is constrained and read. constraint: None if the one of the request counts. shown_ids: special
-    tokens that its reader needs. warnings: what the constraint says without effect.
+    """The form of an answer, by which it is constrained and read. constraint: None if the request's own counts.
+    shown_ids: special tokens that its reader needs. warnings: what the constraint says without effect.
     """
 
     constraint: Constraint | None = None

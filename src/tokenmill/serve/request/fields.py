@@ -73,7 +73,7 @@ class Body(Nullable):
             if name in fields:
                 raise ApiError(400, f"{name} means the same as {fields[name]}: give one of the two", name)
             if name not in self.UNSERVED and (meant := nearest(name, [*fields, *self.UNSERVED])) is not None:
-                raise ApiError(400, f"there is no field {name!r}: {meant!r} is meant?", name, "unknown_parameter")
+                raise ApiError(400, f"there is no field {name!r}: is {meant!r} meant?", name, "unknown_parameter")
 
 
 LATEST = ":latest"  # the tag of a name without one, which Ollama's clients add on every route

@@ -44,7 +44,7 @@ def system_fingerprint(loaded: LoadedModel) -> str:
 
 
 class Writer(ABC):
-    """Writes the answer to one request. An answer and its events have the same id, time and model.
+    """The writer of the answer to one request. An answer and its events have the same id, time and model.
 
     prefix: what ids begin with. refusals: the form of its errors. ending: the bytes after the last event. keep_alive:
     the bytes for a stream on which nothing has come for a while.

@@ -34,7 +34,7 @@ IGNORED = {
 }
 """Fields that change nothing of a text here, with the reason."""
 INCLUDED = ("reasoning.encrypted_content",)
-"""What `include` may ask for without a warning: Codex does, and thinking is given in the clear."""
+"""Values of `include` without a warning: Codex asks for it, and thinking is given in the clear."""
 STORED = "this server keeps no responses: send the whole conversation as input"
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "summary_text": "text"}
 TEXTS |= {"reasoning_text": "text"}

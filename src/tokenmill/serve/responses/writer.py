@@ -205,7 +205,7 @@ class ResponsesWriter(Writer):
         self._echoed, self._names = ask.own
         self._reading = Reading(prepared.readers.make())
         self._items: list[Item] = []
-        self._blanks = ""  # which are no text of their own if none follows
+        self._blanks = ""  # which are no text of their own if no text follows
         self._number = 0  # of the next event
 
     def answer(self, completions: List[Completion]) -> Json:

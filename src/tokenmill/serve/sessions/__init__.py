@@ -1,1 +1,1 @@
-"""What clients keep on the server: texts by name, files and batches."""
+"""The things that clients keep on the server: texts by name, files and batches."""

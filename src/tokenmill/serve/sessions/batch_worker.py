@@ -44,7 +44,7 @@ OPEN_TENANT = "open"  # of a server without keys
 
 
 class BatchWorker:
-    """files, batches: what clients have given. Its public methods may be called in any thread."""
+    """The worker. files, batches: the records of clients. Its public methods may be called in any thread."""
 
     def __init__(self, engine: Engine, options: Options, folder: Path) -> None:
         self._engine, self._options = engine, options

@@ -87,7 +87,7 @@ async def content(call: Call) -> Response:
     """Give the content of a file."""
 
     def found(at: BatchWorker, tenant: str) -> Response:
-        at.files.read(tenant, call.name)  # which raises if there is none
+        at.files.read(tenant, call.name)  # which raises without such a file
         return FileResponse(at.files.content(tenant, call.name), media_type="application/jsonl")
 
     return await _ask(call, found)
@@ -200,4 +200,4 @@ def _text(engine: Engine, body: TokenizeBody) -> list[int]:
     if len(ids) > engine.config.max_length:
         raise TooLong(len(ids), engine.config.max_length, field)
     with about(field):
-        return engine.encode(ids)  # which refuses none at all
+        return engine.encode(ids)  # which refuses an empty list

@@ -86,7 +86,7 @@ class Records:
 
 
 class StoredFiles(Records):
-    """Files, with their content. max_bytes: of all of them together."""
+    """The files of clients, with their content. max_bytes: of all of them together."""
 
     def __init__(self, root: Path, max_bytes: int) -> None:
         super().__init__(root, "files", "file-")

@@ -135,7 +135,7 @@ class Server(DrainingServer):
                 if self._batches is not None:
                     self._batches.stop()
                 if has_stopped := self.driver.stop(GRACE_S):
-                    self._engine.close()  # which waits for the end of a step, and one that hangs has none
+                    self._engine.close()  # which waits for the end of a step; a step that hangs has no end
         return has_stopped and not self.driver.has_failed
 
     @property

@@ -1,1 +1,1 @@
-"""What JSON schemas say about values, exactly: expressions, numbers, formats, and grammars made of them."""
+"""The values that JSON schemas admit, exactly: expressions, numbers, formats, and grammars made of them."""

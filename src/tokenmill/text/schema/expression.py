@@ -34,7 +34,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Chain:
-    """One part after the other."""
+    """Parts, one after the other."""
 
     parts: "tuple[Node, ...]"
 
@@ -64,7 +64,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Look:
-    """What follows begins with a part, or does not: it is looked at and not read."""
+    """A part with which the text that follows begins, or does not begin: it is looked at and not read."""
 
     part: "Node"
     is_negative: bool
@@ -267,7 +267,7 @@ def _times(part: Node, found: re.Match[str]) -> Node:
     least, comma, most = text[1:-1].partition(",")
     low, high = int(least or 0), int(most) if most else None if comma else int(least)
     if high is not None and high < low:
-        raise PatternError(f"{text} has a least that is more than its most")
+        raise PatternError(f"{text} has a least number above its greatest one")
     if max(low, high or 0) > MOST_TIMES:
         raise PatternError(f"{text} is more than the {MOST_TIMES:,} times that are possible")
     return Times(part, low, high)

@@ -31,7 +31,7 @@ MOST_ITEMS = 5_000
 
 @dataclass(frozen=True)
 class JsonStyle:
-    """How JSON is written: its separators, and llguidance's options that say the same."""
+    """A spacing of JSON: its separators, and llguidance's options that say the same."""
 
     options: Mapping[str, Any]
     item_separator: str = ","

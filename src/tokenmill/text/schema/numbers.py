@@ -1,4 +1,4 @@
-"""What a schema says about a number, exactly: bounds, steps and values are fractions, never floats.
+"""The numbers that a schema admits, exactly: bounds, steps and values are fractions, never floats.
 
 A bound that excludes itself becomes the nearest float beyond it, which is included: a text of more digits would be read
 as the bound itself. Values and bounds are what JSON's decimal digits say.
@@ -75,7 +75,7 @@ def numbers_of(schema: Mapping[str, Any], is_integer: bool) -> Numbers:
     if (given := schema.get("multipleOf")) is not None:
         step = abs(exact(given, "multipleOf"))
         if not step:
-            raise NumberError("multipleOf is 0, of which nothing but 0 is a multiple")
+            raise NumberError("multipleOf is 0, and only 0 is a multiple of it")
     return Numbers(low[0], high[0], step, is_integer, low[1], high[1])
 
 

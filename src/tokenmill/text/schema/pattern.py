@@ -27,7 +27,7 @@ from tokenmill.text.schema.expression import (
 )
 
 Variants = dict[tuple[bool, bool], Node]
-"""What an expression matches, by whether it demands the beginning of the text, and its end."""
+"""The parts of an expression, by whether they demand the beginning of the text, and its end."""
 
 _KEPT = 32
 _MOST_EDGES = 100

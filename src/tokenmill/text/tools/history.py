@@ -117,23 +117,23 @@ def as_plain_turns(messages: Sequence[Message], tools: Sequence[Mapping[str, Any
     text of the assistant, results are text of the user. Results that follow each other are one turn.
     """
     made: list[Message] = []
+    follows_result = False
     for message in messages:
         content = message.get("content") or ""
+        is_result = message.get("role") == "tool" and not message.get("tool_calls")
         if message.get("tool_calls"):
             calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
             content = f"{content}{form.lead if content else ''}{form.text(calls)}"
             new = {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}
-        elif message.get("role") == "tool":
-            content = f"<tool_response>\n{content}\n</tool_response>"
-            if made and made[-1].get("is_result"):
-                made[-1]["content"] += f"\n{content}"
-                continue
-            new = {"role": "user", "content": content, "is_result": True}
+        elif is_result:
+            new = {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
         else:
             new = dict(message)
-        made.append(new)
-    for message in made:
-        message.pop("is_result", None)
+        if is_result and follows_result:
+            made[-1]["content"] += f"\n{new['content']}"
+        else:
+            made.append(new)
+        follows_result = is_result
     if not tools:
         return made
     told = TOLD.format(

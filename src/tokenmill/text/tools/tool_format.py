@@ -27,7 +27,7 @@ class Taker(Protocol):
 
 
 class CallBody(Protocol):
-    """How one call is written inside its frame. By default it enforces all, and has no control tokens."""
+    """The form of one call inside its frame. By default it enforces all, and has no control tokens."""
 
     def rule(self, lark: Lark, function: Function, name: str, before: str = "") -> str:
         """Return an expression for a call of this function after the text `before`. name: of its rules."""
