@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from tokenmill.text.schema.merge import Case, MergeError, cases, kind_of, kinds, listed, same
+from tokenmill.text.schema.merge import Case, MergeError, cases, items_of, kind_of, kinds, listed, same
 from tokenmill.text.schema.numbers import KEYWORDS, Numbers, exact, numbers_of
 
 _DEEPEST = 8  # parts inside of parts that are looked at
@@ -102,14 +102,7 @@ def _arrays_apart(both: Case, one: Case, other: Case, root: Mapping[str, Any], d
 
 
 def _items(case: Case, at: int) -> list[Any]:
-    found = []
-    for each in case:
-        first = each.get("prefixItems", each["items"] if isinstance(each.get("items"), list) else [])
-        if at < len(first):
-            found.append(first[at])
-        elif not isinstance(each.get("items"), list) and "items" in each:
-            found.append(each["items"])
-    return found
+    return [first[at] if at < len(first) else rest for first, rest in map(items_of, case)]
 
 
 def _required(case: Case) -> Iterator[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.text.schema import texts
-from tokenmill.text.schema.merge import Case, MergeError, cases, kind_of, kinds, listed
+from tokenmill.text.schema.merge import Case, MergeError, cases, items_of, kind_of, kinds, listed
 from tokenmill.text.schema.number_rules import ANY_NUMBER, number_rule, value_text
 from tokenmill.text.schema.numbers import KEYWORDS, Numbers, exact, is_plain, numbers_of
 from tokenmill.text.schema.objects import ObjectRules, object_of
@@ -238,8 +238,7 @@ class _Writer:
             least = max(least, int(each.get("minItems", 0)))
             if (given := each.get("maxItems")) is not None:
                 most = int(given) if most is None else min(most, int(given))
-            first = each.get("prefixItems", each["items"] if isinstance(each.get("items"), list) else [])
-            rest = each.get("additionalItems", True) if isinstance(each.get("items"), list) else each.get("items", True)
+            first, rest = items_of(each)
             firsts.append(first)
             rests.append(rest)
         if most is not None and most < least:

@@ -109,6 +109,13 @@ def listed(case: Case) -> list[Any] | None:
     return found
 
 
+def items_of(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """Return the schemas of the first items of a list, each by its place, and the schema of all others."""
+    if isinstance(items := schema.get("items"), list):
+        return schema.get("prefixItems", items), schema.get("additionalItems", True)
+    return schema.get("prefixItems", []), schema.get("items", True)
+
+
 def kind_of(value: Any) -> str:
     """Return the type of a value."""
     if value is None or isinstance(value, bool):
