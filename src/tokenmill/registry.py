@@ -50,8 +50,8 @@ SCHEMES: Names = {
 # The modules of matrices; a scheme names one.
 MATRICES: Names = {
     "plain": "tokenmill.quant.matrix:Matrix",
-    "packed": "tokenmill.quant.matrices:PackedLinear",
-    "codes": "tokenmill.quant.matrices:QuantizedLinear",
+    "packed": "tokenmill.quant.packed:PackedLinear",
+    "codes": "tokenmill.quant.quantized:QuantizedLinear",
 }
 
 FORMATS: Names = {

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tokenmill.quant.matrices import PackedLinear, QuantizedLinear
 from tokenmill.quant.matrix import Matrix, make_matrix
+from tokenmill.quant.packed import PackedLinear
+from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.quant.stored import Stored
 

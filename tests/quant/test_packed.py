@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tokenmill.quant.matrices import PackedLinear
+from tokenmill.quant.packed import PackedLinear
 from tokenmill.quant.stored import Stored
 
 SHAPES = [(24, 17), (64, 576), (576, 1536), (256, 2048)]

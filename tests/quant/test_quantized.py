@@ -15,7 +15,7 @@ from tokenmill.engine.load import load
 from tokenmill.hub.progress import Silent
 from tokenmill.kernels import native_library
 from tokenmill.quant import matrix as dense
-from tokenmill.quant.matrices import QuantizedLinear
+from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import open_checkpoint

@@ -15,8 +15,9 @@ from tokenmill.kernels.threads import torch_threads
 from tokenmill.model.blocks import Projection
 from tokenmill.model.layers import Unfused
 from tokenmill.quant import ways
-from tokenmill.quant.matrices import PackedLinear, QuantizedLinear
 from tokenmill.quant.matrix import Matrix, product
+from tokenmill.quant.packed import PackedLinear
+from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.schemes import PackedScheme
 from tokenmill.quant.stored import Stored
 

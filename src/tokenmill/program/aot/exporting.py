@@ -29,7 +29,7 @@ from tokenmill.model.rope import Angles
 from tokenmill.program.aot.manifest import check_folder, write_manifest
 from tokenmill.program.aot.program import End, weights_of
 from tokenmill.program.compiled.program import check_backend
-from tokenmill.quant.matrices import QuantizedLinear
+from tokenmill.quant.quantized import QuantizedLinear
 
 KINDS = {"decode": ("one", "many"), "prefill": ("chunk",), "both": ("one", "many", "chunk")}
 """The kinds of steps to compile, by compile_phases: of one sequence, of several, or a chunk of one."""
