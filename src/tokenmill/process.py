@@ -1,4 +1,4 @@
-"""Forked processes: the thread of this one that was forked, and what a child lets go of that belongs to its parent.
+"""Forked processes: the thread of this one that was forked, and how a child lets go of what belongs to its parent.
 
 An engine is used in the process that loaded it. Forks are noted from the first import of tokenmill on, before torch is
 imported.

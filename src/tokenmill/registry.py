@@ -39,7 +39,7 @@ PROGRAMS: Names = {
         "tokenmill.program.eager:Eager"),
 }
 
-# In the order of preference: of those that a program prefers, "auto" takes the first that does not refuse.
+# In the order of preference: "auto" takes the first scheme that the program prefers and that does not refuse.
 SCHEMES: Names = {
     "packed": Entry("plain matrices in oneDNN's layout, on a CPU", "tokenmill.quant.schemes:PackedScheme"),
     "dense": Entry("plain matrices, on every device", "tokenmill.quant.schemes:Scheme"),
@@ -196,7 +196,7 @@ PICTURES: Names = {
     "ladder": "tokenmill.bench.plot.ladder:draw",
 }
 
-# How calls of functions are written. A chat template's format is the first of which it holds all words.
+# How calls of functions are written. A chat template's format is the first whose words it holds, all of them.
 TOOL_FORMATS: Names = {
     "harmony": Entry("messages in channels: gpt-oss", "tokenmill.text.tools.harmony:HARMONY", also=("openai",)),
     "functiongemma": Entry("call:name{…} between <start_function_call> and <end_function_call>: FunctionGemma",
@@ -337,9 +337,7 @@ def lookup(table: Mapping[str, Entry | str], name: str, setting: str, computes: 
 
 
 def check_name(setting: str, name: str, table: Mapping[str, Entry | str]) -> None:
-    """Raise ConfigError, with the names and the one that is meant, for a name that is neither "auto" nor in the
-    table.
-    """
+    """Raise ConfigError, with the names and the nearest, for a name that is neither "auto" nor in the table."""
     if name in ("auto", *table):
         return
     meant = [key for key, entry in table.items() if isinstance(entry, Entry) and name in entry.also]

@@ -106,9 +106,7 @@ class ValueReader:
         return self.error(f"{self.where}: {self.name(key)} = {brief(value)} is not allowed: {allowed}")
 
     def count(self, key: str, default: Any = ..., minimum: int = 1, maximum: int = MAX_COUNT) -> int:
-        """Read a whole number in [minimum, maximum], or a default of None; 32.0 is one too, as other programs write
-        it.
-        """
+        """Read a whole number in [minimum, maximum], or a default of None; 32.0 is one of other programs."""
         value = self.take(key, default)
         if type(value) is float and value.is_integer() and not self.is_ours:
             value = int(value)

@@ -118,7 +118,7 @@ def test_shards_that_do_not_fit_together(engine, source, tmp_path):
     with pytest.raises(RequestError, match="different models, versions or settings"):
         join(index, target, 2, lines_task(), lambda _: None)
     (tmp_path / "out-2-of-2.jsonl").write_bytes((tmp_path / "out-1-of-2.jsonl").read_bytes())
-    with pytest.raises(RequestError, match="its rows are not those of"):
+    with pytest.raises(RequestError, match="its rows do not match"):
         join(index, target, 2, lines_task(), lambda _: None)
     assert not target.exists()
 
@@ -169,7 +169,7 @@ def test_outputs_that_are_refused(engine, source, whole, tmp_path):
     with pytest.raises(RequestError, match="another model or other settings: give another output"):
         run(engine, source, target, lines_task(seed=1))
     other = write_lines(tmp_path / "other.jsonl", requests(29))
-    with pytest.raises(RequestError, match="its rows are not those of"):
+    with pytest.raises(RequestError, match="its rows do not match"):
         run(engine, other, target, lines_task())
     (tmp_path / "letter.jsonl").write_text("Dear Sir\n")
     for name in ("letter.jsonl", "empty.jsonl", "in.jsonl"):

@@ -71,7 +71,7 @@ def test_a_wrong_text_is_shown():
     with pytest.raises(WrongText) as wrong:
         check_text(Says("dense", {"two": 1}), REFERENCE)
     assert str(wrong.value) == (
-        "1 of 2 texts are not those of transformers: 'two' goes on with 'two and so on' …: "
+        "1 of 2 texts differ from transformers' texts: 'two' goes on with 'two and so on' …: "
         "figures of a wrong computation are not reported"
     )
 
@@ -81,7 +81,7 @@ def test_in_16_bits_a_tie_may_turn():
     tie = Says("dense", {"two": 1}, "bfloat16", lead=0.5)
     assert check_text(tie, REFERENCE) == "2 texts as transformers', 1 of them until a tie of bfloat16"
     for dtype, lead in (("bfloat16", 0.51), ("float16", 0.07), ("float32", 0.001)):
-        with pytest.raises(WrongText, match="1 of 2 texts are not"):
+        with pytest.raises(WrongText, match="1 of 2 texts differ"):
             check_text(Says("dense", {"two": 1}, dtype, lead), REFERENCE)
 
 

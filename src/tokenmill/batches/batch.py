@@ -53,9 +53,7 @@ def run_of(facts: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """The progress of a run. num_rows: of the shard; num_done: with the rows that were in the journal; counts: of this
-    run.
-    """
+    """The progress of a run. num_rows: of the shard; num_done: also earlier ones; counts: of this run."""
 
     num_rows: int
     num_done: int
@@ -161,9 +159,7 @@ class Batch:
         os.ftruncate(self.file.fileno(), 0)
 
     def run(self, core: Core, how: How = How()) -> Summary:
-        """Compute what is not there yet, and write the output. With `how.stop` set it ends early, and the summary is
-        not whole.
-        """
+        """Compute what is not there yet, and write the output; with `how.stop` set only a part of it."""
         self.task.begin(core)
         facts = facts_of(core, self.task)
         run = run_of(facts)

@@ -3,7 +3,7 @@
 The first line is a header with the settings that the answers depend on. Each record is a line of its own: a checksum,
 the digest of its row, the answer as JSON. A record that was cut, as by a full disk or a process that was killed, is
 removed when the journal is opened; one that is damaged is passed over, and its row computed again. So whatever happens
-to a process, the next one finds every answer but those that were not finished.
+to a process, the next one finds every finished answer.
 """
 
 import json
@@ -24,7 +24,7 @@ from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.memory.atomic_file import seal, unseal
 
 KIND, FORMAT = "journal of tokenmill batch", 1
-SYNC_S = 1.0  # of answers that may be lost with the machine; those of a process that is killed are in the kernel
+SYNC_S = 1.0  # a machine that fails loses the answers of this time; a killed process loses none
 SHARE = 0.01  # of the time that may go into syncing: a slow disk is synced less often
 HEADER_BYTES = 1 << 20
 DIGEST = slice(9, 25)  # of a record, after the checksum and a space
@@ -46,9 +46,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, file: IO[bytes], index: Index, facts: Mapping[str, Any]) -> None:
-        """Open a journal that goes on, or begin one. facts: what its answers depend on; RequestError if they were
-        others.
-        """
+        """Open a journal that goes on, or begin one. facts: what its answers depend on; RequestError for others."""
         self.path, self._file = path, file
         self.num_damaged = 0
         self.offsets: Places = np.full(int(index.places.max()) + 1, -1, np.int64)
@@ -148,7 +146,6 @@ class Journal:
         return end
 
     def _find(self, digests: Digests, offsets: Places, index: Index) -> None:
-        """Note the record of each row, by their digests."""
         if not len(digests):
             return
         order = np.argsort(digests, kind="stable")
@@ -170,7 +167,6 @@ class Journal:
 
 @contextmanager
 def _space_errors(path: Path) -> Iterator[None]:
-    """Raise what the system says as the error of a run whose journal can go on."""
     try:
         yield
     except OSError as error:

@@ -94,7 +94,7 @@ def run_of_output(target: Path, index: Index, shard: Shard, task: Task) -> str |
         for written, digest in zip_longest(format_of(target, "output").rows(target), wanted):
             key = None if written is None or written.values is None else task.key_of(written.values)
             if digest is None or digest_in(key) != digest:
-                raise RequestError(f"{target} exists, and its rows are not those of {index.path}: {WAY_OUT}")
+                raise RequestError(f"{target} exists, and its rows do not match {index.path}: {WAY_OUT}")
             runs.add(str(key)[16:])
     except OSError as error:
         raise RequestError(f"{target} cannot be read: {error.strerror}") from None

@@ -33,9 +33,7 @@ class TableRow:
 
     @cached_property
     def digest(self) -> int:
-        """64 bits that depend on the values alone, so not on the row's place; of a broken line they depend on its
-        number.
-        """
+        """64 bits that depend on the values alone, not on the row's place; of a broken line on its number."""
         content = self.problem if self.values is None else self.values
         data = json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=repr).encode()
         return int.from_bytes(blake2b(data, digest_size=8).digest())
@@ -47,9 +45,7 @@ def dumps(value: Any, **how: Any) -> str:
 
 
 def dumps_cell(value: Any) -> str:
-    """Write a value of a table as JSON. What JSON cannot have is a text: dates, and the numbers NaN, Infinity,
-    -Infinity.
-    """
+    """Write a value of a table as JSON, with dates, NaN, Infinity and -Infinity as texts."""
     try:
         return dumps(value, default=str)
     except ValueError:  # which stands for such numbers, of Parquet alone

@@ -1,6 +1,6 @@
 """The BatchRunner: rows become requests of the core, many at once, and their answers go into the journal as they end.
 
-Rows are taken from the input a window at a time, and those of a window are queued in the order of their tokens, so
+Rows are taken from the input a window at a time, and the rows of a window are queued in the order of their tokens, so
 that prompts which begin alike follow each other and share rows of the cache. The next window is read when the last one
 is queued, so that no place in the engine is empty between two windows. Only a window and what runs is held in memory.
 """
@@ -33,8 +33,8 @@ class _Running:
 
 @dataclass
 class Counts:
-    """Counts of a run. rows: answers. errors: answers that are error objects. tokens: new tokens of answers.
-    prompt_tokens: of prompts.
+    """Counts of a run. rows: answers. errors: answers that are error objects. tokens: new ones. prompt_tokens: of
+    prompts.
     """
 
     rows: int = 0
@@ -95,9 +95,7 @@ class BatchRunner:
             self._ready.pop()
 
     def _fill(self, rows: Iterator[tuple[TableRow, Key]]) -> bool:
-        """Prepare the rows of the next window, and tell whether there are any. A row that is refused has an answer at
-        once.
-        """
+        """Prepare the rows of the next window, and tell whether there are any. A refused row has an answer at once."""
         num_taken = 0
         while len(self._ready) < self.window and not self.stop.is_set() and (taken := next(rows, None)) is not None:
             row, key = taken
@@ -110,7 +108,6 @@ class BatchRunner:
         return bool(self._ready)
 
     def _finish(self, each: _Running) -> None:
-        """Keep the answer of a row that has ended."""
         self._running.remove(each)
         done: list[Completion | None] = [None] * each.num_sequences
         try:

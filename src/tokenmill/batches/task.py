@@ -15,9 +15,7 @@ from tokenmill.schedule.sequence import Sequence
 
 @dataclass(frozen=True)
 class Key:
-    """A key, which stands for a row under the settings of a run. digest: of the row. run: 8 hexadecimal digits for the
-    settings.
-    """
+    """A key of a row under the settings of a run. digest: of the row. run: 8 hexadecimal digits for the settings."""
 
     digest: int
     run: str
@@ -78,15 +76,11 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, core: Core, row: TableRow, key: Key) -> RowWork:
-        """Prepare a row that is to be computed. An exception is the row's own error, which `refusal` makes an answer
-        of.
-        """
+        """Prepare a row to be computed. An exception is the row's own error, which `refusal` makes an answer of."""
 
     @abstractmethod
     def refusal(self, row: TableRow, key: Key, error: Exception) -> Any:
-        """Make the answer of a row that is refused, or has failed. An error that is not the row's own is raised
-        again.
-        """
+        """Make the answer of a row that is refused, or has failed. Any other error is raised again."""
 
     @abstractmethod
     def output(self, row: TableRow, key: Key, answer: Any) -> Json:

@@ -62,7 +62,7 @@ def card_rows(card: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _floor(model: ModelConfig, storage: Storage, cache: bool, point: Point, read: float, peak: float) -> float:
-    """Compute the tokens per second that nothing on this machine can exceed: of generation where there is some, else of
+    """Compute the tokens per second that nothing here can exceed: of generation where there is some, else of
     prefill.
     """
     if point.new:

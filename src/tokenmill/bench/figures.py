@@ -45,7 +45,6 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
 
 
 def _text(engine: Engine, tokens: Sequence[int]) -> str | None:
-    """Decode the beginning of the first text, for people to see that it is text."""
     return None if engine.tokenizer is None else engine.tokenizer.decode(list(tokens))
 
 

@@ -120,7 +120,7 @@ def check_text(engine: Engine, reference: Mapping[str, str]) -> str:
             wrong.append(f"{prompt!r} goes on with {done.text[:40]!r} …")
     if wrong:
         raise WrongText(
-            f"{len(wrong)} of {len(reference)} texts are not those of transformers: {'; '.join(wrong)}: "
+            f"{len(wrong)} of {len(reference)} texts differ from transformers' texts: {'; '.join(wrong)}: "
             "figures of a wrong computation are not reported"
         )
     ties = f", {turned} of them until a tie of {engine.config.dtype}" if turned else ""
@@ -128,9 +128,7 @@ def check_text(engine: Engine, reference: Mapping[str, str]) -> str:
 
 
 def _is_tie(engine: Engine, prompt: str, expected: list[int]) -> bool:
-    """Tell whether every right token is as likely as the likeliest one, as far as the rounding of 16 bits leaves
-    them.
-    """
+    """Tell whether every right token is as likely as the likeliest one, within the rounding of 16 bits."""
     if engine.config.dtype not in TIES:
         return False
     ids = engine.encode(prompt)

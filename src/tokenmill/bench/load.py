@@ -110,9 +110,7 @@ def arrivals_s(load: LoadTest) -> list[float]:
 
 
 def build_asks(load: LoadTest) -> list[LoadRequest]:
-    """Make every prompt, the same for the same seed; the first n prompts of a longer run are the prompts of a shorter
-    one.
-    """
+    """Make every prompt, the same for the same seed; a longer run begins with the prompts of a shorter one."""
     if load.prompts is not None:
         given = _read(load.prompts, load.chat)
         return [given[index % len(given)] for index in range(load.num_prompts)]
@@ -240,9 +238,7 @@ class _Run:
         return Outcome(records, len(asks), duration_s, self.max_in_flight, self.lag_s, interrupted)
 
     async def warm_up(self) -> None:
-        """Connect once: the first connection of a program imports what all others find, and the first request must not
-        pay for it.
-        """
+        """Connect once: the first connection imports what all others find, for which the first request must not pay."""
         with contextlib.suppress(httpx2.HTTPError):
             async with httpx2.AsyncClient(verify=self.tls, trust_env=False, timeout=_GREETING_S) as client:
                 await client.get(endpoint(self.load.url, "models"), headers=self.headers)

@@ -1,6 +1,6 @@
 """The answers of a server under load, read into records and summarised under the names of vLLM's benchmark. No network.
 
-Names and definitions are those of vLLM's `bench serve`, so that its scripts read the result:
+Names and definitions are as in vLLM's `bench serve`, so that its scripts read the result:
 
  - ttft: first chunk with content, since the request was sent; itl: the gaps between such chunks; e2el: the last of
    them, since the request was sent. So ttft + the sum of a request's itl = its e2el.
@@ -202,9 +202,7 @@ def printable(text: str) -> str:
 
 
 def figures(outcome: Outcome, goodput_ms: Mapping[str, float], open_loop: bool, detailed: bool) -> dict[str, Any]:
-    """Compute every figure under vLLM's key; figures that vLLM has not are named in the module's head, or by their
-    names.
-    """
+    """Compute every figure under vLLM's key; other figures are named in the module's head, or by their names."""
     good = [record for record in outcome.records if record.ok]
     inputs, outputs = sum(record.input_tokens for record in good), sum(record.output_tokens for record in good)
     latencies_s = {
@@ -301,7 +299,6 @@ def _details(records: Iterable[Record]) -> dict[str, Any]:
 
 
 def _notes(outcome: Outcome, good: Sequence[Record], open_loop: bool) -> Iterable[str]:
-    """Yield the remarks that a reader needs before trusting the figures."""
     if outcome.interrupted:
         missing = outcome.num_asked - len(outcome.records)
         yield f"interrupted: {missing} of {outcome.num_asked} requests did not end and are left out"

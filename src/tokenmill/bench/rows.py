@@ -81,7 +81,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def _header(path: Path) -> list[str]:
-    """The columns of a CSV file, which an earlier version may have begun."""
+    """Read the columns of a CSV file, which an earlier version may have begun."""
     with path.open(encoding="utf-8", newline="") as file:
         return next(csv.reader(file))
 
@@ -121,9 +121,7 @@ def provenance() -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Return the commit of the checkout that this code runs from, with a + when it was changed; None when it was
-    installed.
-    """
+    """Return the commit of this checkout, with a + when it was changed; None when tokenmill was installed."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

@@ -44,9 +44,7 @@ class Sample:
 
     @property
     def hash(self) -> str:
-        """The hash over the tokens of all sequences, one after the other; of one sequence it is its completion's
-        hash.
-        """
+        """The hash over the tokens of all sequences in order; of one sequence it is its completion's hash."""
         return hash_tokens(self.tokens)
 
 
@@ -114,7 +112,7 @@ def take_sample(
         done = engine.generate([list(p) for p in prompts], max_new_tokens=max(point.new, 1), ignore_eos=True)
     sample, claimed = sample_of(recorder.steps, done, point), point.batch * point.prompt
     if sample.prefill_tokens < claimed:
-        raise RuntimeError(f"prefill fed {sample.prefill_tokens} of {claimed} tokens: its speed is not that of prefill")
+        raise RuntimeError(f"prefill fed {sample.prefill_tokens} of {claimed} tokens: its time measures something else")
     return sample
 
 

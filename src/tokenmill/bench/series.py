@@ -1,6 +1,6 @@
 """A series of points: engines made for them, refusals and failures marked, a row for each, one after the other.
 
-One engine serves all points of a batch size; where it does not fit, each point gets one of its own, so that a point
+One engine serves all points of a batch size; where it does not fit, each point gets its own engine, so that a point
 that is too large costs only itself.
 """
 
@@ -52,9 +52,7 @@ class Series:
     _total: int = 0
 
     def rows(self, points: List[Point], config: EngineConfig, label: str = "") -> Iterator[dict[str, Any]]:
-        """Yield one row for each point, small batches first. Raises WrongText when an engine does not say what it
-        must.
-        """
+        """Yield one row for each point, small batches first. WrongText when an engine does not say what it must."""
         self._done, self._total = 0, len(points) * (self.repetitions + 2)
         ordered = sorted(points, key=lambda point: point.batch)
         for _, group in groupby(ordered, key=lambda point: (point.batch, chunk_for(point, config.max_step_tokens))):
@@ -130,9 +128,7 @@ class Series:
         return replace(config, max_length=length, max_sequences=batch, max_step_tokens=chunk, prefix_cache=False)
 
     def _check_memory(self, config: EngineConfig) -> None:
-        """Raise CapacityError when the planner's figures say that it cannot fit, before the system kills us for
-        trying.
-        """
+        """Raise CapacityError when the planner says that it cannot fit, before the system kills us for trying."""
         resolved = resolve(config, read_config(self.checkpoint.config))
         needed, available = cost_of(resolved).total_bytes, free_bytes(resolved.config.device)
         if needed > available:

@@ -19,7 +19,7 @@ from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import expected_tensors
 
 SHAPES: dict[str, dict[str, Any]] = {}
-BLOCK = 1 << 20  # random numbers of which all matrices are made
+BLOCK = 1 << 20  # random numbers; every matrix is a part of them
 
 
 def _llama(

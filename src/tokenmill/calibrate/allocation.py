@@ -28,9 +28,7 @@ Unit = tuple[int, str]  # the number of a layer, and a kind of matrix in it
 
 
 def check_target_bits(plan: ExportPlan, to: Export, target_bits: float) -> None:
-    """Raise ConfigError where no choice of matrices takes so many bits per weight, or the format cannot hold
-    a mixture.
-    """
+    """Raise ConfigError where no choice of matrices takes these bits, or the format cannot mix them."""
     if plan.scheme_bits != 4:
         raise ConfigError("target_bits", target_bits, "only with scheme q4, some of whose matrices then get 8 bits")
     if not to.mixes_bits:
@@ -71,9 +69,7 @@ def choose_8_bits(plan: ExportPlan, to: Export, texts: Texts, target_bits: float
 def _divergences(
     walk: LayerWalk, units: Mapping[Unit, list[str]], group: int, grid: str, progress: Progress
 ) -> dict[Unit, float]:
-    """Measure the mean KL divergence, in nats per token, of predictions with one unit rounded from predictions of the
-    unrounded model.
-    """
+    """Measure the mean KL divergence, in nats per token, of predictions with one unit rounded from the model's."""
     progress.stage(f"measuring what 4 bits cost in each of {len(units)} kinds of matrices, layer by layer")
     progress.advance(0, len(units))
 

@@ -22,7 +22,7 @@ from tokenmill.weights.load import empty_decoder, fill_small
 from tokenmill.weights.source import WeightSource
 
 Choose = Callable[[str, Tensor, Tensor | None], Tensor]
-"""The values [outputs, inputs] of a matrix: given its name, those of the checkpoint, and its inputs [T, K] or None."""
+"""The values [outputs, inputs] of a matrix: given its name, the checkpoint's values, and its inputs [T, K] or None."""
 
 Key = TypeVar("Key")
 
@@ -131,7 +131,6 @@ class LayerWalk:
         return found
 
     def _matrices(self, number: int) -> dict[str, Matrix]:
-        """Return the matrices of a layer, by their roles."""
         modules = self._decoder.layers[number].named_modules()
         return {role: module for role, module in modules if isinstance(module, Matrix)}
 
@@ -142,13 +141,11 @@ class LayerWalk:
         matrix.fill(self._weights.matrix(number, role, change=change))
 
     def _empty(self, number: int) -> None:
-        """Give back the memory of a layer's matrices."""
         for matrix in self._matrices(number).values():
             matrix.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
 
 def _step(texts: list[list[int]]) -> Step:
-    """Make one step of all texts from their beginnings."""
     token_ids = [token for text in texts for token in text]
     positions = [position for text in texts for position in range(len(text))]
     spans, first = [], 0

@@ -61,7 +61,7 @@ class Partial:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._folder.make()
                 if self.path.exists() and not self._folder.is_marked():
-                    allowed = f"a name beside which no other {self.path.name} lies: that is not of a calibration"
+                    allowed = f"a name beside which no other {self.path.name} lies: that is no calibration's"
                     raise ConfigError("output", str(self._out), allowed)
                 try:
                     is_alone = stack.enter_context(locked(self.path / LOCK))
@@ -122,13 +122,13 @@ class Partial:
         self._keep("texts.json", texts)
 
     def eight_bits(self, names: Collection[str]) -> list[str] | None:
-        """Read the tensors that `keep_eight_bits` was given, if it was. names: those that there are."""
+        """Read the tensors that `keep_eight_bits` was given, if it was. names: all matrices."""
         file = self.path / "eight_bits.json"
         if not file.exists():
             return None
         found = self._content(file)
         if not isinstance(found, list) or not all(name in names for name in found) or len({*found}) < len(found):
-            raise self._damaged(file, ValueError("its names are not those of matrices"))
+            raise self._damaged(file, ValueError("it names other things than matrices"))
         return found
 
     def keep_eight_bits(self, names: list[str]) -> None:
@@ -181,7 +181,7 @@ class Partial:
             raise self._damaged(file, error) from None
 
     def _check(self, bits: int, shape: tuple[int, ...], parts: Mapping[str, torch.Tensor]) -> None:
-        """Raise ValueError where the parts of a matrix are not those of that shape."""
+        """Raise ValueError where the parts of a matrix do not fit its shape."""
         num_rows, num_inputs = shape
         padded = -(-num_inputs // GROUP) * GROUP
         groups = num_rows, -(-padded // self._group)
@@ -190,7 +190,7 @@ class Partial:
             wanted["minimums"] = groups, torch.float32
         found = {part: (tuple(tensor.shape), tensor.dtype) for part, tensor in parts.items()}
         if found != wanted:
-            raise ValueError("its codes are not those of that matrix")
+            raise ValueError("its codes do not fit that matrix")
 
     def remove(self) -> None:
         """Remove the directory, because everything is written elsewhere. What tokenmill has not written into the

@@ -200,7 +200,6 @@ def _compute(
 
 
 def _load(config: EngineConfig, num_sequences: int | None, chat_template: Path | None, progress: Any) -> "Engine":
-    """Load the engine, with a cache that fits."""
     from tokenmill.loader.fit import MOST_SEQUENCES, SEQUENCES_PER_CORE, fit_for_many
 
     default = min(max(FEWEST_SEQUENCES, SEQUENCES_PER_CORE * available_processors()), MOST_SEQUENCES)
@@ -233,7 +232,6 @@ def _tell_broken(batch: "Batch") -> None:
 
 
 def _told(batch: "Batch", summary: "Summary") -> str:
-    """Say in one line for people what was written."""
     rows = f"{batch.target}: {counted(summary.num_rows, 'row')}"
     if summary.was_there:
         return f"{rows}, written before by the same command: nothing is left to do"
@@ -250,7 +248,6 @@ def _told(batch: "Batch", summary: "Summary") -> str:
 
 
 def _document(engine: "Engine", batch: "Batch", summary: "Summary") -> dict[str, Any]:
-    """Describe the run as a JSON document."""
     return {
         "output": str(batch.target),
         "rows": summary.num_rows,
@@ -269,9 +266,7 @@ def _document(engine: "Engine", batch: "Batch", summary: "Summary") -> dict[str,
 
 @contextmanager
 def batch_progress(note: Callable[["BatchProgress"], None]) -> Iterator[Callable[["BatchProgress"], None]]:
-    """Give a function that shows how far a run is, now and then. note: also gets each progress that the function is
-    told.
-    """
+    """Give a function that shows how far a run is, now and then. note: also gets what the function is told."""
     is_shown = shows_bars()
     begun_s = shown_s = time.monotonic()
     with progress_on_stderr(not is_shown) as bar:

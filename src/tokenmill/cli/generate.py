@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.config_file import PRESET
-from tokenmill.cli.parser.options import (
-    CHAT_TEMPLATE,
-    JSON,
-    MODEL_NAME,
-    OUTPUT,
-    QUIET,
-    option,
-    with_defaults,
-)
+from tokenmill.cli.parser.options import CHAT_TEMPLATE, JSON, MODEL_NAME, OUTPUT, QUIET, option, with_defaults
 from tokenmill.cli.process.display import echo, print_json, progress_on_stderr, remark, write_text
 from tokenmill.cli.prompts import CHAT, FILES, IDS, SYSTEM, TEXTS, check_waiting, gather, shown_ids
 from tokenmill.cli.report import document, logprobs_table, summary
@@ -122,7 +114,6 @@ def _write_receipts(path: Path | None, completions: Sequence["Completion"]) -> N
 
 
 def _show_draft(loaded: "Engine", prompt: Any, sampling: SamplingParams, quiet: bool) -> "Completion":
-    """Show one text in two colours, and what came of the drafts."""
     if loaded.tokenizer is None:
         raise ConfigError("--show-draft", True, "only with a model that has a tokenizer")
     from tokenmill.cli.show_draft import DraftMarks, colour_drafts
@@ -179,7 +170,6 @@ def show(engine: "Engine", pieces: Iterator["Piece"], visible: bool = True) -> "
 
 
 def _print_all(completions: Sequence["Completion"], num_each: int) -> None:
-    """Print every text, under a header when there are several."""
     for index, done in enumerate(completions):
         if len(completions) > 1:
             which = f", continuation {index % num_each + 1}" if num_each > 1 else ""

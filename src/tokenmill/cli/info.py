@@ -259,7 +259,6 @@ def _facts_of_outline(path: Path, outline: "Outline", why_not: str) -> dict[str,
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the facts as a person reads them."""
     total, rope = facts["num_parameters"], facts["rope"]
     yield "path", facts["path"]
     if facts["packed_from"] is not None:
@@ -295,7 +294,7 @@ def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         settings, origin = facts["sampling"]["settings"], facts["sampling"]["origin"]
         yield "sampling", f"{say(settings)} ({origin})" if settings else "nothing is recommended"
     types = (f"{entry['count']} {kind} ({size(entry['num_bytes'])})" for kind, entry in facts["types"].items())
-    yield "tensors", ", ".join(types) or "none that can be read"
+    yield "tensors", ", ".join(types) or "no type can be read"
     if facts.get("dequantized") is not None:
         yield "codes", facts["dequantized"]
     kept = f", and {size(facts['kept_bytes'])} kept for quicker starts" if facts.get("kept_bytes") else ""
@@ -327,5 +326,5 @@ def _lines_of_outline(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "context", f"{facts['context']} tokens"
     if "vocab_size" in facts:
         yield "vocabulary", f"{facts['vocab_size']} tokens"
-    yield "tokenizer", "none that can be read" if facts["tokenizer"] is None else "yes"
+    yield "tokenizer", "cannot be read" if facts["tokenizer"] is None else "yes"
     yield from _ends(facts)

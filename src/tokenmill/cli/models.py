@@ -90,7 +90,7 @@ def load_engine(
 
     template = None if chat_template is None else read_template(chat_template)
     path = check_model(config.model, progress)
-    is_snapshot = path.is_dir() and not is_there(Path(config.model))  # its name is that of a commit
+    is_snapshot = path.is_dir() and not is_there(Path(config.model))  # in the hub's cache, with a commit as its name
     progress.stage(f"loading {config.model if is_snapshot else path.name}")
     if not isinstance(progress, Silent):
         say_on_stderr()

@@ -37,7 +37,7 @@ def command(
 
     config = replace(engine, model=model)
     if config.program == "auto":
-        config = replace(config, program="native")  # the one that packs weights
+        config = replace(config, program="native")  # no other program packs weights
     check_target(output, "--output", None, is_packed_model, "packed model")
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(config.model, progress)

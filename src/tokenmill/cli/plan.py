@@ -50,7 +50,6 @@ def command(
 
 
 def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
-    """Compute every figure that is printed."""
     with held_interrupts():
         from tokenmill.kernels.devices import free_bytes
         from tokenmill.loader.default_length import follow_context

@@ -116,9 +116,7 @@ def _decode(data: bytes, source: str, encoding: str = "utf-8-sig") -> str:
 
 
 def _check_text(text: str, source: str) -> str:
-    """Check a prompt from an option or a file. Options that are not UTF-8 come from the shell with surrogates in
-    them.
-    """
+    """Check a prompt from an option or a file. An option that is not UTF-8 has surrogates in it."""
     text = _decode(os.fsencode(text), source, "utf-8").removesuffix("\n")
     if not text:
         raise RequestError(f"the prompt of {source} is empty: give a text of at least one character")

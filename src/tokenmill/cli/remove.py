@@ -91,9 +91,7 @@ def _plans(names: Sequence[str], entries: list[FoundModel], kept_only: bool) -> 
 
 
 def _plan(group: Mapping[str, list[FoundModel]], kept_only: bool) -> _Plan:
-    """Plan what goes for names of one model or repository. RequestError for something that tokenmill does not
-    delete.
-    """
+    """Plan what goes for names of one model or repository. RequestError for what tokenmill does not delete."""
     from tokenmill.hub.places.hub_cache import remove_from_hub
     from tokenmill.loader.at_hand.kept import KeptFiles, all_kept
 
@@ -112,7 +110,6 @@ def _plan(group: Mapping[str, list[FoundModel]], kept_only: bool) -> _Plan:
 
 
 def _said(plan: _Plan) -> list[str]:
-    """Say what goes, a line for each kind, and who uses it now."""
     lines = []
     if plan.removal is not None:
         where = ", ".join(map(str, plan.removal.paths[:3])) + (" …" if len(plan.removal.paths) > 3 else "")

@@ -32,9 +32,7 @@ def cut_by(done: "Completion", params: SamplingParams, config: EngineConfig) -> 
 
 
 def summary(engine: "Engine", completions: Sequence["Completion"], elapsed_s: float, params: SamplingParams) -> str:
-    """Say tokens, time to first token, tokens per second, how, the hash, and the limit that ended the text, if one
-    did.
-    """
+    """Say tokens, time to first token, tokens per second, how, the hash, and the limit that ended the text."""
     config, new = engine.config, sum(len(done.tokens) for done in completions)
     prompt = sum(done.num_prompt_tokens for done in completions)
     first, timing, stats = completions[0], completions[0].timing, engine.core.speculation.stats
@@ -62,9 +60,7 @@ def _limits(reasons: Sequence[str]) -> list[str]:
 
 
 def document(engine: "Engine", completion: "Completion", params: SamplingParams) -> dict[str, Any]:
-    """Gather everything that one completion, and a reader who wants to repeat it, needs. Its speculation is of all
-    completions.
-    """
+    """Gather what one completion, and a reader who wants to repeat it, needs. Speculation: of all completions."""
     timing = completion.timing
     logprobs = completion.logprobs
     return {

@@ -159,7 +159,6 @@ def command(
 
 
 def _chosen(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Map the verb's options to the server's own."""
     return {
         "name": given["name"] or given["model"],
         "max_queued": given["max_queued"],
@@ -258,7 +257,6 @@ def _serve_replicas(
 
 
 def _warn_if_open(taken: socket, options: "Options", address: "Address") -> None:
-    """Warn where requests without a key are accepted from other machines."""
     if not (options.keys or is_loopback(taken)):
         remark(OPEN.format(url=address.url))
 
@@ -278,9 +276,7 @@ def _greeting(engine: "Engine", name: str, url: str) -> str:
 
 
 def _data_folder(name: str) -> Path:
-    """Make a folder for what clients give. OSError or RuntimeError (there is no home folder) where it cannot be
-    made.
-    """
+    """Make a folder for what clients give. OSError, or RuntimeError without a home folder."""
     folder = data_folder() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder

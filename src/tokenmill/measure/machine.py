@@ -50,7 +50,7 @@ class Limits:
         """Peak of matrix products in that dtype, or of bytes, per second. float16 counts as bfloat16 on a GPU; a CPU
         multiplies it as float32.
 
-        At least that of float32, which holds the products of both: on a processor without instructions for them
+        At least the rate of float32, which holds the products of both: on a processor without instructions for them
         torch's own products of bfloat16 and of bytes are a hundred times slower than widening the numbers first.
         """
         rates = [self.float32_gflop_s]
@@ -110,7 +110,7 @@ def quick_probe() -> float:
 
 @cache
 def processor() -> str:
-    """The processor's name as the system gives it."""
+    """Return the processor's name as the system gives it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -121,7 +121,7 @@ def processor() -> str:
 
 @cache
 def instruction_sets() -> str:
-    """The instruction sets that torch may use, in torch's own word: AVX512, AVX2, NEON, DEFAULT, …"""
+    """Return the instruction sets that torch may use, in torch's own word: AVX512, AVX2, NEON, DEFAULT, …"""
     return str(torch.backends.cpu.get_cpu_capability())
 
 
@@ -131,7 +131,7 @@ def _file(device: torch.device, threads: int) -> Path:
 
 
 def _read(file: Path) -> Limits | None:
-    """The limits that are kept there, unless they are old, damaged, or of another version of this class."""
+    """Read the kept limits, unless they are old, damaged, or of another version of this class."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         if set(values) != {field.name for field in fields(Limits)}:
@@ -143,7 +143,7 @@ def _read(file: Path) -> Limits | None:
 
 
 def _best_s(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Seconds of the fastest of several runs, after one that does not count."""
+    """Time the fastest of several runs, after one that does not count."""
     best = float("inf")
     for number in range(repeats + 1):
         started_s = time.perf_counter()

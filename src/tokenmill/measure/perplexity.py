@@ -1,6 +1,6 @@
 """Perplexity over sliding windows, and the divergence of two engines.
 
-The windows are those of Hugging Face's "Perplexity of fixed-length models": `window` tokens are fed, each window begins
+The windows are as in Hugging Face's "Perplexity of fixed-length models": `window` tokens are fed, each window begins
 `stride` tokens after the last, and only tokens that no window has scored yet are scored. A window's first token follows
 nothing and is never scored; with stride = window that is one token of each, otherwise the text's first alone. A
 window's mean is weighted by the tokens that it is the mean of; the recipe's own code takes one too few there.
@@ -64,9 +64,7 @@ def windows(num_tokens: int, window: int, stride: int) -> Iterator[ScoredWindow]
 
 
 class ScoredText(NamedTuple):
-    """A text as tokens. tokens: with tokens that the tokenizer adds; num_text_tokens: without them. num_bytes: in
-    UTF-8.
-    """
+    """A text as tokens. tokens: with added ones; num_text_tokens: without them. num_bytes: in UTF-8."""
 
     tokens: list[int]
     num_text_tokens: int
@@ -109,9 +107,7 @@ class Perplexity:
         return self.num_scored / self.elapsed_s
 
     def bits_per_byte(self, text: ScoredText) -> float:
-        """Compute the bits per byte of the whole text: its few tokens that are not scored count as the mean of the
-        others.
-        """
+        """Compute the bits per byte of the whole text; tokens that are not scored count as the mean."""
         return self.nll_per_token / math.log(2) * text.num_text_tokens / max(text.num_bytes, 1)
 
 
@@ -153,16 +149,9 @@ def perplexity(
 
 
 def compare(
-    engine: Engine,
-    reference: Engine,
-    tokens: Sequence[int],
-    window: int,
-    stride: int,
-    progress: Progress | None = None,
+    engine: Engine, reference: Engine, tokens: Sequence[int], window: int, stride: int, progress: Progress | None = None
 ) -> Comparison:
-    """Compute the perplexity of both, and how far the first's probabilities are from the reference's, window by
-    window.
-    """
+    """Compute the perplexity of both, and how far their probabilities are apart, window by window."""
     ours, theirs = _Reader(engine, tokens), _Reader(reference, tokens)
     places: list[ScoredToken] = []
     num_equal, divergence = 0, 0.0
@@ -233,7 +222,6 @@ def _nll_sum(logits_RV: Tensor, targets_R: Tensor) -> float:
 
 
 def _kl(reference_RV: Tensor, logits_RV: Tensor) -> Tensor:
-    """Compute KL(reference ‖ ours) of each row, [R]."""
     found = []
     for reference_CV, logits_CV in zip(_chunks(reference_RV), _chunks(logits_RV), strict=True):
         p_CV, q_CV = (F.log_softmax(each.float(), dim=-1) for each in (reference_CV, logits_CV))

@@ -100,9 +100,7 @@ def profile(
     clock: Callable[[], float] = time.perf_counter,
     stage: Callable[[str], None] = lambda text: None,
 ) -> Profile:
-    """Generate as `engine.generate` would, and find where the time goes. The tokens are the same as in an unmeasured
-    run.
-    """
+    """Generate as `engine.generate` would, and find where the time goes. The tokens are the same as unmeasured."""
     check_level(level)
     if params.seed is None:
         params = replace(params, seed=secrets.randbelow(2**32))  # every run is to draw the same tokens

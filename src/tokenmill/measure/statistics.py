@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Interpolate linearly between the two nearest values, as numpy's default and vLLM's figures; None for no
-    values.
-    """
+    """Interpolate linearly between the two nearest values, as numpy and vLLM do; None for no values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -19,7 +19,7 @@ from tokenmill.version import __version__
 MARK = "tokenmill"
 PHASES = ("plan", "forward", "sampling", "delivery")
 FORWARD = "tokenmill forward"  # what the forward is called in torch's trace
-# Above the largest id that Linux gives a process (2 ** 22): a row of its own beside those of torch's trace.
+# Above the largest id that Linux gives a process (2 ** 22): a row of its own beside the rows of torch's trace.
 _PROCESS = _STEPS = 2**30
 
 
@@ -34,14 +34,12 @@ class MemoryReading:
 
 
 def kind_of(step: StepRecord) -> str:
-    """Return "decode", or "prefill" for every step that feeds some of a prompt, with other sequences beside it or
-    not.
-    """
+    """Return "decode", or "prefill" for every step that feeds some of a prompt, alone or beside other texts."""
     return "decode" if step.is_decode else "prefill"
 
 
 def phase_times(step: StepRecord) -> list[tuple[str, float, float]]:
-    """Name, begin and end of each phase, in seconds; together they are the step."""
+    """Return name, begin and end of each phase, in seconds; together they are the step."""
     marks = (step.begun_s, step.planned_s, step.ran_s, step.sampled_s, step.ended_s)
     return list(zip(PHASES, marks, marks[1:], strict=False))
 

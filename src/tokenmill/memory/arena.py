@@ -49,7 +49,7 @@ class SharedMemory:
 
     def map(self, num_bytes: int) -> mmap.mmap:
         """Map it. Memory is taken page by page, as each is first written."""
-        with self._lock:  # another thread may close it, after which its number is that of another file
+        with self._lock:  # another thread may close it, and then its number may mean another file
             if os.fstat(self.descriptor).st_size < num_bytes:
                 os.truncate(self.descriptor, num_bytes)
             mapped = mmap.mmap(self.descriptor, num_bytes, mmap.MAP_SHARED)

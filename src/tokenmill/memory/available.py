@@ -63,9 +63,7 @@ UNLIMITED = 1 << 62  # version 1 has a number of this size in the place of "max"
 
 
 def allowed_memory(root: Path) -> float:
-    """Count the bytes that the process may still take; infinity without a limit. Page cache can be given back. root:
-    "/".
-    """
+    """Count the bytes that the process may still take, or infinity. Page cache can be given back. root: "/"."""
     lowest = math.inf
     for group in _groups(root, "memory"):
         limit = _number(group / "memory.max", group / "memory.limit_in_bytes")
@@ -75,9 +73,7 @@ def allowed_memory(root: Path) -> float:
 
 
 def allowed_processors(root: Path) -> float:
-    """Count the processors' worth of time that the process may use, in parts too; infinity without a limit. root:
-    "/".
-    """
+    """Count the processors' worth of time that the process may use, in parts too, or infinity. root: "/"."""
     lowest = math.inf
     for group in _groups(root, "cpu"):
         words = _text(group / "cpu.max").split()
@@ -111,9 +107,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _below(path: str, top: str) -> PurePosixPath:
-    """Return a group's path in a mount that shows `top` and what is in it; where that is elsewhere, the mount
-    itself.
-    """
+    """Return a group's path in a mount that shows `top` and what is in it; the mount itself for any other group."""
     found = PurePosixPath(path)
     if ".." in found.parts or not found.is_relative_to(top):
         return PurePosixPath()
@@ -121,9 +115,7 @@ def _below(path: str, top: str) -> PurePosixPath:
 
 
 def _mounts(root: Path, controller: str, controllers: str) -> list[tuple[Path, str]]:
-    """List the places where a controller of version 1 is mounted ("": version 2), and the group that each mount
-    shows.
-    """
+    """List where a controller of version 1 is mounted ("": version 2), and the group that each mount shows."""
     found = []
     for line in _text(root / "proc/self/mountinfo").splitlines():
         where, _, what = line.partition(" - ")

@@ -154,9 +154,7 @@ class BoundedFolder:
         return has_room
 
     def _own(self, is_begun: bool) -> Iterator[File]:
-        """Yield the files that a store of this kind has written. is_begun: files with a temporary name, else the
-        others.
-        """
+        """Yield the files that a store of this kind has written: with is_begun temporary ones, else the others."""
         for path in self.root.glob(self._pattern):
             temporary = TEMPORARY.fullmatch(path.name)
             final = path.with_name(temporary[1]) if temporary else path

@@ -25,9 +25,7 @@ def limit_of(given_mb: int | None, default: Limit, free_bytes: int) -> int:
 
 
 def free_disk(folder: Path) -> int:
-    """Count the bytes that are free where a folder lies, or will lie once it is made; 0 where the system does not
-    tell.
-    """
+    """Count the free bytes where a folder lies, or will lie once made; 0 where the system does not tell."""
     try:
         there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         return shutil.disk_usage(there).free

@@ -43,7 +43,7 @@ class AlwaysFull(TokenmillError):
 
 @dataclass
 class Client:
-    """Sends requests to one server. num_sent counts all of them, also those that were answered with 429."""
+    """Sends requests to one server. num_sent counts all of them, also requests that were answered with 429."""
 
     settings: Settings
     model: str | None = None
@@ -66,9 +66,7 @@ class Client:
         return answer.status_code, _json_of(answer.content)
 
     async def send(self, ask: ProofRequest, stream: bool = False) -> tuple[Answer, TextsReader]:
-        """Send a request and return the texts of the answer. Lost where no answer comes, Refused where the server says
-        why.
-        """
+        """Send a request and return the texts of the answer. Lost without one, Refused where the server says why."""
         try:
             async with self._opened(ask, stream) as answer:
                 if not stream:

@@ -110,9 +110,7 @@ class _Probe:
         return ProofRequest(self.found.route, text, merged)
 
     async def _plainest(self) -> ProofRequest:
-        """Return a request that is answered, and note its longest ordinary prompt. A server may have a short
-        context.
-        """
+        """Return a request that is answered, and note the longest ordinary prompt: a context may be short."""
         for words in _SHORT_WORDS[:-1]:
             self.found.words = words
             try:
@@ -169,9 +167,7 @@ class _Probe:
             self.found.missing["ids as a prompt"] = str(error)
 
     async def _find_seed(self) -> None:
-        """Find out whether a seed has an effect, alone and for n: it has none if several requests with it are all
-        answered differently.
-        """
+        """Find out whether a seed has an effect: not if several requests with it are all answered differently."""
         ask = self._ask(temperature=TEMPERATURE, max_tokens=2 * _PROBE_TOKENS, seed=_SEED)
         try:
             same = [(await self.client.send(ask))[0] for _ in range(_SEED_TRIES)]

@@ -47,9 +47,7 @@ class ProofOutcome:
 
     @property
     def compared_nothing(self) -> dict[str, str]:
-        """The cases that compared no text, or no log-probability where log-probabilities were wanted too, each with the
-        reason.
-        """
+        """The cases that compared no text, or no log-probability where they were wanted, each with the reason."""
         found = {}
         for each in self.tallies:
             if each.is_left_out:

@@ -103,7 +103,7 @@ class Tally:
 
     @property
     def num_failed(self) -> int:
-        """Requests of which no answer came."""
+        """Requests without an answer."""
         return self.failures.total()
 
     def first(self) -> tuple[str, int, int] | None:

@@ -80,9 +80,7 @@ class Trial:
         return texts
 
     async def settled(self, ask: ProofRequest) -> Answer | None:
-        """Return the answer alone, the second time: a server that answers otherwise from its prefix cache is not blamed
-        for something else.
-        """
+        """Return the second answer alone: a difference that a prefix cache makes is not blamed on something else."""
         await self.alone(ask)
         return await self.alone(ask)
 
@@ -93,9 +91,7 @@ class Trial:
     async def together(
         self, asks: Sequence[ProofRequest], stream: bool = False, beside: Sequence[Awaitable[Any]] = ()
     ) -> list[Answer | None]:
-        """Return the answers of requests that are in flight together, with others beside them that are not looked
-        at.
-        """
+        """Return the answers of requests in flight together, with others beside them that are not looked at."""
         tasks = [asyncio.ensure_future(self._ignored(each)) for each in beside]
         mine = [asyncio.ensure_future(self.alone(ask, stream)) for ask in asks]
         try:

@@ -69,9 +69,7 @@ class Fleet(ABC):
     @property
     @abstractmethod
     def replicas(self) -> Set[str]:
-        """The names of the replicas that take requests. A replica that is to end is not among them, though it goes on
-        for a while.
-        """
+        """The names of the replicas that take requests, without any that is to end."""
 
     @abstractmethod
     def answer(self, call: Call) -> AsyncGenerator[Part, None]:

@@ -38,8 +38,8 @@ SENT = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", 
 
 
 class Gate:
-    """An ASGI application. patience_s: how long a request waits while there is no replica. is_draining: new requests
-    are refused.
+    """An ASGI application. patience_s: how long a request waits without a replica. is_draining: refuses new
+    requests.
     """
 
     def __init__(self, fleet: Fleet, patience_s: float = 60.0) -> None:
@@ -131,9 +131,7 @@ def _json(body: bytes) -> Any:
 
 
 def merged(pages: dict[str, str]) -> str:
-    """Merge the metrics of all replicas into one page, each sample with the label `replica`. A family stands in one
-    place.
-    """
+    """Merge the metrics of all replicas into one page, with the label `replica`. A family stands in one place."""
     families: dict[str, list[str]] = {}
     for replica, page in pages.items():
         name = ""

@@ -20,9 +20,7 @@ GRACE_S = 2.0  # for the step that is being made when it ends
 
 
 class Mill:
-    """One replica: it answers requests as the server does, and can go on with a stream that another replica has
-    begun.
-    """
+    """One replica: it answers requests as the server does, and goes on with streams of other replicas."""
 
     def __init__(self, engine: Engine, options: Options) -> None:
         self._served, self._observed = Served(engine, options), ExitStack()
@@ -37,9 +35,7 @@ class Mill:
     async def answer(
         self, scope: dict[str, Any], body: bytes, written: Resumption | None = None
     ) -> AsyncGenerator[list[Message], None]:
-        """Yield the messages of ASGI for a request, together as they come together. If it is closed early, the request
-        is cancelled.
-        """
+        """Yield the messages of ASGI for a request, as they come together. Closed early, it cancels the request."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         incoming = [{"type": "http.request", "body": body}]
 

@@ -20,7 +20,7 @@ from tokenmill.serve.http.streams import KEEP_ALIVE, PING
 from tokenmill.serve.loop.resumption import EXTENSION, Update
 from tokenmill.serve.protocols import refusals_at
 
-MAX_LOST = 5  # replicas that may end while they work on a request of which nothing comes: it may be what ends them
+MAX_LOST = 5  # replicas that may end under a request before its first token: the request may be what ends them
 PAUSE_S = 0.1  # between two attempts where no other replica is known
 TICK_S = 0.5  # between two looks at what an answer waits for
 SILENCE_S = 10.0  # after which a stream gets a comment
@@ -197,7 +197,6 @@ class Relay:
         return status in TRY_ANOTHER or (self._is_begun and status != 200)
 
     async def _decline(self, answer: list[Message]) -> None:
-        """Hand on what a replica has said."""
         body = b"".join(message.get("body", b"") for message in answer)
         if self._is_begun:
             await self._end(self._refusals.event(from_json(body), self._begun))

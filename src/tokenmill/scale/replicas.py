@@ -41,12 +41,12 @@ from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.weights.checkpoint import foreseen_config
 
 NAME = "tokenmill"  # of the application
-NUM_OTHERS = 8  # requests that compute nothing and come beside those that a replica has places for
+NUM_OTHERS = 8  # requests that compute nothing, beyond a replica's places
 RETRY_AFTER_S = 1
 MAX_ON_THE_WAY = 512  # requests of one gate that are being routed; a replica that is full refuses them itself
 MAX_THROUGH_GATE = 10_000  # requests; it is Mill that takes no more than it can
 SERVER = ("name", "max_queued", "is_strict", "max_body", "metrics_prefix", "session_dir", "stall_s", "seed")
-"""The settings of Options that a replica has; connections are those of Ray Serve's proxy."""
+"""The settings of Options that a replica has; connections are Ray Serve's own."""
 NUM_FALLBACKS = 64  # replicas that are asked after the one of a key, where that is full
 
 HEALTH = {
@@ -89,9 +89,7 @@ class Replica:
     async def answer(
         self, scope: dict[str, Any], body: bytes, written: Resumption | None, avoid: list[str]
     ) -> AsyncGenerator[tuple[str, list[Message]], None]:
-        """Answer as Mill does; the name of this replica comes first, before anything is known. avoid: for the
-        router.
-        """
+        """Answer as Mill does; this replica's name comes first, before anything is known. avoid: for the router."""
         yield self._name, []
         answer = self._mill.answer(scope, body, written)
         try:
@@ -106,9 +104,7 @@ class Replica:
         return self._name, b"".join(message.get("body", b"") for message in messages)
 
     async def check_health(self) -> None:
-        """Check the engine; Ray Serve calls this every few seconds, and replaces a replica whose engine has failed or
-        hangs.
-        """
+        """Check the engine; Ray Serve asks every few seconds, and replaces a replica that fails or hangs."""
         if not self._is_warm:
             await self._mill.warm_up()
             self._is_warm = True

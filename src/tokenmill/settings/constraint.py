@@ -90,6 +90,8 @@ def _of_type(name: str, value: Any) -> Any:
 
         return TypeAdapter(value).json_schema()
     except ImportError:
-        raise ConfigError(name, value, "a JSON schema; one of a class needs pydantic: pip install pydantic") from None
+        raise ConfigError(name, value, "a JSON schema; a class needs pydantic: pip install pydantic") from None
     except (RuntimeError, TypeError, NameError, ValueError) as error:  # pydantic's errors are of these kinds
-        raise ConfigError(name, shortened(repr(value)), f"a type of which pydantic makes a schema ({error})") from None
+        raise ConfigError(
+            name, shortened(repr(value)), f"a type that pydantic can make a schema of ({error})"
+        ) from None

@@ -18,7 +18,7 @@ FUSIBLE = ("qkv", "gate_up", "norm", "rotary")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name → bytes per number
 
 DTYPE_ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
-"""Other names of dtypes: those of torch, vLLM and llama.cpp."""
+"""Other names of dtypes, from torch, vLLM and llama.cpp."""
 
 
 @by_any_name
@@ -80,7 +80,7 @@ class EngineConfig:
     num_draft_tokens: int | None = setting(None,
         "Maximum number of draft tokens per sequence and step. Default: by proposer.")
     draft_model: str | None = setting(None,
-        "A second, smaller model that proposes: its name, or q8 or q4 for this one with such weights.",
+        "A second, smaller model that proposes: its name, or q8 or q4 for this model with such weights.",
         options=("--assistant-model", "--model-draft"))
     suffix_dir: str | None = setting(None,
         "Keep finished texts in this directory, as tokens, and draft from them, also after a restart.", metavar="DIR")

@@ -16,9 +16,7 @@ RECOMMENDABLE = {name: told for name, told in settings_of(SamplingParams).items(
 
 
 class Recommended(dict[str, Any]):
-    """Settings by the names of SamplingParams. origin: the place where they were read; "" where nothing is
-    recommended.
-    """
+    """Settings by the names of SamplingParams. origin: the place where they were read; "" if empty."""
 
     def __init__(self, settings: Mapping[str, Any] = {}, origin: str = "") -> None:
         super().__init__(settings)

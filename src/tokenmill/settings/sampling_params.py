@@ -122,9 +122,7 @@ class SamplingParams:
         return self.logprobs is not None or bool(self.bad_words) or any(penalties)
 
     def is_constrained_as(self, other: "SamplingParams") -> bool:
-        """Tell whether the same constraint, or none, holds for a text with these settings and for a text with
-        others.
-        """
+        """Tell whether the same constraint, or none, holds with these settings and with others."""
         names = (*CONSTRAINTS, "additional_properties", "thinking_budget")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
@@ -136,7 +134,7 @@ class SamplingParams:
 
 ALIASES = aliases_of(SamplingParams)
 HTTP_FIELDS = {name: told.http or name for name, told in settings_of(SamplingParams).items() if told.http is not None}
-"""Setting → field of a request body, of those that every body has."""
+"""Setting → field of a request body, for the fields that every body has."""
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -173,9 +171,7 @@ class SamplingKeywords(TypedDict, total=False):
 
 
 def params_over(start: Mapping[str, Any], settings: Mapping[str, Any]) -> SamplingParams:
-    """Make the params of `settings`, by any of their names, over the settings of `start`; one constraint replaces
-    another.
-    """
+    """Make the params of `settings`, by any of their names, over `start`; one constraint replaces another."""
     named = {ALIASES.get(name, name) for name in settings}
     if any(settings.get(name) is not None for name in CONSTRAINTS):
         named.update(CONSTRAINTS)

@@ -12,9 +12,7 @@ FORMATS: dict[str, TableFormat] = {".jsonl": JSONLines(), ".parquet": Parquet(),
 
 
 def format_of(path: Path, name: str) -> TableFormat:
-    """Find the format that a path's suffix names; ConfigError otherwise. name: of the setting that the path comes
-    from.
-    """
+    """Find the format that a path's suffix names; ConfigError otherwise. name: of the path's setting."""
     if (found := FORMATS.get(path.suffix)) is None:
         raise ConfigError(name, str(path), f"a name that ends with {', '.join(FORMATS)}")
     return found

@@ -39,7 +39,7 @@ def _row(number: int, line: int, content: bytes) -> TableRow:
     try:
         row = TableRow(number, line, json.loads(content, parse_constant=refuse_constant, parse_float=_finite))
         if isinstance(row.values, dict):
-            _ = row.digest  # which has none with lone surrogates, and no answer could repeat these
+            _ = row.digest  # fails at lone surrogates, which no answer could repeat
             return row
     except (ValueError, RecursionError) as error:
         return TableRow(number, line, None, f"line {line} is no JSON: {_why(error)}")

@@ -25,9 +25,7 @@ class TableFormat(ABC):
 
     @abstractmethod
     def writer(self, out: BinaryIO, columns: Columns) -> AbstractContextManager[Write]:
-        """Give a function that writes a row, inside this context. What it has written is whole when the context
-        ends.
-        """
+        """Give a function that writes a row, inside this context. All is written when the context ends."""
 
 
 def cell(value: Any) -> str:

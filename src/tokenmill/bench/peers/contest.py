@@ -112,9 +112,7 @@ class Contest:
                 self._start(contestant, given, {**request, **options, **self.options.get(name, {})})
 
     def rows(self, point: Point, prompts: Callable[[], List[List[int]]]) -> list[dict[str, Any]]:
-        """Measure one point, and return a row for each engine. `prompts` is called for the prompts of each round, which
-        must be new.
-        """
+        """Measure one point, and return a row for each engine. `prompts` gives new ones for each round."""
         for contestant in self.contestants:
             contestant.runs.clear()
             if contestant.status == "refused":
@@ -212,7 +210,6 @@ def _how_to_get(name: str) -> str:
 
 
 def _read(answer: Mapping[str, Any], probe_gb_s: float, point: Point, new: int) -> ContestRun:
-    """Read the answer to a run; PeerFailed for an impossible answer."""
     try:
         times = {name: float(answer[name]) for name in ("prefill_s", "decode_s", "total_s")}
         reported = answer["tokens"]
@@ -225,7 +222,7 @@ def _read(answer: Mapping[str, Any], probe_gb_s: float, point: Point, new: int) 
     if not all(value > 0 for value in times.values()):
         raise PeerFailed(f"a run that took no time: {times}")
     if fed < point.batch * point.prompt:
-        raise PeerFailed(f"prefill fed {fed} of {point.batch * point.prompt} tokens: its speed is not that of prefill")
+        raise PeerFailed(f"prefill fed {fed} of {point.batch * point.prompt} tokens: its time measures something else")
     if tokens is not None and [len(row) for row in tokens] != [new] * point.batch:
         raise PeerFailed(f"{[len(row) for row in tokens]} tokens instead of {new} for each of {point.batch} prompts")
     return ContestRun(
@@ -266,7 +263,6 @@ def _prefill_figures(runs: list[ContestRun], point: Point) -> dict[str, Any]:
 
 
 def _ratios(phase: str, ours: Mapping[int, ContestRun], theirs: Mapping[int, ContestRun]) -> dict[str, Any]:
-    """Compute ours over theirs, round by round."""
     rate = f"{phase}_tok_s"
     ratios = [getattr(ours[at], rate) / getattr(theirs[at], rate) for at in sorted(set(ours) & set(theirs))]
     return Spread.of(ratios).columns(f"{phase}_ratio")
@@ -280,7 +276,6 @@ def _same(ours: Mapping[int, ContestRun], theirs: Mapping[int, ContestRun]) -> f
 
 
 def _common(a: List[int], b: List[int]) -> int:
-    """Count the equal tokens before the first difference."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
 
 
@@ -314,8 +309,6 @@ class Prompts:
 
 
 def documentation() -> str:
-    """Return the text that `help()` shows of Python's topics, each paragraph once: 90,000 tokens, more in newer
-    versions.
-    """
+    """Return the text that `help()` shows of Python's topics, each paragraph once: 90,000 tokens or more."""
     paragraphs = (paragraph for _, text in sorted(topics.items()) for paragraph in text.split("\n\n"))
     return "\n\n".join({" ".join(paragraph.split()): paragraph for paragraph in paragraphs}.values())

@@ -46,10 +46,7 @@ class Peer:
 
 
 # Which of the two is faster with llama.cpp depends on the processor, the batch and the length.
-FLASH_ATTENTION = {
-    "flash attention": {"flash_attention": True},
-    "no flash attention": {"flash_attention": False},
-}
+FLASH_ATTENTION = {"flash attention": {"flash_attention": True}, "no flash attention": {"flash_attention": False}}
 REPACKED = {f"{name}, repacked": {**options, "repack": True} for name, options in FLASH_ATTENTION.items()}
 
 PEERS = {
@@ -130,9 +127,7 @@ def environment(peer: Peer) -> Path:
 
 
 def command_for(peer: Peer, given: str | None) -> list[str] | None:
-    """Return the command that starts a peer: by what was given, by the environment made for it, or by our own; else
-    None.
-    """
+    """Return the command that starts a peer: by what was given, by its environment, or by our own; else None."""
     program = str(PROGRAMS / peer.program)
     if peer.is_binary:
         return None if given is None else [sys.executable, program, _existing(peer, given)]
@@ -156,9 +151,7 @@ CONSTRAINTS = "constraints.txt"  # in every environment that is made here
 
 
 def install(peer: Peer, again: bool, progress: Progress) -> Path:
-    """Make the environment and return its Python. An environment that could not be finished is deleted. pip's output is
-    shown.
-    """
+    """Make the environment and return its Python; an unfinished one is deleted. pip's output is shown."""
     folder = environment(peer)
     if folder.exists() and not again:
         return folder / "bin" / "python"

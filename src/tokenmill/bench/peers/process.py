@@ -54,9 +54,7 @@ class PeerProcess:
         os.set_blocking(self._stdin.fileno(), False)
 
     def ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """Ask one request, and return the answer, a dict without its "ok"; PeerFailed when there is none within
-        limit_s.
-        """
+        """Ask one request, and return the answer without its "ok"; PeerFailed when there is none within limit_s."""
         if self._received:
             raise PeerFailed(f"wrote more than one answer: {_excerpt(self._received)}")
         pending, deadline_s = json.dumps(request).encode() + b"\n", time.monotonic() + limit_s

@@ -1,7 +1,7 @@
 """The frame of every picture: colours, title, caption, legend, and the cross that marks a failure.
 
-The colours are those of Okabe and Ito (jfly.uni-koeln.de/color), which people with any colour vision can tell apart;
-a marker goes with each, so that the pictures also survive grey paper. matplotlib is used without pyplot:
+The colours are by Okabe and Ito (jfly.uni-koeln.de/color): people with any colour vision can tell them apart.
+A marker goes with each, so that the pictures also survive grey paper. matplotlib is used without pyplot:
 no state outlives a figure.
 """
 
@@ -78,9 +78,7 @@ def styled() -> AbstractContextManager[None]:
 
 
 def new_figure(title: str, rows: Sequence[Row], notes: Iterable[str], inches: tuple[float, float]) -> Any:
-    """Make a figure with title, what all rows share, and a caption; `inches` are what is left between them for the
-    axes.
-    """
+    """Make a figure with title, what all rows share, and a caption; `inches` are left between them for the axes."""
     wide = int((inches[0] - 0.3) * _LETTERS_PER_INCH)
     about = textwrap.wrap(_about(rows), int(0.93 * wide))
     caption = [line for note in [*notes, *_remarks(rows)] for line in textwrap.wrap(note, wide)]

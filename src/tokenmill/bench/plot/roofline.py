@@ -3,7 +3,7 @@ Patterson, CACM 2009).
 
 Log-log: x is operations per byte, y GFLOP/s. Left of the roof's corner memory is the limit, right of it arithmetic.
 Decode reads every weight for each token and sits far left; a batch or a prompt shares the reading and moves right. The
-bytes are those that the model's shape asks for, not those that a counter saw.
+bytes are computed from the model's shape; no counter saw them.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ def draw(rows: Sequence[Row]) -> tuple[Any | None, dict[str, str]]:
     roofs = _roofs(placed)
     notes = [
         "Per cent: share of the roof above the point. "
-        "Bytes and operations are counted from the model's shape, the roof is measured.",
+        "Bytes and operations are counted from the model's shape, the roof is measured."
     ]
     if len(placed) < len(measured):
         notes.append(f"{len(measured) - len(placed)} results without operations or bytes per second are not shown.")
@@ -139,9 +139,7 @@ def _draw_axes(figure: Any, axes: Any, series: Sequence[Series], roofs: Sequence
 
 
 def _draw_spot(axes: Any, spot: _Spot, colour: str, is_hollow: bool) -> Any:
-    """Draw a circle or square by the phase, so that the eighth series can only be told from the first by being
-    hollow.
-    """
+    """Draw a circle or square by the phase: the eighth series differs from the first by being hollow alone."""
     (handle,) = axes.plot(
         [spot.intensity],
         [spot.gflop_s],

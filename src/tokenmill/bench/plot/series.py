@@ -128,9 +128,7 @@ def _spread(row: Row, value: str, y: float) -> tuple[float, float]:
 
 
 def _telling(rows: Sequence[Row], along: str, leave: Collection[str]) -> list[str]:
-    """Find the fields that tell series apart: each one that divides a group of rows which the fields before it do
-    not.
-    """
+    """Find the fields that tell series apart: each divides a group of rows which the fields before it do not."""
     fields: list[str] = []
     # A sweep labels its rows with a fingerprint of its settings: words only where no setting tells them apart.
     last = ["label"] if any(row.get("kind") == "sweep" for row in rows) else []

@@ -103,7 +103,7 @@ def command(
         raise ConfigError("--detailed", True, "only together with --json or --output, which can show it")
     runs: list[dict[str, Any]] = []
     for number, count in enumerate(counts):
-        # Other prompts for each run: those of the one before are in the server's prefix cache.
+        # Each run has its own prompts: the server's prefix cache holds the prompts of the run before.
         facts = _run(replace(load, concurrency=count, seed=seed + number), label, detailed, output, quiet)
         _report(facts, output, json, quiet)
         runs.append(facts)
@@ -219,7 +219,6 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _compare(runs: Sequence[dict[str, Any]]) -> None:
-    """Print a row for each run."""
     names = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "p99_e2el_ms")
     words = ("at a time", "tokens/s", "ttft p50", "ttft p99", "tpot p50", "tpot p99", "e2el p99")
     shown = [

@@ -117,9 +117,7 @@ def _parse_only(only: str | None, given: list[str]) -> dict[str, str | None]:
 
 
 def _resolve(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineConfig, int, dict[str, dict[str, Any]]]:
-    """Find the settings and threads that all engines are asked for, and our own options: plain, and with
-    speculation.
-    """
+    """Find the settings and threads that all engines get, and our own options: plain, and with speculation."""
     from tokenmill.bench.peers.known import OURS, SPECULATING
     from tokenmill.kernels.threads import default_threads
     from tokenmill.loader.resolve import resolve
@@ -138,9 +136,7 @@ def _resolve(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineConf
 
 
 def _changed(engine: EngineConfig) -> dict[str, Any]:
-    """List the settings that the user has changed for our own engine; a dtype of auto leaves a quantised file as it
-    is.
-    """
+    """List the settings that the user has changed; a dtype of auto leaves a quantised file as it is."""
     usual = EngineConfig()
     names = [field.name for field in fields(engine) if field.name not in ("model", "threads", "dtype")]
     chosen = {name: value for name in names if (value := getattr(engine, name)) != getattr(usual, name)}

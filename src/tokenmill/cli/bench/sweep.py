@@ -100,7 +100,7 @@ def _caches(text: str) -> list[bool]:
 
 
 class _Plan:
-    """The points of one configuration: those that the file has, and those that are left to measure."""
+    """The points of one configuration: some are in the file already, the others are left to measure."""
 
     def __init__(self, config: EngineConfig, mark: str, points: list[Point], output: Path | None) -> None:
         self._config, self._mark, self._points = config, mark, points
@@ -156,6 +156,5 @@ def _key(point: Point) -> Key:
 
 
 def _in_order(points: list[Point], rows: list[Row]) -> list[Row]:
-    """Return the rows in the order in which the points were asked for."""
     found = {(row["batch"], row["prompt"], row["new"]): row for row in rows}
     return [found[_key(point)] for point in points if _key(point) in found]

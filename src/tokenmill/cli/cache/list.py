@@ -23,9 +23,7 @@ OTHERS = {
 }
 
 
-def command(
-    json: bool = JSON,
-) -> None:
+def command(json: bool = JSON) -> None:
     """Show what lies in the cache folder: packed copies of models, fetched models, stored blocks of prompts.
 
     The folder is TOKENMILL_CACHE, else tokenmill in XDG_CACHE_HOME, else ~/.cache/tokenmill. All of it can be deleted:

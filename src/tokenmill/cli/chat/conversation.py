@@ -36,7 +36,7 @@ LEAVE = ("bye", "quit", "exit")
 ELSEWHERE = {"?": "help", "load": "model", "new": "clear", "reset": "clear", "regen": "retry"}
 """Names that other programs have for commands of ours."""
 OpenModel = Callable[[str], tuple["Engine", SamplingParams]]
-"""Load another model by its name; the settings are those that were typed over what its files recommend."""
+"""Load another model by its name; typed settings go over the settings that its files recommend."""
 COMMANDS = {
     "/retry": "answer the last question again, with a new seed",
     "/continue": "go on with an answer that was stopped",
@@ -127,7 +127,7 @@ class Conversation(Turns):
     # ---- commands: each takes what was typed after its name, and gives what there is to say
 
     def do(self, name: str, argument: str = "") -> str:
-        """Carry out a command. TokenmillError for one that there is not."""
+        """Carry out a command. TokenmillError for an unknown one."""
         self.pending = False
         name = ELSEWHERE.get(name, name)
         command = self.commands.get(name or "help")

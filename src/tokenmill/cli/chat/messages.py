@@ -45,9 +45,7 @@ def brief(message: Message) -> str:
 
 
 def check_messages(notes: Mapping[str, Any], file: str) -> list[Message]:
-    """Return the messages in the notes of a session. RequestError if there are none, or if one is not as it should
-    be.
-    """
+    """Return the messages in the notes of a session. RequestError if there are none, or if one is wrong."""
     messages = notes.get("messages")
     if messages is None:
         raise RequestError(f"{file} holds no conversation: `tokenmill decode` goes on with plain text")

@@ -77,9 +77,7 @@ class _Quote(BlockQuote):
 def _beside(
     first: str, others: str, parent: _Item | _Quote, console: Console, options: ConsoleOptions, style: Style
 ) -> RenderResult:
-    """Render the elements of an item or a quotation with a mark before each line; lines of code may be wider than
-    options.
-    """
+    """Render the elements of an item or a quotation with a mark before each line; code may be wider than options."""
     inner = options.update(width=max(1, options.max_width - len(first)), height=None)
     parts = Segment.apply_style(console.render(parent.elements, inner), parent.style)
     for number, line in enumerate(Segment.split_lines(parts)):
@@ -117,9 +115,7 @@ class _Block(Markdown):
 
 
 def _without_padding(line: list[Segment]) -> list[Segment]:
-    """Strip a line's padding: the terminal writes ^C behind the line, and in its last column that would begin another
-    one.
-    """
+    """Strip a line's padding: ^C, which the terminal writes behind it, would begin another line."""
     while line and not line[-1].text.rstrip():
         line = line[:-1]
     return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else line

@@ -40,7 +40,7 @@ SAME_AS = {
 
 
 def read_setting(words: str) -> tuple[str, Any]:
-    """Name and value of a sampling setting. TokenmillError for one that there is not; the value is not checked."""
+    """Read name and value of a sampling setting. TokenmillError for an unknown name; the value is not checked."""
     name, _, value = words.removeprefix("parameter ").strip().partition(" ")
     if name.lower() in OF_OLLAMA:
         raise TokenmillError(f"/set {name} is another program's: {OF_OLLAMA[name.lower()]}")
@@ -62,7 +62,6 @@ def meant(word: str, known: list[str]) -> str:
 
 
 def _parse(text: str) -> Any:
-    """Read a number, a truth value, none, or else a text, as it was typed."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -77,9 +76,7 @@ ELSEWHERE = {"info": "model", "parameters": "settings", "modelfile": "model"}
 
 
 def show(talk: "Turns", words: str) -> str:
-    """Describe one part of what is in force, or all but the template, a line each. TokenmillError for an unknown
-    part.
-    """
+    """Describe one part of what is in force, or all but the template. TokenmillError for an unknown part."""
     part = ELSEWHERE.get(words.lower(), words.lower())
     if part and part not in PARTS:
         raise TokenmillError(f"/show {words} is not known: /show, or one of {', '.join(PARTS)} after it")

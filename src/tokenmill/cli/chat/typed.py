@@ -38,9 +38,7 @@ class Typed:
 
 
 def read_typed(read: Read) -> Typed:
-    """Read the next message or command. The end of the input ends a message that is not complete; after that it is
-    EOFError.
-    """
+    """Read the next message or command. The end of the input ends an incomplete message; after it comes EOFError."""
     text = read(PROMPT)
     if text.lstrip().startswith(QUOTES):
         return Typed(_block(text.lstrip().removeprefix(QUOTES), read))

@@ -13,15 +13,7 @@ from tokenmill.cli.chat.typed import Read, Typed, from_pipe, from_terminal, read
 from tokenmill.cli.models import check_model, load_engine, looks_saved
 from tokenmill.cli.parser.command import Context
 from tokenmill.cli.parser.config_file import PRESET
-from tokenmill.cli.parser.options import (
-    CHAT_TEMPLATE,
-    MODEL_NAME,
-    PROMPT,
-    QUIET,
-    SAMPLING,
-    option,
-    with_defaults,
-)
+from tokenmill.cli.parser.options import CHAT_TEMPLATE, MODEL_NAME, PROMPT, QUIET, SAMPLING, option, with_defaults
 from tokenmill.cli.process.display import echo, progress_on_stderr, remark, write_text
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.errors import TokenmillError
@@ -139,9 +131,7 @@ def _greeting(engine: "Engine") -> str:
 
 
 def _converse(talk: Conversation, read: Read, is_typed: bool, plain: bool, quiet: bool) -> bool:
-    """Serve what is typed until its end, and tell whether all of it could be done. The conversation goes on after
-    what could not.
-    """
+    """Serve what is typed until its end, also after refusals, and tell whether there were none."""
     went_well = True
     while True:
         try:

@@ -134,7 +134,6 @@ HEADER = ("task", "metric", "value", "± stderr", "documents", "hash of texts")
 
 
 def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a line for each metric of each task."""
     rows: list[tuple[str, ...]] = []
     for name, found in document["results"].items():
         metrics = [key for key, value in found.items() if isinstance(value, float) and "_stderr" not in key]

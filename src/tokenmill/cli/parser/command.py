@@ -164,7 +164,6 @@ class Command:
         return ready, list(left)
 
     def _with_arguments(self, words: Sequence[str], typed: dict[str, Any], rest: list[str]) -> dict[str, Any]:
-        """Add the words that belong to no option, as arguments."""
         for each in self.arguments:
             if rest and each.name in typed:
                 raise self._refusal(words, f"{each.told.metavar} is given twice: {rest[0]!r} and {typed[each.name]!r}")

@@ -74,18 +74,14 @@ PRESET_VERBS = ("chat", "generate", "serve")
 
 
 def presets_file() -> Path:
-    """Name presets.toml in TOKENMILL_CONFIG, else in tokenmill below XDG_CONFIG_HOME or ~/.config. It may not be
-    there.
-    """
+    """Name presets.toml in TOKENMILL_CONFIG, else in tokenmill below XDG_CONFIG_HOME or ~/.config."""
     if folder := os.environ.get("TOKENMILL_CONFIG"):
         return folder_of_setting(folder, "TOKENMILL_CONFIG") / FILE
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "tokenmill" / FILE
 
 
 def read_presets() -> dict[str, dict[str, Any]]:
-    """Read all presets by their names; without a file there are none. ConfigError for a file that cannot be read, or
-    for a preset that is no table.
-    """
+    """Read all presets by name. ConfigError for a file that cannot be read, and a preset that is no table."""
     path = presets_file()
     found = read_toml(path, "preset", "--preset") if path.is_file() else {}
     for name, table in found.items():
@@ -126,7 +122,6 @@ def problem_of(name: str, table: Mapping[str, Any]) -> str:
 
 
 def _keys() -> set[str]:
-    """Collect the keys of all verbs that take a preset."""
     return {key for verb in PRESET_VERBS for key in keys_of(Command(verb))}
 
 

@@ -79,7 +79,7 @@ def option_name(field: str) -> str:
 
 
 class Parameter:
-    """An option or argument as the parser has it. kind: the type of a value; of a list, that of its entries.
+    """An option or argument as the parser has it. kind: the type of a value, or of a list's entries.
 
     names: the one in messages first. off: names by which a flag is turned off. key: its name in a file.
     """

@@ -13,13 +13,9 @@ def _of_settings() -> Iterator[tuple[str, str]]:
             yield option, f"--{'no-' * option.startswith('--no-')}{name.replace('_', '-')}"
 
 
-ALIASES = dict(_of_settings()) | {
-    "-f": "--prompt-file",
-    "--file": "--prompt-file",
-    "-m": "--model",
-}
-"""Names that llama.cpp, Ollama, vLLM and mlx-lm have for options of ours. A verb takes those whose option it has and
-whose name it does not use itself; --help does not list them. MODEL is --model where a verb has no such option."""
+ALIASES = dict(_of_settings()) | {"-f": "--prompt-file", "--file": "--prompt-file", "-m": "--model"}
+"""Names that llama.cpp, Ollama, vLLM and mlx-lm have for options of ours. A verb takes a name if it has the option and
+does not use the name itself; --help does not list them. MODEL is --model where a verb has no such option."""
 
 ELSEWHERE = {"--ctx": "--max-length", "--profile": "--preset", "--verify": "--check-float32"}
 """More such names, and some that options had before, which are refused with a question."""

@@ -130,9 +130,7 @@ def table_text(
     justify: Literal["left", "right"] = "right",
     expendable: tuple[str, ...] = (),
 ) -> str:
-    """Format a table; see print_table. The title is a line of its own, however narrow the table is. No word of a cell
-    is cut.
-    """
+    """Format a table; see print_table. The title is a line of its own, and no word of a cell is cut."""
     from rich.console import Console
     from rich.table import Table
 

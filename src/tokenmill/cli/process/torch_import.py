@@ -55,7 +55,7 @@ class _Completion(MetaPathFinder):
 
 
 class _Imported(Loader):
-    """The loader of a module that came with those that were left out: it must not be executed twice."""
+    """The loader of a module that an earlier import has executed: it must not be executed twice."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__

@@ -16,9 +16,7 @@ EXPENDABLE = ("count", "before", "error")  # the first to go first
 
 @dataclass
 class Report:
-    """What `quantize` did. kinds, changes: see quantize_calibrated. peak_bytes: of the process, before anything was
-    compared.
-    """
+    """What `quantize` did. kinds, changes: see quantize_calibrated. peak_bytes: without the comparison."""
 
     model: str
     output: Path
@@ -54,9 +52,7 @@ class Report:
         return 8 * sum(kind.bytes_after for kind in coded) / max(sum(kind.num_weights for kind in coded), 1)
 
     def changes_of(self, kind: Kind) -> tuple[float, float] | None:
-        """Return the relative errors of the outputs of a kind's matrices, rounded to nearest and as they were
-        rounded.
-        """
+        """Return the relative errors of the outputs of a kind's matrices, to nearest and as they were rounded."""
         found = [self.changes[name] for name in kind.names if name in self.changes]
         if not found:
             return None

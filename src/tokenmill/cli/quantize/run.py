@@ -113,9 +113,7 @@ def quantize_and_compare(
     evaluated: bool,
     settings: dict[str, Any],
 ) -> Report:
-    """Quantise, and with `evaluated` compare what was written with the checkpoint. settings: of
-    weights.write.quantize.
-    """
+    """Quantise, and with `evaluated` compare the result with the checkpoint. settings: of `quantize`."""
     started_s = time.perf_counter()
     texts.fit(checkpoint)
     if "stored_as_codes" in checkpoint.config:

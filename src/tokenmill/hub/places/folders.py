@@ -57,9 +57,7 @@ class _Walk:
 
 
 def entries_below(origin: str, root: Path) -> Iterator[FoundModel]:
-    """Yield the models below a folder, each once, also where links lead in circles; of the first MOST files and
-    folders.
-    """
+    """Yield the models below a folder, each once, also in circles of links; of the first MOST entries."""
     walk = _Walk(origin, root)
     yield from _below(walk, root, 0)
     if walk.left < 0:

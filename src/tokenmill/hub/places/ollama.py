@@ -123,7 +123,6 @@ def _manifests(folder: Path, depth: int = 0) -> Iterator[Path]:
 
 
 def _entry(store: Path, path: Path) -> FoundModel:
-    """Describe the model that a manifest stands for."""
     relative = path.relative_to(store / "manifests")
     if len(relative.parts) < 3:
         return FoundModel(str(path), OLLAMA, store, problem="is no manifest of a model: it lies too high in its folder")

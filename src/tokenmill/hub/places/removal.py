@@ -16,9 +16,7 @@ from tokenmill.value_reader import with_home
 
 @dataclass(frozen=True)
 class Removal:
-    """A deletion that is planned for one name. paths: as they are told. files: files that a process may use. run:
-    deletes them.
-    """
+    """A deletion of one name. paths: as they are told. files: that a process may use. run: deletes them."""
 
     name: str
     paths: tuple[Path, ...]
@@ -62,7 +60,7 @@ def remove_own(entry: FoundModel) -> Removal:
 
 
 def _check_own(name: str, path: Path, sha256: str) -> None:
-    """Raise RequestError for a file that is not the one which tokenmill fetched."""
+    """Raise RequestError for a file that tokenmill has not fetched."""
     by_hand = f"`rm {quote(str(path))}`"
     if path.is_symlink() or not path.is_file():
         raise RequestError(f"{path} is no regular file, so tokenmill has not fetched it: {by_hand} deletes it")
@@ -71,7 +69,7 @@ def _check_own(name: str, path: Path, sha256: str) -> None:
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {reason_of(error)}") from error
     if digest != sha256:
-        raise RequestError(f"{path} has sha256 {digest}, not that of {name}, so it is not deleted: {by_hand} does")
+        raise RequestError(f"{path} has sha256 {digest}, unlike {name}, so it is not deleted: {by_hand} does")
 
 
 def refuse_others(entry: FoundModel) -> None:

@@ -63,9 +63,7 @@ class GenerationSettings:
     seed: int | None
 
     def params(self, seed: int, context: str, repetition: int) -> SamplingParams:
-        """Make the settings of one request. Its seed follows from its own text alone, whatever other requests there
-        are.
-        """
+        """Make the settings of one request. Its seed follows from its own text alone, not from other requests."""
         start = seed if self.seed is None else self.seed
         digest = sha256(f"{start}:{repetition}:{context}".encode("utf-8", "surrogatepass")).digest()
         own = int.from_bytes(digest[:8], "big") >> 1
@@ -73,9 +71,7 @@ class GenerationSettings:
 
 
 def read_settings(given: Mapping[str, Any]) -> GenerationSettings:
-    """Read a task's settings. ConfigError for a setting that the engine does not have: nothing that a task asks for is
-    left out silently.
-    """
+    """Read a task's settings. ConfigError for a setting that the engine does not have: none is left out."""
     wanted = dict(normalize_gen_kwargs(dict(given), MAX_NEW_TOKENS))
     stops = tuple(dict.fromkeys(text for text in wanted.pop("until") if text))
     max_new_tokens, seed = wanted.pop("max_gen_toks"), wanted.pop("seed", None)
@@ -215,9 +211,7 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
         return context[max(over, 0) :], continuation
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Compute the log-probability of each text. Longer texts are read in windows of max_length that do not
-        overlap.
-        """
+        """Compute the log-probability of each text, of longer ones in windows that do not overlap."""
         self._progress.stage(f"reading {len(requests):,} texts")
         windows: Requests = []
         owners: list[int] = []
@@ -303,7 +297,6 @@ def _there(device: str) -> str:
 
 
 def _load(name: str, batch_size: int | str, max_batch_size: int | None, settings: Mapping[str, Any]) -> Engine:
-    """Load an engine with room for many sequences."""
     config = EngineConfig(model=name, **settings)
     if str(batch_size).startswith("auto"):
         number = settings.get("max_sequences", max_batch_size)

@@ -49,7 +49,7 @@ def find_tasks(names: Iterable[str], include_path: Path | None = None) -> list[A
     """Find tasks and groups of tasks by their names, `*` for any letters, or by their YAML files, with their data."""
     wanted = [name for each in names for name in each.split(",") if name]
     if not wanted:
-        raise ConfigError("TASK", "", "the name of at least one task; `lm_eval ls tasks` lists those of the harness")
+        raise ConfigError("TASK", "", "the name of at least one task; `lm_eval ls tasks` lists the harness's tasks")
     if include_path is not None:
         _check_folder(include_path)
     manager = _manager(wanted, include_path)
@@ -110,9 +110,7 @@ def _configure(task: Any, settings: TaskSettings) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise ConfigError for a folder that is not there, or in which a YAML file is broken: the harness would pass it
-    over.
-    """
+    """Raise ConfigError for no folder, or one with a broken YAML file, which the harness would pass over."""
     if not folder.is_dir():
         raise ConfigError("include_path", str(folder), "a folder with the YAML files of tasks")
     for file in sorted(folder.rglob("*.yaml")):
@@ -128,9 +126,7 @@ def _check_yaml(file: Path) -> None:
 
 
 def _manager(wanted: Sequence[str], include_path: Path | None) -> Any:
-    """Make the manager that knows the tasks: of the folder alone where that has all of them, as the harness' own take
-    seconds.
-    """
+    """Make the manager of the tasks: of the folder alone where it has all, as the harness' own take seconds."""
     folder = None if include_path is None else str(include_path)
     own = TaskManager(include_path=folder, include_defaults=False)
     if all(_is_file(name) or own.match_tasks([name]) for name in wanted):
@@ -143,7 +139,6 @@ def _is_file(name: str) -> bool:
 
 
 def _matching(manager: Any, name: str, include_path: Path | None) -> list[str]:
-    """Return the names that are meant, or the YAML file."""
     if _is_file(name):
         _check_yaml(Path(name))
         return [name]
@@ -157,7 +152,6 @@ def _matching(manager: Any, name: str, include_path: Path | None) -> list[str]:
 
 
 def _load(manager: Any, name: str) -> list[Any]:
-    """One task, one group or the tasks of one tag."""
     try:
         loaded = manager.load([name])
     except TokenmillError:

@@ -10,9 +10,7 @@ UNTOLD = TokenUsage(None, None)
 
 @dataclass(frozen=True)
 class Parting:
-    """The place where a prompt parts from the earlier one that it has most in common with: after this many tokens of
-    it.
-    """
+    """The place where a prompt parts from the earlier one that is most like it: after this many tokens of it."""
 
     number: int
     num_common: int

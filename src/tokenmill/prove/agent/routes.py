@@ -18,7 +18,7 @@ class TokenUsage:
 
 @dataclass(frozen=True)
 class Route:
-    """A route. limits: the names that the largest number of new tokens may have; the first is set. usage: reads an
+    """A route. limits: names of the largest number of new tokens; the first is set. usage: reads an
     answer's.
     """
 

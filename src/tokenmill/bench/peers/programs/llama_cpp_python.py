@@ -56,9 +56,7 @@ class LlamaCpp:
         return {**wire.times(started_s, first_s, time.perf_counter()), "tokens": tokens}
 
     def _feed(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Feed rows of token, position, sequence, and whether a token is to follow; return the tokens that follow, in
-        order.
-        """
+        """Feed rows of token, position, sequence, and whether a token follows; return these tokens."""
         found = []
         for at in range(0, len(rows), BATCH):
             batch, part = self.batch, rows[at : at + BATCH]

@@ -12,9 +12,7 @@ KEPT = Path(sys.prefix) / "converted"
 
 
 def plain_folder(model: str) -> Path:
-    """Return the model's own folder; for a GGUF file a folder with its weights dequantised by transformers, in
-    bfloat16.
-    """
+    """Return the model's folder; for a GGUF file a folder that transformers dequantised, in bfloat16."""
     path = Path(model)
     return kept_folder(path, "plain", lambda folder: _dequantise(path, folder)) if path.is_file() else path
 
