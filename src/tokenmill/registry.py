@@ -298,9 +298,9 @@ TENSOR_FILES: Names = {
     "bin": "tokenmill.weights.bin_file:BinFile",
 }
 TENSOR_READERS: Names = {
-    "codes": "tokenmill.weights.codes.reader:CodesReader",
-    "gguf": "tokenmill.weights.gguf.tensors:GGUFReader",
-    "meta": "tokenmill.weights.meta.tensors:MetaReader",
+    "codes": "tokenmill.weights.codes.reader",
+    "gguf": "tokenmill.weights.gguf.tensors",
+    "meta": "tokenmill.weights.meta.tensors",
 }
 GRAMMARS: Names = {"llguidance": "tokenmill.constrain.constraints:Constraints"}
 TEMPLATES: Names = {

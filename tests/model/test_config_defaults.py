@@ -18,8 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.tiny_models import TINY, auto_class, config_of
 from tokenmill.errors import CheckpointError
-from tokenmill.model.families import find_family, read_config
-from tokenmill.model.families.defaults import DEFAULTS, NULLS
+from tokenmill.model.families import DEFAULTS, NULLS, find_family, read_config
 from tokenmill.registry import FAMILIES
 
 Config = dict[str, Any]

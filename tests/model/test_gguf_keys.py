@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.families.gguf_keys import FULL, SLIDING, GGUFKeys, layer_types, window_metadata
+from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, layer_types, window_metadata
 
 
 def keys_of(tensors: dict[str, tuple[int, ...]] | None = None, **values: Any) -> GGUFKeys:

@@ -42,7 +42,7 @@ def test_frequencies_are_those_of_the_config(tmp_path, caplog, family, dtype):
     with_buffers(path, **{NAMES[family].format(1): (right * 0.9).to(dtype)})
     open_checkpoint(path)
     name = NAMES[family].format(1).replace("__", ".")
-    assert f"{name} differ from what config.json says; they are not used, as in transformers" in caplog.text
+    assert f"{name} differ from config.json; they are not used, as in transformers" in caplog.text
 
 
 def masks(kind, size=64):

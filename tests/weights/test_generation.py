@@ -156,7 +156,7 @@ def test_a_key_that_cannot_be_followed_is_warned_of_where_it_has_an_effect(tmp_p
     assert not caplog.messages
     assert file_of(tmp_path, **{key: other}) == {}
     file = tmp_path / "generation_config.json"
-    assert caplog.messages == [f"{file} asks for what tokenmill does not have: {key} = {other!r}"]
+    assert caplog.messages == [f"{file} has settings that tokenmill does not have: {key} = {other!r}"]
 
 
 def test_several_such_keys_are_said_together(tmp_path, caplog):
@@ -204,7 +204,7 @@ def test_what_a_gguf_file_asks_for_and_is_not_there(key, neutral, other, caplog)
     assert defaults_of_gguf(Path("x.gguf"), {f"general.sampling.{key}": neutral}) == {}
     assert not caplog.messages
     assert defaults_of_gguf(Path("x.gguf"), {f"general.sampling.{key}": other}) == {}
-    assert caplog.messages == [f"x.gguf asks for what tokenmill does not have: {key} = {other!r}"]
+    assert caplog.messages == [f"x.gguf has settings that tokenmill does not have: {key} = {other!r}"]
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_what_changes_tokens_elsewhere_is_told_of(key, tmp_path, caplog):
     assert key in vars(transformers.GenerationConfig()), "a name that transformers has"
     (tmp_path / "generation_config.json").write_text(json.dumps({key: CHANGES_TOKENS[key]}))
     assert defaults_of_directory(tmp_path) == {}
-    assert f"asks for what tokenmill does not have: {key} = " in caplog.text
+    assert f"has settings that tokenmill does not have: {key} = " in caplog.text
 
 
 def test_what_transformers_writes_by_itself_is_not_told_of(tmp_path, caplog):

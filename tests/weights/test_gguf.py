@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests import gguf_files
 from tokenmill import registry
 from tokenmill.errors import CheckpointError, ConfigError
-from tokenmill.model.families import InGGUF, in_gguf, read_config
+from tokenmill.model.families import in_gguf, read_config
+from tokenmill.model.families.in_gguf import InGGUF
 from tokenmill.model.families.llama import LLAMA
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint

@@ -108,7 +108,7 @@ def test_every_general_key_is_known(tmp_path, key, caplog):
     assert defaults == (USED.get(last, {}) if is_sampling else {})
     warned = last in ("sequence", "mirostat", "xtc_probability")
     assert bool(caplog.messages) == warned
-    assert not warned or f"asks for what tokenmill does not have: {last} = {value!r}" in caplog.text
+    assert not warned or f"has settings that tokenmill does not have: {last} = {value!r}" in caplog.text
 
 
 def test_general_keys_that_are_not_known_are_named(tmp_path, caplog):
@@ -119,7 +119,7 @@ def test_general_keys_that_are_not_known_are_named(tmp_path, caplog):
 def test_a_window_of_the_repetition_penalty_is_said_where_there_is_a_penalty(tmp_path, caplog):
     penalty = {"general.sampling.penalty_repeat": 1.1, "general.sampling.penalty_last_n": 64}
     assert opened(tmp_path, "llama", **penalty).generation_defaults() == {"repetition_penalty": 1.1}
-    assert "asks for what tokenmill does not have: penalty_last_n = 64" in caplog.text
+    assert "has settings that tokenmill does not have: penalty_last_n = 64" in caplog.text
 
 
 # What each key of a vocabulary does here: to the ids or texts, nothing, or that it is refused.

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from tokenmill import ReceiptError
-from tokenmill.weights.model_files import OTHER_TOKENIZER, ModelFiles, difference
+from tokenmill.weights.fingerprint import OTHER_TOKENIZER, ModelFiles, difference
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 """Directories of plain tensors: names without wrappers, tensors that are there twice, what reads the others."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tokenmill import registry
-from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.errors import CheckpointError
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 
 
@@ -85,21 +83,6 @@ def test_a_tensor_under_another_name(tmp_path):
     assert torch.equal(found.read("c"), numbers(2))
     with pytest.raises(KeyError):
         found.read("a")
-
-
-def test_what_reads_other_tensors_is_looked_up_for_this_checkpoint(monkeypatch):
-    checkpoint = Checkpoint()
-    with pytest.raises(ConfigError, match="model = 'novel' is not allowed: use one of "):
-        checkpoint.find_reader("novel")
-    monkeypatch.setitem(registry.TENSOR_READERS, "mine", f"{__name__}:Reader")
-    assert checkpoint.find_reader("mine").of is checkpoint
-
-
-class Reader(SimpleNamespace):
-    """A reader that only knows its checkpoint."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(of=checkpoint)
 
 
 def test_a_checkpoint_of_no_kind_reads_nothing():

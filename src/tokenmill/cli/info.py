@@ -168,7 +168,7 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator["StoredTensor"]:
         yield StoredTensor("weights", (facts["payload_bytes"],), kind, facts["payload_bytes"])
         return
     if checkpoint.path.is_file():
-        from tokenmill.weights.gguf.parts import read_parts
+        from tokenmill.weights.gguf.header import read_parts
 
         header, _ = read_parts(checkpoint.path)
         for info in header.tensors.values():

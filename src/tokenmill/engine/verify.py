@@ -15,7 +15,7 @@ from tokenmill.receipts.verification import Finding, Verification, refused
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.units import counted
 from tokenmill.version import __version__
-from tokenmill.weights.model_files import OTHER_TOKENIZER, difference
+from tokenmill.weights.fingerprint import OTHER_TOKENIZER, difference
 
 BUILD = ("build", "machine", "torch", "threads")
 """What this engine is, in the fields of Receipt.engine; the others are settings."""

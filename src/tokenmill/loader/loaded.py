@@ -19,7 +19,7 @@ from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.settings.recommended import Recommended
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.version import __version__
-from tokenmill.weights.model_files import ModelFiles
+from tokenmill.weights.fingerprint import ModelFiles
 
 
 @dataclass(eq=False)

@@ -13,9 +13,8 @@ from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.settings.recommended import Recommended
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint, open_tokenizer
-from tokenmill.weights.fingerprint import fingerprint, is_full
+from tokenmill.weights.fingerprint import ModelFiles, fingerprint, is_full
 from tokenmill.weights.generation import recommended
-from tokenmill.weights.model_files import ModelFiles
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 log = logging.getLogger(__name__)

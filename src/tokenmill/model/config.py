@@ -223,6 +223,10 @@ class ConfigReader(ValueReader):
             raise CheckpointError(f"{self.where}: {heads} heads do not divide a hidden size of {hidden}")
         return hidden // heads
 
+    def attention_bias(self) -> dict[str, Any]:
+        """Read whether the matrices of attention have biases, all of them or none."""
+        return dict.fromkeys(("qkv_bias", "o_bias"), self.flag("attention_bias"))
+
     def num_layers(self) -> int:
         return self.count("num_hidden_layers", maximum=MAX_LAYERS)
 

@@ -17,10 +17,10 @@ from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import ExpertsBlock, LayerDescription, describe
 from tokenmill.model.layers import MLP, Embedding, MoE, make_linear, make_norm
-from tokenmill.model.mixers import find_module
 from tokenmill.model.rope import Angles, RotaryTable
 from tokenmill.quant.matrix import product
 from tokenmill.quant.schemes import Scheme
+from tokenmill.registry import MIXERS, lookup
 
 
 class Layer(nn.Module):
@@ -30,7 +30,8 @@ class Layer(nn.Module):
         super().__init__()
         self.description, mlp = description, description.mlp
         self.attention_norm = make_norm(description.before, fused)
-        self.mixer_name, make = description.mixer.name, find_module(description.mixer)
+        self.mixer_name = description.mixer.name
+        make = lookup(MIXERS, self.mixer_name, "mixer", computes=True)
         self.add_module(self.mixer_name, make(description.mixer, scheme, fused))
         self.attention_after_norm = make_norm(description.after, fused)
         self.mlp_norm = None if description.shared_norm else make_norm(description.before, fused)

@@ -97,7 +97,7 @@ class LayerDescription:
 
     @property
     def norms(self) -> dict[str, Norm]:
-        """Its norms beside those of the mixer, by their roles, in the order in which they are computed."""
+        """Its norms without the mixer's, by their roles, in the order in which they are computed."""
         found = {
             "attention_norm": self.before,
             "attention_after_norm": self.after,
@@ -164,7 +164,7 @@ class DecoderDescription:
 
     @property
     def num_used(self) -> int:
-        """Parameters that long texts read: all but the embeddings. A tied head is read."""
+        """Parameters that long texts read: all except the embeddings. A tied head is read."""
         counts = count_parameters(self.config)
         return counts["attention"] + counts["mlp"] + counts["norms"] + self.head.num_parameters
 

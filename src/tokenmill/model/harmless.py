@@ -37,7 +37,7 @@ _VALUES: Mapping[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (),
     "embedding_multiplier": (1,),
     "is_causal": (True,),
-    "is_decoder": (False, True),  # of encoders; those that decode are causal in any case
+    "is_decoder": (False, True),  # of encoders; decoders are causal in any case
     "is_encoder_decoder": (False,),
     "logits_scaling": (1,),
     "mup": (False,),

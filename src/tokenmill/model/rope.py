@@ -59,7 +59,7 @@ def apply_rotary(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
 
 
 def apply_rotary_in_halves(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
-    """Compute what apply_rotary computes, bit for bit, without a swapped copy."""
+    """Rotate as apply_rotary does, bit for bit, without a swapped copy."""
     dim = cos_T1H.shape[-1]
     half = dim // 2
     rotated = x_TNH[..., :dim] * cos_T1H

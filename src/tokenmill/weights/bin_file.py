@@ -1,4 +1,4 @@
-"""Files of torch.save, such as pytorch_model.bin. Only torch can say what they hold."""
+"""Files of torch.save, such as pytorch_model.bin. Only torch can list their tensors."""
 
 import zipfile
 from pathlib import Path

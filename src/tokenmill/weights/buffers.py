@@ -19,7 +19,7 @@ from tokenmill.weights.plain import Checkpoint
 
 log = logging.getLogger(__name__)
 
-_HIDDEN = -1e3  # what a mask adds to a score: -1e4, -1e9 or the smallest number of a type
+_HIDDEN = -1e3  # a mask adds this or less to a score: -1e4, -1e9 or the smallest number of a type
 
 
 def compare_buffers(checkpoint: Checkpoint, names: Iterable[str]) -> None:
@@ -33,7 +33,7 @@ def compare_buffers(checkpoint: Checkpoint, names: Iterable[str]) -> None:
             other.append(name)
     if other:
         more = f" and {len(other) - 1} others" * (len(other) > 1)
-        message = "%s: %s%s differ from what config.json says; they are not used, as in transformers"
+        message = "%s: %s%s differ from config.json; they are not used, as in transformers"
         log.warning(message, checkpoint.path, other[0], more)
 
 

@@ -143,7 +143,7 @@ def foreseen_config(path: Path) -> dict[str, Any]:
     try:
         return open_checkpoint(path).config
     except CheckpointError as error:
-        log.warning("the tensors are taken to be what config.json says: %s", error)
+        log.warning("config.json counts, since the tensors cannot be read: %s", error)
         return config
 
 

@@ -30,7 +30,7 @@ def file_kind(path: Path) -> str:
 def _key(path: Path) -> str | None:
     """Find the key of CHECKPOINTS with which a file begins, whatever its name: names in Ollama's store tell nothing.
 
-    A file whose suffix is such a key has that kind, too: its reader says what is wrong with it.
+    A file whose suffix is such a key has that kind, too: its reader names the fault.
     """
     with file_errors(path, "read"), path.open("rb") as file:
         magic = file.read(4).decode("latin-1")

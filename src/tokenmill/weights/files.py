@@ -1,6 +1,7 @@
 """The files of weights of a model directory in Hugging Face layout.
 
-A directory that cannot be read as a model is refused here, in a sentence that says what it is or what it lacks.
+A directory that cannot be read as a model is refused here, in a sentence that says what kind of folder it is, or which
+file it lacks.
 """
 
 import re

@@ -1,9 +1,9 @@
 """The sampling settings that a model's files recommend, under the names of SamplingParams.
 
 A directory has them in generation_config.json, a GGUF file under general.sampling; for a GGUF file that says nothing
-and has a short name, hub/short_names.py has the maker's. Keys mean what they mean to transformers: where do_sample
-is not true temperature, top_k, top_p and min_p say nothing, and where it is false the likeliest token is recommended.
-Values are checked for type and range. Settings that tokenmill does not have are warned of by name.
+and has a short name, hub/short_names.py has the maker's. Keys have the meaning that they have in transformers:
+where do_sample is not true temperature, top_k, top_p and min_p say nothing, and where it is false the likeliest token
+is recommended. Values are checked for type and range. Settings that tokenmill does not have are warned of by name.
 """
 
 import logging
@@ -60,7 +60,7 @@ def defaults_of_directory(path: Path) -> Recommended:
     values = {key: value for key, value in reader.values.items() if value is not None}
     ignored = {key: values[key] for key, neutral in ABSENT.items() if values.get(key, neutral) != neutral}
     if ignored:
-        log.warning("%s asks for what tokenmill does not have: %s", file, say(ignored))
+        log.warning("%s has settings that tokenmill does not have: %s", file, say(ignored))
     sampled = reader.flag("do_sample", False)
     names = [name for name, told in RECOMMENDABLE.items() if sampled or told.stage != "draw"]
     found = {"temperature": 1.0 if sampled else 0.0} if "do_sample" in values else {}
@@ -74,7 +74,7 @@ def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> Recommended:
     if values.get("penalty_repeat", 1.0) == 1.0:
         ignored.pop("penalty_last_n", None)  # of this penalty, which looks at all tokens here and in transformers
     if ignored:
-        log.warning("%s asks for what tokenmill does not have: %s", path, say(ignored))
+        log.warning("%s has settings that tokenmill does not have: %s", path, say(ignored))
     found = {name: values[key] for key, name in GGUF.items() if key in values}
     if not found:
         return sampling_of_file(path)

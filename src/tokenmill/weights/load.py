@@ -40,7 +40,7 @@ def empty_decoder(config: ModelConfig, scheme: Scheme, num_positions: int, fused
 
 
 def fill_small(decoder: Decoder, source: WeightSource, but: Collection[nn.Module] = ()) -> None:
-    """Fill tables, norms and biases: all parameters but the weights of matrices and of the modules `but`."""
+    """Fill tables, norms and biases: all parameters except the weights of matrices and of the modules `but`."""
     for path, module in decoder.named_modules():
         for name, _ in list(module.named_parameters(recurse=False)):
             if module not in but and not (isinstance(module, Matrix) and name == "weight"):

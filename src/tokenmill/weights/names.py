@@ -103,7 +103,7 @@ def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Targ
 
 
 def as_stored(family: Family, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Family:
-    """Give the family the names that files have, by the shapes of their tensors: those names of `also` that are there.
+    """Give the family the names that files have, by the shapes of their tensors: names of `also` where they are there.
 
     A name of `also` that is in `names`, too, has another layout there. That one counts where all shapes fit it, since
     the shape of a square matrix does not tell its layout.

@@ -15,8 +15,7 @@ from tokenmill.model.families.refused import features_of_config, features_of_key
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.weights.files import weight_files
-from tokenmill.weights.gguf.header import Header, read_header
-from tokenmill.weights.gguf.parts import read_parts
+from tokenmill.weights.gguf.header import Header, read_header, read_parts
 from tokenmill.weights.plain import PlainCheckpoint
 from tokenmill.weights.tensor_file import dtype_bytes
 

@@ -1,20 +1,19 @@
 """The Checkpoint, and directories in Hugging Face layout whose tensors are stored in floating point (safetensors,
 `.bin`).
 
-A checkpoint says what a model's files hold, by names, shapes and dtypes, without torch. Tensors are read one at a time
-and nothing is kept, so that loading never holds a second copy of the weights. The registry names the readers of tensors
-that are not plain: a reader is imported when the first such tensor is read.
+A checkpoint describes a model's files by names, shapes and dtypes of tensors, without torch. Tensors are read one at a
+time and nothing is kept, so that loading never holds a second copy of the weights. TENSOR_READERS of the registry names
+the modules that read other tensors than plain ones, which are imported when the first of them is read.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import Family, find_family, in_gguf
-from tokenmill.registry import TENSOR_READERS, lookup
 from tokenmill.settings.recommended import Recommended
 from tokenmill.text.byte_ranks import read_tekken
 from tokenmill.text.tokenizer import Tokenizer
@@ -29,14 +28,6 @@ if TYPE_CHECKING:
 
 # Words that torch.compile, FSDP, activation checkpointing and DDP put into the names of a model that they wrap.
 _WRAPPERS = re.compile(r"^(module\.)+|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-
-
-class TensorReader(Protocol):
-    """Reads the tensors that a checkpoint describes."""
-
-    def read(self, name: str, dtype: "torch.dtype | None", rows: range | None) -> "Tensor": ...
-
-    def read_codes(self, name: str, rows: range | None) -> "Stored | None": ...
 
 
 class Checkpoint:
@@ -87,14 +78,6 @@ class Checkpoint:
         pieces = self.stored_bytes(name)
         return not self.read(name).any() if pieces is None else not any(map(any, pieces))
 
-    def find_reader(self, kind: str) -> TensorReader:
-        """Make the reader of this checkpoint's tensors. kind: a key of TENSOR_READERS.
-
-        The reader is not kept: the two would hold each other in memory.
-        """
-        reader: TensorReader = lookup(TENSOR_READERS, kind, "model")(self)
-        return reader
-
     def tokenizer(self) -> Tokenizer | None:
         """Open the tokenizer that travels with the model, if one does."""
         found, tekken = Tokenizer.from_directory(self.path), self.path / "tekken.json"
@@ -118,7 +101,7 @@ class _Stored:
 
 
 class PlainCheckpoint(Checkpoint):
-    """Files of one directory, each with some of the tensors, whose names are shown without those of wrappers.
+    """Files of one directory, each with some of the tensors, whose names are shown without the words of wrappers.
 
     CheckpointError, with both places, for a tensor that is in two files or twice in one: it is unknown which is meant.
     """

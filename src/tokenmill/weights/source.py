@@ -2,7 +2,7 @@
 
 Every program, a calibration, and later every rank reads its weights here: a matrix as parts that each cover some of its
 rows, codes as the file has them where the scheme keeps them, other rows in floating point or rounded. Small tensors
-come whole. Nothing is kept, so that beside what was packed or filled there is one matrix at a time; only the embedding
+come whole. Nothing is kept, so that beside packed or filled matrices there is one matrix at a time; only the embedding
 of a tied model is held until the head was read too.
 """
 

@@ -6,21 +6,20 @@ another.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from tokenmill.model.config import ModelConfig
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Layout = Callable[["Tensor", ModelConfig], "Tensor"]
+Layout = Callable[[Tensor, ModelConfig], Tensor]
 
 
-def _same(tensor: "Tensor", _: ModelConfig) -> "Tensor":
+def _same(tensor: Tensor, _: ModelConfig) -> Tensor:
     return tensor
 
 
-def _transposed(tensor: "Tensor", _: ModelConfig) -> "Tensor":
+def _transposed(tensor: Tensor, _: ModelConfig) -> Tensor:
     """Transpose [in, out] ↔ [out, in]; a bias stays."""
     return tensor.t()
 
@@ -39,27 +38,18 @@ class Transform:
     of_rows: str | None = None
 
 
-def _heads_to_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
+def _heads_to_qkv(tensor: Tensor, config: ModelConfig) -> Tensor:
     """Reorder [N · (q, k, v) · H, …] to [(q, k, v) · N · H, …]."""
     shape = (config.num_heads, 3, config.head_dim, *tensor.shape[1:])
     return tensor.reshape(shape).transpose(0, 1).reshape(tensor.shape)
 
 
-def _qkv_to_heads(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    shape = (3, config.num_heads, config.head_dim, *tensor.shape[1:])
-    return tensor.reshape(shape).transpose(0, 1).reshape(tensor.shape)
-
-
-def _bigcode_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
+def _bigcode_qkv(tensor: Tensor, config: ModelConfig) -> Tensor:
     """Reorder Q, K and V, which multi-head files interleave by head; multi-query files have them in order."""
     return tensor if config.num_kv_heads != config.num_heads else _heads_to_qkv(tensor, config)
 
 
-def _to_bigcode_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    return tensor if config.num_kv_heads != config.num_heads else _qkv_to_heads(tensor, config)
-
-
-def _pairs_to_halves(tensor: "Tensor", config: ModelConfig) -> "Tensor":
+def _pairs_to_halves(tensor: Tensor, config: ModelConfig) -> Tensor:
     """Reorder rows of Q or K from pairs (0, 1), (2, 3), … that rotate together to pairs (i, i + dim/2).
 
     Within each head the rotated rows are sorted, the even ones first. Scores do not depend on the order, as long as Q
@@ -69,23 +59,11 @@ def _pairs_to_halves(tensor: "Tensor", config: ModelConfig) -> "Tensor":
     return heads[:, _halves(config)].reshape(tensor.shape)
 
 
-def _halves_to_pairs(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    heads = tensor.reshape(-1, config.head_dim, *tensor.shape[1:])
-    return heads[:, _pairs(config)].reshape(tensor.shape)
-
-
-def _qkv_to_halves(tensor: "Tensor", config: ModelConfig) -> "Tensor":
+def _qkv_to_halves(tensor: Tensor, config: ModelConfig) -> Tensor:
     """Reorder the rows of Q, K and V in one tensor as _pairs_to_halves does; V, which is not rotated, stays."""
     heads = tensor.reshape(-1, config.head_dim, *tensor.shape[1:]).clone()
     rotated = config.num_heads + config.num_kv_heads
     heads[:rotated] = heads[:rotated][:, _halves(config)]
-    return heads.reshape(tensor.shape)
-
-
-def _qkv_to_pairs(tensor: "Tensor", config: ModelConfig) -> "Tensor":
-    heads = tensor.reshape(-1, config.head_dim, *tensor.shape[1:]).clone()
-    rotated = config.num_heads + config.num_kv_heads
-    heads[:rotated] = heads[:rotated][:, _pairs(config)]
     return heads.reshape(tensor.shape)
 
 
@@ -94,18 +72,22 @@ def _halves(config: ModelConfig) -> list[int]:
     return [*range(0, dim, 2), *range(1, dim, 2), *range(dim, config.head_dim)]
 
 
-def _pairs(config: ModelConfig) -> list[int]:
-    order = _halves(config)
-    return sorted(range(len(order)), key=order.__getitem__)
-
-
-def _interleaved(rows: "Tensor", _: ModelConfig) -> "Tensor":
+def _interleaved(rows: Tensor, _: ModelConfig) -> Tensor:
     """Reorder rows gate 0, up 0, gate 1, up 1, … to all of the gate, then all of up."""
     return rows.reshape(-1, 2, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
-def _to_interleaved(rows: "Tensor", _: ModelConfig) -> "Tensor":
-    return rows.reshape(2, -1, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+def _undone(to_decoder: Layout) -> Layout:
+    """Make the layout that brings rows back into the order that they had before `to_decoder`."""
+
+    def to_file(rows: Tensor, config: ModelConfig) -> Tensor:
+        return rows[to_decoder(torch.arange(len(rows))[:, None], config)[:, 0].argsort()]
+
+    return to_file
+
+
+def _of_order(to_decoder: Layout) -> Transform:
+    return Transform(to_decoder, _undone(to_decoder), orders_rows=True)
 
 
 TRANSFORMS: dict[str, Transform] = {
@@ -114,17 +96,18 @@ TRANSFORMS: dict[str, Transform] = {
     "as a row": Transform(lambda tensor, _: tensor[None], lambda tensor, _: tensor[0]),
     "less one": Transform(lambda tensor, _: tensor - 1, lambda tensor, _: tensor + 1),
     "transpose": Transform(_transposed, _transposed, of_rows=""),
-    "heads_to_qkv": Transform(_heads_to_qkv, _qkv_to_heads, orders_rows=True),
-    "bigcode_qkv": Transform(_bigcode_qkv, _to_bigcode_qkv, orders_rows=True),
-    "pairs_to_halves": Transform(_pairs_to_halves, _halves_to_pairs, orders_rows=True),
+    "heads_to_qkv": _of_order(_heads_to_qkv),
+    "bigcode_qkv": _of_order(_bigcode_qkv),
+    "pairs_to_halves": _of_order(_pairs_to_halves),
     "pairs_to_halves of heads": Transform(
-        lambda tensor, config: tensor[:, _halves(config)], lambda tensor, config: tensor[:, _pairs(config)]
+        lambda tensor, config: tensor[:, _halves(config)],
+        lambda tensor, config: tensor[:, torch.tensor(_halves(config)).argsort()],
     ),
-    "pairs_to_halves of qkv": Transform(_qkv_to_halves, _qkv_to_pairs, orders_rows=True),
-    "interleaved": Transform(_interleaved, _to_interleaved, orders_rows=True),
+    "pairs_to_halves of qkv": _of_order(_qkv_to_halves),
+    "interleaved": _of_order(_interleaved),
     "transpose interleaved": Transform(
         lambda tensor, config: _interleaved(tensor.t(), config),
-        lambda tensor, config: _to_interleaved(tensor, config).t(),
+        lambda tensor, config: _undone(_interleaved)(tensor, config).t(),
         of_rows="interleaved",
     ),
 }

@@ -18,7 +18,7 @@ from tokenmill.loader.copies import copy_names
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.fingerprint import files_of, fingerprint
-from tokenmill.weights.gguf.parts import read_parts
+from tokenmill.weights.gguf.header import read_parts
 
 KIND = gguf.GGMLQuantizationType.Q4_0
 NAMES = [f"x-{number:05}-of-00003.gguf" for number in (1, 2, 3)]

@@ -6,8 +6,8 @@ matrices merged into it, and "… | transform" where the file stores it in anoth
 expert; a name that ends in {p} stands for .weight and, where the model has one, .bias.
 
 Some tensors have two names or layouts: the published files have one, and transformers' own modules the other, as
-`save_pretrained(save_original_format=False)` and a state_dict show it. The second stands in `also`. InGGUF says how
-llama.cpp stores a family; gguf_names.py and gguf_keys.py have what many families share there.
+`save_pretrained(save_original_format=False)` and a state_dict show it. The second stands in `also`. in_gguf.py
+says how llama.cpp stores a family.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -16,9 +16,7 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
-from tokenmill.model.families.defaults import DEFAULTS, NULLS
-from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama_with_biases
-from tokenmill.model.families.gguf_names import NAMES, as_stored
+from tokenmill.model.families.in_gguf import InGGUF, as_stored
 from tokenmill.model.families.refused import features_of_config, why_not
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
@@ -26,40 +24,51 @@ from tokenmill.registry import FAMILIES, lookup
 from tokenmill.value_reader import ValueReader, brief
 
 _OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
-Need = tuple[Callable[[ModelConfig], bool], str]
-NEEDS: dict[str, Need] = {
-    "biases": (lambda model: model.qkv_bias, "with biases"),
-    "no o_bias": (lambda model: not model.o_bias, "without a bias behind attention"),
-    "no mlp_bias": (lambda model: not model.mlp_bias, "without biases in the MLP"),
-    "no qk_norm": (lambda model: model.qk_norm is None, "without norms of Q and K"),
-    "own head": (lambda model: not model.tie_embeddings, "with a head of its own"),
-    "tied head": (lambda model: model.tie_embeddings, "whose head is its embedding"),
-    "square": (lambda model: model.num_heads * model.head_dim == model.hidden_size, "whose heads are as wide as it"),
-    "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
-}
-"""The requirements of llama.cpp's loader, by name: a test of the model, and the requirement in words."""
 
 
-@dataclass(frozen=True)
-class InGGUF:
-    """How llama.cpp stores a family.
-
-    architecture: its name there. names: llama.cpp's names of tensors → target, see Family. read: makes a config.json of
-    the keys of this architecture. metadata: makes the keys of a model that not all architectures have. ignored: names
-    of tensors that are no weights; their values are read with the config. needs: requirements of llama.cpp's loader,
-    keys of NEEDS. windows: whether llama.cpp computes a model's windows. yarn: the numbers of YaRN that it reads.
-    further: whether there may be layers that predict further tokens.
+def sizes(
+    vocabulary: int,
+    hidden: int,
+    intermediate: int | None,
+    layers: int,
+    heads: int,
+    kv_heads: int | None = None,
+    *,
+    head_dim: int | None = None,
+    context: int = 2048,
+) -> dict[str, Any]:
+    """Name the sizes of a class by their keys. Without kv_heads there are as many as heads; without head_dim a head has
+    its share of the hidden size.
     """
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": context,
+    }
 
-    architecture: str
-    names: Mapping[str, str] = field(default_factory=lambda: NAMES)
-    read: Callable[[GGUFKeys], dict[str, Any]] = like_llama_with_biases
-    metadata: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
-    ignored: tuple[str, ...] = ("rope_freqs.weight",)
-    needs: tuple[str, ...] = ()
-    windows: Callable[[ModelConfig], bool] = lambda _: False
-    yarn: tuple[str, ...] = ()
-    further: bool = False
+
+# An absent key has the default of its class in transformers. Llama's defaults stand here; a family's file has the
+# defaults in which its class differs.
+DEFAULTS: Mapping[str, Any] = {
+    **sizes(32000, 4096, 11008, 32, 32),
+    "attention_bias": False,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "layer_types": None,
+    "mlp_bias": False,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+}
+# A null is a value of its own, as in transformers: NULLS or a family's `nulls` have its meaning, or it means None where
+# the default is None, too; elsewhere transformers refuses it, and so does the reader.
+NULLS: Mapping[str, Any] = {"eos_token_id": None, "sliding_window": None}
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,7 @@ def gguf_facts(name: str) -> InGGUF:
 def in_gguf(name: str, stored: Collection[str] = ()) -> Family:
     """Find the family of that name, with llama.cpp's names of tensors in the place of Hugging Face's.
 
-    stored: the names of a file's tensors, of which one may hold what other files have in several.
+    stored: the names of a file's tensors, of which one may hold rows that other files have in several.
     """
     facts = gguf_facts(name)
     further = ("blk.{n}.",) if facts.further else ()

@@ -7,11 +7,9 @@ of Q and K a norm with weights of its own. In Cohere 2 only the layers with a wi
 from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama, window_metadata
-from tokenmill.model.families.gguf_names import paired
+from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.glm import PAIRED_NAMES
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, has_bias, like_llama, paired, window_metadata
 from tokenmill.model.rope_config import rope_of
 
 _NAMES = {
@@ -29,7 +27,7 @@ def _cohere(reader: ConfigReader) -> dict[str, Any]:
         "shared_norm": True,
         "logit_multiplier": reader.number("logit_scale"),
         "qk_norm": QKNorm("own") if reader.flag("use_qk_norm", False) else None,
-        **dict.fromkeys(("qkv_bias", "o_bias"), reader.flag("attention_bias")),
+        **reader.attention_bias(),
     }
 
 

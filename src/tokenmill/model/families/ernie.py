@@ -5,11 +5,9 @@ rows of Q and K here. ERNIE has models with experts, whose scores are corrected 
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
-from tokenmill.model.families.gguf_names import paired
+from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.glm import PAIRED_NAMES
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama, paired
 from tokenmill.model.families.llama import PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
 
@@ -49,11 +47,7 @@ def _ernie_moe(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _helium(reader: ConfigReader) -> dict[str, Any]:
-    return {
-        "qkv_bias": reader.flag("attention_bias"),
-        "mlp_bias": reader.flag("mlp_bias"),
-        "norm_rounds_last": True,
-    }
+    return {"qkv_bias": reader.flag("attention_bias"), "mlp_bias": reader.flag("mlp_bias"), "norm_rounds_last": True}
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
@@ -67,8 +61,7 @@ def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
     keys.expect("expert_shared_feed_forward_length", shared // width * width)
     keys.expect("expert_shared_count", shared // width, 0)
     return config | {
-        "moe_num_experts": keys.count("expert_count"),
-        "moe_k": keys.count("expert_used_count"),
+        **keys.experts("moe_num_experts", "moe_k"),
         "moe_intermediate_size": width,
         "moe_num_shared_experts": shared // width,
         "moe_layer_interval": keys.count("interleave_moe_layer_step", 1),

@@ -5,9 +5,8 @@ positions.
 from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, like_llama, window_metadata
 from tokenmill.model.families.olmo import AFTER_NAMES
 from tokenmill.model.rope_config import rope_of
 
@@ -20,7 +19,7 @@ def _exaone4(reader: ConfigReader) -> dict[str, Any]:
         reader.layer_types(["full_attention"] * len(layers), "full_attention")
         return fields
     if reader.given("layer_types"):
-        reader.read.add("sliding_window_pattern")  # "LLLG" in the published files, where layer_types is what counts
+        reader.read.add("sliding_window_pattern")  # "LLLG" in the published files, where layer_types counts
         pattern = 4
     else:
         pattern = reader.count("sliding_window_pattern", maximum=MAX_LAYERS)

@@ -12,10 +12,17 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
-from tokenmill.model.families import Family, InGGUF, InnerTextModel
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import FULL, SLIDING, GGUFKeys, has_bias, like_llama, window_metadata
-from tokenmill.model.families.gguf_names import norms_less_one
+from tokenmill.model.families import Family, InnerTextModel, sizes
+from tokenmill.model.families.in_gguf import (
+    FULL,
+    SLIDING,
+    GGUFKeys,
+    InGGUF,
+    has_bias,
+    like_llama,
+    norms_less_one,
+    window_metadata,
+)
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import Beside, read_ropes
 from tokenmill.value_reader import MAX_POSITIONS
@@ -34,12 +41,10 @@ _GEMMA2_SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 3
 def _shared(reader: ConfigReader) -> dict[str, Any]:
     if reader.flag("use_bidirectional_attention", False):
         raise CheckpointError(f"{reader.where}: it is an encoder, which writes no text (use_bidirectional_attention)")
-    bias = reader.flag("attention_bias")
     return {
         "norm_unit_offset": True,
         "embedding_multiplier": reader.count("hidden_size") ** 0.5,
-        "qkv_bias": bias,
-        "o_bias": bias,
+        **reader.attention_bias(),
     }
 
 
@@ -79,7 +84,7 @@ def _gemma3(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("attn_logit_softcapping", None)  # transformers leaves it out of this family's attention
     pattern = reader.count("_sliding_window_pattern", reader.count("sliding_window_pattern", 6))
     types = _types(reader, pattern)
-    ropes = read_ropes(reader, reader.head_dim(), reader.context(), _ROPES)
+    ropes = read_ropes(reader, _ROPES)
     each = tuple(ropes[kind] for kind in types)
     return _later(reader, types) | {"qk_norm": QKNorm(), "rope": ropes[FULL], "ropes": each}
 

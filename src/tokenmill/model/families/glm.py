@@ -8,10 +8,18 @@ scores with a correction, after some dense layers.
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama, window_metadata
-from tokenmill.model.families.gguf_names import mlp_norm_after_attention, paired, plain_mlp
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import (
+    GGUFKeys,
+    InGGUF,
+    expert_metadata,
+    has_bias,
+    like_llama,
+    mlp_norm_after_attention,
+    paired,
+    plain_mlp,
+    window_metadata,
+)
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
 
@@ -71,14 +79,13 @@ def _glm4_moe(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _dots1(reader: ConfigReader) -> dict[str, Any]:
-    bias, layers = reader.flag("attention_bias"), range(reader.num_layers())
+    layers = range(reader.num_layers())
     window, lower = reader.window(), reader.count("max_window_layers", None, minimum=0)
     if lower is None:
         reader.entries("layer_types", str)  # required, then
     return {
         **_mixture(reader),
-        "qkv_bias": bias,
-        "o_bias": bias,
+        **reader.attention_bias(),
         "qk_norm": QKNorm(),
         "windows": reader.windows(window, (window is not None and layer >= (lower or 0) for layer in layers)),
     }
@@ -95,8 +102,7 @@ def _read_moe_gguf(keys: GGUFKeys, config: dict[str, Any]) -> dict[str, Any]:
     width, shared = keys.expert_width(), keys.count("expert_shared_count")
     keys.expect("expert_shared_feed_forward_length", width * shared, 0)
     return config | {
-        "n_routed_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
+        **keys.experts("n_routed_experts"),
         "moe_intermediate_size": width,
         "n_shared_experts": shared,
         "first_k_dense_replace": keys.count("leading_dense_block_count", 0, minimum=0),

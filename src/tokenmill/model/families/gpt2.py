@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys
-from tokenmill.model.families.gguf_names import fused_qkv, plain_mlp
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, fused_qkv, plain_mlp
 
 _NAMES = {
     "wte.weight": "embedding.weight",

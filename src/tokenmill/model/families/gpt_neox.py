@@ -3,10 +3,8 @@
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys
-from tokenmill.model.families.gguf_names import fused_qkv, plain_mlp
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, fused_qkv, plain_mlp
 
 _LAYER = "gpt_neox.layers.{i}."
 _NAMES = {
@@ -23,7 +21,7 @@ _NAMES = {
 
 
 def _gpt_neox(reader: ConfigReader) -> dict[str, Any]:
-    bias, part = reader.flag("attention_bias"), "partial_rotary_factor"
+    part = "partial_rotary_factor"
     if reader.values.get(part) in (reader.number(part), reader.inside("rope_parameters").values.get(part)):
         reader.read.add(part)  # another family's name, under which the same may stand once more
     return {
@@ -32,8 +30,7 @@ def _gpt_neox(reader: ConfigReader) -> dict[str, Any]:
         "norm": "layer",
         "gated_mlp": False,
         "residual": "parallel" if reader.flag("use_parallel_residual") else "serial",
-        "qkv_bias": bias,
-        "o_bias": bias,
+        **reader.attention_bias(),
         "mlp_bias": True,
     }
 

@@ -6,10 +6,8 @@ Its experts are stored [experts, inputs, outputs], with the rows of gate and up 
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
-from tokenmill.model.families.gguf_names import mlp_norm_after_attention
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, like_llama, mlp_norm_after_attention, window_metadata
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import default_rope
 
@@ -35,11 +33,10 @@ _ROPE = {
 
 def _gpt_oss(reader: ConfigReader) -> dict[str, Any]:
     default_rope(reader, _ROPE)
-    bias, chosen = reader.flag("attention_bias"), reader.count("num_experts_per_tok")
+    chosen = reader.count("num_experts_per_tok")
     reader.expect("experts_per_token", chosen)  # which repeats it in the published files
     return {
-        "qkv_bias": bias,
-        "o_bias": bias,
+        **reader.attention_bias(),
         "windows": reader.windows(reader.window(), (layer % 2 == 0 for layer in range(reader.num_layers()))),
         "attention_sinks": True,
         "norm_rounds_last": True,
@@ -59,8 +56,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
         "sliding_window": keys.window(),
         "layer_types": keys.layer_types(config["num_hidden_layers"], 2),
         "attention_bias": keys.has("attn_q.bias"),
-        "num_local_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
+        **keys.experts(),
         "intermediate_size": keys.expert_width(),
         "rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]},
         "rope_scaling": {"truncate": False} if keys.take("rope.scaling.type", "none") == "yarn" else {},
@@ -88,7 +84,7 @@ GPT_OSS = Family(
         "swiglu_limit": 7.0,
     },
     aliases={"num_experts": "num_local_experts"},
-    harmless=("initial_context_length",),  # it repeats what the rope parameters say
+    harmless=("initial_context_length",),  # it repeats a number of the rope parameters
     gguf=InGGUF(
         "gpt-oss",
         mlp_norm_after_attention(),

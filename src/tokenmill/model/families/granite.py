@@ -8,9 +8,8 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
-from tokenmill.model.families.gguf_names import paired
+from tokenmill.model.families import Family
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama, paired
 from tokenmill.model.families.llama import NAMES
 
 _MOE, _MLP = "layers.{i}.block_sparse_moe.", "layers.{i}.mlp."
@@ -39,14 +38,12 @@ _HYBRID_NAMES = {
 
 
 def _multipliers(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.flag("attention_bias")
     return {
         "embedding_multiplier": reader.number("embedding_multiplier"),
         "residual_multiplier": reader.number("residual_multiplier"),
         "logit_multiplier": 1 / reader.number("logits_scaling", minimum=1e-30),
         "attention_scale": reader.number("attention_multiplier"),
-        "qkv_bias": bias,
-        "o_bias": bias,
+        **reader.attention_bias(),
     }
 
 
@@ -58,11 +55,7 @@ def _granitemoe(reader: ConfigReader, minimum: int = 1) -> dict[str, Any]:
     num_experts = reader.count("num_local_experts", minimum=minimum)
     chosen = reader.count("num_experts_per_tok", minimum=0) if num_experts else 0
     reader.read.add("num_experts_per_tok")  # without experts it may have any value
-    return {
-        **_multipliers(reader),
-        "num_experts": num_experts,
-        "num_experts_per_token": chosen,
-    }
+    return {**_multipliers(reader), "num_experts": num_experts, "num_experts_per_token": chosen}
 
 
 def _granitemoeshared(reader: ConfigReader) -> dict[str, Any]:
@@ -117,8 +110,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     keys.softmax_routing(True)
     return config | {
         "model_type": "granitemoeshared",
-        "num_local_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
+        **keys.experts(),
         "shared_intermediate_size": keys.count("expert_shared_feed_forward_length", 0, minimum=0),
     }
 

@@ -6,9 +6,8 @@ The models with experts have one more in each layer, which every token takes.
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
 
@@ -69,8 +68,7 @@ def _hunyuan(reader: ConfigReader) -> dict[str, Any]:
     head_dim = reader.head_dim()
     reader.expect("attention_head_dim", head_dim)
     _stretched(reader, head_dim)
-    bias = reader.flag("attention_bias")
-    return {"head_dim": head_dim, "qkv_bias": bias, "o_bias": bias, "qk_norm": QKNorm(after_rope=True)}
+    return {"head_dim": head_dim, **reader.attention_bias(), "qk_norm": QKNorm(after_rope=True)}
 
 
 def _hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
@@ -94,8 +92,7 @@ def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
     keys.softmax_routing(True)
     keys.expect("expert_shared_count", 1, 0)  # which llama.cpp does not read
     keys.expect("expert_shared_feed_forward_length", width)
-    chosen = keys.count("expert_used_count")
-    return config | {"num_experts": keys.count("expert_count"), "moe_topk": chosen, "intermediate_size": width}
+    return config | {**keys.experts("num_experts", "moe_topk"), "intermediate_size": width}
 
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:

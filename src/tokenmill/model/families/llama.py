@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama_with_biases
-from tokenmill.model.families.gguf_names import paired
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, like_llama_with_biases, paired
 from tokenmill.value_reader import MAX_POSITIONS
 
 NAMES = {
@@ -49,8 +47,7 @@ _IGNORED = ("layers.{i}.self_attn.rotary_emb.inv_freq",)  # stored by old conver
 
 def _llama(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("rope_interleaved", False)
-    bias = reader.flag("attention_bias")
-    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": reader.flag("mlp_bias")}
+    return {**reader.attention_bias(), "mlp_bias": reader.flag("mlp_bias")}
 
 
 def _mixtral(reader: ConfigReader) -> dict[str, Any]:
@@ -73,9 +70,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
         keys.expect("expert_weights_norm", True, False)
         keys.expect("expert_weights_scale", 1.0, 0.0)
         keys.expect("expert_gating_func", 1, 0)  # softmax
-        experts = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
-        counts = {name: keys.count(key) for name, key in experts.items()}
-        return config | {"model_type": "mixtral", **counts, "sliding_window": window}
+        return config | {"model_type": "mixtral", **keys.experts(), "sliding_window": window}
     if window is not None:
         return config | {"model_type": "mistral", "sliding_window": window}
     keys.expect("expert_used_count", 0)

@@ -3,15 +3,11 @@
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, like_llama
 from tokenmill.model.families.llama import MIXTRAL
 
-_NAMES = {
-    **MIXTRAL.names,
-    "layers.{i}.block_sparse_moe.e_score_correction_bias": "layers.{i}.mlp.correction",
-}
+_NAMES = {**MIXTRAL.names, "layers.{i}.block_sparse_moe.e_score_correction_bias": "layers.{i}.mlp.correction"}
 _ALSO = {**MIXTRAL.also, "layers.{i}.mlp.e_score_correction_bias": "layers.{i}.mlp.correction"}
 
 
@@ -39,8 +35,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     del config["partial_rotary_factor"]
     return config | {
         "rotary_dim": keys.rotary(config["head_dim"]),
-        "num_local_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
+        **keys.experts(),
         "intermediate_size": keys.expert_width(),
     }
 

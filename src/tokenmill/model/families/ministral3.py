@@ -9,10 +9,8 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
-from tokenmill.model.families import Family, InGGUF, InnerTextModel
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
-from tokenmill.model.families.gguf_names import paired
+from tokenmill.model.families import Family, InnerTextModel, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, like_llama, paired, window_metadata
 from tokenmill.model.families.llama import MISTRAL, NAMES
 from tokenmill.model.rope_config import default_rope
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader

@@ -9,10 +9,8 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
-from tokenmill.model.families.gguf_names import norms_less_one, paired, plain_mlp
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, has_bias, like_llama, norms_less_one, paired, plain_mlp
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import default_rope
 from tokenmill.value_reader import brief
@@ -46,8 +44,7 @@ _APERTUS_ROPE = {
 
 
 def _arcee(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.flag("attention_bias")
-    return {"gated_mlp": False, "qkv_bias": bias, "o_bias": bias, "mlp_bias": reader.flag("mlp_bias")}
+    return {"gated_mlp": False, **reader.attention_bias(), "mlp_bias": reader.flag("mlp_bias")}
 
 
 def _nemotron(reader: ConfigReader) -> dict[str, Any]:
@@ -105,7 +102,10 @@ def _read_apertus_gguf(keys: GGUFKeys) -> dict[str, Any]:
         given = keys.values.get(name, [value])
         if not isinstance(given, list) or not all(_is_close(entry, value) for entry in given):
             raise CheckpointError(f"{keys.where}: {name} = {brief(given)} is not implemented: only {value}")
-    rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}  # transformers takes another where none is
+    rope = {
+        "rope_type": "default",
+        "rope_theta": config["rope_theta"],
+    }  # transformers takes another rope where a config has none
     return config | {"hidden_act": "xielu", "rope_parameters": rope}
 
 

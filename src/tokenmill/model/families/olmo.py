@@ -8,10 +8,8 @@ layers, and a rope for each of the two kinds of layers.
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama, window_metadata
-from tokenmill.model.families.gguf_names import paired
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, has_bias, like_llama, paired, window_metadata
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES
 from tokenmill.model.rope_config import Beside, read_ropes
@@ -29,17 +27,17 @@ _ROPES = {
 }
 
 
-def _biases(reader: ConfigReader) -> dict[str, Any]:
-    return dict.fromkeys(("qkv_bias", "o_bias"), reader.flag("attention_bias"))
-
-
 def _olmo(reader: ConfigReader) -> dict[str, Any]:
-    reader.expect("clip_qkv", None)
-    return {**_biases(reader), "norm": "layer", "norm_weight": False, "norm_eps": 1e-5}  # no key has its epsilon
+    return {
+        **reader.attention_bias(),
+        "norm": "layer",
+        "norm_weight": False,
+        "norm_eps": 1e-5,  # which no key has
+    }
 
 
 def _olmo2(reader: ConfigReader) -> dict[str, Any]:
-    return {**_biases(reader), "norm_placement": "after", "norm_rounds_last": True, "qk_norm": QKNorm("all")}
+    return {**reader.attention_bias(), "norm_placement": "after", "norm_rounds_last": True, "qk_norm": QKNorm("all")}
 
 
 def _olmo3(reader: ConfigReader) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def _olmo3(reader: ConfigReader) -> dict[str, Any]:
     default = ["sliding_attention" if (layer + 1) % 4 else "full_attention" for layer in layers]
     types = reader.layer_types(default, "full_attention", "sliding_attention")
     reader.expect("rope_theta", 5e5)  # another one beside the parameters holds for one kind of layers in transformers
-    ropes = read_ropes(reader, reader.head_dim(), reader.context(), _ROPES)
+    ropes = read_ropes(reader, _ROPES)
     return {
         **_olmo2(reader),
         "windows": tuple(window if kind == "sliding_attention" else None for kind in types),
@@ -57,9 +55,8 @@ def _olmo3(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _olmoe(reader: ConfigReader) -> dict[str, Any]:
-    reader.expect("clip_qkv", None)
     return {
-        **_biases(reader),
+        **reader.attention_bias(),
         "qk_norm": QKNorm("all"),
         "num_experts": reader.count("num_experts"),
         "num_experts_per_token": reader.count("num_experts_per_tok"),
@@ -100,8 +97,7 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 
 def _read_olmoe_gguf(keys: GGUFKeys) -> dict[str, Any]:
     keys.softmax_routing(False)
-    experts = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
-    config = like_llama(keys) | has_bias(keys) | {name: keys.count(key) for name, key in experts.items()}
+    config = like_llama(keys) | has_bias(keys) | keys.experts("num_experts")
     return config | {"intermediate_size": keys.expert_width(), "norm_topk_prob": False}
 
 
@@ -115,7 +111,11 @@ _LATER = InGGUF(
 _DEFAULTS = {"eos_token_id": 50279, "vocab_size": 50304}
 _LATER_DEFAULTS = {**_DEFAULTS, "rms_norm_eps": 1e-5}
 OLMO = Family(
-    NAMES, _olmo, defaults=_DEFAULTS, gguf=InGGUF("olmo", paired(), _read_gguf, needs=("no o_bias", "square"))
+    NAMES,
+    _olmo,
+    defaults=_DEFAULTS,
+    expected={"clip_qkv": None},
+    gguf=InGGUF("olmo", paired(), _read_gguf, needs=("no o_bias", "square")),
 )
 OLMO2 = Family(AFTER_NAMES, _olmo2, defaults=_LATER_DEFAULTS, gguf=_LATER)
 OLMO3 = Family(
@@ -132,6 +132,7 @@ OLMOE = Family(
         "num_experts_per_tok": 8,
     },
     aliases={"num_local_experts": "num_experts"},
+    expected={"clip_qkv": None},
     gguf=InGGUF("olmoe", read=_read_olmoe_gguf, needs=("own head", "no o_bias", "square", "no groups")),
     also=PACKED_EXPERTS,
 )

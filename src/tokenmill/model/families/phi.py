@@ -6,10 +6,8 @@ Phi-1 and Phi-2 have attention and MLP side by side, both reading one LayerNorm,
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
-from tokenmill.model.families.gguf_names import fused_qkv, plain_mlp
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, fused_qkv, has_bias, like_llama, plain_mlp
 from tokenmill.model.families.llama import NAMES
 from tokenmill.value_reader import MAX_POSITIONS
 

@@ -6,9 +6,8 @@ Qwen 2 has biases on Q, K and V. Qwen 3 has a norm on every query and key head i
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, QKNorm
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import like_llama
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import InGGUF, like_llama
 from tokenmill.model.families.llama import NAMES
 
 
@@ -20,8 +19,7 @@ def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
 
 
 def _qwen3(reader: ConfigReader) -> dict[str, Any]:
-    bias = reader.flag("attention_bias")
-    return {"qkv_bias": bias, "o_bias": bias, "qk_norm": QKNorm(), "windows": _windows(reader)}
+    return {**reader.attention_bias(), "qk_norm": QKNorm(), "windows": _windows(reader)}
 
 
 _DEFAULTS = {

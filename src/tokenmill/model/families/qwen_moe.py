@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, QKNorm
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, expert_metadata, has_bias, like_llama
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 
 _MLP = "layers.{i}.mlp."
@@ -55,11 +54,10 @@ def _qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
-    bias, window = reader.flag("attention_bias"), reader.window()
+    window = reader.window()
     return {
         **_mixture(reader),
-        "qkv_bias": bias,
-        "o_bias": bias,
+        **reader.attention_bias(),
         "qk_norm": QKNorm(),
         "windows": (window if reader.flag("use_sliding_window") else None,),
     }
@@ -68,8 +66,7 @@ def _qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
 def read_gguf(keys: GGUFKeys, is_qwen3: bool) -> dict[str, Any]:
     """Read either family. llama.cpp's code norms the weights of chosen experts of Qwen3, and not of Qwen2."""
     config = like_llama(keys) | {
-        "num_experts": keys.count("expert_count"),
-        "num_experts_per_tok": keys.count("expert_used_count"),
+        **keys.experts("num_experts"),
         "moe_intermediate_size": keys.expert_width(),
         "norm_topk_prob": is_qwen3,
     }
@@ -118,7 +115,7 @@ QWEN3_MOE = Family(
     },
     expected={"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0},
     aliases={"num_local_experts": "num_experts"},  # transformers 5 writes this name, everybody else the other one
-    harmless=("max_window_layers",),  # Qwen's files have it, and its window is that of all layers
+    harmless=("max_window_layers",),  # Qwen's files have it, while all layers have one window
     gguf=InGGUF("qwen3moe", read=partial(read_gguf, is_qwen3=True), metadata=expert_metadata, needs=("no o_bias",)),
     also=PACKED_EXPERTS,
 )

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.families import Family, InGGUF, InnerTextModel
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, like_llama_with_biases
+from tokenmill.model.families import Family, InnerTextModel, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, like_llama, like_llama_with_biases
 from tokenmill.model.families.llama import PACKED_EXPERTS
 from tokenmill.model.families.qwen import QWEN2, QWEN3
 from tokenmill.model.families.qwen_moe import QWEN3_MOE, read_gguf

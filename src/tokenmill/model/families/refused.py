@@ -97,7 +97,7 @@ def features_of_keys(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def why_not(name: object, known: Collection[str], features: Iterable[str] = (), classes: object = ()) -> str:
-    """Say of a family that is not known what kind of model it is, or which name may be meant.
+    """Describe a family that is not known: its kind of model, or the name that may be meant.
 
     features: by the keys of the model. classes: the `architectures` of its config.
     """

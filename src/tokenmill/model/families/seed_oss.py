@@ -3,10 +3,8 @@
 from typing import Any
 
 from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
-from tokenmill.model.families.gguf_names import mlp_norm_after_attention
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, has_bias, like_llama, mlp_norm_after_attention
 from tokenmill.model.families.llama import NAMES
 
 

@@ -3,25 +3,22 @@
 from typing import Any
 
 from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
-from tokenmill.model.families.gguf_names import paired
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, has_bias, like_llama, paired
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.rope_config import rope_of
 
 
 def _smollm3(reader: ConfigReader) -> dict[str, Any]:
     layers = range(reader.num_layers())
-    interval, bias = reader.count("no_rope_layer_interval"), reader.flag("attention_bias")
+    interval = reader.count("no_rope_layer_interval")
     rotates = reader.entries("no_rope_layers", int, [int((layer + 1) % interval != 0) for layer in layers])
     if len(rotates) < len(layers):
         raise reader.refuse("no_rope_layers", rotates, f"a number for each of {len(layers)} layers, 0 or 1")
     window, enabled = reader.window(), reader.flag("use_sliding_window")
     rope = rope_of(reader)
     return {
-        "qkv_bias": bias,
-        "o_bias": bias,
+        **reader.attention_bias(),
         "mlp_bias": reader.flag("mlp_bias"),
         "rope": rope,
         "ropes": tuple(rope if rotates[layer] else None for layer in layers),  # 1 is of a layer that has them

@@ -6,9 +6,8 @@ StableLM 2 12B has attention and MLP side by side, and for each head of Q and K 
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, QKNorm
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, has_bias, like_llama
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES
 
 _NAMES = {

@@ -3,10 +3,8 @@
 from typing import Any
 
 from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family, InGGUF
-from tokenmill.model.families.defaults import sizes
-from tokenmill.model.families.gguf_keys import GGUFKeys, like_llama, window_metadata
-from tokenmill.model.families.gguf_names import plain_mlp
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, like_llama, plain_mlp, window_metadata
 from tokenmill.model.families.llama import NAMES
 
 _NAMES = {
@@ -47,7 +45,7 @@ STARCODER2 = Family(
         "use_bias": True,
     },
     expected={"norm_type": "layer_norm", "mlp_type": "default"},
-    harmless=("activation_function",),  # of the first conversions; hidden_act is what counts
+    harmless=("activation_function",),  # of the first conversions; hidden_act counts
     gguf=InGGUF(
         "starcoder2", plain_mlp(), _read_gguf, lambda model: window_metadata(model.windows, 0), needs=("biases",)
     ),

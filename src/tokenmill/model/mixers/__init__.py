@@ -5,17 +5,19 @@ refuses the mixers that it does not know in one place, `refuse_mixers` of progra
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from tokenmill.cache.spec import LayerSpec
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.config import Rope
-from tokenmill.registry import MIXERS, lookup
 
 
 class Mixer(Protocol):
     """The facts of a mixer: a frozen record, equal where two layers mix alike. name: its name in MIXERS, with which the
     names of its parameters begin.
+
+    MIXERS also names its module, which is made of the facts, a weight scheme and the names of fused operations. The
+    module's forward takes x [T, D], the angles of its rope, its layer of the pool, the step and the attention kernel.
     """
 
     @property
@@ -40,11 +42,3 @@ class Mixer(Protocol):
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """The shapes of its other parameters, by name."""
-
-
-def find_module(mixer: Mixer) -> Any:
-    """Find the class of the mixer's module, made of the facts, a weight scheme and the names of fused operations.
-
-    Its forward takes x [T, D], the angles of its rope, its layer of the pool, the step and the attention kernel.
-    """
-    return lookup(MIXERS, mixer.name, "mixer", computes=True)

@@ -16,22 +16,8 @@ from tokenmill.weights.codes.fp8 import FP8, read_block
 from tokenmill.weights.codes.gptq import GPTQ
 from tokenmill.weights.codes.layout import Choices, Layout, Parts, Shape, any_group, anything
 
-_PACKERS = (
-    "",
-    "auto_gptq",
-    "gptq",
-    "gptqmodel",
-    "auto_awq",
-    "awq",
-    "gemm",
-    "exllamav2",
-    "marlin",
-    "tritonv2",
-    "triton",
-    "llm_compressor",
-    "fp8",
-    "fp8_static",
-)
+_PACKERS = {"", *"""auto_gptq gptq gptqmodel auto_awq awq gemm exllamav2 marlin tritonv2 triton llm_compressor fp8
+    fp8_static""".split()}  # fmt: skip
 _SCALED = {("mx_fp", 4): "mxfp4", ("mx_fp", 8): "mxfp8", ("mx_int", 4): "mxint4", ("nv_fp", 4): "nvfp4"}
 
 
@@ -41,7 +27,7 @@ def _packing(reader: ValueReader, key: str) -> str:
         return ""
     value = reader.text(key)
     first, *words = value.split(":")
-    if first not in ("auto_round", "auto-round") or not set(words) <= set(_PACKERS):
+    if first not in ("auto_round", "auto-round") or not set(words) <= _PACKERS:
         allowed = "auto_round:auto_gptq, auto_round:auto_awq, auto_round:llm_compressor, auto_round:fp8 or auto_round"
         raise reader.refuse(key, value, allowed)
     return " ".join(words)
@@ -93,7 +79,7 @@ class AutoRound(Layout):
             if bits < 4 or bits == 8:
                 raise CheckpointError(f"quantization_config of auto-round: {bits} bits in AWQ's layout: only 4 to 7")
             return AWQ(bits, group, varies=bool(found["extra_config"]))
-        # As export/export_to_autoround/export.py chooses what packs: zeros less one are AutoGPTQ's alone.
+        # As export/export_to_autoround/export.py chooses the packer: zeros less one are AutoGPTQ's alone.
         less_one = "gptq" in packing and "gptqmodel" not in packing
         return GPTQ(bits, group, int(less_one), varies=bool(found["extra_config"]))
 

@@ -16,7 +16,7 @@ from tokenmill.model.config import quant_method
 from tokenmill.model.description import describe
 from tokenmill.model.families import Family, read_config
 from tokenmill.model.parameters import parameter_shapes
-from tokenmill.registry import CODES, lookup
+from tokenmill.registry import CODES, TENSOR_READERS, lookup
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.codes.layout import Layout, Parts, Shape
 from tokenmill.weights.names import expand
@@ -93,16 +93,18 @@ class QuantizedCheckpoint(Checkpoint):
         return "float32" if name in self.parts else self.plain.dtype_of(name)
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
-        return self.find_reader("codes").read(name, dtype, rows)
+        tensor: Tensor = lookup(TENSOR_READERS, "codes", "model").read(self, name, dtype, rows)
+        return tensor
 
     def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
         """See Checkpoint. Codes of 8 bits are kept where their zero is 128, or can be, and their scales are half
         floats.
         """
-        return self.find_reader("codes").read_codes(name, rows)
+        stored: Stored | None = lookup(TENSOR_READERS, "codes", "model").read_codes(self, name, rows)
+        return stored
 
     def warn_of_values(self, name: str, why: str) -> None:
-        """Warn once that codes are read as values, which only what they hold has told."""
+        """Warn once that codes are read as values, for a reason that only their numbers show."""
         if why not in self._warned:
             self._warned.add(why)
             log.warning("%s: codes of 8 bits with %s are read as values, %s among them", self.path, why, name)
@@ -134,7 +136,7 @@ def _with_codes(config: dict[str, Any], bits: float) -> dict[str, Any]:
 
 
 def _read_layout(config: Mapping[str, Any]) -> Layout:
-    """Read a config's quantization_config; CheckpointError names what is not implemented."""
+    """Read a config's quantization_config; CheckpointError names settings that are not implemented."""
     method = quant_method(config)
     assert method is not None, "only called for quantised directories"
     given = {key: value for key, value in config["quantization_config"].items() if value not in (None, {})}

@@ -38,7 +38,7 @@ class GPTQ(Layout):
         "is_marlin_format": (False,),
         "data_type": ("int",),  # AutoRound's, as is the next: activations that are not rounded
         "act_bits": (16, 32),
-        "desc_act": (False, True),  # what counts is whether g_idx is in order
+        "desc_act": (False, True),  # g_idx itself tells whether inputs are in order
         "dynamic": anything,  # GPTQModel's rules for some matrices
         "extra_config": anything,  # AutoRound's
     }

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.model.families import Family, in_gguf, read_config
+from tokenmill.registry import TENSOR_READERS, lookup
 from tokenmill.settings.recommended import Recommended
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.value_reader import brief
 from tokenmill.weights.generation import defaults_of_gguf
 from tokenmill.weights.gguf.config import ROPE_FREQS, ROPE_LISTS, read_gguf_config
-from tokenmill.weights.gguf.header import BITS, FLOATS, KINDS, TensorInfo
-from tokenmill.weights.gguf.parts import read_parts
+from tokenmill.weights.gguf.header import BITS, FLOATS, KINDS, TensorInfo, read_parts
 from tokenmill.weights.names import is_further, is_ignored, known
 from tokenmill.weights.plain import Checkpoint
 
@@ -80,10 +80,12 @@ class GGUFCheckpoint(Checkpoint):
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
         """Read one tensor, which may be a view that is not contiguous."""
-        return self.find_reader("gguf").read(name, dtype, rows)
+        tensor: Tensor = lookup(TENSOR_READERS, "gguf", "model").read(self, name, dtype, rows)
+        return tensor
 
     def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
-        return self.find_reader("gguf").read_codes(name, rows)
+        stored: Stored | None = lookup(TENSOR_READERS, "gguf", "model").read_codes(self, name, rows)
+        return stored
 
     def tokenizer(self) -> Tokenizer | None:
         return _tokenizer(self.metadata)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import architectures, gguf_facts
-from tokenmill.model.families.gguf_keys import GGUFKeys, Warn
+from tokenmill.model.families.in_gguf import GGUFKeys, Warn
 from tokenmill.model.families.refused import features_of_keys, why_not
 from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.text.vocab import end_token_ids

@@ -1,23 +1,29 @@
-"""The header of a GGUF file, parsed with every claim checked.
+"""The header of a GGUF file, parsed with every claim checked, and of a model in several files.
 
 GGUF 2 and 3 are: magic, version, two counts, metadata pairs, one record per tensor, padding, tensor data, all
 little-endian (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Every count and length in the file is
 compared with the bytes that are left before anything is looped over or allocated. The gguf package's own reader is not
 used, because a crafted file of 49 bytes keeps it busy for ever.
+
+llama.cpp's `llama-gguf-split` and its converter write models in parts, x-00001-of-00003.gguf and so on. The first has
+all metadata. Each has its number in split.no, the number of parts in split.count, and the number of all their tensors
+in split.tensors.count.
 """
 
 import mmap
 import reprlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
 
 from tokenmill.errors import CheckpointError, file_errors
+from tokenmill.hub.weight_files import shards_of
+from tokenmill.value_reader import ValueReader, brief
 
 _HEADER_BYTES = 24  # magic, version and the two counts
 _MIN_PAIR_BYTES = 8 + 1 + 4 + 1  # length and text of the key, type, value
@@ -26,6 +32,7 @@ _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length and text of the name, number
 _MAX_LENGTH = 1 << 24
 _MAX_NAME, _MAX_DEPTH, _MAX_DIMS = 255, 4, 4
 _BOOL, _STRING, _ARRAY = 7, 8, 9
+_MAY_DIFFER = ("split.no", "general.alignment")  # from the first part's values
 # GGUF's type numbers → the letters that numpy gives them.
 _NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", _BOOL: "u1", 10: "u8", 11: "i8", 12: "f8"}
 
@@ -77,7 +84,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Parse and check the header; CheckpointError says what is wrong and at which byte."""
+    """Parse and check the header; CheckpointError names the fault and its byte."""
     with file_errors(path, "read"):
         if path.stat().st_size < _HEADER_BYTES:
             raise CheckpointError(f"{path} is no GGUF file: it is shorter than a header of {_HEADER_BYTES} bytes")
@@ -213,3 +220,65 @@ class _Parser:
 
     def damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path} is damaged or cut short (byte {self.at} of {self.size}): {what}")
+
+
+class Part(NamedTuple):
+    """A file, and the byte from which the offsets of its tensors count."""
+
+    path: Path
+    data_offset: int
+
+
+def read_parts(path: Path) -> tuple[Header, tuple[Part, ...]]:
+    """Read the header of the model that a file is, or is a part of, and find the model's files.
+
+    TensorInfo.part is an index of the files. CheckpointError where a part is missing or belongs to another model.
+    """
+    header = read_header(path)
+    count = _number(path, header, "split.count", 1)
+    if count < 2:
+        return header, (Part(path, header.data_offset),)
+    paths = _paths(path, _number(path, header, "split.no", ...) + 1, count)
+    headers = [header if each == path else read_header(each) for each in paths]
+    for number, each in enumerate(paths):
+        _check_part(each, headers[number], number, headers[0])
+    tensors: dict[str, TensorInfo] = {}
+    for number, each in enumerate(paths):
+        found = headers[number].tensors
+        if twice := sorted(found.keys() & tensors.keys()):
+            where = paths[tensors[twice[0]].part]
+            raise CheckpointError(f"tensor {twice[0]!r} is both in {where} and in {each.name}")
+        tensors |= {name: replace(info, part=number) for name, info in found.items()}
+    claimed = _number(paths[0], headers[0], "split.tensors.count", ...)
+    if claimed != len(tensors):
+        raise CheckpointError(
+            f"{paths[0]}: split.tensors.count is {claimed}, but all parts have {len(tensors)} tensors"
+        )
+    parts = tuple(Part(each, found.data_offset) for each, found in zip(paths, headers, strict=True))
+    return Header(headers[0].metadata, tensors, headers[0].data_offset), parts
+
+
+def _paths(path: Path, number: int, count: int) -> list[Path]:
+    names = shards_of(path.name)
+    if len(names) != count or names[min(number, count) - 1] != path.name:
+        name = f"…-{number:05}-of-{count:05}.gguf"
+        raise CheckpointError(f"{path} is part {number} of {count} of a model, so its name has to be {name}")
+    paths = [path.with_name(name) for name in names]
+    if missing := [each.name for each in paths if not each.is_file()]:
+        raise CheckpointError(
+            f"{path} is part {number} of {count} of a model, and beside it is no {', '.join(missing)}"
+        )
+    return paths
+
+
+def _check_part(path: Path, header: Header, number: int, first: Header) -> None:
+    if (no := _number(path, header, "split.no", ...)) != number:
+        raise CheckpointError(f"{path}: split.no is {no}, but it is {number} by its name")
+    for key, value in header.metadata.items():
+        if key not in _MAY_DIFFER and (key not in first.metadata or first.metadata[key] != value):
+            have = brief(first.metadata[key]) if key in first.metadata else "nothing"
+            raise CheckpointError(f"{path} is no part of this model: {key} is {brief(value)}, and {have} in the first")
+
+
+def _number(path: Path, header: Header, key: str, default: Any) -> int:
+    return ValueReader(header.metadata, str(path), CheckpointError).count(key, default, minimum=0)

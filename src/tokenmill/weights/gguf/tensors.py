@@ -18,42 +18,40 @@ from tokenmill.weights.gguf.header import FLOATS, KINDS, TensorInfo
 CHUNK = 2**18  # values dequantised at a time: temporaries stay in the second-level cache
 
 
-class GGUFReader:
-    """Reads the tensors of a GGUFCheckpoint."""
+def read(checkpoint: GGUFCheckpoint, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
+    """See Checkpoint."""
+    if name in checkpoint.numbers:
+        return torch.tensor([checkpoint.numbers[name]])
+    return _load(checkpoint, _stretch(checkpoint.infos[name], rows), dtype or torch.float32)
 
-    def __init__(self, checkpoint: GGUFCheckpoint) -> None:
-        self._checkpoint = checkpoint
 
-    def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
-        if name in self._checkpoint.numbers:
-            return torch.tensor([self._checkpoint.numbers[name]])
-        return self._load(_stretch(self._checkpoint.infos[name], rows), dtype or torch.float32)
+def read_codes(checkpoint: GGUFCheckpoint, name: str, rows: range | None) -> Stored | None:
+    """See Checkpoint. Codes of other kinds are rounded to 8 bits."""
+    if name in checkpoint.numbers:
+        return None
+    info = checkpoint.infos[name]
+    if info.type in FLOATS or len(info.shape) != 2:
+        return None
+    info = _stretch(info, rows)
+    if info.type in KINDS:
+        return decode(checkpoint.raw(info), info.type)
+    return round_to_nearest(_load(checkpoint, info, torch.float32), 8, quick=True)
 
-    def read_codes(self, name: str, rows: range | None) -> Stored | None:
-        if name in self._checkpoint.numbers:
-            return None
-        info = self._checkpoint.infos[name]
-        return None if info.type in FLOATS or len(info.shape) != 2 else self._codes(_stretch(info, rows))
 
-    def _codes(self, info: TensorInfo) -> Stored:
-        if info.type in KINDS:
-            return decode(self._checkpoint.raw(info), info.type)
-        return round_to_nearest(self._load(info), 8, quick=True)
-
-    def _load(self, info: TensorInfo, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Load the values of a tensor as it is stored, from its own bytes alone; in `dtype` if it is quantised."""
-        kind, raw, shape = info.type, self._checkpoint.raw(info), info.shape
-        if kind in FLOATS:
-            return torch.from_numpy(raw).view(getattr(torch, FLOATS[kind])).reshape(shape)
-        values = torch.empty((len(raw), shape[-1]), dtype=dtype)
-        step = max(CHUNK // shape[-1], 1)  # some rows at a time, since there are several temporaries as large
-        try:
-            for first in range(0, len(raw), step):
-                values[first : first + step] = _dequantised(raw[first : first + step], kind)
-        except NotImplementedError:
-            what = f"tensor {info.name!r} is of type {kind.name}, which cannot be dequantised"
-            raise CheckpointError(f"{self._checkpoint.path}: {what}") from None
-        return values.reshape(shape)
+def _load(checkpoint: GGUFCheckpoint, info: TensorInfo, dtype: torch.dtype) -> Tensor:
+    """Load the values of a tensor as it is stored, from its own bytes alone; in `dtype` if it is quantised."""
+    kind, raw, shape = info.type, checkpoint.raw(info), info.shape
+    if kind in FLOATS:
+        return torch.from_numpy(raw).view(getattr(torch, FLOATS[kind])).reshape(shape)
+    values = torch.empty((len(raw), shape[-1]), dtype=dtype)
+    step = max(CHUNK // shape[-1], 1)  # some rows at a time, since there are several temporaries as large
+    try:
+        for first in range(0, len(raw), step):
+            values[first : first + step] = _dequantised(raw[first : first + step], kind)
+    except NotImplementedError:
+        what = f"tensor {info.name!r} is of type {kind.name}, which cannot be dequantised"
+        raise CheckpointError(f"{checkpoint.path}: {what}") from None
+    return values.reshape(shape)
 
 
 def _stretch(info: TensorInfo, rows: range | None) -> TensorInfo:

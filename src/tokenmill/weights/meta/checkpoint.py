@@ -1,11 +1,14 @@
-"""A directory in Meta's own layout as a checkpoint, described in Hugging Face's names.
+"""A directory in Meta's own layout as a checkpoint, described in Hugging Face's names and in the words of config.json.
 
 A large model lies in several files, consolidated.00.pth and so on. Each has a slice of every matrix: rows of matrices
 that come first in a block, columns of matrices that come second. Rows of wq and wk lie in pairs that rotate together.
+
+Two facts that params.json leaves out are known of the models that were published so: the positions for which a model
+was trained, and the scaling of its rope.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
+from tokenmill.registry import TENSOR_READERS, lookup
 from tokenmill.settings.recommended import NOTHING, Recommended
 from tokenmill.text.byte_ranks import begin_with, llama3_specials, read_tekken, read_tiktoken
 from tokenmill.text.sentencepiece import holds_ranks, read_sentencepiece
 from tokenmill.text.tokenizer import Tokenizer, read_json
-from tokenmill.value_reader import brief
+from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 from tokenmill.weights.fingerprint import meta_tokenizers
-from tokenmill.weights.meta.params import OTHERWISE, read_params
 from tokenmill.weights.plain import Checkpoint
 from tokenmill.weights.tensor_file import TensorFile, open_tensor_file
 
@@ -29,6 +32,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARAMS = "params.json"
+# Limits of the programs that came with the models, and keys that tell nothing more.
+_HARMLESS = ("max_batch_size", "max_seq_len", "model_parallel_size", "lora_args", "quantization_args", "causal")
+_LLAMA_31 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+OTHERWISE = "give the same model in Hugging Face layout"
+_SMALL = 3072  # the width up to which a Llama with scaled rope is 3.2, whose factor is 32
 _FILES = (r"consolidated\.\d+\.pth", r"consolidated(-\d+-of-\d+)?\.safetensors")
 _IGNORED = re.compile(r"rope\.freqs|layers\.\d+\.attention\.inner_attention\.rope\.freqs")
 # Meta's name → Hugging Face's, and the dimension in which files have slices of it.
@@ -97,7 +105,8 @@ class MetaCheckpoint(Checkpoint):
         return found.files[0].dtypes[found.name]
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
-        return self.find_reader("meta").read(name, dtype, rows)
+        tensor: Tensor = lookup(TENSOR_READERS, "meta", "model").read(self, name, dtype, rows)
+        return tensor
 
     def tokenizer(self) -> Tokenizer | None:
         """Read tekken.json or tokenizer.model, which Meta's older downloads have beside the directory."""
@@ -192,3 +201,56 @@ def _whole_shape(path: Path, slices: Slices) -> tuple[int, ...]:
     if dim is not None:
         whole[dim] = sum(shape[dim] for shape in shapes)
     return tuple(whole)
+
+
+def read_params(values: Mapping[str, Any], where: str, vocab_size: int, has_head: bool) -> dict[str, Any]:
+    """Read the config that params.json describes; CheckpointError for a key that is not known.
+
+    vocab_size: rows of the embedding; the params.json of Meta's first models does not say it. has_head: whether there
+    is a head.
+    """
+    reader = ValueReader(values, where, CheckpointError)
+    dim, heads = reader.count("dim"), reader.count("n_heads")
+    if dim % heads and "head_dim" not in values:
+        raise reader.refuse("n_heads", heads, f"a divisor of dim = {dim}, where there is no head_dim")
+    reader.expect("vocab_size", vocab_size, -1)
+    theta, is_scaled = reader.number("rope_theta", 10000.0), reader.flag("use_scaled_rope", False)
+    reader.expect("use_biases", False)
+    experts = reader.inside("moe")
+    config: dict[str, Any] = {
+        "model_type": "mixtral" if experts.values else "mistral" if "head_dim" in values else "llama",
+        "hidden_size": dim,
+        "intermediate_size": _width(reader, dim),
+        "num_hidden_layers": reader.count("n_layers", maximum=1 << 11),
+        "num_attention_heads": heads,
+        "num_key_value_heads": reader.count("n_kv_heads", heads),
+        "head_dim": reader.count("head_dim", dim // heads),
+        "vocab_size": vocab_size,
+        "rms_norm_eps": reader.number("norm_eps", maximum=1.0),
+        "rope_theta": theta,
+        "eos_token_id": None,  # which the tokenizer says
+        "tie_word_embeddings": reader.flag("tied_embeddings", not has_head or (is_scaled and dim <= _SMALL)),
+    }
+    if experts.values:
+        config["num_local_experts"] = experts.count("num_experts")
+        config["num_experts_per_tok"] = experts.count("num_experts_per_tok")
+        experts.refuse_unread(experts.values)
+    if config["model_type"] != "llama":
+        config["sliding_window"] = reader.count("sliding_window", None, maximum=MAX_POSITIONS)
+    factor = reader.number("rope_scaling_factor", 32.0 if dim <= _SMALL else 8.0)
+    if is_scaled:
+        config["rope_scaling"] = {"rope_type": "llama3", "factor": factor, **_LLAMA_31}
+    usual = 131072 if is_scaled else 8192 if theta == 500_000 else 16384 if theta == 1e6 else 4096
+    if config["model_type"] != "llama":
+        usual = 32768
+    config["max_position_embeddings"] = reader.count("max_position_embeddings", usual, maximum=MAX_POSITIONS)
+    if left := sorted(values.keys() - reader.read - set(_HARMLESS)):
+        raise CheckpointError(f"{where} has keys that tokenmill does not know: {brief(left)}: {OTHERWISE}")
+    return config
+
+
+def _width(reader: ValueReader, dim: int) -> int:
+    """Compute the width of an MLP as Meta does."""
+    multiple, factor = reader.count("multiple_of", 256), reader.number("ffn_dim_multiplier", 1.0)
+    width = int(factor * int(8 * dim / 3))
+    return reader.count("hidden_dim", -(-width // multiple) * multiple)

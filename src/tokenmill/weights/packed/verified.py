@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenmill.hub.download import cache_folder
 from tokenmill.memory.atomic_file import writing
 
-SETTLED_S = 1.0  # a file that was changed later than so long ago may change again at what clocks call the same time
+SETTLED_S = 1.0  # a file that was changed less than so long ago may change again within one tick of its clock
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 

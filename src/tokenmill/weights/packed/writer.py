@@ -103,7 +103,7 @@ class PackedWriter:
         return BEGIN + self.used + len(header) + len(text)
 
     def close(self) -> None:
-        """Delete a file that is not finished, and free all memory but the mapping."""
+        """Delete a file that is not finished, and free all memory except the mapping."""
         self._thread.shutdown()
         self._parts.clear()
         self._scratch, self._last = torch.empty(0, dtype=torch.uint8), memoryview(b"")

@@ -125,7 +125,7 @@ def plain_unit(name: str, shape: Shape, dtype: str, family: Family | None = None
 def check_new(out_dir: Path) -> None:
     """Raise ConfigError for a directory that is not empty, or a file, or that the command runs in."""
     if out_dir.resolve() == Path.cwd():
-        raise ConfigError("output", str(out_dir), "a new directory beside this one: what is written takes its place")
+        raise ConfigError("output", str(out_dir), "a new directory beside this one, in which the command runs")
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         raise ConfigError("output", str(out_dir), "a directory that is new or empty")
 
@@ -147,8 +147,8 @@ def write_directory(
 ) -> None:
     """Write a checkpoint whose tensors become `units` to `out_dir`, which must be new or empty.
 
-    config: the keys of config.json that change. stage: what progress calls the work. ConfigError for a directory that
-    is not empty, CapacityError when the disk has no space for the weights, CheckpointError when writing fails or a
+    config: the keys of config.json that change. stage: the name of the work in progress. ConfigError for a directory
+    that is not empty, CapacityError when the disk has no space for the weights, CheckpointError when writing fails or a
     tensor cannot be converted; then nothing is left behind.
     """
     check_new(out_dir)

@@ -1,8 +1,8 @@
 """Exports: the file formats that rounded matrices are written in.
 
-`quantize` decides which tensors become codes of how many bits and rounds them; an export only says what its format can
-hold, and writes it. So that any way of rounding goes with any format, the two meet in one function, which `quantize`
-passes on: (name, rows [outputs, inputs] in floating point) → the rows as codes.
+`quantize` decides which tensors become codes of how many bits and rounds them; an export only decides what its format
+can hold, and writes it. So that any way of rounding goes with any format, the two meet in one function, which
+`quantize` passes on: (name, rows [outputs, inputs] in floating point) → the rows as codes.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -50,7 +50,7 @@ class ExportPlan:
 
 
 class Export:
-    """One file format: what it can hold, and how it is written.
+    """One file format: its limits, and how it is written.
 
     is_for_floats: whether a model may be written without any codes. codes_embedding: whether an embedding that is the
     head too may become codes. default_head: the scheme of another head, where none is given. mixes_bits: whether

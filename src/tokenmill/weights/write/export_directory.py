@@ -52,7 +52,7 @@ class DirectoryExport(Export):
         write_directory(plan.checkpoint, path, units, config, progress, stage)
 
     def _unit(self, plan: ExportPlan, name: str, rounded: Rounded | None) -> Unit:
-        """Plan what a tensor becomes; without `rounded`, only its types and shapes are of use."""
+        """Plan the unit that a tensor becomes; without `rounded`, only its types and shapes are of use."""
         shape = plan.shapes[name]
         if name not in plan.bits:
             return plain_unit(name, shape, plan.model.dtype, find_family({"model_type": plan.model.family}))

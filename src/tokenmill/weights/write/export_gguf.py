@@ -22,7 +22,8 @@ from tokenmill.errors import CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.memory.atomic_file import writing
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.families import NEEDS, architectures, gguf_facts, in_gguf, read_config
+from tokenmill.model.families import architectures, gguf_facts, in_gguf, read_config
+from tokenmill.model.families.in_gguf import NEEDS
 from tokenmill.quant.schemes import GROUP
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
 from tokenmill.value_reader import brief
@@ -35,13 +36,7 @@ from tokenmill.weights.gguf.header import FLOATS, TensorInfo
 from tokenmill.weights.relaid import RelaidCheckpoint, in_layout
 from tokenmill.weights.write.convert import check_space
 from tokenmill.weights.write.export import Export, ExportPlan, Rounded
-from tokenmill.weights.write.gguf_metadata import (
-    check_read_back,
-    metadata_of,
-    rope_lists,
-    unread_yarn,
-    write_header,
-)
+from tokenmill.weights.write.gguf_metadata import check_read_back, metadata_of, rope_lists, unread_yarn, write_header
 
 log = logging.getLogger(__name__)
 

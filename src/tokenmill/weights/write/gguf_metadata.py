@@ -115,7 +115,7 @@ _ADD = {
 
 
 def _scaling(model: ModelConfig) -> dict[str, Any]:
-    """Make rope.scaling for the two kinds that GGUF names; check_read_back finds what is lost of other kinds."""
+    """Make rope.scaling for the two kinds that GGUF names; check_read_back finds the losses of other kinds."""
     rope = model.rope
     numbers = {} if rope is None else dict(rope.scaling)
     if rope is None or rope.kind not in ("linear", "yarn") or "factor" not in numbers:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress
-from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.model.parameters import matrices_of
@@ -133,16 +132,9 @@ def plan_quantization(
     check_choice("group", group, GROUPS)
     if head is not None:
         check_choice("head", head, (*BITS, "none"))
+    check_flag("symmetric", symmetric)
     to.check_output(out)
-    plan = _plan(to.lay_out(checkpoint), model, to, scheme, group, head, check_flag("symmetric", symmetric))
-    to.check(plan)
-    return plan, to
-
-
-def _plan(
-    checkpoint: Checkpoint, model: ModelConfig, to: Export, scheme: str, group: int, head: str | None, symmetric: bool
-) -> ExportPlan:
-    """Decide which tensors become codes of how many bits."""
+    checkpoint = to.lay_out(checkpoint)
     # A router is small, and its choices are all or nothing.
     matrices = matrices_of(describe(model)).items()
     schemes = {f"{path}.weight": scheme for path, matrix in matrices if matrix.role != "router"}
@@ -158,7 +150,9 @@ def _plan(
         for name, target in targets.items()
         if (number := BITS.get(schemes.get(target.parameter, "none"))) and not to.leaves(number, shapes[name])
     }
-    return ExportPlan(checkpoint, model, shapes, bits, targets, BITS.get(scheme, 0), group, symmetric)
+    plan = ExportPlan(checkpoint, model, shapes, bits, targets, BITS.get(scheme, 0), group, symmetric)
+    to.check(plan)
+    return plan, to
 
 
 def _key(plan: ExportPlan, name: str) -> str:

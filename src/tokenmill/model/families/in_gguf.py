@@ -1,11 +1,14 @@
-"""The metadata of a GGUF file's architecture as it is read, and the parts of it that several architectures share.
+"""How llama.cpp stores a family: InGGUF, and the names of tensors and keys of metadata that several families share.
 
-A family makes a config of them in the words of Hugging Face's config.json, so that one reader of configs makes the
-model of either. weights/gguf/ reads what all architectures share: sizes of the vocabulary, scaling of rope, end tokens.
+Tensors have the names of LLM_TENSOR_NAMES in llama.cpp's src/llama-arch.cpp. Architectures share most of them; a family
+takes NAMES, or changes it by the functions here, or adds names of its own. Of the keys a family makes a config in the
+words of Hugging Face's config.json, so that one reader of configs makes the model of either. weights/gguf/ reads the
+keys that all architectures share: sizes of the vocabulary, scaling of rope, end tokens.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +17,92 @@ import numpy as np
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ModelConfig
 from tokenmill.value_reader import MAX_COUNT, MAX_POSITIONS, ValueReader
+
+
+def _mlp(suffix: str, ours: str, expert: str = "") -> dict[str, str]:
+    return {
+        f"blk.{{i}}.ffn_gate{suffix}{{p}}{expert}": f"layers.{{i}}.mlp.{ours}up{{p}}:gate",
+        f"blk.{{i}}.ffn_up{suffix}{{p}}{expert}": f"layers.{{i}}.mlp.{ours}up{{p}}:up",
+        f"blk.{{i}}.ffn_down{suffix}{{p}}{expert}": f"layers.{{i}}.mlp.{ours}down{{p}}",
+    }
+
+
+QKV = {f"blk.{{i}}.attn_{letter}{{p}}": f"layers.{{i}}.attention.qkv{{p}}:{letter}" for letter in "qkv"}
+FUSED_QKV = {"blk.{i}.attn_qkv{p}": "layers.{i}.attention.qkv{p}"}
+GATED = _mlp("", "")
+PLAIN_MLP = {"blk.{i}.ffn_up{p}": "layers.{i}.mlp.up{p}", "blk.{i}.ffn_down{p}": "layers.{i}.mlp.down{p}"}
+"""An MLP without a gate, or with its gate before the rest in one matrix."""
+_REST = {
+    "token_embd.weight": "embedding.weight",
+    "blk.{i}.attn_norm{p}": "layers.{i}.attention_norm{p}",
+    "blk.{i}.attn_q_norm{p}": "layers.{i}.attention.q_norm{p}",
+    "blk.{i}.attn_k_norm{p}": "layers.{i}.attention.k_norm{p}",
+    "blk.{i}.attn_sinks.weight": "layers.{i}.attention.sinks",
+    "blk.{i}.attn_output{p}": "layers.{i}.attention.out{p}",
+    "blk.{i}.post_attention_norm{p}": "layers.{i}.attention_after_norm{p}",
+    "blk.{i}.ffn_norm{p}": "layers.{i}.mlp_norm{p}",
+    "blk.{i}.post_ffw_norm{p}": "layers.{i}.mlp_after_norm{p}",
+    "output_norm{p}": "norm{p}",
+    "output{p}": "head{p}",
+}
+_ROUTED = {
+    "blk.{i}.ffn_gate_inp{p}": "layers.{i}.mlp.router{p}",
+    "blk.{i}.exp_probs_b.bias": "layers.{i}.mlp.correction",
+    **_mlp("_exps", "experts.{e}.", "[{e}]"),
+    "blk.{i}.ffn_gate_inp_shexp.weight": "layers.{i}.mlp.shared_gate.weight | as a row",
+    **_mlp("_shexp", "shared."),
+}
+NAMES = {**_REST, **QKV, **GATED, **_ROUTED}
+"""llama.cpp's name of a tensor → target, as in a Family's `names`."""
+
+
+def fused_qkv(names: Mapping[str, str] = NAMES) -> dict[str, str]:
+    """Name the tensors of a file that has Q, K and V in one tensor."""
+    return {**{name: target for name, target in names.items() if name not in QKV}, **FUSED_QKV}
+
+
+def as_stored(names: Mapping[str, str], stored: Collection[str]) -> dict[str, str]:
+    """Name the tensors of a file that has Q, K and V, or gate and up of the experts, in one tensor where others have
+    several, as llama.cpp's converter can be asked to write it.
+    """
+    found = dict(names)
+    if "blk.0.attn_qkv.weight" in stored and QKV.keys() <= names.keys():
+        is_paired = "pairs_to_halves" in names["blk.{i}.attn_q{p}"]
+        found = fused_qkv(found)
+        found["blk.{i}.attn_qkv{p}"] += " | pairs_to_halves of qkv" if is_paired else ""
+    if any(name.partition("[")[0].endswith(".ffn_gate_up_exps.weight") for name in stored):
+        gate, up = (f"blk.{{i}}.ffn_{name}_exps{{p}}[{{e}}]" for name in ("gate", "up"))
+        target = found.pop(gate, "").removesuffix(":gate")
+        if found.pop(up, None) is not None:
+            found["blk.{i}.ffn_gate_up_exps{p}[{e}]"] = target
+    return found
+
+
+def plain_mlp(names: Mapping[str, str] = NAMES) -> dict[str, str]:
+    """Name the tensors of a file whose `ffn_up` is all of a layer's first matrix."""
+    return {**{name: target for name, target in names.items() if name not in GATED}, **PLAIN_MLP}
+
+
+def paired(names: Mapping[str, str] = NAMES) -> dict[str, str]:
+    """Name the tensors of a file whose rows of Q and K rotate in pairs of neighbours."""
+    rotated = [f"blk.{{i}}.attn_{letter}{{p}}" for letter in "qk"]
+    return {**names, **{name: f"{names[name]} | pairs_to_halves" for name in rotated}}
+
+
+def mlp_norm_after_attention(names: Mapping[str, str] = NAMES) -> dict[str, str]:
+    """Name the tensors of a file that calls the norm before the MLP "post attention", as Hugging Face does."""
+    others = {name: target for name, target in names.items() if name != "blk.{i}.ffn_norm{p}"}
+    return {**others, "blk.{i}.post_attention_norm{p}": "layers.{i}.mlp_norm{p}"}
+
+
+def norms_less_one(names: Mapping[str, str] = NAMES) -> dict[str, str]:
+    """Name the tensors of a file that stores 1 + weight for norms that multiply by 1 + weight."""
+    norms = [name for name in names if name.endswith("norm{p}")]
+    weights = {name: (name.replace("{p}", ".weight"), names[name].replace("{p}", ".weight")) for name in norms}
+    biases = {name.replace("{p}", ".bias"): names[name].replace("{p}", ".bias") for name in norms}
+    others = {name: target for name, target in names.items() if name not in norms}
+    return {**others, **{name: f"{target} | less one" for name, target in weights.values()}, **biases}
+
 
 Warn = Callable[..., None]
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -67,8 +156,8 @@ class GGUFKeys(ValueReader):
         return value[0]
 
     def layer_types(self, num_layers: int, pattern: int) -> list[str]:
-        """Read which layers have a window: all but the last of `pattern`, unless a key has another pattern, or a list
-        of the layers (llama.cpp's load_swa_pattern).
+        """Read which layers have a window: all except each last of `pattern`, unless a key has another pattern, or a
+        list of the layers (llama.cpp's load_swa_pattern).
         """
         key = "attention.sliding_window_pattern"
         given = super().take(key, None)
@@ -125,6 +214,10 @@ class GGUFKeys(ValueReader):
         """Tell whether some layer has a tensor of that name, without the layer's number."""
         return any(each.startswith("blk.") and each.endswith(f".{name}") for each in self.tensors)
 
+    def experts(self, number: str = "num_local_experts", chosen: str = "num_experts_per_tok") -> dict[str, int]:
+        """Read how many experts a layer has, and how many a token takes, under these names of Hugging Face's."""
+        return {number: self.count("expert_count"), chosen: self.count("expert_used_count")}
+
     def expert_width(self) -> int:
         """Read the width of an expert; of its matrices where no key says it, or llama.cpp has written 0."""
         ends, key = "ffn_down_exps.weight", "expert_feed_forward_length"
@@ -174,7 +267,7 @@ def has_bias(keys: GGUFKeys, key: str = "attention_bias", name: str = "attn_q.bi
 
 
 def layer_types(num_layers: int, pattern: int) -> list[str]:
-    """Name each layer's kind: all but the last of each `pattern` layers have a window; all where it is 0."""
+    """Name each layer's kind: of each `pattern` layers all except the last have a window; all where it is 0."""
     return [SLIDING if pattern == 0 or layer % pattern < pattern - 1 else FULL for layer in range(num_layers)]
 
 
@@ -194,3 +287,39 @@ def expert_metadata(model: ModelConfig) -> dict[str, Any]:
     pairs = {"expert_feed_forward_length": model.expert_size}
     pairs |= {"expert_shared_feed_forward_length": model.shared_expert_size}
     return {key: size for key, size in pairs.items() if size}
+
+
+Need = tuple[Callable[[ModelConfig], bool], str]
+NEEDS: dict[str, Need] = {
+    "biases": (lambda model: model.qkv_bias, "with biases"),
+    "no o_bias": (lambda model: not model.o_bias, "without a bias behind attention"),
+    "no mlp_bias": (lambda model: not model.mlp_bias, "without biases in the MLP"),
+    "no qk_norm": (lambda model: model.qk_norm is None, "without norms of Q and K"),
+    "own head": (lambda model: not model.tie_embeddings, "with a head of its own"),
+    "tied head": (lambda model: model.tie_embeddings, "whose head is its embedding"),
+    "square": (lambda model: model.num_heads * model.head_dim == model.hidden_size, "whose heads are as wide as it"),
+    "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
+}
+"""The requirements of llama.cpp's loader, by name: a test of the model, and the requirement in words."""
+
+
+@dataclass(frozen=True)
+class InGGUF:
+    """How llama.cpp stores a family.
+
+    architecture: its name there. names: llama.cpp's names of tensors → target, see Family. read: makes a config.json of
+    the keys of this architecture. metadata: makes the keys of a model that not all architectures have. ignored: names
+    of tensors that are no weights; their values are read with the config. needs: requirements of llama.cpp's loader,
+    keys of NEEDS. windows: whether llama.cpp computes a model's windows. yarn: the numbers of YaRN that it reads.
+    further: whether there may be layers that predict further tokens.
+    """
+
+    architecture: str
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)
+    read: Callable[[GGUFKeys], dict[str, Any]] = like_llama_with_biases
+    metadata: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
+    ignored: tuple[str, ...] = ("rope_freqs.weight",)
+    needs: tuple[str, ...] = ()
+    windows: Callable[[ModelConfig], bool] = lambda _: False
+    yarn: tuple[str, ...] = ()
+    further: bool = False
