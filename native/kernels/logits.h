@@ -36,7 +36,7 @@ bool admits(const Logits& row, int64_t token) {
   return token / CHUNK < row.num_words && (row.words[token / CHUNK] >> token % CHUNK & 1);
 }
 
-// The first of the largest numbers that are admitted, NaN if there is one; 0 where none is larger than -infinity.
+// The first of the largest numbers that are admitted, NaN if there is one; 0 where all are -infinity.
 int64_t argmax_admitted(const Logits& row, bool has_nan) {
   alignas(64) float part[CHUNK];
   for (int64_t i = 0; has_nan && i < row.size; i++)

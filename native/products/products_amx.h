@@ -54,7 +54,7 @@ TM_INLINE void dot_amx(const uint8_t* codes, const int8_t* bytes, int k, int32_t
   _tile_stored(0, dots, 64);
 }
 
-// Layouts are those of products.h. The matrix unit is one pair of groups ahead of the arithmetic on its results.
+// products.h describes the layouts. The matrix unit is one pair of groups ahead of the arithmetic on its results.
 template <int BITS, int HEADER, bool HAS_MINIMUM, bool WIDE, bool SHARED_SCALE>
 void integer_tile_amx(const uint8_t* w, const Activations& x, int first, int count, float* out, int64_t stride,
                       const uint8_t* kv_prefetch) {

@@ -2,7 +2,7 @@
 // AVX2, four with Advanced SIMD, an array elsewhere. avx512.h, avx2.h, neon.h and portable.h hold the differences; dots_vnni.h or
 // dots_pairs.h has the integer dot products of the first two. All of them compute the same bits.
 //
-// Names are those of C or of the operation: load, store, set1 (a scalar in all lanes), fma(a, b, c) = a * b + c,
+// Functions have the names of C or of the operation: load, store, set1 (a scalar in all lanes), fma(a, b, c) = a * b + c,
 // where_less(a, b, yes, no) (a < b ? yes : no), half and bfloat (16 numbers of 16 bits as floats), to_half (floats of at most
 // 65504 rounded to numbers that 16 bits can hold), store_half (rounds any floats so), scale2 (a * 2**n), to_int (rounds to the nearest,
 // ties to even), to_bfloat (as to_int rounds; subnormal numbers become zero), to_codes (int8: the last byte).

@@ -26,7 +26,7 @@ def round_to_nearest(
     group: a multiple of 32; the rest of a row is a shorter group. K is padded with zeros to a multiple of 32. Scales
     and minimums are half floats, held as float32 and repeated for every 32 inputs. grid: a name in GRIDS, for 4 bits;
     8 bits are symmetric. A symmetric grid has no minimums, and the minimums of "zero_point" are no half floats.
-    weights_K: of the errors of each input. quick: six scales are tried and none is fitted, as for loading; with a free
+    weights_K: of the errors of each input. quick: six scales are tried and not fitted, as for loading; with a free
     minimum only.
     """
     assert group % GROUP == 0, "scales are held for every 32 inputs"

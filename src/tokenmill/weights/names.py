@@ -31,7 +31,7 @@ class Target:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether a matrix lies in the file as [inputs, outputs]."""
+        """Tell whether a matrix lies in the file as [inputs, outputs]."""
         return self.transform.startswith("transpose")
 
     def shape_in_file(self, num_rows: int, inputs: tuple[int, ...]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ class AttentionShape:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the weights are the softmax of the scaled products alone, as torch's SDPA computes them."""
+        """Tell whether the weights are the softmax of the scaled products alone, as torch's SDPA computes them."""
         return self.softcap is None and not self.sinks
 
 

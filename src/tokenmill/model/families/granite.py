@@ -83,7 +83,8 @@ def _granitemoehybrid(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """Read Granite of any kind in which all layers attend. With experts it is GraniteMoeShared, even if none is shared.
+    """Read Granite of any kind in which all layers attend. With experts it is GraniteMoeShared, even without a shared
+    one.
 
     Where no key has a multiplier, llama.cpp's is 1, and its scale of scores is Llama's.
     """

@@ -37,7 +37,7 @@ class AttentionBlock:
 
     @property
     def norms_heads(self) -> bool:
-        """Whether the norms of Q and K take each head by itself."""
+        """Tell whether the norms of Q and K take each head by itself."""
         return bool(self.qk_norms) and self.qk_norms[0].size == self.head_dim
 
     @property

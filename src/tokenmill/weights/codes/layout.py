@@ -83,7 +83,7 @@ class Layout:
 
     @property
     def has_codes(self) -> bool:
-        """Whether its matrices are stored as codes; otherwise the tensors beside their weights are passed over."""
+        """Tell whether its matrices are stored as codes; otherwise the tensors beside their weights are passed over."""
         return True
 
     @property

@@ -46,7 +46,7 @@ class PackedCheckpoint(Checkpoint):
 
     @property
     def is_copy(self) -> bool:
-        """Whether the model's own files are there under `path`."""
+        """Tell whether the model's own files are there under `path`."""
         return self.path != self.file
 
     @property

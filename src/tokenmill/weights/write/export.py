@@ -53,7 +53,7 @@ class Export:
     """One file format: its limits, and how it is written.
 
     is_for_floats: whether a model may be written without any codes. codes_embedding: whether an embedding that is the
-    head too may become codes. default_head: the scheme of another head, where none is given. mixes_bits: whether
+    head too may become codes. default_head: the scheme of another head by default. mixes_bits: whether
     some matrices may have 4 bits and others 8.
     """
 
