@@ -159,7 +159,7 @@ def test_a_changed_token_is_named(engine, receipt):
         ({"prompt": (5, 6, 99999)}, "settings", "token id 99999 is out of range"),
         ({"tokens": (99999,)}, "settings", "token id 99999 is out of range"),
         ({"prompt": tuple([5] * 128)}, "settings", "the prompt has 128 tokens"),
-        ({"is_changed": True}, "hash", "the hash is not that of what the receipt says"),
+        ({"is_changed": True}, "hash", "the hash does not match the receipt's fields"),
     ],
 )
 def test_what_else_was_changed_is_named(engine, receipt, change, what, said):

@@ -23,16 +23,16 @@ from tokenmill.sample.native import largest
 from tokenmill.sample.probabilities import log_probability_of
 from tokenmill.schedule.sequence import Sequence, Work
 
-ROWS = 64  # of logits, turned into log-probabilities at a time
+ROWS = 64  # rows of logits that become log-probabilities at a time
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a continuation, by how likely a model finds it.
+    """How likely a model finds a continuation.
 
-    logprobs: of each of its tokens, in nats. is_greedy: whether each of them is the likeliest in its place, the lowest
-    id among equals, so that greedy sampling would say the same.
+    logprobs: the log-probability of each token, in nats. is_greedy: each token is the likeliest in its place (among
+    equals the lowest id), so greedy sampling would choose the same ones.
     """
 
     logprobs: tuple[float, ...]
@@ -45,10 +45,10 @@ class Score:
 
 
 def score_each(core: Core, pairs: List[tuple[List[int], List[int]]]) -> Iterator[tuple[int, Score]]:
-    """The score of each continuation after its context, both as token ids, with its place in `pairs`, in any order.
+    """Score each continuation after its context, both given as token ids; yield its place in `pairs` and its Score.
 
-    The last token of a pair is not fed, so a pair may have one token more than max_length. RequestError for an empty
-    context, for ids that the model does not have, and for logits that are no numbers.
+    The order is arbitrary. The last token of a pair is not fed, so a pair may have one token more than max_length.
+    RequestError for an empty context, for ids that the model does not have, and for logits that are no numbers.
     """
     core.check_open()
     contexts: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
@@ -75,9 +75,9 @@ def score_each(core: Core, pairs: List[tuple[List[int], List[int]]]) -> Iterator
 
 
 def generate_each(core: Core, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:
-    """The completion of each request, all of one continuation, with its place, in the order in which they end.
+    """Complete requests of one continuation each; yield the place and the Completion of each as it ends.
 
-    As many wait as run, so that a place is taken in the step in which it becomes free. An error ends all of them.
+    As many requests wait as run, so that the next one runs in the step in which another has ended. An error ends all.
     """
     waiting, running = enumerate(requests), dict[int, Request]()
     try:
@@ -105,7 +105,7 @@ def in_order(results: Iterable[tuple[int, Result]], count: int) -> list[Result]:
 
 
 class _Continuations:
-    """One context with all of its continuations, which are `tails` by their numbers."""
+    """One context with all of its continuations: `tails`, by their numbers in the list of pairs."""
 
     def __init__(self, core: Core, context: list[int], tails: Mapping[int, tuple[int, ...]]) -> None:
         self._core, self._context = core, context
@@ -118,7 +118,7 @@ class _Continuations:
 
     @property
     def has_ended(self) -> bool:
-        """Whether what was queued last has been computed. RequestError if it was ended early."""
+        """Say whether the queued continuation has been computed. RequestError if it was ended early."""
         self._core.check_scored(self.sequence)
         return self.sequence.finish_reason is not None
 
@@ -127,7 +127,7 @@ class _Continuations:
         self._core.enqueue(self.sequence)
 
     def resume(self) -> bool:
-        """Queue the next continuation of which not every token is known; whether there is one."""
+        """Queue the next continuation with a token that has no score yet; False if there is no such continuation."""
         if not self._tails:
             return False
         number, tail = next(iter(self._tails.items()))
@@ -143,7 +143,7 @@ class _Continuations:
         return True
 
     def take(self) -> dict[int, Score]:
-        """Take the scores that are complete now, by number."""
+        """Take the scores that are complete now, by the number of the continuation."""
         done = [number for number, tail in self._tails.items() if len(self._known[number]) == len(tail)]
         found = {}
         for number in done:
@@ -156,9 +156,9 @@ class _Continuations:
         return found
 
     def _collect(self, work: Work, logits_RV: Tensor) -> None:
-        """Note the next token of every continuation that goes on as the sequence does, row by row."""
+        """Note the score of the next token of every continuation that begins with the tokens fed, row by row."""
         end = work.start + work.count
-        first = end - work.num_logits - len(self._context) + 1  # token of a continuation, which the first row foretells
+        first = end - work.num_logits - len(self._context) + 1  # place, in a continuation, that the first row predicts
         fed = work.sequence.tokens[len(self._context) : end]
         ends = {number: min(len(tail), _num_alike(fed, tail) + 1) for number, tail in self._tails.items()}
         for start in range(0, work.num_logits, ROWS):
@@ -176,9 +176,8 @@ class _Continuations:
 def _entries(
     rows_RV: Tensor, wanted: List[tuple[int, int, int]], first: int
 ) -> Iterator[tuple[int, int, tuple[float, bool]]]:
-    """For each wanted (number, place, token): its log-probability in the row of its place, and whether it is largest.
-
-    first: the place of the first row.
+    """Look up each wanted (number, place, token) in the row of its place: its log-probability, and whether its logit is
+    the largest. first: the place that the first row predicts.
     """
     if not wanted:
         return

@@ -1,10 +1,9 @@
-"""A claimed text: its tokens are checked as the drafts of one long step, by the logits of one pass over all of it.
+"""A claimed text: its tokens are checked as the drafts of one long step, by the logits of one pass over the text.
 
-A token is right if it is the one that the sampler chooses after those before it: the same code that decodes, the same
-random number, penalties, masks. So a check costs what a prompt of that length costs, and not a step for each token.
+A token is right if the sampler chooses it after the tokens before it: by the same code that decodes, with the same
+random number, penalties and masks. So a check costs as much as a prompt of that length, not a step for each token.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 
@@ -22,21 +21,19 @@ from tokenmill.sample.state import Row, rows_of
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 
 ROWS = 64
-"""Rows of logits for which tokens are chosen at a time."""
+"""Tokens are chosen for so many rows of logits at a time."""
 
 SHIFT = {"float32": 1e-4, "rounded": 0.1}
-"""How far the logits of two builds may be apart, in standard deviations of a row: with float32 everywhere, and where
-something is rounded to 8 or 16 bits. Builds of program native are within this in its tests."""
-
-
+"""The largest difference between the logits of two builds, in standard deviations of a row: with float32 everywhere,
+and where something is rounded to 8 or 16 bits. The tests of program native hold its builds to this."""
 HALVINGS = 16
-"""How often a share is halved in the search for logits that a draw finds a claimed token with."""
+"""Steps of the bisection for logits with which a draw falls on a claimed token."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A claimed token that the engine does not choose. error: why it chooses none. is_near: whether it would choose the
-    claimed one if logits were a little different, by SHIFT.
+    """A claimed token that the engine does not choose. error: the reason, where it can choose no token at all. is_near:
+    it would choose the claimed token if logits were different by SHIFT.
     """
 
     index: int
@@ -47,8 +44,8 @@ class Difference:
 
 
 def sequence_of(core: Core, receipt: Receipt) -> Sequence:
-    """The sequence that a receipt is of, as it was before its first token. RequestError or ConfigError for what no
-    engine of this model and max_length could have served.
+    """Make the sequence of a receipt's text as it was before the first token. RequestError or ConfigError for a receipt
+    that no engine of this model and max_length could have given.
     """
     prompt, session = core.inputs.encode(list(receipt.prompt)), receipt.session
     begin = None if session is None else session["constrained_from"]
@@ -61,41 +58,41 @@ def sequence_of(core: Core, receipt: Receipt) -> Sequence:
 
 
 class Claim:
-    """The claimed tokens of a receipt while they are computed. shift: see SHIFT; 0 where bits are the same."""
+    """The claimed tokens of a receipt while they are computed. shift: see SHIFT; 0 where both have the same bits."""
 
     def __init__(self, core: Core, sequence: Sequence, tokens: List[int], shift: float = 0.0) -> None:
         self._core, self._tokens, self._shift = core, list(tokens), shift
         self._prompt, self._wanted = list(sequence.tokens), replace(sequence, tokens=list(sequence.tokens))
         self._matchers = Matchers()
         self._error: Exception | None = None
-        self.differences: list[Difference] = []
+        self._differences: list[Difference] = []
         fed, length = [*self._prompt, *self._tokens[:-1]], len(self._prompt)
         self._scored = core.inputs.kept(fed, length - 1)
         self._scored.on_logits = self._collect
         self._held = Held(core, self._scored)
 
     def start(self) -> None:
-        """Queue it."""
+        """Queue the tokens to be computed."""
         self._core.enqueue(self._scored)
 
     @property
     def has_ended(self) -> bool:
-        """Whether all of its tokens were checked. RequestError if it was ended early."""
+        """Say whether all tokens were checked. RequestError if the sequence was ended early."""
         self._core.check_scored(self._scored)
         return self._scored.finish_reason is not None
 
     def take(self) -> list[Difference]:
-        """The differences, once it has ended."""
+        """Return the differences, once all tokens were checked; raise the error of the check if it had one."""
         if self._error is not None:
             raise self._error
-        return self.differences
+        return self._differences
 
     def release(self) -> None:
-        """Give its blocks back."""
+        """Give the blocks of the sequence back."""
         self._held.release()
 
     def _collect(self, work: Work, logits_RV: Tensor) -> None:
-        """Called in the midst of a step, which must not fail for one claim."""
+        """Check the rows of a work item. It keeps any error: the step must not fail because of one claim."""
         try:
             for first in range(0, len(logits_RV), ROWS):
                 if self._error is None:
@@ -104,7 +101,7 @@ class Claim:
             self._error = error
 
     def _check(self, logits_RV: Tensor) -> None:
-        """Choose the next tokens after those that were checked, with the claimed ones as drafts."""
+        """Choose a token for each row, with the claimed tokens as drafts, and note where they differ."""
         wanted, start = self._wanted, len(self._wanted.tokens) - len(self._prompt)
         claimed = self._tokens[start : start + len(logits_RV)]
         drafts = tuple(claimed[:-1])
@@ -114,12 +111,12 @@ class Claim:
         for index, (claim, token, why) in enumerate(zip(claimed, *_chosen(logits_RV, rows), strict=True)):
             if why is not None or token != claim:
                 near = why is None and self._shift > 0 and _is_near(logits_RV[index], rows[index], claim, self._shift)
-                self.differences.append(Difference(start + index, claim, None if why else token, why, near))
+                self._differences.append(Difference(start + index, claim, None if why else token, why, near))
         wanted.tokens += claimed
 
 
 def _chosen(logits_RV: Tensor, rows: List[Row]) -> tuple[list[int], list[str | None]]:
-    """The token of each row, and why a row has none."""
+    """Choose the token of each row; the second list has the error of each row that cannot be sampled."""
     try:
         return choose(logits_RV, rows).read().tokens, [None] * len(rows)
     except RequestError:
@@ -128,10 +125,10 @@ def _chosen(logits_RV: Tensor, rows: List[Row]) -> tuple[list[int], list[str | N
 
 
 def _is_near(logits_V: Tensor, row: Row, claimed: int, shift: float) -> bool:
-    """Whether the claimed token would be chosen if logits were at most `shift` standard deviations higher or lower.
+    """Say whether the claimed token would be chosen if logits were at most `shift` standard deviations higher or lower.
 
-    A draw counts in the order of ids. So what favours a token, beside its own logit, is that those of lower ids become
-    likelier, or those of higher ids, until the draw falls on it: bisection finds how much.
+    A draw adds probabilities in the order of ids. So a token is favoured by its own logit, and by raising the logits of
+    all lower ids, or of all higher ids, until the draw falls on it: bisection finds by how much.
     """
     logits_V = logits_V.float()
     finite = logits_V[logits_V.isfinite()]
@@ -143,7 +140,7 @@ def _is_near(logits_V: Tensor, row: Row, claimed: int, shift: float) -> bool:
         return first is not None
     is_low = first < claimed
     others = (ids > claimed if is_low else ids < claimed) * size
-    least, most = 0.0, 2.0  # so that the first share is all of it
+    least, most = 0.0, 2.0  # so that the first share is 1
     for _ in range(HALVINGS):
         share = (least + most) / 2
         token = _choice(favoured + share * others, row)
@@ -164,8 +161,8 @@ def _choice(logits_V: Tensor, row: Row) -> int | None:
 
 
 def end_of(core: Core, sequence: Sequence, tokens: List[int]) -> Completion | None:
-    """The completion of a sequence that has said these tokens; None if it would go on. RequestError where an earlier
-    one of them ends it.
+    """Complete a sequence that has generated these tokens; None if it would go on. RequestError where a token before
+    the last one ends it.
     """
     tracker = _resumed(core, sequence, tokens)
     if tracker.completion is None and sequence.choosing.params.stop:
@@ -182,7 +179,7 @@ def _resumed(core: Core, sequence: Sequence, tokens: List[int]) -> Tracker:
 
 
 def _flushed(core: Core, sequence: Sequence, tokens: List[int]) -> Completion | None:
-    """The completion if the next token ends the text, and what was held back before it is a stop text."""
+    """Complete the text if its next token ends it, and the text held back before that token is a stop text."""
     length = len(sequence.tokens) + len(tokens)
     if length >= sequence.max_tokens:
         return None
@@ -197,8 +194,3 @@ def _flushed(core: Core, sequence: Sequence, tokens: List[int]) -> Completion | 
         return None
     done = _resumed(core, sequence, [*tokens, next_one.chosen]).completion
     return done if done is not None and done.tokens == tuple(tokens) else None
-
-
-def differing(differences: List[Difference]) -> Iterator[Difference]:
-    """Those that no rounding explains."""
-    return (each for each in differences if not each.is_near)

@@ -39,9 +39,8 @@ class Core:
 
     loaded: the model with its program and its cache. scheduler: its methods are called in the engine's thread alone,
     between two steps. speculation: the proposer, and the counts of its drafts. trackers: of the requests that have not
-    ended, by the id of their sequence. receipts: see Ended. thread: its own, or for a draft model
-    that of the engine whose steps it is part of. step_begun_s: when the step began that is being made, by
-    time.perf_counter; else None.
+    ended, by the id of their sequence. receipts: see Ended. thread: the core's own, but a draft model's core shares the
+    thread of its engine. step_begun_s: when the current step began, by time.perf_counter; None between two steps.
     """
 
     def __init__(
@@ -63,9 +62,9 @@ class Core:
     # ---- the thread
 
     def call(self, do: Callable[[], T]) -> T:
-        """Call a function in the engine's thread, between two steps; what it returns or raises.
+        """Call a function in the engine's thread, between two steps; return its result or raise its error.
 
-        Interrupted, it is not called at all, or has been called to its end.
+        Where this is interrupted, the function was not called at all, or has been called to its end.
         """
         if not self.thread.is_current:
             return self.thread.call(do)
@@ -75,7 +74,7 @@ class Core:
     def wait(self, poll: Callable[[], T | None]) -> T:
         """Have steps made until a function returns something other than None, and return that.
 
-        It is called in the engine's thread, before the first step and after each. What it or a step raises is raised.
+        It is called in the engine's thread, before the first step and after each. Its errors and a step's are raised.
         """
         if not self.thread.is_current:
             return self.thread.wait(poll, self._step)
@@ -85,11 +84,11 @@ class Core:
         return result
 
     def watch(self, poll: Callable[[], Any], on_error: Callable[[BaseException], None]) -> None:
-        """Do what `wait` does without a waiting caller: on_error is called with what the function or a step raises."""
+        """Do what `wait` does without a waiting caller: on_error is called with an error of the function or a step."""
         self.thread.post(poll, self._step, on_error)
 
     def step(self) -> None:
-        """Move every running sequence by one step. What ends a request alone is raised by `take`."""
+        """Move every running sequence by one step. `take` raises the error of a request that fails alone."""
         self.check_open()
         self.call(self._step)
 
@@ -109,14 +108,14 @@ class Core:
         salt: bytes = b"",
         emitted: List[List[int]] | None = None,
     ) -> Request:
-        """A checked request, not queued yet: params.n continuations of a text or of token ids.
+        """Check and make a request, not queued yet: params.n continuations of a text or of token ids.
 
         priority: a lower one runs first. timeout_s: seconds from now until it fails with DeadlinePassed. salt: only
-        requests of equal salt share rows of the cache. emitted: to resume a request that was broken off, in another
-        engine perhaps, the tokens of all pieces of each continuation; `params` needs the seed of that request, which
-        its completions have too. What comes then is what would have come after these pieces; completions are whole,
-        but for the log-probabilities of emitted tokens, which are not computed again. A continuation that its emitted
-        tokens have ended gives no piece. RequestError or CapacityError if it could never be served.
+        requests of equal salt share rows of the cache. emitted: to resume a request that was broken off, perhaps by
+        another engine: the tokens of all pieces of each continuation; `params` needs the seed of that request, which
+        its completions have too. The text goes on as it would have without the break; completions are whole, except
+        that log-probabilities of emitted tokens are not computed again. A continuation that has ended within its
+        emitted tokens gives no piece. RequestError or CapacityError if the request could never be served.
         """
         self.check_open()
         sequences = list(self.inputs.sequences(self.inputs.encode(prompt), params, priority, salt))
@@ -127,7 +126,7 @@ class Core:
         return Request(sequences, self.loop.clock() + timeout_s)
 
     def submit(self, request: Request) -> None:
-        """Queue all sequences of a request, or none: CapacityError if the queue is full (`max_waiting`). Only once."""
+        """Queue all sequences of a request, once; CapacityError, with nothing queued, where max_waiting is exceeded."""
         self.call(partial(self._submit, request))
 
     def _submit(self, request: Request) -> None:
@@ -145,7 +144,7 @@ class Core:
                 self.trackers[sequence.id] = tracker
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Queue a sequence, new or parked. One without a tracker gets no text; its logits may go to its `on_logits`."""
+        """Queue a new or parked sequence without a tracker: it gets no text; its logits may go to its `on_logits`."""
         self.call(partial(self._enqueue, sequence))
 
     def _enqueue(self, sequence: Sequence) -> None:
@@ -154,7 +153,7 @@ class Core:
         (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)
 
     def run_to_end(self, sequence: Sequence) -> None:
-        """Wait until a queued sequence, of which nothing is sampled, has ended. RequestError if it was ended early."""
+        """Wait until a queued sequence that samples nothing has ended. RequestError if it was ended early."""
         self.wait(lambda: sequence.finish_reason)
         self.check_scored(sequence)
 
@@ -165,11 +164,11 @@ class Core:
             raise RequestError("this was cancelled before its end")
 
     def take(self, request: Request) -> list[Piece]:
-        """A piece of each continuation that has something new. Raises the error that ended one, once."""
+        """Take a piece of each continuation that has something new; raise the error of one that has failed, once."""
         return self.call(lambda: _new_pieces(request))
 
     def follow(self, request: Request, prepare: Callable[[], None] = lambda: None) -> Generator[Piece, None, None]:
-        """Queue a request and yield what is new of it until it has ended. Closed early, it is cancelled.
+        """Queue a request and yield its pieces until it has ended; cancel it if the generator is closed early.
 
         `prepare` is called just before the request is queued, and nothing else happens between the two. Steps are made
         while the next piece is waited for.
@@ -194,7 +193,7 @@ class Core:
             request.forget_errors()
 
     def finish(self, requests: List[Request]) -> list[Completion]:
-        """Queue requests and wait for all completions, in order. At an error the others are cancelled."""
+        """Queue requests and wait for all completions, in order. An error of one request cancels the others."""
 
         def begin() -> list[Tracker]:
             for request in requests:
@@ -226,8 +225,8 @@ class Core:
         self.thread.tidy(partial(self._release, sequence))
 
     def release_with(self, owner: object, sequence: Sequence) -> None:
-        """Have a sequence released, if it is not by then, when an object is garbage-collected."""
-        known = weakref.ref(self)  # else the thread that is to end with this would hold it
+        """Have a sequence released when an object is garbage-collected, unless it was released before."""
+        known = weakref.ref(self)  # the thread ends with this core, so it must not hold it
 
         def release() -> None:
             if (core := known()) is not None:
@@ -236,13 +235,13 @@ class Core:
         self.thread.when_collected(owner, release)
 
     def close(self) -> None:
-        """End every sequence with an error, and let go of weights and cache. In the midst of a step, at its end.
+        """End every sequence with an error, and let go of weights and cache; during a step, after the step.
 
         In a forked child it does nothing, so that a child can leave the context of its parent's engine.
         """
         if self.thread.is_inherited:
             return
-        if self.thread.is_current and self.step_begun_s is None:  # as a draft model by the `_end_all` of its engine
+        if self.thread.is_current and self.step_begun_s is None:  # a draft model's core, closed by its engine's loop
             self._end_all()
         else:
             self.thread.post(self._end_all)  # first, and posted: interrupted, it still ends what others wait for
@@ -261,19 +260,19 @@ class Core:
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks of the cache that some sequence holds."""
+        """Count the blocks of the cache that sequences hold."""
         allocator = self.scheduler.allocator
         if not self.thread.is_current:
             return self.call(lambda: allocator.num_blocks - allocator.num_free)
         return allocator.num_blocks - allocator.num_free
 
     def clear_prefix_cache(self) -> None:
-        """Later requests find no rows of earlier ones in memory."""
+        """Forget which rows are in memory, so that later requests find no rows of earlier ones."""
         self.call(self.scheduler.memory.forget_names)
 
     @contextmanager
     def observed_by(self, observer: Observer) -> Iterator[None]:
-        """Inside this context, call an observer at every step."""
+        """Call an observer at every step inside this context."""
         self.loop.observers = [*self.loop.observers, observer]
         try:
             yield
@@ -312,8 +311,8 @@ def _new_pieces(request: Request) -> list[Piece]:
 
 
 class Held:
-    """Keeps a sequence until `release`, or until this is garbage-collected, as after an interrupt within `release`.
-    is_held: it is not released yet.
+    """The owner of a sequence: it is released by `release`, or when this object is garbage-collected, as after an
+    interrupt within `release`. is_held: not released yet.
 
     It must not be reachable from the sequence, which the scheduler knows until it is released.
     """

@@ -1,10 +1,10 @@
 """The draft model's sequences, each of which follows a sequence of the engine; the check that both vocabularies are
 equal.
 
-Before it drafts, its sequence becomes what the text has become: what was not accepted is cut, what is new is appended.
-Rows that are already computed stay, blocks are shared and given up by the same rules as the engine's, and the next
-tokens are chosen with the same settings and the same random numbers. Where the two models agree on the probabilities,
-they agree on the token at any temperature.
+Before a sequence drafts, it follows its text: tokens that were not accepted are cut, new ones are appended. Rows that
+are already computed stay, blocks are shared and given up by the same rules as the engine's, and the next tokens are
+chosen with the same settings and the same random numbers. Where the two models agree on the probabilities, they agree
+on the token at any temperature.
 """
 
 import logging
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class FollowedText:
-    """The draft model's sequence of one text. given: how the text's tokens were chosen then."""
+    """The draft model's sequence of one text. given: the text's Choosing when the sequence last followed it."""
 
     sequence: Sequence
     given: Choosing | None = None
-    num_known: int = 0  # tokens that both had when it last followed
+    num_known: int = 0  # tokens of the text when the sequence last followed it
 
     def num_alike(self, tokens: List[int]) -> int:
         """Count the tokens at the beginning that both have."""
@@ -47,7 +47,7 @@ class DraftCore:
         self.has_caught_up = self.is_behind = self._has_failed = False
 
     def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        """Draft at most `limit` tokens for each text, by its id; none for a text that the model cannot take.
+        """Draft at most `limit` tokens for each text, by its id; a text that the model cannot take gets no drafts.
 
         A text gets no drafts while the draft model is still prefilling it, or has no free blocks for it. Each call
         makes at most one step of such a prefill, so that no text waits until the whole prompt of another is computed.
@@ -72,21 +72,21 @@ class DraftCore:
         return {text.id: own.tokens[len(text.tokens) :] for text, own in following}
 
     def _warn_of_failure(self) -> None:
-        """Warn once. `_follow` leaves the texts out whose follower has failed."""
+        """Warn once. `_follow` leaves out a text whose follower has failed."""
         if not self._has_failed:
-            what = "logits that are no numbers, or none of tokens that may come"
+            what = "logits that are no numbers, or no finite logit of a token that may come"
             name = self._core.loaded.config.model
             log.warning("%s, the draft model, has computed %s; texts go on without it", name, what)
         self._has_failed = True
 
     @property
     def num_bytes(self) -> int:
-        """Its weights and its cache take so much memory."""
+        """Add up the memory of the draft model's weights and cache."""
         memory = self._core.loaded.memory
         return memory["weights_bytes"] + memory["cache_bytes"]
 
     def close(self) -> None:
-        """Give the memory of the draft model back."""
+        """Release the draft model's memory."""
         self._core.close()
 
     def _follow(self, text: Sequence, limit: int) -> Sequence | None:
@@ -103,7 +103,7 @@ class DraftCore:
             return None
         if alike < len(own.tokens) or alike < len(text.tokens):
             core.scheduler.rewind(own, alike, text.tokens[alike:])
-        if follower.given is not text.choosing:  # its own rows report no log-probabilities
+        if follower.given is not text.choosing:  # the follower's rows report no log-probabilities
             own.choosing = replace(text.choosing, params=replace(text.choosing.params, logprobs=None))
             follower.given = text.choosing
         own.num_prompt_tokens, own.max_tokens = text.num_prompt_tokens, length
@@ -121,8 +121,8 @@ class DraftCore:
 
 
 def check_vocabulary(name: str, draft: Tokenizer | None, target: Tokenizer | None, sizes: tuple[int, int]) -> None:
-    """Raise ConfigError unless both models mean the same by each token id. sizes: of both, where there are no
-    tokenizers.
+    """Raise ConfigError unless both models mean the same by each token id. sizes: of both vocabularies, compared where
+    a model has no tokenizer.
     """
     if draft is None or target is None:
         if sizes[0] != sizes[1]:

@@ -29,12 +29,12 @@ Messages = List[Mapping[str, Any]]
 
 
 class Engine:
-    """A loaded model with its cache. Made by `tokenmill.load`; safe to use from several threads. A context, too.
+    """A loaded model with its cache, made by `tokenmill.load`. It is safe to use from several threads, and a context.
 
-    config: the settings, every default resolved. program_name, program_reason, kernel_name: what was chosen, and why;
-    the kernel is the program's name if it computes attention itself. program_refusals: why faster programs cannot run.
-    fingerprint: see LoadedModel. core: the loop that every method drives; a server uses it directly, for requests with
-    a priority, a deadline or a way to cancel them.
+    config: the settings, every default resolved. program_name, program_reason, kernel_name: the chosen program, the
+    reason, and the attention kernel, which has the program's name if that computes attention itself. program_refusals:
+    why faster programs cannot run. fingerprint: see LoadedModel. core: the loop that every method drives; a server uses
+    it directly, for requests with a priority, a deadline or a way to cancel them.
     """
 
     def __init__(self, core: Core) -> None:
@@ -48,7 +48,7 @@ class Engine:
 
     @property
     def memory(self) -> dict[str, int]:
-        """The weights, the cache and a draft model take so many bytes."""
+        """Count the bytes of the weights, the cache and a draft model."""
         self.core.check_open()
         draft = self.core.speculation.draft
         return self.core.loaded.memory | ({} if draft is None else {"draft_bytes": draft.num_bytes})
@@ -65,7 +65,7 @@ class Engine:
         return f"<tokenmill.Engine {config.model}, {self.program_name} {config.dtype}, {state}>"
 
     def close(self) -> None:
-        """End what runs, and let go of weights and cache. Later calls raise RequestError."""
+        """End all running requests, and let go of weights and cache. Later calls raise RequestError."""
         self.core.close()
 
     @overload
@@ -79,9 +79,9 @@ class Engine:
     def generate(self, prompt: Any, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]) -> Any:
         """Continue a prompt, or each of a list of prompts, ragged as they come: a completion for each.
 
-        `settings` are the fields of SamplingParams; they go over those of `params`. With n above 1
+        `settings` are fields of SamplingParams; they override the fields of `params`. With n above 1
         `Completion.completions` has all n of a prompt. Raises RequestError if one of the prompts cannot be served; then
-        none of them is run.
+        no prompt is run.
         """
         params = self.core.inputs.params(settings, params)
         prompts, many = batch_of(prompt)
@@ -109,7 +109,7 @@ class Engine:
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
     ) -> Completion:
-        """The model's answer to a conversation: [{"role": "user", "content": "Hello"}], through its chat template."""
+        """Answer a conversation, such as [{"role": "user", "content": "Hello"}], through the model's chat template."""
         return self.generate(self.chat_prompt(messages), params, **settings)
 
     def stream_chat(
@@ -119,16 +119,16 @@ class Engine:
         return self.stream(self.chat_prompt(messages), params, **settings)
 
     def logits(self, prompt: Prompt) -> Tensor:
-        """Logits after every token of the prompt, [T, V] float32 on the CPU."""
+        """Compute the logits after every token of the prompt, [T, V] float32 on the CPU."""
         tokens = self.encode(prompt)
         return last_logits(self.core, tokens, len(tokens))
 
     def score(self, prompt: Prompt, choices: List[Prompt]) -> list[float]:
-        """Log-probability of each choice as the continuation of the prompt; the prompt is computed once."""
+        """Compute the log-probability of each choice as the continuation of the prompt, which is computed once."""
         return score(self.core, prompt, choices)
 
     def score_pairs(self, pairs: List[tuple[Prompt, Prompt]]) -> list[Score]:
-        """Score each (context, continuation): the log-probability of every token of the continuation, and whether each
+        """Score each (context, continuation): the log-probability of every token of the continuation, and whether it
         is the likeliest there. max_sequences contexts are in flight together, and equal ones are computed once.
 
         A pair may have one token more than max_length, since its last one is not fed.
@@ -136,16 +136,14 @@ class Engine:
         return score_pairs(self.core, pairs)
 
     def verify(self, receipt: Any) -> Any:
-        """Check a Receipt, or its JSON, by one pass over prompt and tokens, several times as fast as generating; the
-        Verification.
-
-        ReceiptError for what is no receipt, or one of a newer format.
+        """Check a Receipt, or its JSON, by one pass over prompt and tokens, several times as fast as generating, and
+        return the Verification. ReceiptError for anything else, and for a receipt of a newer format.
         """
         return self._receipts.verify(self.core, receipt)
 
     def verify_each(self, receipts: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Check many receipts, or their JSON, max_sequences of them together: the Verification of each, with its place,
-        as it is done. What is no receipt is "unreadable".
+        """Check many receipts, or their JSON, max_sequences of them together; yield the place and the Verification of
+        each as it is done. Something that is no receipt is "unreadable".
         """
         return self._receipts.verify_each(self.core, receipts)
 
@@ -155,34 +153,35 @@ class Engine:
         return self.core.receipts
 
     def session(self, prompt: Prompt | None = None, *, salt: bytes = b"") -> Session:
-        """A text that grows from call to call, its rows kept. See Session. salt: see Core.request."""
+        """Begin a text that grows from call to call, whose rows are kept. See Session. salt: see Core.request."""
         session = Session(self.core, salt=salt)
         if prompt is not None:
             session.append(prompt)
         return session
 
     def open_session(self, path: str | Path, convert: bool = False, *, salt: bytes = b"") -> Session:
-        """A session from a file that Session.save wrote, in this process or another; its text goes on as in one run.
+        """Open a session from a file that Session.save wrote, in this process or another; its text goes on as in one
+        run.
 
-        `convert` takes rows of another dtype or weight scheme too, whose text may then differ. SnapshotError, by field,
+        `convert` takes rows of another dtype or weight scheme too; then the text may differ. SnapshotError, by field,
         for a file that is damaged or of another model.
         """
         return Session.open(self.core, path_of(path), check_flag("convert", convert), salt)
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
-        """Token ids of a prompt, or of what continues the tokens `after`; ids are checked, text needs a tokenizer."""
+        """Encode a prompt, or a continuation of the tokens `after`; given ids are checked, text needs a tokenizer."""
         before = token_ids(after, "value of `after`: that is a list of token ids")
         return self.core.inputs.encode(prompt, check_flag("add_special_tokens", add_special_tokens), after=before)
 
     def chat_prompt(
         self, messages: List[Mapping[str, Any]], allow_special: bool = False, **variables: Any
     ) -> list[int]:
-        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
+        """Encode a conversation, rendered by the model's own chat template, up to the assistant's turn.
 
-        What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token. variables:
-        whatever else the template reads, as enable_thinking=False, and a warning names what it does not read; with
-        `tools` a template of the model that is named "tool_use" is taken. add_generation_prompt=False ends with the
-        messages, and with continue_final_message=True inside the last one.
+        A message is plain text, even `<|im_end|>` in it, unless `allow_special` lets that be a control token.
+        variables: other variables of the template, such as enable_thinking=False; a warning names each that the
+        template does not read. With `tools`, the model's template named "tool_use" is taken if it has one.
+        add_generation_prompt=False ends with the messages, and with continue_final_message=True inside the last one.
         """
         tokens = self.core.inputs.chat_prompt(messages, check_flag("allow_special", allow_special), variables)
         for name in self.core.inputs.unread_variables(variables):

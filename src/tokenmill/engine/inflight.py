@@ -18,10 +18,10 @@ from tokenmill.schedule.sequence import Plan, Work, unread_mark
 
 
 class InFlight:
-    """Scored sequences are handed their logits, [R, V] of every wanted row; the choice of the others' tokens begins.
+    """A step whose choice of tokens has begun. Scored sequences get their logits, [R, V], at once and sample nothing.
 
-    rows_of: for each work item of the plan, which of the sampled rows are its own. next_is_planned: with marks in the
-    places of this step's tokens. masks: of the rows of constrained sequences, by their ids.
+    rows_of: for each work item of the plan, its range of the sampled rows. next_is_planned: a next step was planned,
+    with marks in the places of this step's tokens. masks: of the rows of constrained sequences, by sequence id.
     """
 
     def __init__(self, plan: Plan, logits_RV: Tensor, masks: Mapping[int, List[Mask]]) -> None:
@@ -47,11 +47,11 @@ class InFlight:
 
     @property
     def unread(self) -> list[list[int]]:
-        """For each work item, the mark of its unread token; empty if it samples none."""
+        """List, for each work item, the mark of its unread token; empty if the item samples nothing."""
         return [[unread_mark(rows.start)] if rows else [] for rows in self.rows_of]
 
     def leave_out_finished(self) -> bool:
-        """Leave out sequences that have ended since, even if they are resumed later; False if none is left."""
+        """Leave out sequences that have ended since, even if they are resumed later; False if no work is left."""
         kept = [index for index, work in enumerate(self.plan.work) if work.sequence.finish_reason is None]
         self.plan = Plan([self.plan.work[index] for index in kept])
         self.rows_of = [self.rows_of[index] for index in kept]
@@ -59,16 +59,16 @@ class InFlight:
 
     @property
     def ids_R(self) -> Tensor | None:
-        """The tokens that the rows chose, on the device; None if no row was sampled."""
+        """Return the tokens that the rows chose, on the device; None if no row was sampled."""
         return None if self._choice is None else self._choice.ids_R
 
     @property
     def next_can_be_planned(self) -> bool:
-        """Whether a next step can be planned, run and sampled before the tokens of this one are read."""
+        """Say whether a next step can be planned, run and sampled before the tokens of this one are read."""
         return all(map(_can_go_unread, self.plan.work)) and (self._choice is not None or not self._rows)
 
     def read(self) -> tuple[Sampled, dict[int, RequestError]]:
-        """Wait for one token for each sampled row, and the errors of the rows that cannot be sampled."""
+        """Wait for the token of each sampled row; also return the errors of rows that cannot be sampled."""
         if self._choice is not None:
             try:
                 return self._choice.read(), {}
@@ -81,7 +81,7 @@ def _collect(work: Work, logits_RV: Tensor) -> None:
     sequence = work.sequence
     if sequence.on_logits is not None and work.num_logits:
         sequence.on_logits(work, logits_RV)
-        sequence.score_from = work.start + work.count  # no row is handed over twice, even if preempted
+        sequence.score_from = work.start + work.count  # after a preemption too, no row is handed over twice
 
 
 def _can_go_unread(work: Work) -> bool:

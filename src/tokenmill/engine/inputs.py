@@ -33,16 +33,16 @@ from tokenmill.value_reader import ValueReader, brief
 log = logging.getLogger(__name__)
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-MIN_REPLAYED = 64  # tokens, of which the last ones may have begun a character, and each four may be one
+MIN_REPLAYED = 64  # tokens: more than one character has, which the last tokens may have begun
 TEMPLATE_OWN = ("messages", "tokenizer", "template", "special_texts", "mark", "allow_special")
 HOW_IT_ENDS = ("add_generation_prompt", "continue_final_message")
 PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
-"""Where the text of a part of a message stands, by the part's type; the last two are those of OpenAI's responses."""
+"""The key of a message part's text, by the part's type; the last two types are from OpenAI's responses API."""
 WITHOUT_CONTENT = ("assistant", "function")  # roles whose content OpenAI's API allows to be null
 
 
 class InputProcessor:
-    """Turns prompts into the sequences of one model, and gives each sequence an id."""
+    """The processor that turns prompts into the sequences of one model, and gives each sequence an id."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._name, self._max_length = loaded.config.model, loaded.config.max_length
@@ -63,11 +63,11 @@ class InputProcessor:
 
     @cached_property
     def constraints(self) -> Any:
-        """What makes the constraints of this model's texts; nothing of it is imported before a text has one."""
+        """Make the maker of constraints for this model's texts; it is imported when a text first has a constraint."""
         return lookup(GRAMMARS, "llguidance", "constraint")(self._tokenizer, self._vocab_size, self._eos)
 
     def params(self, settings: Mapping[str, Any], given: SamplingParams | None = None) -> SamplingParams:
-        """The sampling settings of a request: `settings` over those that are `given`, or over the model's own."""
+        """Make the sampling settings of a request: `settings` override the `given` ones, or else the model's own."""
         if given is not None and not isinstance(given, SamplingParams):
             raise ConfigError("params", given, "a SamplingParams; single settings are keywords")
         return params_over(self.defaults if given is None else asdict(given), settings)
@@ -85,7 +85,7 @@ class InputProcessor:
 
     @property
     def document_start(self) -> int | None:
-        """The token that begins a text, or stands between texts; None if the model names none."""
+        """Find the token that begins a text, or stands between texts; None if the model does not name one."""
         tokenizer = self._tokenizer
         known = () if tokenizer is None else (tokenizer.bos_token_id, *tokenizer.eos_token_ids)
         usable = (number for number in (*known, *self._eos) if number is not None and number < self._vocab_size)
@@ -123,7 +123,9 @@ class InputProcessor:
         salt: bytes = b"",
         constrained_from: int | None = None,
     ) -> Iterator[Sequence]:
-        """The n continuations of a prompt. priority: see Sequence. salt: see Kept. constrained_from: see Choosing."""
+        """Make the n continuations of a prompt. priority: see Sequence; salt: see Kept; constrained_from: see
+        Choosing.
+        """
         max_tokens = self._max_tokens(len(tokens), params)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
@@ -144,9 +146,8 @@ class InputProcessor:
             yield Sequence(*prompt, max_tokens, each, kept, priority=priority)
 
     def resume(self, sequences: List[Sequence], emitted: List[List[int]]) -> None:
-        """Append to each sequence the tokens that were generated of it before, see Core.request.
-
-        RequestError for tokens that cannot have come: of other ids, or after an end.
+        """Append to each sequence the tokens that were generated of it before, see Core.request. RequestError for
+        tokens that no engine can have generated: of unknown ids, or after an end.
         """
         if len(emitted) != len(sequences):
             message = f"emitted: token ids of {len(emitted)} continuations, but this request has {len(sequences)}"
@@ -161,7 +162,7 @@ class InputProcessor:
             check_resumed(sequence)
 
     def _possible(self, sequence: Sequence, tokens: list[int]) -> list[int]:
-        """Return the tokens if none but the last of them ends the text."""
+        """Return the tokens; RequestError where a token before the last one ends the text."""
         num_left, stop_ids = sequence.max_tokens - len(sequence.tokens), sequence.choosing.stop_ids
         if len(tokens) > num_left:
             message = f"emitted: {len(tokens)} tokens of one continuation, which can have {num_left} at most"
@@ -171,25 +172,25 @@ class InputProcessor:
             detokenizer.push(tokens[:end])
             end = min(end, detokenizer.num_tokens_used)
         if end < len(tokens):
-            message = f"emitted: token {end} of {len(tokens)} ends the text, so that none can have come after it"
+            message = f"emitted: token {end} of {len(tokens)} ends the text, so no token can have come after it"
             raise RequestError(message, "emitted")
         return tokens
 
     def kept(self, tokens: list[int], score_from: int | None = None, salt: bytes = b"") -> Sequence:
-        """A sequence that is kept after its end, so that it can be rewound and resumed. score_from: see Sequence."""
+        """Make a sequence that is kept after its end, to be rewound and resumed. score_from: see Sequence."""
         self.check_length(len(tokens))
         prompt = next(self._ids), tokens, len(tokens)
         return Sequence(*prompt, len(tokens), kept=Kept(salt=salt_of(salt)), score_from=score_from, keep=True)
 
     def _stop_ids(self, params: SamplingParams) -> dict[int, str]:
-        """The tokens that end a text, with the reason that each gives."""
+        """Map each token that ends a text to its finish reason."""
         own = {} if params.ignore_eos else self._eos
         return own | dict.fromkeys(params.stop_token_ids, "stop")
 
     def detokenizer(self, sequence: Sequence) -> Detokenizer | None:
-        """Make a detokenizer of the tokens that follow the prompt of a sequence; None without a tokenizer.
+        """Make a detokenizer for the tokens that follow the prompt of a sequence; None without a tokenizer.
 
-        If they continue a text, it shows first what the text's earlier tokens have held back.
+        Where they continue a text, it shows first the text that the earlier tokens have held back.
         """
         if self._tokenizer is None:
             return None
@@ -200,9 +201,9 @@ class InputProcessor:
         return found
 
     def _replayed(self, params: SamplingParams, tokens: list[int], start: int, before: SamplingParams) -> Detokenizer:
-        """A detokenizer that was given the tokens from `start` on, which were chosen with the settings `before`.
+        """Make a detokenizer and push the tokens from `start` on, which were chosen with the settings `before`.
 
-        Only of the last ones, since no more can be held back. A text that has ended among them holds nothing back.
+        The last ones are enough, since no more can be held back. A text that has ended among them holds nothing back.
         """
         longest = max(map(len, before.stop), default=0)
         start, stop_ids = max(start, len(tokens) - MIN_REPLAYED - 4 * longest), self._stop_ids(before)
@@ -228,7 +229,7 @@ class InputProcessor:
             )
 
     def _remedy(self, num_tokens: int) -> str:
-        """Advise what else would help a text of so many tokens. Advice that the model would refuse is none."""
+        """Say what else would help a text of so many tokens, without advice that the model would refuse."""
         if num_tokens <= self._context:
             return f"or raise max_length{' and cache_tokens' * (num_tokens > self._cache_limit)} to {num_tokens}"
         if self._max_length >= self._context:
@@ -236,9 +237,7 @@ class InputProcessor:
         return f"the model's own context is {self._context}"
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
-        """Compute the length at which the sequence ends: max_new_tokens after the prompt or, by default, as many as
-        fit.
-        """
+        """Compute the length at which the sequence ends: max_new_tokens after the prompt, or the default that fits."""
         max_length, wanted, min_new = self._max_length, params.max_new_tokens, max(params.min_new_tokens, 1)
         if wanted == -1:
             wanted = max(self._room - num_prompt, min_new)
@@ -268,7 +267,7 @@ class InputProcessor:
                 raise ConfigError("bad_words", word, "a word, not spaces alone")
             for text in (stripped, f" {stripped}"):
                 ids = tuple(self._tokenizer.encode(text, add_special_tokens=False, continues=True))
-                if ids and max(ids) < self._vocab_size:  # another token is never drawn
+                if ids and max(ids) < self._vocab_size:  # tokens beyond the vocabulary are never drawn
                     spelled[ids] = None
         return tuple(spelled)
 
@@ -287,9 +286,7 @@ class InputProcessor:
 
 
 def salt_of(given: bytes) -> bytes:
-    """Make the start of the digests of a sequence. No salt equals the digest of another tenant's block, which is
-    shorter.
-    """
+    """Make the start of a sequence's block digests. It is longer than they are, so no salt equals another block's."""
     return sha512(given).digest() if given else b""
 
 

@@ -1,4 +1,4 @@
-"""An engine for the name of a model, its files or a checkpoint: the loop around the model, and its draft model."""
+"""Loads an engine for the name of a model, its files or a checkpoint: the loop around the model, its draft model."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,10 +42,11 @@ Told = Callable[[int, int], None]  # how much is done, and how much there is
 def load(
     model: str | Path | EngineConfig | None = None, *, progress: Told | None = None, **settings: Unpack[EngineKeywords]
 ) -> Engine:
-    """An engine for a model directory, a `.gguf` file, a hub name or a short name (default: SmolLM2-135M-Instruct).
+    """Load an engine for a model directory, a `.gguf` file, a hub name or a short name (default:
+    SmolLM2-135M-Instruct).
 
-    Or for an EngineConfig, over which `settings` go: its fields. `progress(done, total)` is called as tensors load,
-    also from the thread that reads them.
+    `settings` are fields of EngineConfig; they override the fields of an EngineConfig given as the model.
+    `progress(done, total)` is called as tensors load, also from the thread that reads them.
     """
     if progress is not None and not callable(progress):
         raise ConfigError("progress", progress, "a function of how much is done and how much there is")
@@ -64,17 +65,15 @@ def load_files(
     reader: PackedReader | None = None,
     adjust: Adjust | None = None,
 ) -> tuple[Engine, Checkpoint]:
-    """An engine for the files of a model, and the checkpoint that it was loaded from: its packed copy if there is one;
-    otherwise one is kept for the next start.
-
-    `reader` is what start_reading gave for them, if that was called before. `adjust` see open_model.
+    """Load an engine for the files of a model; also return the checkpoint that it came from, which is the packed copy
+    if there is one; otherwise a copy is kept for the next start. reader, adjust: see open_model.
     """
     loaded, checkpoint = load_with_copy(*open_model(path, config, reader, adjust), progress.advance)
     return _with_loop(loaded, checkpoint, progress.advance), checkpoint
 
 
 def load_checkpoint(checkpoint: Checkpoint, config: EngineConfig, progress: Told | None = None) -> Engine:
-    """An engine for a checkpoint that is open already, from which its weights are read."""
+    """Load an engine from a checkpoint that is open already."""
     loaded = load_model(checkpoint, resolve_checkpoint(checkpoint, config), progress)
     return _with_loop(loaded, checkpoint, progress)
 
@@ -128,8 +127,6 @@ def _suffix_store(loaded: LoadedModel) -> SuffixStore:
 
 
 class _Told(Progress):
-    """A Progress that calls a function."""
-
     def __init__(self, told: Told) -> None:
         self._told = told
 

@@ -23,7 +23,7 @@ from tokenmill.speculate.verify import verify
 
 
 class Observer:
-    """Does nothing; a subclass overrides the calls that it needs. It takes part inside `Core.observed_by`.
+    """An observer of steps inside `Core.observed_by`, which does nothing; a subclass overrides the calls that it needs.
 
     in_order: it needs each step to be read before the next begins, so async scheduling is off meanwhile.
     """
@@ -31,16 +31,17 @@ class Observer:
     in_order = False
 
     def phase(self, name: str, plan: Plan | None) -> None:
-        """A phase has ended: begin, plan (with the plan), run, sample (with the plan as it was computed), deliver."""
+        """Note that a phase has ended: begin, plan (with the plan), run, sample (with the computed plan) or deliver."""
 
     def logits(self, plan: Plan, logits_RV: Tensor) -> None:
-        """The wanted rows of a plan, as computed."""
+        """Note the wanted rows of a plan, as computed."""
 
 
 class Loop:
-    """One loaded model, its scheduler, and the trackers of those that have not ended, by the id of their sequence.
+    """The loop of one loaded model and its scheduler, which one thread at a time calls, see Core.
 
-    in_flight: a step that has begun and is not read. It is called by one thread at a time, see Core.
+    trackers: of the sequences that have not ended, by the sequence's id. in_flight: a step that has begun and is not
+    read.
     """
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, speculation: Speculation) -> None:
@@ -53,7 +54,7 @@ class Loop:
         self._is_async = loaded.config.async_scheduling == "on"
 
     def leave_out_finished(self) -> None:
-        """Sequences that have ended leave the step in flight, even if they are resumed before it is read."""
+        """Take sequences that have ended out of the step in flight, even if they are resumed before it is read."""
         if self.in_flight is not None and not self.in_flight.leave_out_finished():
             self.in_flight = None
 
@@ -110,7 +111,7 @@ class Loop:
         return InFlight(plan, logits_RV, masks)
 
     def _end(self, current: InFlight) -> None:
-        """Wait for the chosen tokens; commit those that are accepted, store full blocks, deliver."""
+        """Wait for the chosen tokens, commit the accepted ones, store full blocks, deliver."""
         sampled, errors = current.read()
         self._phase("sample", current.plan)
         accepted = verify(current.plan, [sampled.tokens[rows.start : rows.stop] for rows in current.rows_of])
@@ -207,8 +208,8 @@ class Loop:
 
 
 def _leave_out_errors(current: InFlight, accepted: List[list[int]], errors: Mapping[int, RequestError]) -> None:
-    """Accept nothing from a row on that has an error, but the first: the tokens before it may end the text, and if they
-    do not, it is the first row of a later step.
+    """Accept nothing from the first row with an error on, unless it is a sequence's first row: the tokens before that
+    row may end the text; if they do not, it is the first row of a later step.
     """
     for work, rows, tokens in zip(current.plan.work, current.rows_of, accepted, strict=True):
         place = next((work.num_certain + index for index, row in enumerate(rows) if row in errors), 0)

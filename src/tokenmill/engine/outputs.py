@@ -26,29 +26,28 @@ from tokenmill.text.detokenize import Detokenizer
 MAX_UNDECODED = 32
 """Tokens that wait to be decoded together, at a fraction of the cost of decoding one by one."""
 
-
 MAX_SHOWN = 80
 """Characters of a text in a completion's repr."""
 
 
 def hash_tokens(tokens: List[int]) -> str:
-    """First 8 hex digits of SHA-256 over the ids as comma-separated decimals: comparable with any other engine's."""
+    """Compute the first 8 hex digits of SHA-256 over the ids as comma-separated decimals, as any engine can do."""
     return sha256(",".join(map(str, tokens)).encode()).hexdigest()[:8]
 
 
 class Origin(Protocol):
-    """What a text was computed from and with, noted when it ended."""
+    """The prompt, settings and model of a text, noted when it ended."""
 
     def receipt(self, text: str, tokens: List[int], finish_reason: str, stop_reason: int | str | None) -> Any:
-        """Make its Receipt. ReceiptError where there can be none."""
+        """Make the Receipt of the text. ReceiptError where it cannot have one."""
 
 
 class Ended(Protocol):
-    """The port of what is told of each finished text, and checks later what it has noted: engine/verify.py."""
+    """The port that is told of each finished text and checks receipts later: engine/verify.py answers it."""
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """Name the model and the digests of its files, which the first use reads. ReceiptError without files."""
+        """Describe the model, with the digests of its files, read at the first use. ReceiptError without files."""
 
     def note(self, sequence: Sequence) -> Origin:
         """Note what a sequence was computed from, when it ends."""
@@ -57,13 +56,13 @@ class Ended(Protocol):
         """Check a receipt with that Core; see Engine.verify."""
 
     def verify_each(self, core: Any, receipts: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Check several, with their places; see Engine.verify_each."""
+        """Check several receipts; see Engine.verify_each."""
 
 
 @dataclass(frozen=True)
 class Timing:
     """Seconds that a completion took. ttft_s: submission to first token. itl_s: gaps between the tokens after it.
-    total_s: their sum. Tokens that a request was resumed with are none of these.
+    total_s: their sum. Tokens with which a request was resumed do not count.
     """
 
     ttft_s: float
@@ -71,12 +70,12 @@ class Timing:
 
     @property
     def total_s(self) -> float:
-        """From the submission to the last token."""
+        """Add up the seconds from the submission to the last token."""
         return self.ttft_s + sum(self.itl_s)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens after the first over the time they took; 0 when there is only one."""
+        """Divide the number of tokens after the first by the time they took; 0 when there is only one token."""
         decode_s = sum(self.itl_s)
         return len(self.itl_s) / decode_s if decode_s else 0.0
 
@@ -87,8 +86,8 @@ class Completion:
 
     tokens: the new ids only, with the end-of-sequence token if it ended the text. finish_reason: "eos" for the model's
     own end, "stop" for a stop text or id, "length" for max_new_tokens or the context. stop_reason: which stop text or
-    id it was. others: what a call with n above 1 gave for the same prompt besides; they have none themselves. origin:
-    what `receipt` is made of.
+    id it was. others: the other completions of the same prompt, in a call with n above 1; their `others` are empty.
+    origin: the source of `receipt`.
     """
 
     text: str
@@ -103,9 +102,9 @@ class Completion:
     origin: Origin | None = field(default=None, compare=False)
 
     def receipt(self) -> Any:
-        """Make the Receipt, of what this text was computed from, which `Engine.verify` and `tokenmill verify` check.
+        """Make the Receipt, which tells how this text was computed; `Engine.verify` and `tokenmill verify` check it.
 
-        The first one of an engine reads the model's files for their digests. ReceiptError where there can be none.
+        An engine's first receipt reads the model's files for their digests. ReceiptError where there can be no receipt.
         """
         if self.origin is None:
             raise ReceiptError("this completion was not made by an engine, or was pickled since, so it has no receipt")
@@ -113,12 +112,12 @@ class Completion:
 
     @property
     def completions(self) -> tuple["Completion", ...]:
-        """All n completions of the prompt, this one first: `for each in done.completions` is right for every n."""
+        """List all n completions of the prompt, this one first: `for each in done.completions` is right for every n."""
         return (self, *self.others)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts of `completions`."""
+        """List the texts of `completions`."""
         return tuple(each.text for each in self.completions)
 
     def __repr__(self) -> str:
@@ -146,7 +145,8 @@ class Piece:
 
 @dataclass
 class Tracker:
-    """Follows one sequence: turns its tokens into text that is safe to show, and keeps what a completion reports.
+    """The follower of one sequence: it turns tokens into text that is safe to show, and keeps what a completion
+    reports.
 
     Tokens are decoded when text is taken, at the latest when MAX_UNDECODED are waiting, and one by one if the request
     has stop strings. started_s: the clock at submission. index: see Piece. deadline_s: see Request. ended: see Ended.
@@ -163,18 +163,18 @@ class Tracker:
     logprobs: dict[int, TokenLogprobs | None] = field(default_factory=dict)  # by position
     completion: Completion | None = None
     error: BaseException | None = None
-    num_emitted: int = 0  # tokens that another request has given, see Core.request; they have no times
+    num_emitted: int = 0  # tokens with which the request was resumed, see Core.request; they have no times
     _num_shown: int = field(default=0, init=False)  # characters of the text that were taken
     _num_taken: int = field(default=0, init=False)  # tokens that were taken
     _is_over: bool = field(default=False, init=False)  # whether the last piece was taken, or the error raised
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has a completion, or has had an error."""
+        """Say whether the sequence has ended: with a completion or an error, also after these were taken."""
         return self.completion is not None or self.error is not None or self._is_over
 
     def resume(self) -> None:
-        """Begin after the tokens that the sequence has beyond its prompt: they and their text were taken before."""
+        """Begin after the tokens that the sequence has beyond its prompt, as if they and their text had been taken."""
         sequence = self.sequence
         if not (tokens := sequence.tokens[sequence.num_prompt_tokens :]):
             return
@@ -196,7 +196,7 @@ class Tracker:
         return (is_due or self.detokenizer.has_stops) and self._decode()
 
     def take(self) -> Piece | None:
-        """Take what is new since the last call, or None. Raises the error that has ended the sequence, once."""
+        """Take the new piece, or None; raise the error that has ended the sequence, once."""
         if self._is_over:
             return None
         if self.error is not None:
@@ -220,8 +220,8 @@ class Tracker:
             self.forget_error()
 
     def forget_error(self) -> None:
-        """Forget an error that was raised, if there is one. Its traceback holds whoever waits for this, and the frames
-        of the step with all that they compute, until the garbage collector finds the circle.
+        """Forget an error that was raised, if there is one. Its traceback would hold the waiting caller's frames, and
+        the frames of the step with their tensors, until the garbage collector finds the circle.
         """
         if self.error is not None:
             self.error, self._is_over = None, True
@@ -231,7 +231,7 @@ class Tracker:
         return self.detokenizer.text if self.detokenizer is not None else ""
 
     def _logprobs(self, first: int, last: int) -> tuple[TokenLogprobs, ...] | None:
-        """Return those of the generated tokens [first, last); None if the request does not want them."""
+        """Look up the log-probabilities of the generated tokens [first, last); None if the request wants none."""
         if self.sequence.choosing.params.logprobs is None:
             return None
         start = self.sequence.num_prompt_tokens
@@ -241,7 +241,8 @@ class Tracker:
     def _decode(self, final: str | None = None) -> bool:
         """Decode the tokens that are not decoded yet. True if a stop string was found; tokens after it are removed.
 
-        final: why no token follows. Within a session others may follow a limit: what is held back is shown with these.
+        final: the finish reason, if the text ends here. In a session others may follow a limit: then the text that is
+        held back is shown with them.
         """
         if self.detokenizer is None:
             return False
@@ -283,10 +284,10 @@ class Tracker:
 
 
 class Stream(Iterator[Piece], AsyncIterator[Piece], ContextManager["Stream"], AsyncContextManager["Stream"]):
-    """Made by Engine.stream and Session.stream. Closed, by name or as a context, it ends its sequences."""
+    """An iterator of pieces, made by Engine.stream and Session.stream. `close`, or its context, ends its sequences."""
 
     def __init__(self, pieces: Generator[Piece, None, None], cancel: Callable[[], None], thread: EngineThread) -> None:
-        """`cancel` lets a thread that waits for the next piece stop waiting. thread: which makes the steps."""
+        """Keep what the stream needs. cancel: ends the wait of a thread for the next piece. thread: makes the steps."""
         self._pieces, self._cancel, self._thread = pieces, cancel, thread
         self._lock = threading.RLock()  # a generator must not be closed while another thread is within it
 
@@ -295,14 +296,14 @@ class Stream(Iterator[Piece], AsyncIterator[Piece], ContextManager["Stream"], As
             return next(self._pieces)
 
     def close(self) -> None:
-        """End the sequences and release their blocks. What was read stays valid.
+        """End the sequences and release their blocks. Pieces that were read stay valid.
 
         A thread that waits for the next piece meanwhile gets RequestError after the step that is being made.
         """
         self._cancel()
-        if self._lock.acquire(blocking=not self._thread.is_current):  # an observer must not wait for who waits for it
+        if self._lock.acquire(blocking=not self._thread.is_current):  # an observer would wait for a reader of its step
             try:
-                if getgeneratorstate(self._pieces) != GEN_RUNNING:  # else a signal handler interrupts its reader
+                if getgeneratorstate(self._pieces) != GEN_RUNNING:  # running: a signal handler has interrupted `next`
                     self._pieces.close()
             finally:
                 self._lock.release()
@@ -317,7 +318,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece], ContextManager["Stream"], As
         try:
             if (piece := await asyncio.to_thread(next, self, None)) is not None:
                 return piece
-        except BaseException:  # a task that is cancelled leaves its thread within the step
+        except BaseException:  # the task was cancelled, while its thread still waits
             await self.aclose()
             raise
         raise StopAsyncIteration

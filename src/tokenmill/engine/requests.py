@@ -1,4 +1,4 @@
-"""A request: continuations of a prompt that are queued together; and what may be given as prompts."""
+"""A request: continuations of a prompt that are queued together; the reading of prompts in all their forms."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -13,7 +13,7 @@ from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.value_reader import brief
 
 Prompt = str | List[int]
-NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # no numbers, or in no order
+NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # types without numbers, or without an order
 
 
 @dataclass(eq=False)
@@ -22,7 +22,7 @@ class Request:
 
     sequences: one for each continuation, prompt by prompt, as Piece.index counts them. deadline_s: the reading of
     Loop.clock, in seconds, from which on it fails with DeadlinePassed if it has not ended. trackers: one for each
-    continuation, once it is queued; `error` is what ended it, until that is raised, `completion` its result.
+    continuation, once the request is queued, with the continuation's `completion`, or its `error` until that is raised.
     """
 
     sequences: list[Sequence]
@@ -31,17 +31,17 @@ class Request:
 
     @property
     def is_done(self) -> bool:
-        """Whether every continuation has ended, well or with an error."""
+        """Say whether every continuation has ended, well or with an error."""
         return bool(self.trackers) and all(each.has_ended for each in self.trackers)
 
     def forget_errors(self) -> None:
-        """Forget the errors of its continuations, once one was raised; see Tracker.forget_error."""
+        """Forget the errors of all continuations, once one was raised; see Tracker.forget_error."""
         for each in self.trackers:
             each.forget_error()
 
 
 def for_each(what: str, given: List[Any], make: Callable[[Any], Any]) -> list[Any]:
-    """Call `make` for each; a refusal says which one it is about."""
+    """Call `make` for each item given; a RequestError then names the item by its number."""
     made = []
     for number, each in enumerate(given, start=1):
         try:
@@ -53,7 +53,7 @@ def for_each(what: str, given: List[Any], make: Callable[[Any], Any]) -> list[An
 
 
 def token_ids(given: Any, what: str = "prompt: a prompt is text (no bytes), or a list of whole numbers") -> list[int]:
-    """Read token ids out of a list, array, tensor or iterator; RequestError where it is none or has no order."""
+    """Read token ids out of a list, array, tensor or iterator; RequestError for anything else."""
     if isinstance(given, SamplingParams):
         raise RequestError("settings are no prompt: give a SamplingParams as params=")
     try:
@@ -71,7 +71,7 @@ def plain(value: Any) -> Any:
 
 
 def batch_of(prompt: Any) -> tuple[list[Any], bool]:
-    """Find the prompts that are meant, and whether they came as a list of several, which may be empty.
+    """List the prompts that are meant, and say whether they were given as a list of prompts, which may be empty.
 
     One prompt is a text, or ids in a list, tuple, array or tensor. A generator is read to its end.
     """

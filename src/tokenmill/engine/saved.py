@@ -1,4 +1,4 @@
-"""The file of a session: what is written of it, and read."""
+"""The file of a session: reading it, and the header and tensors that are written."""
 
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ def read_saved(loaded: LoadedModel, path: Path, convert: bool) -> SavedSession:
 def snapshot_of(
     loaded: LoadedModel, sequence: Sequence, num_cached: int, facts: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Make the header and the tensors of a file: of the first num_cached tokens, but for the last of all, which is fed
-    by the next call. facts: the fields of the header that are the session's.
+    """Make the header and the tensors of a file: of the first num_cached tokens, without the text's last token, which
+    the next call feeds. facts: the header fields of the session.
     """
     kept, num_rows = sequence.kept, min(num_cached, len(sequence.tokens) - 1)
     is_loaded = not kept.saved or kept.num_computed >= kept.num_saved

@@ -18,7 +18,7 @@ from tokenmill.value_reader import brief
 
 
 def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
-    """Logits after the last `num_rows` tokens, [R, V] float32; rows that the cache shares are not computed again."""
+    """Compute the logits after the last `num_rows` tokens, [R, V] float32; rows that are in the cache are reused."""
     core.check_open()
     rows: dict[int, Tensor] = {}
     sequence = core.inputs.kept(list(tokens), len(tokens) - num_rows)
@@ -59,9 +59,9 @@ def score_pairs(core: Core, pairs: List[tuple[Prompt, Prompt]]) -> list[Score]:
 def prompt_logprobs(
     core: Core, tokens: List[int], num_top: int, priority: int = 0, salt: bytes = b""
 ) -> tuple[Sequence, dict[int, TokenLogprobs]]:
-    """A sequence that computes a prompt once it is queued, and the dict of log-probabilities that it fills.
+    """Make a sequence that computes a prompt once it is queued, and the dict of log-probabilities that it fills.
 
-    The dict has each token of the prompt but the first, by position, with the `num_top` likeliest tokens there.
+    The dict has, by position, each token of the prompt except the first, with the `num_top` likeliest tokens there.
     priority, salt: see Core.request.
     """
     core.check_open()

@@ -1,8 +1,8 @@
 """A session: a text that grows, whose tokens and rows in the cache are kept from call to call.
 
-Sessions of one engine share blocks until one of them writes. When blocks run out, those of an idle session are taken,
-and its rows are computed again when it next runs: the same text, only later. A session frees its blocks when it is
-closed or garbage-collected.
+Sessions of one engine share blocks until one of them writes. When blocks run out, the blocks of an idle session are
+taken, and its rows are computed again when it next runs: the same text, only later. A session frees its blocks when it
+is closed or garbage-collected.
 """
 
 from collections.abc import Callable, Generator
@@ -40,7 +40,7 @@ def in_engine(method: Callable[Concatenate["Session", P], T]) -> Callable[Concat
 
 
 class Session:
-    """Made by Engine.session and Engine.open_session.
+    """A text that grows, made by Engine.session and Engine.open_session.
 
         session = engine.session("Once upon a time")
         session.generate(max_new_tokens=20)
@@ -55,8 +55,8 @@ class Session:
         self.core, self.params = core, params or core.inputs.params({})
         self.notes: dict[str, Any] = {}
         self._end: int | None = None  # where the last answer ended; tokens after it are still to be removed
-        self._answer_from: int | None = None  # where the last prompt ended; None is the end of the text
-        self._constrained_from = 0  # where the last constraint began, if behind that place
+        self._answer_from: int | None = None  # where the last prompt ended; without a place, at the end of the text
+        self._constrained_from = 0  # where the last constraint began, if that is after `_answer_from`
         self._stream: object | None = None  # the stream that is being read
         self._sequence = core.inputs.kept([], salt=salt)
         self._held = Held(core, self._sequence)
@@ -64,13 +64,13 @@ class Session:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All tokens so far, prompts and answers."""
-        # Whatever the sequence is about: it is not changed here, and a last token that is not read yet is left out.
+        """List all tokens so far, prompts and answers."""
+        # This may be asked in the midst of a step: the sequence is not changed, and unread tokens are left out.
         return tuple(token for token in self._sequence.tokens[: self._end] if token >= 0)
 
     @property
     def text(self) -> str:
-        """All tokens as text, special tokens included. RequestError without a tokenizer."""
+        """Decode all tokens, special tokens included. RequestError without a tokenizer."""
         tokenizer = self.core.loaded.tokenizer
         if tokenizer is None:
             raise RequestError("this model has no tokenizer: read the tokens")
@@ -78,7 +78,7 @@ class Session:
 
     @property
     def num_cached(self) -> int:
-        """Tokens whose rows are in the cache, or in the file that the session was opened from."""
+        """Count the tokens whose rows are in the cache, or in the file that the session was opened from."""
         sequence, end = self._sequence, self._end
         if end is None:
             return max(sequence.kept.num_computed, sequence.kept.num_saved)
@@ -98,7 +98,7 @@ class Session:
         self.close()
 
     def append(self, prompt: Prompt) -> None:
-        """Add text or token ids. They are computed with the next call that needs them."""
+        """Append text or token ids. They are computed with the next call that needs them."""
         self.edit(len(self), prompt)
 
     def edit(self, position: int, prompt: Prompt) -> None:
@@ -122,9 +122,9 @@ class Session:
     ) -> Completion:
         """Append `prompt`, if there is one, and continue the text; the answer becomes part of the session.
 
-        `settings` are the fields of SamplingParams. Those that are not given, the seed too, are as in `params`, or else
-        as in the last call, so that a text is the same in one call and in several. What could still become another
-        character, or a stop text, at the end of a call that a limit ends is shown by the call that continues the text.
+        `settings` are fields of SamplingParams. Settings that are not given, the seed too, are as in `params`, or else
+        as in the last call, so that a text is the same in one call and in several. Where a limit ends a call, a last
+        part that could still become another character or a stop text is shown by the call that continues the text.
         """
         *_, last = self.stream(prompt, params, **settings)
         assert last.done is not None, "a stream ends with its completion"
@@ -133,7 +133,7 @@ class Session:
     def stream(
         self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
     ) -> Stream:
-        """Generate piece by piece. If it is closed early, the session keeps the tokens that were yielded."""
+        """Generate piece by piece. If the stream is closed early, the session keeps the tokens that were yielded."""
         sequence = self._open()
         last = replace(self.params, **{name: getattr(SamplingParams, name) for name in PER_CALL})
         params = self.core.inputs.params(settings, last if params is None else params)
@@ -179,19 +179,19 @@ class Session:
             if self._stream is stream:
                 if shown is None:
                     self._answer_from, self._constrained_from = before_this
-                # What was not shown, as drafts or a stop text, is cut by `_settled`: here a step may be in the midst.
+                # `_settled` cuts what was not shown, such as drafts or a stop text: here a step may be in the midst.
                 self._end = before if shown is None else wanted.num_prompt_tokens + shown
                 self._stream = None
 
     @property
     def _penalties_from(self) -> int:
-        """The last prompt ends here. Penalties count from there, and so are the same in one call and in several."""
+        """Find the end of the last prompt: penalties count from there, the same in one call and in several."""
         length = len(self._sequence.tokens)
         return length if self._answer_from is None else min(self._answer_from, length)
 
     @in_engine
     def _settled(self) -> Sequence:
-        """The sequence, without tokens that lie after the end of the last answer."""
+        """Cut tokens that lie after the end of the last answer; return the sequence."""
         if self._end is not None:
             self.core.scheduler.park(self._sequence)
             self.core.scheduler.rewind(self._sequence, min(self._end, len(self._sequence.tokens)))
@@ -200,26 +200,26 @@ class Session:
         return self._sequence
 
     def prefill(self) -> None:
-        """Compute the rows of all tokens. The last is fed again with the next call, which needs its logits."""
+        """Compute the rows of all tokens. The next call feeds the last token again, since it needs the logits."""
         self._compute(lambda: self.num_cached)
 
     def load(self) -> None:
-        """Do what `prefill` does, with rows that lie in a file loaded now, and not with the next call."""
+        """Do what `prefill` does, and load rows that lie in a file now, not with the next call."""
         self._compute(lambda: self._sequence.kept.num_computed)
 
     @in_engine
     def begin_load(self, client: bytes = b"") -> Callable[[], bool]:
-        """Queue what `load` waits for, so that steps which are made for others do it. What is returned says whether
-        that has ended; until then the session can do nothing else. client: see Sequence.
+        """Queue what `load` waits for, so that steps which are made for others do it. The function that is returned
+        says whether that has ended; until then the session can do nothing else. client: see Sequence.
         """
         return self._queued(lambda: self._sequence.kept.num_computed, client)
 
     def _queued(self, num_there: Callable[[], int], client: bytes = b"") -> Callable[[], bool]:
-        """Queue it to compute or load all rows, unless so many are there already; whether that has ended."""
+        """Queue the sequence to compute or load all rows, unless they are there; see begin_load."""
         sequence = self._open()
         if num_there() >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
             return lambda: True
-        self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
+        self._end = length = len(sequence.tokens)  # `_settled` goes back to here if this breaks off
         sequence.score_from, sequence.max_tokens, sequence.client = length, length, client
         self.core.enqueue(sequence)
 
@@ -230,7 +230,7 @@ class Session:
         return is_over
 
     def _compute(self, num_there: Callable[[], int], then: Callable[[], T | None] = lambda: None) -> T | None:
-        """Compute or load all rows, unless so many are there already; then call a function, before another step."""
+        """Compute or load all rows, unless they are there; then call a function, before another step is made."""
 
         def poll() -> tuple[T | None] | None:
             if not is_over():
@@ -246,7 +246,7 @@ class Session:
 
     @in_engine
     def fork(self) -> "Session":
-        """Make another session with the same past. What they share is stored once."""
+        """Make another session with the same past. Rows that both have are stored once."""
         other = Session(self.core, self.params)
         self.core.scheduler.share(self._open(), other._open())
         other.notes, other._answer_from = dict(self.notes), self._answer_from
@@ -272,7 +272,9 @@ class Session:
             self.rewind(alike)
 
     def save(self, path: str | Path) -> int:
-        """Write tokens, rows and sampling settings to a file; its size in bytes. Missing rows are computed first."""
+        """Write tokens, rows and sampling settings to a file; return its size in bytes. Missing rows are computed
+        first.
+        """
         file = path_of(path)
         if not self._open().tokens:
             raise RequestError("the session is empty: there is nothing to save")
@@ -293,7 +295,7 @@ class Session:
 
     @classmethod
     def open(cls, core: Core, path: Path, convert: bool, salt: bytes = b"") -> "Session":
-        """See Engine.open_session. The rows are loaded when the session first runs; only then does it take blocks."""
+        """Do what Engine.open_session does. The rows are loaded when the session first runs; it takes blocks then."""
         core.check_open()
         saved = read_saved(core.loaded, path, convert)
         session = cls(core, saved.sampling, salt)

@@ -1,7 +1,7 @@
 """The engine's thread: it alone moves the scheduler and makes steps; everyone else hands it functions, and waits.
 
-Python delivers signals to the main thread, so Ctrl-C ends somebody's waiting and never breaks off a step. Functions are
-called in the order in which they came, between two steps. Steps are made while somebody waits for what they bring.
+Python delivers signals to the main thread, so Ctrl-C ends the waiting of a caller and never breaks off a step.
+Functions are called in the order in which they came, between two steps. Steps are made while a caller waits for them.
 
 The waiting is done with bare locks, because a signal handler may use the engine while its own thread waits for it.
 """
@@ -36,8 +36,8 @@ SIGNAL_LOOKS_S = 0.2  # a signal that comes just before its thread begins to sle
 class _Task(Generic[T]):
     """A function that is called once, or between steps until it returns something other than None.
 
-    step: what is called meanwhile; None for a function that is called once. on_error: called with what the function or
-    a step has raised, in the place of somebody who waits.
+    step: makes one step meanwhile; None for a function that is called once. on_error: called with an error of the
+    function or of a step, where no caller waits for it.
     """
 
     def __init__(
@@ -52,7 +52,9 @@ class _Task(Generic[T]):
         self._end.acquire()
 
     def attempt(self, error: BaseException | None = None) -> bool:
-        """Call it, unless the step before has raised an error; whether it is over. Called in the engine's thread."""
+        """Call the function in the engine's thread, unless the step before has raised an error; True once it is
+        over.
+        """
         is_once = self.step is None
         if self._claim.locked() or (is_once and not self._claim.acquire(blocking=False)):
             return True  # nobody waits for it any more
@@ -82,22 +84,22 @@ class _Task(Generic[T]):
             del self._error, self._result  # whose traceback holds this frame
 
     def take_back(self) -> None:
-        """Have it not be called any more; if it is being called, wait for its end."""
+        """Prevent further calls of the function; if it is being called, wait for its end."""
         if not self._claim.acquire(blocking=False) and not self.has_ended:
             self._await_end()
 
     def _await_end(self) -> None:
-        """Sleep until it is over, and wake now and then, so that Python calls the handlers of signals."""
+        """Sleep until the task is over, and wake now and then, so that Python calls the handlers of signals."""
         while not self._end.acquire(timeout=SIGNAL_LOOKS_S):
             pass
 
 
 def _log_error(error: BaseException) -> None:
-    log.error("what nobody waits for has failed in the engine's thread", exc_info=error)
+    log.error("a call that nobody waits for has failed in the engine's thread", exc_info=error)
 
 
 def _guarded(do: Callable[[], object]) -> None:
-    """Call what nobody waits for. The thread must not end with its error, for the others wait."""
+    """Call a function for which nobody waits, and log its error: the thread must go on for others."""
     try:
         do()
     except BaseException as error:  # noqa: BLE001
@@ -106,16 +108,16 @@ def _guarded(do: Callable[[], object]) -> None:
 
 
 class EngineThread:
-    """One thread, begun by the first call, which ends after `stop`. A forked child has none, and refuses to use it.
+    """One thread, which the first call begins, and which ends after `stop`. A forked child refuses to use it.
 
-    is_inherited: whether this process is a forked child of the one that made it.
+    is_inherited: this process is a forked child of the process that made the thread.
     """
 
     def __init__(self) -> None:
         self._collected: deque[ref[Any]] = deque()
         self._when_collected: dict[int, tuple[ref[Any], Callable[[], None]]] = {}  # by the id of the reference
         self._inbox: SimpleQueue[_Task[Any] | None] = SimpleQueue()
-        self._tasks: list[_Task[Any]] = []  # that wait for steps
+        self._tasks: list[_Task[Any]] = []  # tasks that wait for steps
         self._runs = threading.Lock()  # held by the thread, so that there is one
         self._ident: int | None = None
         self._quitter: int | None = None  # the thread that has called `quit`
@@ -125,16 +127,16 @@ class EngineThread:
         forget_in_child(self)
 
     def forget(self) -> None:
-        """Refuse every later use: this is a forked child, which has neither the thread nor those of the program."""
+        """Refuse every later use: this is a forked child, which has neither this thread nor the program's threads."""
         self.is_inherited, self._ident = True, None
 
     @property
     def is_current(self) -> bool:
-        """Whether this is asked in the engine's thread."""
+        """Say whether the caller runs in the engine's thread."""
         return self._ident == threading.get_ident()
 
     def call(self, do: Callable[[], T]) -> T:
-        """Call a function between two steps; what it returns or raises. Not from the engine's thread."""
+        """Call a function between two steps; return its result or raise its error. Not from the engine's thread."""
         return self._ask(_Task(do, None, None))
 
     def wait(self, poll: Callable[[], T | None], step: Step) -> T:
@@ -153,13 +155,13 @@ class EngineThread:
         self._inbox.put(_Task(do, step, on_error))
 
     def tidy(self, do: Callable[[], None]) -> None:
-        """Do what `post` does; in a forked child nothing, which has nothing to tidy."""
+        """Do what `post` does; do nothing in a forked child, which has nothing to tidy."""
         if not self.is_inherited:
             self.post(do)
 
     def when_collected(self, owner: object, do: Callable[[], None]) -> None:
-        """Have a function called, before anything else is, once an object was garbage-collected."""
-        # `append` is written in C: an interrupt within a finalizer in Python is lost, with what it had still to do.
+        """Have a function called, before any other call, once an object was garbage-collected."""
+        # `append` is written in C: an interrupt within a finalizer in Python is lost, with the rest of the finalizer.
         known = ref(owner, self._collected.append)
         self._when_collected[id(known)] = known, do
 
@@ -170,7 +172,7 @@ class EngineThread:
     def quit(self) -> None:
         """End the thread after the step that is being made, and wait for that; for the end of the process.
 
-        What the thread that has called this hands in from then on it does itself: the interpreter begins no other.
+        The calling thread does the tasks that it hands in afterwards itself: the interpreter begins no other thread.
         """
         self._quitter, self._is_quitting = threading.get_ident(), True
         self._inbox.put(None)
@@ -198,7 +200,7 @@ class EngineThread:
         )
 
     def start(self) -> None:
-        """Begin the thread if it does not run. What was posted before is done then."""
+        """Begin the thread if it does not run. It begins with what was posted before."""
         if not self._runs.locked():
             threading.Thread(target=self._run, name="tokenmill-engine", daemon=True).start()
 
@@ -223,8 +225,8 @@ class EngineThread:
             time.sleep(QUIT_LOOKS_S)
 
     def _run(self) -> None:
-        """Run the thread. Of two that were begun at once one ends here. What comes while this one ends is done by it,
-        or by the next.
+        """Run the thread. If two were begun at once, one ends here. Tasks that come while this thread ends are done by
+        it, or by the next.
         """
         while self._runs.acquire(blocking=False):
             self._ident = threading.get_ident()
@@ -236,7 +238,7 @@ class EngineThread:
                 return
 
     def _take(self) -> bool:
-        """Call what was handed in; without anybody who waits for a step, wait for that. False when it is to end."""
+        """Call the functions handed in, until a task waits for a step; False when the thread is to end."""
         while not self._is_quitting and (not self._tasks or not self._inbox.empty()):
             if self._is_stopping and self._inbox.empty():
                 self._is_stopping = False
@@ -256,7 +258,7 @@ class EngineThread:
             self._tasks = [each for each in self._tasks if not each.attempt()]
 
     def _move(self) -> None:
-        """Make one step, and look at what those wait for who wait."""
+        """Make one step, and try the tasks that wait for it."""
         if self._collected:
             self._finalize()
         for step in {task.step for task in self._tasks if task.step is not None}:
@@ -279,7 +281,7 @@ _threads: "WeakSet[EngineThread]" = WeakSet()
 
 @atexit.register
 def _quit_all() -> None:
-    """End all threads, because none may be within a library when the interpreter takes itself apart."""
+    """End all threads, because no thread may be within a library when the interpreter takes itself apart."""
     for thread in list(_threads):
         if not thread.is_inherited:
             thread.quit()
@@ -290,8 +292,8 @@ LAST_STEP_S = 3.0
 
 @contextmanager
 def ended_in_time(loaded: LoadedModel) -> Iterator[None]:
-    """For as long as somebody waits for the last step: end the ranks where one of them does not go on, such as one
-    that is stopped. The step fails by that.
+    """End all ranks if the last step, for which the caller waits, takes longer than LAST_STEP_S, as with a rank that is
+    stopped; the step fails then.
     """
     if getattr(loaded, "program", None) is None or loaded.resolved.config.tensor_parallel == 1:
         yield

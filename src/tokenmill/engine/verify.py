@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.engine.claim import SHIFT, Claim, Difference, differing, end_of, sequence_of
+from tokenmill.engine.claim import SHIFT, Claim, Difference, end_of, sequence_of
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
 from tokenmill.errors import CapacityError, ConfigError, ReceiptError, RequestError
@@ -18,68 +18,62 @@ from tokenmill.version import __version__
 from tokenmill.weights.fingerprint import OTHER_TOKENIZER, difference
 
 BUILD = ("build", "machine", "torch", "threads")
-"""What this engine is, in the fields of Receipt.engine; the others are settings."""
+"""The fields of Receipt.engine that tell the build; its other fields are settings."""
 
-HASH = "the hash is not that of what the receipt says: a field, or the hash itself, is not as it was written"
+HASH = "the hash does not match the receipt's fields: a field, or the hash itself, is not as it was written"
 
 
 class Receipts(ReceiptMaker):
-    """Makes the receipts of one engine's texts, and checks those of any; see Ended."""
+    """The maker of one engine's receipts, and the checker of any engine's receipts; see Ended."""
 
     def verify(self, core: Core, receipt: Receipt | str | bytes | Mapping[str, Any]) -> Verification:
-        """Check a receipt, or its JSON. ReceiptError for what is no receipt, or one of a newer format."""
-        ((_, found),) = verify_each(core, self, [receipt_of(receipt)])
+        """Check a receipt, or its JSON. ReceiptError for anything else, and for a receipt of a newer format."""
+        ((_, found),) = self.verify_each(core, [_receipt_of(receipt)])
         return found
 
     def verify_each(
         self, core: Core, receipts: Iterable[Receipt | str | bytes | Mapping[str, Any]]
     ) -> Iterator[tuple[int, Verification]]:
-        """Check several, or their JSON: what came of each, with its place."""
-        return verify_each(core, self, receipts)
+        """Check several receipts, or their JSON, together; yield the place and the Verification of each as it is done.
+
+        A damaged receipt is "unreadable", and the others are checked all the same. The first one has the digests of the
+        model's files computed.
+        """
+        core.check_open()
+        waiting, running = enumerate(receipts), dict[int, _Check]()
+        try:
+            while True:
+                for number, given in waiting:
+                    try:
+                        receipt = _receipt_of(given)
+                    except ReceiptError as error:
+                        yield number, Verification("unreadable", (), (str(error),))
+                        continue
+                    check = _Check(core, self, receipt)
+                    if check.claim is None:
+                        yield number, check.outcome()
+                        continue
+                    running[number] = check
+                    check.claim.start()
+                    if len(running) > core.loaded.config.max_sequences:  # one of them waits, to run when another ends
+                        break
+                if not running:
+                    return
+                for number in core.wait(lambda: [each for each, check in running.items() if check.has_ended] or None):
+                    yield number, running.pop(number).outcome()
+        finally:
+            for check in running.values():
+                check.release()
 
 
-def receipt_of(given: Any) -> Receipt:
-    """A receipt that is given as itself, as JSON, or as what JSON was parsed to. ReceiptError where it is damaged."""
+def _receipt_of(given: Any) -> Receipt:
     if isinstance(given, Receipt):
         return given
     return read_receipt(given) if isinstance(given, str | bytes) else checked_receipt(given)
 
 
-def verify_each(core: Core, ours: ReceiptMaker, receipts: Iterable[Any]) -> Iterator[tuple[int, Verification]]:
-    """What comes of each receipt, with its place, in the order in which they are done; several are computed together.
-
-    Each is given as `receipt_of` takes it; a damaged one is "unreadable" and leaves the others.
-    The model's files are read for their digests by the first of them.
-    """
-    core.check_open()
-    waiting, running = enumerate(receipts), dict[int, _Check]()
-    try:
-        while True:
-            for number, given in waiting:
-                try:
-                    receipt = receipt_of(given)
-                except ReceiptError as error:
-                    yield number, Verification("unreadable", (), (str(error),))
-                    continue
-                check = _Check(core, ours, receipt)
-                if check.claim is None:
-                    yield number, check.outcome()
-                    continue
-                running[number] = check
-                check.claim.start()
-                if len(running) > core.loaded.config.max_sequences:  # one of them waits, to take the next place at once
-                    break
-            if not running:
-                return
-            for number in core.wait(lambda: [each for each, check in running.items() if check.has_ended] or None):
-                yield number, running.pop(number).outcome()
-    finally:
-        for check in running.values():
-            check.release()
-
-
 class _Check:
-    """One receipt. claim: its tokens while they are computed; None if they cannot be, or there are none."""
+    """The check of one receipt. claim: its tokens while they are computed; None if there is nothing to compute."""
 
     def __init__(self, core: Core, ours: ReceiptMaker, receipt: Receipt) -> None:
         self._core, self._ours, self._receipt = core, ours, receipt
@@ -105,7 +99,7 @@ class _Check:
 
     @property
     def _shift(self) -> float:
-        """How much the logits here may differ from those where the receipt was made; see SHIFT."""
+        """Look up by how much this engine's logits may differ from the logits of the receipt's engine; see SHIFT."""
         if self._core.loaded.program_name == "native" and not self._settings and not self._build:
             return 0.0
         both = (self._ours.engine, self._receipt.engine)
@@ -122,10 +116,10 @@ class _Check:
                 "model", f"this is not the model of the receipt: {found}{_remedy(theirs['files'], ours['files'])}"
             )
         if theirs["chat_template"] != ours["chat_template"]:
-            self._find("model", "the chat template is another one than that of the receipt (--chat-template gives one)")
+            self._find("model", "the chat template is another one than the receipt's (--chat-template gives one)")
 
     def _prepare(self) -> None:
-        """Make the sequence and begin to check its tokens. What no engine of this model could serve is refused."""
+        """Make the sequence and the claim of its tokens. A text that no engine of this model could serve is refused."""
         core, receipt = self._core, self._receipt
         needed, config = len(receipt.prompt) + (receipt.sampling.max_new_tokens or 0), core.loaded.config
         if needed > config.max_length and needed <= core.loaded.model_config.context:
@@ -146,7 +140,7 @@ class _Check:
             self.claim = Claim(core, sequence, receipt.tokens, self._shift)
 
     def outcome(self) -> Verification:
-        """What came of it. Its tokens have been computed."""
+        """Conclude the check, once the tokens have been computed."""
         notes, differences = self._notes(), list[Difference]()
         try:
             if self.claim is not None:
@@ -155,7 +149,7 @@ class _Check:
             self._find("tokens", f"the engine could not compute them: {error}")
         finally:
             self.release()
-        far = list(differing(differences))
+        far = [each for each in differences if not each.is_near]  # no rounding explains these
         if differences and not self._settings and not self._build and self._is_said_again():
             differences, far = [], []
             notes.append("in one pass some tokens were others, by rounding; generated again, the text is the same")
@@ -189,11 +183,11 @@ class _Check:
         return notes
 
     def _is_said_again(self) -> bool:
-        """Whether a program whose last bits depend on the chunk says the same where it generates."""
+        """Say whether generating gives the same text again, with a program whose last bits depend on the chunk."""
         sequence, tokens = self._sequence, self._receipt.tokens
         if self._core.loaded.program_name == "native" or sequence is None:
             return False
-        longest = len(sequence.tokens) + len(tokens)  # whether it goes on is found out by `_check_end`
+        longest = len(sequence.tokens) + len(tokens)  # `_check_end` finds out whether it would go on
         again = replace(sequence, tokens=list(sequence.tokens), keep=False, max_tokens=longest)
         (done,) = self._core.finish([Request([again])])
         return done.tokens == tokens
@@ -246,7 +240,7 @@ def _is_unrounded(engine: Mapping[str, Any]) -> bool:
 
 
 def _elsewhere(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What is otherwise here than in the receipt, in settings and in the build."""
+    """List the differences between this engine and the receipt's, in settings and in the build."""
     settings, build = list[str](), list[str]()
     for name, value in ours.items():
         if theirs[name] != value:

@@ -81,7 +81,7 @@ def test_what_was_changed_is_named(tm, made):
 def test_an_edited_hash(tm, made):
     edited(made, lambda document: document.update(hash="0" * 64), again=False)
     code, out, _ = tm("verify", made)
-    assert code == 1 and "the hash is not that of what the receipt says" in out
+    assert code == 1 and "the hash does not match the receipt's fields" in out
 
 
 def test_a_damaged_line_leaves_the_others_and_gives_2(tm, made):
