@@ -273,6 +273,6 @@ def test_another_programs_manifest_is_no_package(manifest, llama, tmp_path):
 
 def test_what_somebody_has_put_into_a_package_is_not_deleted(copy, llama):
     (copy / "notes.txt").write_text("mine")
-    with pytest.raises(PackageMismatch, match=r"holds notes.txt, which is not of the AOT package"):
+    with pytest.raises(PackageMismatch, match=r"holds notes.txt, which is no part of the AOT package"):
         write(llama, copy)
     assert (copy / "notes.txt").read_text() == "mine"

@@ -249,7 +249,7 @@ def test_a_description_of_one_dtype_is_read():
     ],
 )
 def test_a_description_that_is_none_is_refused(damage):
-    with pytest.raises(PackedModelError, match="its description of the weights is none; make it again"):
+    with pytest.raises(PackedModelError, match="its description of the weights cannot be read; make it again"):
         packed(**damage)
 
 

@@ -1,10 +1,11 @@
-"""The decoder of one rank: the same modules, but of each matrix it has some rows, and gathers those of other ranks.
+"""The decoder of one rank: the same modules, but each matrix has some of its rows here, and gathers the other ranks'
+rows.
 
 Products are the only thing that is divided, with the attention of each head. Everything else, norms, activations,
-routers and sums, is done by every rank on whole rows, by the operations of one process on the same shapes; so that the
-bits are those of one process; which rows a rank has is told in shares.py. A layer
-exchanges four times: what its heads attended to, and the products out, gate with up, and down. The modules of model/
-do not know of this: here some of them are replaced.
+routers and sums, is done by every rank on whole rows, by the operations of one process on the same shapes, so that the
+bits are the same as in one process. shares.py says which rows a rank has. A layer exchanges four times: the attended
+heads, and the products out, gate with up, and down. The modules of model/ do not know of this: some of them are
+replaced here.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,7 +29,7 @@ from tokenmill.weights.source import EMBEDDING, HEAD, WeightSource, return_memor
 
 
 class Gathered(nn.Module):
-    """x → all outputs of a matrix, of which this rank computes its share of the rows."""
+    """A matrix, x → all of its outputs, of which this rank computes its share of the rows."""
 
     def __init__(self, matrix: nn.Module, sizes: Sequence[int], group: Group) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class Gathered(nn.Module):
 
 
 class Picked(nn.Module):
-    """x → some of the outputs of a matrix: the rows beside them are computed, too, so that all have the same bits."""
+    """A matrix, x → some of its outputs: the rows beside them are computed too, so that all have the same bits."""
 
     def __init__(self, matrix: nn.Module, picked: Sequence[range]) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class Picked(nn.Module):
 
 
 class OfAllHeads(nn.Module):
-    """What needs the heads of all ranks, given those of this rank: the rows that follow attention."""
+    """A module that needs the heads of all ranks, given the heads of this rank: the rows that follow attention."""
 
     def __init__(self, module: nn.Module, sizes: Sequence[int], group: Group) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class OfAllHeads(nn.Module):
 
 
 class NormOfAllHeads(OfAllHeads):
-    """A norm of the heads of all ranks as one row, of which this rank goes on with its own."""
+    """A norm of the heads of all ranks as one row, of which this rank goes on with its own heads."""
 
     def forward(self, own_TF: Tensor) -> Tensor:
         first = sum(self._sizes[: self._group.rank])
@@ -71,7 +72,9 @@ class NormOfAllHeads(OfAllHeads):
 
 
 class DividedEmbedding(nn.Module):
-    """Looks tokens up in this rank's rows of the table, and takes those of the others."""
+    """The rows of the embedding that this rank has; it looks tokens up there, and takes the other ranks' rows from
+    them.
+    """
 
     def __init__(self, weight: Tensor, rows: range, group: Group) -> None:
         super().__init__()
@@ -106,7 +109,7 @@ class Share(NamedTuple):
 
 
 def load_share(source: WeightSource, num_positions: int, fused: Collection[str], group: Group) -> Decoder:
-    """Load this rank's decoder. Of each matrix that is divided it reads its own rows alone."""
+    """Load this rank's decoder. Of each divided matrix it reads this rank's rows alone."""
     decoder = empty_decoder(source.model, source.scheme, num_positions, fused)
     matrices = {module for module in decoder.modules() if isinstance(module, Matrix)}
     fill_small(decoder, source, but={decoder.embedding, *matrices})
@@ -132,7 +135,7 @@ def _inputs(matrix: Matrix) -> int:
 
 
 class _Divider:
-    """Replaces modules of a decoder that has no memory yet."""
+    """The replacement of modules in a decoder that has no memory yet."""
 
     def __init__(self, decoder: Decoder, source: WeightSource, group: Group) -> None:
         self._decoder, self._source, self._group = decoder, source, group
@@ -141,7 +144,7 @@ class _Divider:
         self._shares: list[Share] = []
 
     def divide(self) -> list[Share]:
-        """The matrices that are to be filled."""
+        """Replace the modules; list the matrices that are to be filled."""
         decoder, blocks = self._decoder, self._decoder.description.attentions
         heads = divide_heads([block.num_kv_heads for block in blocks], self._group.size)
         self._embedding()
@@ -191,7 +194,7 @@ class _Divider:
         return Gathered(own, list(map(len, rows)), self._group)  # type: ignore[return-value]
 
     def _part(self, layer: int | None, role: str, matrix: Matrix, rows: list[range]) -> Matrix:
-        """A matrix of these rows, which is filled later; its bias is there at once."""
+        """Make a matrix of these rows, which is filled later; its bias is there at once."""
         has_bias = matrix.bias is not None
         with torch.device("meta"):
             part = make_matrix(self._source.scheme, _inputs(matrix), sum(map(len, rows)), has_bias)
@@ -204,7 +207,7 @@ class _Divider:
         return part
 
     def _attention(self, layer: int, attention: Attention, block: AttentionBlock, kv_heads: list[range]) -> None:
-        """The heads of this rank; and their rows of Q, K and V, within whole tiles."""
+        """Give the layer the heads of this rank, and their rows of Q, K and V, within whole tiles."""
         own, group = kv_heads[self._group.rank], block.num_heads // block.num_kv_heads
         wanted, rows = rows_of_heads(block, own, self._source.scheme)
         qkv: nn.Module = self._part(layer, "attention.qkv", attention.qkv, rows)
@@ -224,7 +227,7 @@ class _Divider:
             attention.k_norm = self._norm(attention.k_norm, block, own, k_sizes)
 
     def _norm(self, norm: nn.Module, block: AttentionBlock, heads: range, sizes: list[int]) -> nn.Module:
-        """Of heads that are normed together, or each by itself, perhaps with weights of its own."""
+        """Divide a norm of Q or K: all heads as one row, or each head by itself, perhaps with weights of its own."""
         if not block.norms_heads:
             return NormOfAllHeads(norm, sizes, self._group)
         if isinstance(norm, WideNorm) and norm.weight is not None and norm.weight.ndim > 1:

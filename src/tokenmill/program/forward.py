@@ -1,6 +1,6 @@
 """The Program interface: made from the parts of a model, it takes a Step and returns logits.
 
-Programs read and write the same pool. spec.py tells what is known of one before it is made.
+Programs read and write the same pool. spec.py has the facts that are known of a program before it is made.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,19 +22,23 @@ ONLY_NATIVE = "native: only its weights are packed"
 
 
 class Output(NamedTuple):
-    """Logits of a step's wanted rows, [R, V]. token_ids: the step's, with the drafts that the program found, if any."""
+    """Logits of a step's wanted rows, [R, V]. token_ids: the step's tokens with the drafts that the program found, if
+    any.
+    """
 
     logits_RV: Tensor
     token_ids: Sequence[int] = ()
 
 
 class ProgramParts(Protocol):
-    """The port of what a program opens that is its own, before weights are read: a packed file, compiled code, other
-    ranks. parts.py has it; a program asserts what it needs of it.
+    """The port to what a load opens for one program, before weights are read: a packed file, compiled code, other
+    ranks. parts.py answers it; a program asserts what it needs of it.
     """
 
     def load_decoder(self, weights: WeightSource, num_positions: int, fused: Collection[str]) -> Decoder:
-        """Load the modules with their weights, or with this rank's share. ConfigError where there are none to read."""
+        """Load the modules with their weights, or with this rank's share. ConfigError where there are no weights to
+        read.
+        """
 
 
 class ModelParts(NamedTuple):
@@ -53,42 +57,47 @@ class Program(Protocol):
     """One form of the forward pass, of a model that its ProgramSpec does not refuse."""
 
     compile_s: float = 0.0  # seconds spent on compiling so far
-    num_weight_bytes: int  # of all weights in the form that it multiplies with
-    num_matrix_bytes: int  # of those, of what every token reads: without the embedding, with the head
+    num_weight_bytes: int  # of all weights in the form that the program multiplies with
+    num_matrix_bytes: int  # of the weights that every token reads: without the embedding, with the head
 
     def __init__(self, parts: ModelParts) -> None: ...
 
     @classmethod
     def open(cls, config: ResolvedConfig, fingerprint: Mapping[str, str], device: torch.device) -> Any:
-        """Open what is its own beside weights, before these are read. PackageMismatch where that does not fit."""
+        """Open what the program needs beside weights, before these are read. PackageMismatch where that does not
+        fit.
+        """
         return None
 
     def packed_weights(self, others: Iterable[WeightSource] = ()) -> dict[str, Any]:
         """Describe the weights, which were packed into a file, for the header of that packed model.
 
-        Under "dtypes" is what is told by dtype. others: the same weights in other dtypes; the file then serves these
-        too, where most of it is the same for them. ConfigError if the program does not pack them.
+        The part that depends on the dtype stands under "dtypes". others: the same weights in other dtypes; the file
+        then serves these too, where most of its bytes are the same for them. ConfigError if the program does not pack
+        weights.
         """
         raise ConfigError("program", "eager", ONLY_NATIVE)
 
     @property
     def build_id(self) -> str:
-        """Two processes compute the same bits if this is equal, beside the settings."""
+        """Name the build: two processes with equal ids and settings compute the same bits."""
 
     def run(self, step: Step) -> Output:
         """Compute the step; the cache rows of all its tokens are written.
 
-        One that computes with torch enters inference mode itself.
+        A program that computes with torch enters inference mode itself.
         """
 
     def on_loss(self, call: Callable[[RankLost], None]) -> None:
-        """Have a function called, in a thread of its own, once a rank has ended without which nothing is computed."""
+        """Have a function called, in a thread of its own, once a rank has ended, without which nothing can be
+        computed.
+        """
 
     def close(self) -> None:
         """End the other ranks, if there are any. Nothing is run afterwards."""
 
     def follow(self) -> None:
-        """Of every rank but 0, where ranks share memory: compute the steps of rank 0 until that one ends."""
+        """Compute the steps of rank 0 until it ends, on every other rank of ranks that share memory."""
 
 
 def find_program(name: str) -> type[Program]:

@@ -1,4 +1,4 @@
-"""What a load opens for a program before weights are read, each for one program; see ProgramParts."""
+"""What a load opens for a program before weights are read, each part for one program; see ProgramParts."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -17,9 +17,9 @@ from tokenmill.weights.source import WeightSource
 
 
 class Opened(NamedTuple):
-    """packed: a packed model, which was made for program native; the weights then know names and shapes alone.
-    allocate: gives the memory into which it packs. ranks: those that share memory. package: for program aot. group: of
-    the ranks that exchange tensors.
+    """The opened parts. packed: a packed model, which was made for program native; the weights then know names and
+    shapes alone. allocate: gives the memory into which it packs. ranks: the ranks that share memory. package: for
+    program aot. group: the ranks that exchange tensors.
     """
 
     packed: PackedCheckpoint | None = None

@@ -23,7 +23,7 @@ from tokenmill.program.forward import ModelParts, Output, Program
 
 
 class RankedProgram(Program):
-    """Has every rank compute each step; its own program gives the logits."""
+    """A program that has every rank compute each step; rank 0's own program gives the logits."""
 
     def __init__(self, program: Program, team: Team) -> None:
         self._program, self._team = program, team
@@ -31,11 +31,11 @@ class RankedProgram(Program):
 
     @property
     def build_id(self) -> str:
-        """That of one process: the bits are the same, and so is what may be shared."""
+        """Name the build of one process: ranks compute the same bits, so the same rows may be shared."""
         return self._program.build_id
 
     def run(self, step: Step) -> Output:
-        """See Program. After an error the ranks are not at one any more, so the group ends."""
+        """Have every rank compute the step. After an error the ranks do not agree any more, so the group ends."""
         self._team.tell("run", _told(step))
         try:
             return self._program.run(step)
@@ -49,16 +49,16 @@ class RankedProgram(Program):
         self._team.close()
 
     def follow(self) -> None:
-        """See Program: this is the rank that others follow."""
+        """Do nothing: this is the rank that others follow."""
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the ranks that this one has started."""
+        """List the processes of the ranks that this rank has started."""
         return self._team.pids
 
 
 def _told(step: Step) -> dict[str, Any]:
-    """A step as JSON. Tokens that are still on their way from the device are waited for."""
+    """Write a step as JSON. Tokens that are still on their way from the device are waited for."""
     return {
         "token_ids": step.token_ids_T.tolist() if step.fed_R is not None else list(step.token_ids),
         "positions": list(step.positions),
@@ -80,7 +80,7 @@ def _step(told: Mapping[str, Any], pool: Pool, device: torch.device) -> Step:
 
 
 class RankedPool(Pool):
-    """The pool of rank 0, which has its own heads; to the outside, that of all heads. spec: of all of them."""
+    """The pool of rank 0, which has its own heads; to the outside, a pool of all heads. spec: of all heads."""
 
     def __init__(self, spec: CacheSpec, device: torch.device, team: Team) -> None:
         super().__init__(cache_of_rank(spec, 0, team.size), device)
@@ -106,7 +106,7 @@ class RankedPool(Pool):
         self._whole.check_rows(path, rows, count, num_states, convert)
 
     def read(self, slots: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
-        """See Pool. Ranks keep rows alone: layers with states are refused."""
+        """Read the rows of all ranks. Ranks keep rows alone: layers with states are refused."""
         if kind != ROWS:
             return {}
         self._team.tell("read", None, [{"slots": slots.cpu()}] * (self._team.size - 1))
@@ -123,7 +123,7 @@ class RankedPool(Pool):
         super().copy_block(kind, source, target)
 
     def _of_rank(self, rows: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-        """Those heads of each layer's rows that a rank has."""
+        """Pick the heads of each layer's rows that a rank has."""
         found = {}
         for name, tensor in rows.items():
             own = self._heads[int(name.partition(".")[0])][rank]

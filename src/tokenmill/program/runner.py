@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 
 
 class Runner:
-    """Runs plans on one program and one pool. prefix_store: where full blocks outlive the process."""
+    """The runner of plans on one program and one pool. prefix_store: keeps full blocks beyond the end of the
+    process.
+    """
 
     def __init__(self, program: Program, pool: Pool, device: torch.device) -> None:
         self.program, self.pool, self._device = program, pool, device
@@ -28,7 +30,7 @@ class Runner:
         self._block_size = pool.spec.block_size
 
     def prepare(self, plan: Plan) -> list[Sequence]:
-        """Copy and load the plan's blocks; the sequences whose blocks could not be loaded."""
+        """Copy and load the plan's blocks; return the sequences whose blocks could not be loaded."""
         failed = []
         for move in plan.moves:
             if isinstance(move, Copy):
@@ -46,7 +48,8 @@ class Runner:
         self.pool.write(self.pool.slots_of(load.blocks, load.last - load.first, load.kind), entries, load.kind)
 
     def run(self, plan: Plan, fed_R: Tensor | None = None) -> tuple[Plan, Tensor]:
-        """Run a prepared plan: the plan with the drafts that the program found, and logits of its wanted rows, [R, V].
+        """Run a prepared plan; return the plan with the drafts that the program found, and the logits of its wanted
+        rows, [R, V].
 
         fed_R: see Step.
         """
@@ -93,7 +96,9 @@ class Runner:
 
 
 def _known(plan: Plan, step: Step, logits_RV: Tensor, token_ids: Iterable[int]) -> tuple[Plan, Tensor]:
-    """Enter the tokens that the program found, up to where a text ends; the logits of what it computed."""
+    """Enter the tokens that the program found, up to where a text ends; keep the logits of the positions it
+    computed.
+    """
     found, work, kept = list(token_ids), [], list[int]()
     first = 0
     for each, span in zip(plan.work, step.spans, strict=True):

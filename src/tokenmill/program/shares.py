@@ -1,7 +1,7 @@
 """The share that each rank has of a model in program eager, in plain integers: rows of matrices, heads, and bytes.
 
-What cannot be divided exactly, or is not worth an exchange, every rank has whole: norms, routers, matrices of which
-shares would be products of another kind.
+Parts that cannot be divided exactly, or are not worth an exchange, are whole on every rank: norms, routers, and
+matrices whose shares would be products of another kind.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import DTYPES
 
 SMALL = 16**3
-"""Numbers of a matrix up to which torch multiplies it otherwise in bfloat16 (use_mkldnn_bf16_matmul), so that smaller
-shares would have other bits. Packed matrices always take the same way."""
-WHOLE = ("router", "shared_gate")  # of few rows
+"""Torch multiplies a bfloat16 matrix of at most so many numbers in another way (use_mkldnn_bf16_matmul), so that
+smaller shares would have other bits. Packed matrices are always multiplied in the same way."""
+WHOLE = ("router", "shared_gate")  # roles of matrices with few rows
 
 
 def matrix_rows(matrix: Projection, scheme: Scheme, ranks: int) -> list[range] | None:
@@ -29,7 +29,7 @@ def matrix_rows(matrix: Projection, scheme: Scheme, ranks: int) -> list[range] |
 
 
 def is_small(num_rows: int, matrix: Projection, scheme: Scheme) -> bool:
-    """Whether so many rows of a matrix are a product of another kind than all of them."""
+    """Say whether so many rows of a matrix are a product of another kind than all of its rows."""
     return scheme.matrix != "packed" and num_rows * matrix.inputs <= SMALL
 
 
@@ -39,7 +39,7 @@ def table_rows(vocab_size: int, ranks: int) -> list[range]:
 
 
 def rows_of_heads(block: AttentionBlock, kv_heads: range, scheme: Scheme) -> tuple[list[range], list[range]]:
-    """Find the rows of Q, K and V of these heads, and those that a rank computes so that they have the same bits."""
+    """Find the rows of Q, K and V of these heads, and the rows that a rank computes so that they have the same bits."""
     wanted = qkv_rows(kv_heads, block.num_heads, block.num_kv_heads, block.head_dim)
     rows = whole_tiles(wanted, block.qkv.outputs)
     if is_small(sum(map(len, rows)), block.qkv, scheme):
@@ -73,7 +73,7 @@ def _bytes_of(decoder: DecoderDescription, dtype: str, scheme: Scheme, rank: int
 def _own_rows(
     decoder: DecoderDescription, scheme: Scheme, rank: int, heads: list[list[range]]
 ) -> Iterator[tuple[Projection, int, int]]:
-    """Every matrix, how many there are of it, and how many of its rows this rank has."""
+    """Yield every matrix, the number of such matrices, and how many of its rows this rank has."""
     ranks = len(heads)
     for layer, block, own in zip(decoder.layers, decoder.attentions, heads[rank], strict=True):
         _, rows = rows_of_heads(block, own, scheme)
@@ -89,7 +89,7 @@ def _own_rows(
 
 
 def _replicated(decoder: DecoderDescription) -> int:
-    """Parameters that every rank has."""
+    """Count the parameters that every rank has."""
     counts = count_parameters(decoder.config)
     matrices = sum(matrix.num_parameters * count for matrix, count in decoder.matrices.items())
     divided = _vectors_of_heads(decoder, [range(block.num_kv_heads) for block in decoder.attentions])
@@ -98,7 +98,7 @@ def _replicated(decoder: DecoderDescription) -> int:
 
 
 def _vectors_of_heads(decoder: DecoderDescription, kv_heads: list[range]) -> int:
-    """Sinks, and weights of the norms of these heads."""
+    """Count the sinks, and the weights of the norms, of these heads."""
     found = 0
     for block, own in zip(decoder.attentions, kv_heads, strict=True):
         counts = len(own) * block.num_heads // block.num_kv_heads, len(own)

@@ -1,10 +1,10 @@
-"""The spec of a program, known before it is made: what it is, what it refuses, and the bytes of its weights; and the
+"""The spec of a program, known before it is made: its facts, what it refuses, and the bytes of its weights; and the
 choice of the program that runs a model.
 
-"auto" takes the first that does not refuse, leaving out those that must compile first. Which weight schemes a program
-runs follows from the facts that a scheme gives. The specs of the programs that run PyTorch modules are in
-torch_specs.py. Nothing here needs a tensor, so that what a model costs is known without torch. A device and a dtype are
-given by their names.
+"auto" takes the first program that does not refuse, leaving out programs that must compile first. Which weight schemes
+a program runs follows from the facts that a scheme gives. The specs of the programs that run PyTorch modules are in
+torch_specs.py. Nothing here needs a tensor, so that the cost of a model is known without torch. A device and a dtype
+are given by their names.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,13 +20,15 @@ from tokenmill.settings.engine_config import EngineConfig
 
 
 class ProgramSpec(Protocol):
-    """Facts of one form of the forward pass. What it cannot run is refused by name, before anything is allocated."""
+    """Facts of one form of the forward pass. A model that it cannot run is refused by name, before anything is
+    allocated.
+    """
 
     attends: bool = False  # it reads the cache by itself, without a kernel of kernels/attend
     only_asked: bool = False  # "auto" never chooses it
     has_threads: bool = False  # it computes in threads of its own, and not in torch's
     finds_drafts: bool = False  # it takes drafts that are UNKNOWN and finds them, see Step.has_unknown
-    packs: bool = False  # it has weights in a layout of its own, which packed models hold
+    packs: bool = False  # it has a layout of its own for weights, which packed models hold
     multiplies_float16: bool = False  # on a CPU, as fast as other floating point; products of torch are slow there
     shares_memory: bool = False  # its ranks are on one machine, and map one cache
     prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
@@ -34,7 +36,7 @@ class ProgramSpec(Protocol):
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
-        """Whether it can multiply by matrices that are stored so."""
+        """Say whether the program can multiply by matrices that are stored in this scheme."""
 
     @staticmethod
     def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
@@ -47,7 +49,7 @@ class ProgramSpec(Protocol):
 
     @staticmethod
     def copy_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
-        """Foresee the bytes of the weights in a packed copy, of a program that packs."""
+        """Foresee the bytes of the weights in a packed copy, for a program that packs."""
 
     @staticmethod
     def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
@@ -55,7 +57,7 @@ class ProgramSpec(Protocol):
 
     @staticmethod
     def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
-        """Foresee the bytes of the cache that each rank holds, of those of the whole one."""
+        """Foresee the bytes of the whole cache that each rank holds."""
 
 
 def refuse_mixers(program: type[ProgramSpec], config: EngineConfig, decoder: DecoderDescription) -> str | None:
@@ -76,7 +78,9 @@ def find_spec(name: str) -> type[ProgramSpec]:
 
 
 class Choice(NamedTuple):
-    """The program to use, and why. refusals: why each of the faster ones cannot run that "auto" tried before it."""
+    """The program to use, and the reason. refusals: why each of the faster programs that "auto" tried before cannot
+    run.
+    """
 
     name: str
     reason: str

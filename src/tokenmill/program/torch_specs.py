@@ -13,22 +13,17 @@ from tokenmill.registry import MIXERS
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
 
-def refuse_ranks(config: EngineConfig) -> str | None:
-    """Give the reason of a program that computes in one process."""
-    return "computes in one process, and tensor_parallel asks for more" if config.tensor_parallel > 1 else None
-
-
 class EagerSpec(ProgramSpec):
     mixers: Collection[str] = MIXERS
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
-        """Run all of them: the module of a matrix multiplies by itself."""
+        """Run every scheme: the module of a matrix multiplies by itself."""
         return True
 
     @staticmethod
     def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
-        """See ProgramSpec. Ranks divide merged matrices."""
+        """Refuse ranks that cannot divide the model: they divide merged matrices, and each needs a kv head."""
         if (ranks := config.tensor_parallel) == 1:
             return None
         if not {"qkv", "gate_up"} <= set(config.fused):
@@ -62,7 +57,7 @@ class EagerSpec(ProgramSpec):
 
     @staticmethod
     def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
-        """See ProgramSpec. Each rank has the rows of its heads."""
+        """Foresee the bytes of each rank, which has the rows of its heads."""
         return [cache_of_rank(cache, rank, ranks).num_bytes for rank in range(ranks)]
 
 
@@ -72,12 +67,12 @@ class _MicroBatchedSpec(EagerSpec):
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
-        """Run those whose products a compiler can trace."""
+        """Run the schemes whose products a compiler can trace."""
         return scheme.is_traceable
 
     @staticmethod
     def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
-        return refuse_ranks(config)
+        return "computes in one process, and tensor_parallel asks for more" if config.tensor_parallel > 1 else None
 
 
 class AotSpec(_MicroBatchedSpec):

@@ -230,7 +230,7 @@ def test_a_dtype_that_a_copy_does_not_tell_is_damage(model, folder, opened, capl
     want = load(model, dtype="float16", packed_cache=False).logits(LONG)
     for _ in range(2):
         assert torch.equal(load(model, dtype="float16").logits(LONG), want)
-    assert caplog.text.count("its description of the weights is none") == 1 and len(there(folder)) == 1
+    assert caplog.text.count("its description of the weights cannot be read") == 1 and len(there(folder)) == 1
 
 
 def test_a_model_that_changes_while_it_is_read_again(model, folder, opened, monkeypatch):

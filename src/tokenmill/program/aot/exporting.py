@@ -35,9 +35,8 @@ KINDS = {"decode": ("one", "many"), "prefill": ("chunk",), "both": ("one", "many
 """The kinds of steps to compile, by compile_phases: of one sequence, of several, or a chunk of one."""
 
 EXAMPLE = {"one": 1, "many": 3, "chunk": 24}
-"""Tokens in the example step that a kind is compiled with."""
-KEYS = 320
-
+"""Tokens of the example step with which a kind is compiled."""
+KEYS = 320  # positions of the example step
 
 Places = tuple[Tensor, Tensor, Tensor]
 """positions_T, slots_T and keys_BL of a PaddedStep."""
@@ -51,7 +50,7 @@ class OneLayer(nn.Module):
         self.layer, self._layer_kv, self._attend = layer, layer_kv, attend
 
     def forward(self, x_TD: Tensor, angles: Angles | None, places: Places, cache: list[Tensor]) -> Tensor:
-        """[T, D] → [T, D]; the rows are written."""
+        """Run the layer, [T, D] → [T, D], and write the rows."""
         positions_T, slots_T, keys_BL = places
         step = PaddedStep(positions_T, positions_T, slots_T, keys_BL, None, 0)
         out_TD: Tensor = self.layer(x_TD, angles, over(self._layer_kv, *cache), step, self._attend)
@@ -71,7 +70,7 @@ class CompilablePart(nn.Module):
 
 
 class ExportedPart(NamedTuple):
-    """A part of the forward, the example inputs that it is compiled with, and which of their sizes are dynamic."""
+    """A part of the forward, the example inputs for compiling it, and the dynamic ones among their sizes."""
 
     name: str
     module: nn.Module
@@ -82,7 +81,7 @@ class ExportedPart(NamedTuple):
 def write_package(
     folder: Path, decoder: Decoder, pool: Pool, attend: Attend, phases: str, facts: Mapping[str, Any], progress: Any
 ) -> int:
-    """Compile all parts and put the directory in place when it is complete; the size of the parts in bytes.
+    """Compile all parts and put the directory in place when it is complete; return the size of the parts in bytes.
 
     attend: the kernel for padded steps. `progress` has stage(text) and advance(done, total). PackageMismatch if the
     directory cannot be written.
@@ -112,7 +111,7 @@ def write_package(
 def _exports(
     decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ...]
 ) -> tuple[list[int], list[ExportedPart]]:
-    """Find the number of each layer's code, and what to compile."""
+    """Find the number of each layer's code, and the parts to compile."""
     known: dict[object, int] = {}
     layers = [known.setdefault(_kind_of(layer), len(known)) for layer in decoder.layers if isinstance(layer, Layer)]
     exports = []
@@ -130,7 +129,7 @@ def _exports(
 
 
 def _kind_of(layer: Layer) -> Hashable:
-    """Layers of equal kind run the same code: their description is equal, and how their tensors are stored."""
+    """Make the key of a layer's code: equal if the descriptions are equal, and the way in which tensors are stored."""
     bits = [[part.bits for part in module.parts()] for module in layer.modules() if isinstance(module, QuantizedLinear)]
     stored = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in weights_of(layer).items()]
     return layer.description, str((bits, stored))

@@ -17,7 +17,7 @@ REMEDY = "make it again with `tokenmill compile`, or load without it"
 
 
 def check_folder(folder: Path) -> None:
-    """Raise PackageMismatch for a directory or file that is no package, or holds what is not of the package."""
+    """Raise PackageMismatch for a directory or file that is no package, or holds other files too."""
     if not folder.exists():
         return
     try:
@@ -25,11 +25,11 @@ def check_folder(folder: Path) -> None:
     except (PackageMismatch, KeyError, TypeError) as error:
         raise PackageMismatch(f"{folder} is there and is no AOT package: it is not overwritten ({error})") from None
     if others := sorted(path.name for path in folder.iterdir() if path.name not in known):
-        raise PackageMismatch(f"{folder} holds {others[0]}, which is not of the AOT package: it is not overwritten")
+        raise PackageMismatch(f"{folder} holds {others[0]}, which is no part of the AOT package: it is not overwritten")
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> int:
-    """Write the manifest of a package whose compiled parts are in `folder`; the size of those in bytes."""
+    """Write the manifest of a package whose compiled parts are in `folder`; return the size of the parts in bytes."""
     paths = sorted(folder.iterdir())
     num_bytes = sum(path.stat().st_size for path in paths)
     files = {path.name: file_digest(path) for path in paths}

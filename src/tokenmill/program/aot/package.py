@@ -17,7 +17,7 @@ Loader = torch._C._aoti.AOTIModelPackageLoader
 
 
 class Package(NamedTuple):
-    """Compiled parts by name, the kinds of steps that they are for, and the number of each layer's code."""
+    """Compiled parts by name, the kinds of steps that they serve, and the number of each layer's code."""
 
     code: Mapping[str, Loader]
     kinds: Sequence[str]
@@ -25,7 +25,7 @@ class Package(NamedTuple):
 
 
 def made_for(config: EngineConfig, fingerprint: Mapping[str, str], device: torch.device) -> dict[str, Any]:
-    """List the fields of a manifest that must equal those of an engine before it uses the package. config: resolved."""
+    """List the manifest's fields that must be equal before an engine uses the package. config: resolved."""
     versions = (each.version for each in distributions(name="triton"))
     return {
         "model": {part: digest for part, digest in fingerprint.items() if part != "tokenizer"},

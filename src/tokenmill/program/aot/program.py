@@ -22,7 +22,7 @@ from tokenmill.settings.engine_config import ResolvedConfig
 
 
 class Aot(MicroBatched):
-    """Runs the parts of a package, which was checked against the model and the settings when it was opened."""
+    """The program that runs the parts of a package, which was checked against model and settings when it was opened."""
 
     @classmethod
     def open(cls, config: ResolvedConfig, fingerprint: Mapping[str, str], device: torch.device) -> Package:

@@ -1,10 +1,10 @@
-"""A step split into micro-batches of a few shapes: each is run by the compiled function of its shape, and what has none
-by the plain modules.
+"""A step split into micro-batches of a few shapes: each is run by the compiled function of its shape, or by the plain
+modules where there is no such function.
 
 Sequences that are fed one token each run together; every other span runs alone. Static shapes have sizes that are
-rounded up to declared ones, so that no length of a prompt asks for another compilation.
-A compiled function takes no more than a few small tensors of ints, and the KV cache, which it writes in place. Slots
-are computed inside it, from block tables.
+rounded up to declared ones, so that no length of a prompt asks for another compilation. A compiled function takes no
+more than a few small tensors of ints, and the KV cache, which it writes in place. Slots are computed inside it, from
+block tables.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,9 @@ from tokenmill.program.forward import ModelParts, Output
 
 @dataclass(frozen=True)
 class StepShape:
-    """num_sequences of num_tokens each, which look at num_keys positions; logits of all tokens, or one a sequence."""
+    """A shape: num_sequences of num_tokens each, which look at num_keys positions; logits of all tokens, or one a
+    sequence.
+    """
 
     num_sequences: int
     num_tokens: int
@@ -52,7 +54,7 @@ class StaticShapes:
         self.keys = _powers(256, 4, max_length)
 
     def of(self, batch: MicroBatch) -> StepShape:
-        """Find the smallest declared shape that it fits in."""
+        """Find the smallest declared shape in which the micro-batch fits."""
         return StepShape(
             self.sequences[bisect_left(self.sequences, len(batch))],
             self.tokens[bisect_left(self.tokens, batch[0].count)],
@@ -61,9 +63,7 @@ class StaticShapes:
         )
 
     def compilation(self, shape: StepShape) -> tuple[StepShape, StepShape]:
-        """Return what tells the compiled function of a shape from others, and the shape to compile it with: both
-        itself.
-        """
+        """Return the key of a shape's compiled function, and the shape to compile it with: both the shape itself."""
         return shape, shape
 
 
@@ -84,7 +84,7 @@ class DynamicShapes:
         return StepShape(len(batch), batch[0].count, keys, batch[0].num_logits > 1)
 
     def compilation(self, shape: StepShape) -> tuple[StepShape, StepShape]:
-        """See StaticShapes. A size of 1 is always a case of its own.
+        """Return the key and the shape to compile with. A size of 1 is always a case of its own.
 
         The shape to compile with is long enough to be worth dividing among threads, and no two of its sizes are alike,
         because the compiler would take them for one.
@@ -133,7 +133,7 @@ Call = Callable[[Inputs, Cache], Tensor]
 
 
 class MicroBatched(Eager):
-    """The programs of compiled functions have this in common. Each has its own `find`."""
+    """The common part of the programs of compiled functions, which have a `find` each."""
 
     shapes: StaticShapes | DynamicShapes
 
@@ -152,7 +152,7 @@ class MicroBatched(Eager):
         self.shapes = DynamicShapes(len(self._offsets_P))
 
     def find(self, batch: MicroBatch, step: Step) -> Call | None:
-        """Find what runs that micro-batch of a step, or None."""
+        """Find the function that runs this micro-batch of a step, or None."""
         raise NotImplementedError
 
     @torch.inference_mode()
@@ -193,7 +193,7 @@ class MicroBatched(Eager):
         return Inputs(step.fed(token_ids_BC), positions_BC, tables_BM, self._offsets_P[: shape.num_keys], rows_B)
 
     def _run_plain(self, step: Step, spans: Sequence[Span]) -> dict[int, Tensor]:
-        """Run some of a step's spans by the plain modules: the wanted rows of each, by its first token."""
+        """Run some of a step's spans by the plain modules; return the wanted rows of each, by its first token."""
         tokens, rows, packed = list[int](), list[int](), list[Span]()
         for span in spans:
             packed.append(span._replace(first=len(tokens)))

@@ -38,11 +38,11 @@ from tokenmill.program.forward import ModelParts
 log = logging.getLogger(__name__)
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""From a function to a function that repeats it, and the tensor that holds its result after each repetition."""
+"""Takes a function; returns a function that repeats it, and the tensor that holds its result after each repetition."""
 
 
 class Compiled(MicroBatched):
-    """calls: the compiled functions so far, None for one that a thread is compiling."""
+    """The program that compiles. calls: the compiled functions so far, None for one that a thread is compiling."""
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)
@@ -59,8 +59,8 @@ class Compiled(MicroBatched):
         self._forward = Forward(decoder, pool, self.padded)
 
     def find(self, batch: MicroBatch, step: Step) -> Call | None:
-        """Find the compiled function, compiled now if need be; None while a thread compiles it, and where it is not to
-        be.
+        """Find the compiled function, compiled now if need be; None while a thread compiles it, and where
+        compile_phases leaves it out.
         """
         if self._config.compile_phases not in ("both", "decode" if batch[0].count == 1 else "prefill"):
             return None
@@ -79,7 +79,7 @@ class Compiled(MicroBatched):
         return self.calls[key]
 
     def _compile(self, inputs: Inputs, cache: Cache) -> Call:
-        """Compile. The function is run once with these inputs, which writes what their step will write again."""
+        """Compile a function. It is run once with these inputs, and writes rows that their step will write again."""
         if self._mode == "no":
             return self._forward
         log.info("compiling %s", inputs)
@@ -91,10 +91,10 @@ class Compiled(MicroBatched):
         return call if self.capture is None else Captured(call, self.capture)
 
     def _compile_aside(self, key: StepShape, inputs: Inputs, has_begun: threading.Event) -> None:
-        torch.get_num_threads()  # now, during the step: a new thread keeps the number that it finds at its first call
+        torch.get_num_threads()  # during the step: a new thread keeps the number of its first call
         has_begun.set()
         try:
-            with torch.inference_mode(False):  # a cache that nobody else writes to, made like the real one
+            with torch.inference_mode(False):  # a cache of its own, like the real one
                 cache = [tuple(torch.zeros_like(tensor) for tensor in layer) for layer in self.cache]
             self.calls[key] = self._compile(inputs, cache)
         except Exception as error:  # noqa: BLE001  (nobody waits for this thread: whatever it is, it is said)
@@ -117,14 +117,14 @@ class Forward(nn.Module):
 
 @torch.inference_mode()
 def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str, dynamic: bool) -> Call:
-    """Compile what runs inputs of this shape. It is run once with these. ConfigError where the backend fails."""
+    """Compile a function for inputs of this shape, and run it once with these. ConfigError where the backend fails."""
     # The same function with a code object of its own: torch.compile keeps what it compiled by code object.
     run = FunctionType(_run.__code__.replace(), globals())
     compiled = torch.compile(
         run,
         backend=backend,
         fullgraph=True,  # after a graph break comes a code object that all shapes would share, without guards
-        dynamic=False,  # what may differ is marked
+        dynamic=False,  # sizes that may differ are marked
         options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
     )
     if dynamic:
@@ -146,7 +146,7 @@ def _run(forward: Forward, inputs: Inputs, cache: Cache) -> Tensor:
 
 
 def _mark_dynamic(inputs: Inputs) -> None:
-    """Sequences, tokens and positions may be any number, but 1 is a case of its own; block tables have one length."""
+    """Mark the sizes that may differ: sequences, tokens and positions, except 1, which is a case of its own."""
     for tensor, num_dynamic in zip(inputs, (2, 2, 1, 1, 1), strict=True):
         for dimension in range(num_dynamic):
             if tensor is not None and tensor.shape[dimension] > 1:
@@ -167,7 +167,7 @@ def check_backend(name: str) -> None:
 
 
 class Captured:
-    """A Call, recorded when it is first called. The tensors of the KV cache must be the same in every call."""
+    """A Call that is recorded when it is first called. The tensors of the KV cache must be the same in every call."""
 
     def __init__(self, call: Call, capture: Capture) -> None:
         self._call, self._capture = call, capture
@@ -188,7 +188,9 @@ class Captured:
 
 
 def cuda_graph(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Run a few times on another stream, as torch asks for, then record. Each run writes the same rows again."""
+    """Record a function in a graph, after a few runs on another stream, as torch asks for. Each run writes the same
+    rows.
+    """
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

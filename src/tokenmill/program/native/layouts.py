@@ -7,7 +7,7 @@ pack.py says how the tiles of each layout are made.
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import DTYPES
 
-TILE, PAD = 16, 64  # rows of a tile, and inputs that its layout goes on by
+TILE, PAD = 16, 64  # rows of a tile, and inputs of one step of its layout
 LAYOUTS = {  # numbers as in native/kernels.h
     "float32": 0,
     "bfloat16": 1,
@@ -18,7 +18,7 @@ LAYOUTS = {  # numbers as in native/kernels.h
     "4 bits with wide scales": 6,
     "4 bits in pairs": 7,  # pairs of groups with the same scale and minimum, as groups of 64 and more have
     "8 bits with wide scales": 8,
-    "5 bits with wide scales": 9,  # and with minimums
+    "5 bits with wide scales": 9,  # and minimums too
     "6 bits in halves": 10,  # with an integer factor for each half of a group
     "5 bits with minimums": 11,
 }
@@ -37,7 +37,7 @@ KV_FIELDS = {"k": "k_rows", "v": "v_rows", "k_scales": "k_scales", "v_scales": "
 
 
 def matrix_layout(scheme: Scheme, dtype: str) -> str | None:
-    """The layout that a scheme's matrices are packed in, a key of LAYOUTS; None if their rows cannot be read.
+    """Find the layout, a key of LAYOUTS, in which a scheme's matrices are packed; None if their rows cannot be read.
 
     If a scheme keeps the codes of the checkpoint, this is the layout of the matrices that are floating point.
     """
@@ -47,5 +47,5 @@ def matrix_layout(scheme: Scheme, dtype: str) -> str | None:
 
 
 def kv_number(cache_format: str, dtype: str) -> int | None:
-    """The number of a cache format; None if this program cannot read it."""
+    """Find the number of a cache format; None if this program cannot read it."""
     return KV_NUMBERS.get((cache_format, dtype))

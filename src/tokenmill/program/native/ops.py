@@ -1,8 +1,8 @@
-"""A decoder's description as the flat list of operations that the native program runs: embed, then per layer norm,
-qkv, attend, out, norm, MLP, at last norm and head. Families differ in what is in the list, not in C++.
+"""A decoder's description as the flat list of operations that the native program runs: embed, then per layer norm, qkv,
+attend, out, norm, MLP, at last norm and head. Families differ in the list, not in C++.
 
-A parallel layer norms for both its halves before either adds to the residual stream. What a norm follows is stored
-first, and added by the norm.
+A parallel layer norms for both its halves before either adds to the residual stream. The rows before a norm that
+follows a half are stored first, and added by the norm.
 """
 
 import ctypes
@@ -10,22 +10,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.kernels.native_structs import TmOp, TmUnit
+from tokenmill.kernels.threads import torch_threads
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.description import DecoderDescription, ExpertsBlock, LayerDescription, MlpBlock
 from tokenmill.model.mixers.attention import AttentionBlock
+from tokenmill.model.mixers.attention_module import temperatures
 from tokenmill.model.parameters import join, parameter_shapes
+from tokenmill.model.rope import RotaryTable
 from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
-from tokenmill.program.native.positions import PositionTables
 from tokenmill.program.native.spec import ACTIVATIONS, first_rows, has_coded_embedding
 from tokenmill.program.native.units import Linear, Place
 from tokenmill.program.native.weights import Packed, Packing, SmallTensor
 from tokenmill.quant.schemes import GROUP, Scheme
 
 Role = tuple[int | None, str]  # the layer and the role of a matrix
-NOWHERE = Place(0, 0, 0, 0)  # of the units of a matrix of which this rank has none
+NOWHERE = Place(0, 0, 0, 0)  # for the units of a matrix of which this rank has no unit
 # As in abi.h.
 EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE, COPY, HEADS = range(8)
 ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT, STORE, SHARED_GATE, TO_BUFFER = range(10)
@@ -36,7 +39,7 @@ ATTENTION_IN, MLP_IN, MLP_INNER, ATTENDED, GATHERED = range(5)  # activation buf
 
 
 class Ops:
-    """The list. The description says what there is to do, `weights` places the matrices and tensors that it names.
+    """The list of operations. The description says what there is to do; `weights` places the matrices and tensors.
 
     array: the list as C has it; this object keeps alive what it points to.
     """
@@ -48,10 +51,10 @@ class Ops:
         dtype: str,
         layers_kv: list[LayerKV],
         weights: Packing | Packed,
-        tables: PositionTables,
+        num_positions: int,
     ) -> None:
         self.layers_kv, self.weights, self._shapes = layers_kv, weights, parameter_shapes(decoder)
-        self.tables = tables
+        self._tables = PositionTables(decoder, num_positions)
         self._ops, self._linears, self._held = list[TmOp](), list[Linear](), list[Any]()
         config, learned = decoder.config, decoder.config.positions == "learned"
         positions = self._keep("position_embedding.weight", in_float32=False) if learned else None
@@ -92,14 +95,16 @@ class Ops:
         self._after(layer, "mlp_after_norm", description)
 
     def _before(self, layer: int, role: str, description: LayerDescription, to: int) -> None:
-        """The input of attention or of an MLP."""
+        """Add the operation that makes the input of attention or of an MLP."""
         if description.before is None:
             self._add(COPY, to=to)
         else:
             self._norm(join(layer, role), description.before, to)
 
     def _joins(self, description: LayerDescription) -> dict[str, Any]:
-        """What becomes of the results of attention or of an MLP: added to the residual stream, or left to a norm."""
+        """Choose the epilogue of attention or of an MLP: add to the residual stream, or store for the norm that
+        follows.
+        """
         if description.after is None:
             return {"epilogue": ADD, "scale": description.multiplier}
         return {"epilogue": STORE}
@@ -118,7 +123,7 @@ class Ops:
         tensors = zip((KV_FIELDS[kind] for kind in layer_kv.kinds), layer_kv.tensors, strict=True)
         cache: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors}
         sizes = {"num_kv_heads": block.num_kv_heads, "head_dim": block.head_dim}
-        heads = cache | sizes | self.tables.fields(block) | self._head_norms(layer, block)
+        heads = cache | sizes | self._tables.fields(block) | self._head_norms(layer, block)
         qkv, out = [(layer, "attention.qkv")], [(layer, "attention.out")]
         if heads.get("norm_scope") == ALL_HEADS:
             self._linear(qkv, block.qkv, STORE, ATTENTION_IN, unit=block.head_dim, **sizes)
@@ -177,7 +182,7 @@ class Ops:
         self._linear(downs, block.down, epilogue, MLP_INNER, scale=scale, **mixture)
 
     def _activation(self, layer: int, block: MlpBlock) -> dict[str, Any]:
-        """The activation and its numbers: given, or learned and brought into the form in which they are used."""
+        """Find the activation and its numbers: given, or learned and brought into the form in which they are used."""
         if block.swiglu is not None:
             alpha, limit = block.swiglu
             return {"activation": SWIGLU, "act_a": alpha, "act_b": limit}
@@ -198,7 +203,7 @@ class Ops:
         unit: int = GROUP,
         **fields: Any,
     ) -> None:
-        """One matrix, or the same one of every expert."""
+        """Add one matrix, or the same matrix of every expert."""
         biases = [self._keep(f"{join(*place)}.bias") for place in matrices] if matrix.bias else []
         if len(biases) > 1:
             fields["biases"] = self._array(biases)
@@ -224,7 +229,7 @@ class Ops:
         return op
 
     def _factors(self, path: str, norm: Norm) -> int:
-        """What a norm multiplies by."""
+        """Keep the factors of a norm."""
         if not norm.weight:
             return self.weights.keep(SmallTensor(None, (norm.size,), 1.0))
         return self._keep(f"{path}.weight", 1.0 if norm.unit_offset else 0.0)
@@ -244,3 +249,31 @@ class Ops:
                 unit.first = row - linear.firsts[0]
                 unit.count = min(linear.count, op.outputs - unit.first)
             op.units, op.num_units = units, len(units)  # op keeps units alive
+
+
+class PositionTables:
+    """What the program looks up by position, in float32 whatever the model's dtype: cosines and sines of each rope, and
+    the temperatures of queries, once for all layers that have the same. It owns their memory.
+    """
+
+    def __init__(self, decoder: DecoderDescription, num_positions: int) -> None:
+        self._angles = dict[Any, tuple[Tensor, Tensor]]()
+        self._temperatures = dict[Any, Tensor]()
+        positions_T = torch.arange(num_positions)
+        with torch_threads(1):  # torch's other threads would spin for a while, in the way of our own
+            for rope in decoder.ropes:
+                table, half = RotaryTable(rope, num_positions, torch.float32, torch.device("cpu")), rope.dim // 2
+                self._angles[rope] = table.cos_PH[:, :half].contiguous(), table.sin_PH[:, :half].contiguous()
+            for block in decoder.attentions:
+                if block.temperature is not None:
+                    self._temperatures[block.temperature] = temperatures(positions_T, *block.temperature).flatten()
+
+    def fields(self, block: AttentionBlock) -> dict[str, Any]:
+        """Make the fields of TmOp (native/abi.h) for the heads of a layer."""
+        found: dict[str, Any] = {}
+        if block.rope is not None:
+            cosines, sines = self._angles[block.rope]
+            found = {"rotary": 2 * cosines.shape[1], "cosines": cosines.data_ptr(), "sines": sines.data_ptr()}
+        if block.temperature is not None:
+            found["temperatures"] = self._temperatures[block.temperature].data_ptr()
+        return found

@@ -1,12 +1,12 @@
 """Matrices in the layouts of the native program: tiles of 16 rows, interleaved so that one load feeds one dot product.
 
-Within a tile, K runs on in steps of 64 inputs, padded with zeros: float32 and float16 [k][16 rows], bfloat16
-[k / 2][16 rows][2]. Integer layouts have, for each 64 inputs, a header with the scales of both groups of 32 (and their
-minimums), then the codes: 8 bits as [8][16 rows][4 inputs] for each group; 4 bits as [4][16 rows][4 inputs], where a
-byte's low half belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31. Of 5 and 6 bits the high
-ones come first, [1 or 2][16 rows][4 inputs], then the low four as those of 4 bits do: bit i of a byte is that of the
-low half of byte i, and bit 4 + i that of its high half, or bits 2 i and 4 + 2 i are two of them. With 6 bits the header
-ends with the factors, one byte for each half of both groups, [4][16 rows].
+Within a tile, K runs on in steps of 64 inputs, padded with zeros: float32 and float16 [k][16 rows], bfloat16 [k / 2][16
+rows][2]. Integer layouts have, for each 64 inputs, a header with the scales of both groups of 32 (and their minimums),
+then the codes: 8 bits as [8][16 rows][4 inputs] for each group; 4 bits as [4][16 rows][4 inputs], where a byte's low
+half belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31. Codes of 5 and 6 bits have their high
+bits first, [1 or 2][16 rows][4 inputs], then the low four bits in the layout of 4 bits. With 5 bits, bit i of a high
+byte belongs to the low half of byte i, and bit 4 + i to its high half; with 6 bits, the two bits from 2 i and from 4 +
+2 i on do. With 6 bits the header ends with the factors, one byte for each half of both groups, [4][16 rows].
 """
 
 import torch
@@ -22,7 +22,7 @@ _FLOATS = {LAYOUTS[name]: getattr(torch, name) for name in DTYPES}
 
 
 def layout_of(stored: Stored) -> int:
-    """The layout that holds these rows without rounding them."""
+    """Find the layout that holds these rows without rounding them."""
     if stored.numbers is not None:
         return next(layout for layout, dtype in _FLOATS.items() if dtype == stored.numbers.dtype)
     return LAYOUTS[_layout_of_codes(stored)]
@@ -61,7 +61,7 @@ def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int, out: Tensor
 
 
 def _headers(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
-    """[tiles, pairs, bytes]: scales, and minimums or factors if there are any."""
+    """Make the headers, [tiles, pairs, bytes]: scales, and minimums or factors if there are any."""
     assert stored.scales is not None
     wide, pairs = layout in WIDE, layout == LAYOUTS["4 bits in pairs"]
     minimums = -8 * stored.scales if wide and stored.bits == 4 and stored.minimums is None else stored.minimums
@@ -73,7 +73,9 @@ def _headers(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
 
 
 def _fours(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
-    """[tiles, pairs, groups, quads, rows] int32: four codes of 8 bits, eight of 4 bits, or the high bits of more."""
+    """Make the codes as int32, [tiles, pairs, groups, quads, rows]: four codes of 8 bits, eight of 4 bits, or high
+    bits.
+    """
     has_bytes = stored.bits == 8 or stored.halves is None
     codes, size = (stored.unpacked().codes, GROUP) if has_bytes else (stored.halves, GROUP // 2)
     assert codes is not None
@@ -87,7 +89,7 @@ def _fours(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
 
 
 def _with_high_bits(fours: Tensor, bits: int) -> Tensor:
-    """[…, 8 quads] of codes in bytes → […, 5 or 6]: the high bits of all, then the low four."""
+    """Rearrange codes in bytes, […, 8 quads], as […, 5 or 6]: the high bits of all, then the low four."""
     low, high = fours & 0x0F0F0F0F, fours >> 4 & 0x03030303
     lines, count = bits - 4, 4 // (bits - 4)  # quads of each half whose high bits are in one line
     of_halves = high[..., :4] | high[..., 4:] << 4
@@ -96,20 +98,22 @@ def _with_high_bits(fours: Tensor, bits: int) -> Tensor:
 
 
 def _in_pairs(numbers: Tensor) -> bool:
-    """Whether in [R, groups] each even group has the value of the next one; a last odd group is ignored."""
+    """Say whether in [R, groups] each even group has the value of the next one; a last odd group is ignored."""
     even = numbers.shape[1] // 2 * 2
     return bool(torch.equal(numbers[:, 0:even:2], numbers[:, 1:even:2]))
 
 
 def _header(numbers: Tensor, rows: Tensor, width: int, wide: bool, pairs: bool) -> Tensor:
-    """[tiles, pairs, bytes]: for each pair of groups 16 values of each, or 16 where both groups share them."""
+    """Make one part of the headers, [tiles, pairs, bytes]: 16 values of each group, or 16 that both groups of a pair
+    share.
+    """
     taken = _take(numbers, rows, width // GROUP).view(-1, TILE, width // PAD, PAD // GROUP)
     numbers = taken[..., : 1 if pairs else 2].permute(0, 2, 3, 1).contiguous()
     return (numbers if wide else numbers.half()).flatten(2).view(torch.uint8)
 
 
 def _take(matrix: Tensor, rows: Tensor, width: int) -> Tensor:
-    """Those rows, with zeros for -1 and up to `width`; without a copy where the rows lie in that order already."""
+    """Take these rows, with zeros for -1 and up to `width`; without a copy where they lie in that order already."""
     first, count = int(rows[0]), len(rows)
     if width == matrix.shape[1] and first >= 0 and torch.equal(rows, torch.arange(first, first + count)):
         return matrix[first : first + count].contiguous()

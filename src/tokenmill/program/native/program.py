@@ -24,7 +24,6 @@ from tokenmill.process import forget_in_child
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.program.native.layouts import LAYOUTS, kv_number
 from tokenmill.program.native.ops import Ops
-from tokenmill.program.native.positions import PositionTables
 from tokenmill.program.native.weights import Packed, Packing
 from tokenmill.program.parts import Opened
 from tokenmill.weights.source import WeightSource
@@ -33,13 +32,13 @@ WHY_BYTES = 500
 
 
 def _free(model: int, ranks: Ranks) -> None:
-    ranks.end()  # first: a step that waits for them fails
+    ranks.end()  # before the model: a step that waits for them fails
     native_library.library().tm_free(model)
 
 
 class Native(Program):
     build = ""
-    """Of the library: one of kernels.native_library.BUILDS, "" for the one that models take there."""
+    """A build of the library in kernels.native_library.BUILDS; "" stands for the best build of this processor."""
 
     def __init__(self, parts: ModelParts) -> None:
         source, pool, opened, config = parts.weights, parts.pool, parts.own, parts.config
@@ -53,8 +52,7 @@ class Native(Program):
             self._weights = Packed(
                 torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"], config.dtype, rank
             )
-        tables = PositionTables(description, config.max_length)
-        self._ops = Ops(description, source.scheme, config.dtype, pool.rows, self._weights, tables)
+        self._ops = Ops(description, source.scheme, config.dtype, pool.rows, self._weights, config.max_length)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
         self._spec = native_structs.TmModel(
             hidden=shape.hidden_size,
@@ -77,13 +75,13 @@ class Native(Program):
         self._start()
 
     def _share_memory(self) -> None:
-        """Map what the ranks share of a step, and have every step fail from when one of them has ended."""
+        """Map the memory of steps that the ranks share, and have every step fail once one of the ranks has ended."""
         if self._ranks.steps is None:
             return
         lib = native_library.library()
         self._shared = self._ranks.steps.map(lib.tm_shared_bytes(ctypes.byref(self._spec)))
         self._spec.shared = address = ctypes.addressof(ctypes.c_char.from_buffer(self._shared))
-        shared = self._shared  # for as long as it may be called
+        shared = self._shared  # held for as long as the function may be called
         self._ranks.on_end(lambda: lib.tm_lose(address) if len(shared) else None)
 
     def _place_threads(self, nodes: list[list[int]], rank: Rank) -> None:
@@ -109,7 +107,7 @@ class Native(Program):
         forget_in_child(self)
 
     def _made(self) -> Any:
-        """Make the model. It waits for the other ranks in a thread, so that this one can be interrupted meanwhile."""
+        """Make the model. A thread waits for the other ranks, so that the caller can be interrupted meanwhile."""
 
         def make() -> Any:
             return native_library.library().tm_make(ctypes.byref(self._spec), self._why, WHY_BYTES)
@@ -132,7 +130,7 @@ class Native(Program):
         return self._weights.describe(others)
 
     def run(self, step: Step) -> Output:
-        """The logits are float32."""
+        """Compute the step; the logits are float32."""
         logits_RV = torch.empty(step.num_rows, self._vocab_size)
         # One array, one struct for every step, no tensors: since the last step all of Python is out of the caches.
         numbers = array("q", step.token_ids if step.fed_R is None else step.token_ids_T.tolist())

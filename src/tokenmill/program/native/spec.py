@@ -53,7 +53,7 @@ class NativeSpec(ProgramSpec):
 
     @staticmethod
     def copy_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
-        """See ProgramSpec. A copy that keeps codes may have what is floating point in every dtype."""
+        """Foresee the bytes of a copy. A copy that keeps codes may have the floating-point tensors in every dtype."""
         own = _packed_bytes(model, dtype, scheme, ALONE)
         return own + 2 * DTYPES["float32"] * _count_floats(model) if scheme.keeps_codes and model.codes else own
 
@@ -63,7 +63,7 @@ class NativeSpec(ProgramSpec):
 
     @staticmethod
     def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
-        """See ProgramSpec. The ranks map one cache, which is counted once."""
+        """Foresee the bytes of each rank: all map one cache, which is counted once."""
         return [cache.num_bytes] + [0] * (ranks - 1)
 
 
@@ -73,12 +73,12 @@ def _refuse(decoder: DecoderDescription) -> str | None:
 
 
 def has_coded_embedding(model: ModelConfig, scheme: Scheme) -> bool:
-    """Whether tokens are looked up in the checkpoint's codes of them: in those of the head, if it is tied."""
+    """Say whether tokens are looked up in codes of the checkpoint: its embedding's, or the head's if they are tied."""
     return model.embedding_bits > 0 and (scheme.keeps_codes or not model.tie_embeddings)
 
 
 def first_rows(matrix: Projection, unit: int) -> Iterator[int]:
-    """The first row of each unit of so many rows; a unit lies within one part."""
+    """Yield the first row of each unit of so many rows; a unit lies within one part."""
     begin = 0
     for rows in matrix.parts:
         yield from range(begin, begin + rows, unit)
@@ -86,8 +86,8 @@ def first_rows(matrix: Projection, unit: int) -> Iterator[int]:
 
 
 def _count_floats(model: ModelConfig) -> int:
-    """Count the numbers that a checkpoint of codes has in floating point: all but matrices and the table of tokens,
-    with routers.
+    """Count the numbers that a checkpoint of codes has in floating point: all parameters except matrices and the
+    embedding, with routers.
     """
     decoder, parts = describe(model), count_parameters(model)
     found = sum(parts.values()) - parts["embedding"] + (decoder.head.num_weights if model.tie_embeddings else 0)
@@ -99,10 +99,10 @@ def _count_floats(model: ModelConfig) -> int:
 
 
 def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme, rank: Rank) -> int:
-    """Bytes of a rank's weights, by arithmetic: full tiles, embeddings as they are, small parameters in float32.
+    """Count the bytes of a rank's weights: full tiles, embeddings as they are, small parameters in float32.
 
-    An estimate where the codes of a checkpoint are kept: its tensors may have several kinds. Rank 0 alone looks tokens
-    up in tables.
+    This is an estimate where the codes of a checkpoint are kept: its tensors may have several kinds. Rank 0 alone looks
+    tokens up in tables.
     """
     layout, itemsize = matrix_layout(scheme, dtype), DTYPES[dtype]
     assert layout is not None, "other schemes are refused"
@@ -112,7 +112,7 @@ def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme, rank: Rank) ->
         unit = {"router": TILE, "qkv": matrix.parts[0] // model.num_heads}.get(matrix.role, GROUP)
         stored = dtype if matrix.role == "router" else layout  # no scheme rounds a router
         tile = int(native_library.library().tm_tile_bytes(LAYOUTS[stored], matrix.inputs))
-        # Gates are divided as the rows are that they belong to.
+        # Gates are divided as their rows are.
         sides = 2 if matrix.role == "gate_up" else 1
         units = len(rank.share(len(list(first_rows(matrix, unit))) // sides)) * sides
         packed += count * tile * units * -(-unit // TILE)

@@ -19,7 +19,7 @@ NO_GATE = -1
 
 
 class Run(NamedTuple):
-    """Units that lie one after the other, each with its gate behind it. The layout of the gates is NO_GATE without.
+    """Units that lie one after the other, each followed by its gate; gate_layout is NO_GATE for units without gates.
 
     One stream of memory is faster than two, because the processor prefetches what follows.
     """
@@ -31,13 +31,13 @@ class Run(NamedTuple):
 
     @property
     def is_coded(self) -> bool:
-        """Whether all of it is codes, which are the same whatever the model's dtype."""
+        """Say whether all units are codes, which are the same in every dtype of the model."""
         return FLOATS.isdisjoint((self.layout, self.gate_layout))
 
 
 @dataclass
 class Linear:
-    """One matrix to place, or the same one of every expert.
+    """One matrix to place, or the same matrix of every expert.
 
     `matrices`: the layer and the role of each; see WeightSource.matrix. `firsts`: the first row of each unit; `gates`:
     the first row of each unit's gate, or empty. `parts`: rows of each part of the matrix. Every unit has `count` rows;
@@ -54,7 +54,7 @@ class Linear:
 
     @property
     def is_embedding(self) -> bool:
-        """Whether tokens are looked up in it, and not multiplied by it."""
+        """Say whether this is the table in which tokens are looked up, not a matrix to multiply by."""
         return self.matrices == [(None, "embedding")]
 
     @property
@@ -62,12 +62,12 @@ class Linear:
         return self.firsts * len(self.matrices)
 
     def own_units(self, rank: Rank) -> list[int]:
-        """The units that a rank has, by their numbers among those of all matrices: the same share of each."""
+        """List the units that a rank has, by their numbers among the units of all matrices: the same share of each."""
         each = len(self.firsts)
         return [begin + at for begin in range(0, each * len(self.matrices), each) for at in rank.share(each)]
 
     def own_rows(self, rank: Rank) -> list[range]:
-        """The rows of a matrix that are in the units of a rank, as stretches that are as long as can be."""
+        """List the rows of a matrix in the units of a rank, as the longest possible ranges."""
         found = list[range]()
         for firsts in filter(None, (self.gates, self.firsts)):
             for at in rank.share(len(firsts)):
@@ -81,16 +81,16 @@ class Linear:
         return next(end for end in accumulate(self.parts) if row < end)
 
     def unit_bytes(self, layout: int) -> int:
-        """Bytes of a unit of that layout; it is a number of whole tiles."""
+        """Count the bytes of a unit in that layout; it has a whole number of tiles."""
         tiles = -(-self.count // TILE)
         return 0 if layout == NO_GATE else int(library().tm_tile_bytes(layout, self.op.inputs)) * tiles
 
     def stride(self, run: Run) -> int:
-        """Bytes from one unit of a run to the next."""
+        """Count the bytes from one unit of a run to the next."""
         return self.unit_bytes(run.layout) + self.unit_bytes(run.gate_layout)
 
     def num_bytes(self, runs: Iterable[Run]) -> int:
-        """Bytes of all its units that are in these runs."""
+        """Count the bytes of all units in these runs."""
         return sum(run.num_units * self.stride(run) for run in runs)
 
 
@@ -102,7 +102,7 @@ class Part(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a unit of this rank lies. The gate's layout is NO_GATE, and its address 0, without."""
+    """The place of a unit of this rank. A unit without a gate has the gate's layout NO_GATE and its address 0."""
 
     address: int
     layout: int
@@ -111,7 +111,7 @@ class Place(NamedTuple):
 
 
 def places_of(linear: Linear, runs: Iterable[Run]) -> Iterator[Place]:
-    """The places of the units of runs, one after the other."""
+    """Yield the places of the units of runs, one after the other."""
     for run in runs:
         for address in range(run.address, run.address + run.num_units * linear.stride(run), linear.stride(run)):
             gate = 0 if run.gate_layout == NO_GATE else address + linear.unit_bytes(run.layout)
@@ -119,7 +119,9 @@ def places_of(linear: Linear, runs: Iterable[Run]) -> Iterator[Place]:
 
 
 class Piece(NamedTuple):
-    """Units of a Linear that lie within one part. firsts: their first rows. rows: of the part, -1 for one of zeros."""
+    """Units of a Linear that lie within one part. firsts: their first rows. rows: rows of the part, with -1 for a row
+    of zeros.
+    """
 
     part: Stored
     layout: int
@@ -128,7 +130,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(linear: Linear, parts: list[Part], firsts: list[int]) -> Iterator[Piece]:
-    """For each part that has units, what of it is packed. A unit lies within one part."""
+    """Yield the piece of each part that has units. A unit lies within one part."""
     found = 0
     for begin, part in parts:
         end = begin + part.num_rows

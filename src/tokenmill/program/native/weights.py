@@ -1,10 +1,10 @@
 """The addresses of the native program's weights: in an arena that is packed from a checkpoint, or in a packed model.
 
-Ops asks either for the same things in the order of the model: small tensors and tables one by one, then all matrices.
+Ops asks both for the same things in the order of the model: small tensors and tables one by one, then all matrices.
 Packing can describe the addresses that it gave as offsets in a file; Packed gives them again from such a file. Codes of
-a checkpoint are the same in every dtype: a file may hold them once, and beside them what is floating point in each
-dtype. A rank has its share of the units of every matrix, and of the tables those that are looked up there; other units
-have no place.
+a checkpoint are the same in every dtype: a file may hold them once, and beside them the floating-point tensors in each
+dtype. A rank has its share of the units of every matrix, and the tables if it looks tokens up; other units have no
+place.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ from tokenmill.weights.source import WeightSource, return_memory
 LAYOUT = 11
 """The version of the packed bytes and of the order of requests; it grows when either changes."""
 OF_ONE_DTYPE = 10
-"""An earlier version, of which the bytes are the same, and the description tells of one dtype. Files of 0.1 have it."""
+"""An earlier version with the same bytes, whose description has one dtype. Files of 0.1 have it."""
 FLOATS_SHARE = 1 / 8
 """A file serves every dtype if its floating-point tensors, in all dtypes together, take at most this share of the bytes
 of its codes. More would cost users of one dtype more than users of several save: norms and routers take less than a
@@ -41,7 +41,7 @@ hundredth, and an embedding table in floating point takes more than the codes.""
 class SmallTensor(NamedTuple):
     """A tensor that is read without packing, plus `offset`. parameter: None for zeros.
 
-    in_float32: it is held in float32, of values as the model's dtype rounds them; otherwise in that dtype.
+    in_float32: it is held in float32, with values rounded to the model's dtype; otherwise in that dtype.
     """
 
     parameter: str | None
@@ -50,11 +50,11 @@ class SmallTensor(NamedTuple):
     in_float32: bool = True
 
     def held_in(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype that it is held in, of a model in that one."""
+        """Return the dtype in which a model of this dtype holds the tensor."""
         return torch.float32 if self.in_float32 else dtype
 
     def read(self, source: WeightSource) -> Tensor:
-        """Read it as it is held."""
+        """Read the tensor in the dtype in which it is held."""
         dtype = self.held_in(source.dtype)
         zeros = torch.zeros(self.shape, dtype=dtype)
         held = zeros if self.parameter is None else source.tensor(self.parameter).to(dtype)
@@ -64,7 +64,8 @@ class SmallTensor(NamedTuple):
 class Packing:
     """Weights packed in the order in which the program reads them.
 
-    source: where they come from. allocate: gives the memory to pack into. widest: the layout that takes the most of it.
+    source: the checkpoint's weights. allocate: gives the memory to pack into. widest: the layout that takes the most of
+    it.
     """
 
     def __init__(self, source: WeightSource, allocate: Allocate, widest: int, rank: Rank = ALONE) -> None:
@@ -88,12 +89,12 @@ class Packing:
         return held.data_ptr()
 
     def keep_table(self, wanted: SmallTensor) -> int | None:
-        """Give the address of the table that tokens are looked up in; None on ranks that look nothing up."""
+        """Give the address of the table in which tokens are looked up; None on ranks that look nothing up."""
         return None if self._rank.number else self.keep(wanted)
 
     def place(self, linears: Sequence[Linear]) -> list[dict[int, Place]]:
-        """Pack all matrices: for each, where the units of this rank lie, by their numbers."""
-        # As large as it can become, since layouts depend on codes that are not read yet.
+        """Pack all matrices; return, for each, the places of this rank's units by their numbers."""
+        # The upper bound, since layouts depend on codes that are not read yet.
         num_bytes = sum(self._max_bytes(linear) for linear in linears)
         self._memory = self._allocate(num_bytes, sum(len(linear.unit_rows) for linear in linears))
         source, self._source, self._linears = self._source, None, linears
@@ -136,7 +137,7 @@ class Packing:
     def _pack(self, linear: Linear, matrices: Iterable[list[Part]], before: Iterable[Run] = ()) -> list[Run]:
         """Pack one Linear. Its temporary memory is free on return, so that return_memory can hand it back.
 
-        before: the same units, packed in another dtype; of these the codes are not packed again.
+        before: the same units, packed in another dtype, whose codes are not packed again.
         """
         runs, packed = [], iter(before)
         for parts in matrices:
@@ -157,12 +158,11 @@ class Packing:
         return runs
 
     def describe(self, others: Iterable[WeightSource] = ()) -> dict[str, Any]:
-        """Describe where everything lies, for Packed. Called where the memory is a file, into which it puts the tensors
-        that are read without packing too.
+        """Describe where everything lies, for Packed. The memory must be a file; small tensors are put there too.
 
-        others: the same weights in other dtypes; where there is little beside codes, that is read and put there too.
-        The place of a matrix that is not all codes is told by dtype. A dtype that does not hold the numbers has a
-        sentence in the place of them.
+        others: the same weights in other dtypes; where floating point is a small part beside codes, it is read in these
+        dtypes and put there too. The places of a matrix that is not all codes stand under each dtype. A dtype that does
+        not hold the numbers has a sentence in the place of the description.
         """
         floats = [runs for runs in self._placed if not _are_coded(runs)]
         dtypes: dict[str, Any] = {_name(self._dtype): {"kept": self._put(self._kept), "floats": floats}}
@@ -185,7 +185,7 @@ class Packing:
         return floats * sum(DTYPES.values()) <= FLOATS_SHARE * codes
 
     def _in_dtype_of(self, source: WeightSource) -> dict[str, Any]:
-        """Put what is not codes into the file again, in the dtype of that source; describe where it lies."""
+        """Put the floating-point tensors into the file again, in the dtype of that source; describe where they lie."""
         with torch_threads(1):
             kept = self._put(wanted.read(source) for wanted in self._wanted)
             matrices = zip(self._linears, self._placed, strict=True)
@@ -197,7 +197,7 @@ class Packing:
         return {"kept": kept, "floats": floats}
 
     def _put(self, tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
-        """Put tensors into the memory: for each, where it begins there, and its bytes."""
+        """Put tensors into the memory; return, for each, its begin there and its bytes."""
         places = []
         for tensor in tensors:
             places.append((self._memory.used, tensor.nbytes))
@@ -208,7 +208,8 @@ class Packing:
 class Packed:
     """Weights from the bytes [N] of a packed model, as Packing.describe describes them, for a model in that dtype.
 
-    All ranks map the same file, whose pages are in memory once. NumberTooLarge where the dtype does not hold them.
+    All ranks map the same file, whose pages are in memory once. NumberTooLarge where the dtype does not hold the
+    numbers.
     """
 
     def __init__(self, payload: Tensor, described: dict[str, Any], dtype: str, rank: Rank = ALONE) -> None:
@@ -228,14 +229,16 @@ class Packed:
         fields: list[Any] = [described.get("placed"), told.get("kept"), told.get("floats")]
         (placed, kept, floats), runs = fields, (None, None, len(Run._fields))
         if not (_are_ints(placed, *runs) and _are_ints(kept, None, 2) and _are_ints(floats, *runs)):
-            raise PackedModelError("the packed model is damaged: its description of the weights is none; make it again")
+            raise PackedModelError(
+                "the packed model is damaged: its description of the weights cannot be read; make it again"
+            )
         of_dtype = iter(floats)
         self._placed: list[Any] = [coded or next(of_dtype, []) for coded in placed]
         self._payload, self._kept = payload, iter(kept)
         self.num_bytes, self.num_matrix_bytes = sum(size for _, size in kept), 0
 
     def keep(self, wanted: SmallTensor) -> int:
-        """See Packing. The size of what was kept must be that of this tensor."""
+        """Give the address of a small tensor. PackedModelError unless the file has as many bytes for it as it needs."""
         begin, size = next(self._kept, (0, -1))
         right = prod(wanted.shape) * wanted.held_in(self._dtype).itemsize
         if size != right or not 0 <= begin <= self._payload.nbytes - size:
@@ -263,7 +266,7 @@ class Packed:
         return {number: places[number] for number in linear.own_units(self._rank)}
 
     def _fits(self, linear: Linear, runs: list[Run]) -> bool:
-        """Whether there are as many units as the model has, of known layouts and within the payload."""
+        """Say whether there are as many units as the model has, of known layouts and within the payload."""
         known, base = set(LAYOUTS.values()), self._payload.data_ptr()
         gates = known if linear.gates else {NO_GATE}
         if not all(run.layout in known and run.gate_layout in gates and run.num_units > 0 for run in runs):
@@ -282,7 +285,9 @@ def _are_coded(runs: Iterable[Run]) -> bool:
 
 
 def _are_ints(value: Any, *lengths: int | None) -> bool:
-    """Whether it is a whole number, or lists of lists of them, `lengths` long (None: any) from outside inwards."""
+    """Say whether the value is an integer, or lists of lists of them, `lengths` long (None: any) from outside
+    inwards.
+    """
     if not lengths:
         return type(value) is int and abs(value) < 1 << 62
     is_list = isinstance(value, list) and lengths[0] in (None, len(value))
@@ -290,7 +295,7 @@ def _are_ints(value: Any, *lengths: int | None) -> bool:
 
 
 def _ahead(matrices: Iterator[list[Part]], num_threads: int) -> Generator[list[Part]]:
-    """The same, while a thread reads the one that comes next; torch computes in so many threads there."""
+    """Yield the same matrices, while a thread reads the next one; torch computes in so many threads there."""
 
     def read() -> list[Part] | None:
         with torch_threads(num_threads):
