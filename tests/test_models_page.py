@@ -16,7 +16,7 @@ from tokenmill import registry
 from tokenmill.errors import CheckpointError
 from tokenmill.hub.names import locate
 from tokenmill.hub.short_names import HUB_NAMES, SHORT_NAMES
-from tokenmill.loader.at_hand.kind import BASE, INSTRUCT
+from tokenmill.loader.at_hand import BASE, INSTRUCT
 from tokenmill.model.families import find_family, read_config
 from tokenmill.program.native.spec import ACTIVATIONS
 from tokenmill.units import counted, size

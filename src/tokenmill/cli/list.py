@@ -10,7 +10,7 @@ from tokenmill.cli.cache.list import cache_rows, show_cache
 from tokenmill.cli.parser.options import JSON, MODEL, OUTPUT, option
 from tokenmill.cli.process.display import echo, for_stdout, print_json, print_table
 from tokenmill.hub.places.entry import FoundModel
-from tokenmill.loader.at_hand.kind import BASE, INSTRUCT
+from tokenmill.loader.at_hand import BASE, INSTRUCT
 from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.units import counted, size
 

@@ -12,14 +12,16 @@ from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.thread import EngineThread
 from tokenmill.engine.verify import Receipts
-from tokenmill.errors import ConfigError
+from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress, Silent
-from tokenmill.loader.draft_model import load_draft_model
+from tokenmill.kernels.devices import free_bytes
+from tokenmill.loader.copies import start_reading
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.loader.packed_copy import Adjust, load_with_copy, open_model
+from tokenmill.loader.packed_copy import Adjust, load_with_copy, open_files, open_model, resolve_opened
 from tokenmill.memory.disk_limit import free_disk, limit_of
+from tokenmill.model.families import read_config
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.keeps import Keeps
@@ -34,8 +36,10 @@ from tokenmill.speculate.speculation import Speculation
 from tokenmill.speculate.suffix_store import SuffixStore
 from tokenmill.value_reader import path_of
 from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 
+DRAFT_SCHEMES = ("q8", "q4")  # names of a draft model: this model with such weights
 Told = Callable[[int, int], None]  # how much is done, and how much there is
 
 
@@ -94,6 +98,51 @@ def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | Non
     proposer = lookup(PROPOSERS, config.speculate, "speculate")(facts)
     receipts = Receipts(loaded)
     return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts), thread, receipts))
+
+
+def load_draft_model(checkpoint: Checkpoint, target: LoadedModel, progress: Told | None) -> LoadedModel:
+    """Load the draft model with a cache for as many texts, and of the same length, as `target`, which came from that
+    checkpoint.
+
+    CapacityError where it does not fit beside the model.
+    """
+    config, name = target.config, str(target.config.draft_model)
+    is_same = name in DRAFT_SCHEMES
+    settings = EngineConfig(
+        model=config.model if is_same else name,
+        tokenizer=config.tokenizer if is_same else None,
+        scheme=name if is_same else "auto",
+        dtype=config.dtype if is_same else "auto",
+        device=config.device,
+        threads=config.threads,
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+        # With windows the cache is made for them, and the draft model has other windows.
+        cache_tokens=config.cache_tokens if target.resolved.window.size is None else None,
+        prefix_cache=config.prefix_cache,
+        fingerprint=config.fingerprint,
+        packed_cache=config.packed_cache,
+        packed_limit=config.packed_limit,
+    )
+    source = _open_same(checkpoint, settings) if is_same else open_files(locate(name), settings)
+    max_length = min(config.max_length, read_config(source.config).context)
+    block_size = config.block_size if config.block_size < max_length else None
+    source, resolved = resolve_opened(source, replace(settings, max_length=max_length, block_size=block_size))
+    needed, available = resolved.cache.num_bytes + resolved.weight_bytes, free_bytes(resolved.config.device)
+    if needed > available:
+        setting = "draft_model, max_length or max_sequences"
+        raise CapacityError(f"memory for the draft model {name}", needed, available, setting, in_bytes=True)
+    loaded, _ = load_with_copy(source, resolved, progress)
+    return loaded
+
+
+def _open_same(checkpoint: Checkpoint, config: EngineConfig) -> Checkpoint:
+    """Open the same model, to be read with other weights."""
+    if (is_packed := isinstance(checkpoint, PackedCheckpoint)) and not checkpoint.is_copy:
+        allowed = "the name of a model: a packed model cannot be read with other weights"
+        raise ConfigError("draft_model", config.scheme, allowed)
+    reader = start_reading(checkpoint.path, config)
+    return checkpoint if reader is None and not is_packed else open_files(checkpoint.path, config, reader)
 
 
 def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> DraftCore:

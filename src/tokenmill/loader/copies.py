@@ -1,11 +1,11 @@
 """Packed copies of models in the cache folder, so that only a model's first load reads and packs its own files.
 
-A copy's name has what its weights depend on: the program, dtype and scheme, which settings and the model's config
-resolve to, and a digest of the model's files and the version of tokenmill. One copy serves in any dtype where nearly
-all of it is the files' own codes, and its name says so. Copies that were not used for longest are deleted when there is
-no room for a new one. A copy that is being read may be deleted or replaced: its readers keep the old file. A copy says
-inside which one it is, so that another under its name is not taken. What else lies in the folder is not touched.
-Nothing here imports torch.
+A copy's name has everything that its weights depend on: the program, dtype and scheme, which settings and the model's
+config resolve to, and a digest of the model's files and the version of tokenmill. One copy serves in any dtype where
+nearly all of it is the files' own codes, and its name says so. Copies that were not used for longest are deleted when
+there is no room for a new one. A copy that is being read may be deleted or replaced: its readers keep the old file. A
+copy has its own name inside, so that another file under that name is not taken. Other files in the folder are not
+touched. Nothing here imports torch.
 """
 
 import glob
@@ -43,7 +43,7 @@ WAIT_S = 1.0  # for another process that makes room; then no copy is kept this t
 
 
 class PackedCopy(NamedTuple):
-    """A copy on disk. source: the model that it was made of. used_at: in seconds since 1970."""
+    """A copy on disk. source: the model of which it was made. used_at: in seconds since 1970."""
 
     path: Path
     source: str
@@ -57,8 +57,8 @@ def copies_folder() -> Path:
 
 
 def copy_names(model: Path, config: EngineConfig) -> dict[str, str]:
-    """The file names that a model's copy for resolved settings may have, by the dtype that is in them: the one of the
-    settings, or ANY_DTYPE. CheckpointError where the model cannot be read.
+    """Name the files that a model's copy for resolved settings may have, by the dtype inside: the one of the settings,
+    or ANY_DTYPE. CheckpointError where the model cannot be read.
     """
     return _named(_stem(model), (config.program, config.dtype, config.scheme), _digest(model, config))
 
@@ -69,7 +69,7 @@ def _named(stem: str, kind: tuple[str, str, str], digest: str) -> dict[str, str]
 
 
 def _last_used_copy(model: Path, config: EngineConfig) -> Path | None:
-    """The copy for these settings that was used last; any value may stand in the place of "auto"."""
+    """Find the copy for these settings that was used last; any value may stand in the place of "auto"."""
     program, dtype, scheme = (
         "*" if value == "auto" else value for value in (config.program, config.dtype, config.scheme)
     )
@@ -83,7 +83,7 @@ def _stem(model: Path) -> str:
 
 
 def _digest(model: Path, config: EngineConfig) -> str:
-    """The digest of this version and of all files that a copy is made of."""
+    """Compute the digest of this version and of all files of which a copy is made."""
     found, other = _state_of(model, config), None
     if config.tokenizer is not None:  # the copy contains the tokenizer of that model
         other = _state_of(locate(config.tokenizer), config)
@@ -91,7 +91,7 @@ def _digest(model: Path, config: EngineConfig) -> str:
 
 
 def _state_of(model: Path, config: EngineConfig) -> tuple[list[tuple[str, str]], list[tuple[int, int]]]:
-    """Digests of a model's files, and their sizes and times: digests of samples miss what is edited in place."""
+    """Read the digests of a model's files, and their sizes and times: digests of samples miss edits in place."""
     digests = sorted(fingerprint(model, config.fingerprint).items())
     with file_errors(model, "read"):
         files = [file.stat() for files in files_of(model).values() for file in files]
@@ -99,9 +99,9 @@ def _state_of(model: Path, config: EngineConfig) -> tuple[list[tuple[str, str]],
 
 
 def start_reading(model: Path, config: EngineConfig) -> PackedReader | None:
-    """Begins to read a packed model, or the packed copy of another model, if there is one.
+    """Begin to read a packed model, or the packed copy of another model, if there is one.
 
-    Where settings are "auto" it may be another one than they resolve to, which the model's config decides later.
+    Where settings are "auto" the copy may be of other settings than they resolve to later, by the model's config.
     """
     if is_packed_model(model):
         return PackedReader(model)
@@ -126,13 +126,13 @@ def without_remedy(error: CheckpointError) -> str:
 
 
 class CopiesFolder(BoundedFolder):
-    """The packed copies of all models. Who writes a copy has a lock of its own for it, since that takes minutes."""
+    """The packed copies of all models. The writer of a copy has a lock for it, since writing takes minutes."""
 
     def __init__(self, limit_bytes: float = inf) -> None:
         super().__init__(copies_folder(), "packed copies", NAMES, _is_own, limit_bytes)
 
     def used_at(self, path: Path, status: stat_result) -> float:
-        """See BoundedFolder. The file's own time must stay, or it would have to be verified again."""
+        """Look up when a copy was used. The file's own time must stay, or the copy would have to be verified again."""
         return last_used(path)
 
     def is_left(self, path: Path, status: stat_result) -> bool:
@@ -146,7 +146,7 @@ class CopiesFolder(BoundedFolder):
 
 
 def copies_limit(limit_mb: int | None) -> int:
-    """The bytes that all copies may take, by the setting packed_limit or else by the disk."""
+    """Compute the bytes that all copies may take, by the setting packed_limit or else by the disk."""
     if limit_mb is not None:
         return limit_of(limit_mb, COPIES_LIMIT, 0)
     taken = sum(file.num_bytes for file in CopiesFolder().files())
@@ -155,7 +155,7 @@ def copies_limit(limit_mb: int | None) -> int:
 
 @contextmanager
 def room_for_copy(num_bytes: int, limit_bytes: int) -> Iterator[bool]:
-    """Inside, a copy of so many bytes may be begun at that size, and no other process begins one; False if one does.
+    """Let this process alone begin a copy of so many bytes inside the context; False if another process begins one.
 
     Copies that were not used for longest are deleted before. CapacityError where there is no room.
     """
@@ -183,7 +183,9 @@ def _free() -> int:
 
 @contextmanager
 def writing_copy(path: Path) -> Iterator[bool]:
-    """Inside, this process alone writes that copy; False if another one does. What killed ones left is deleted."""
+    """Let this process alone write that copy inside the context; False if another one does. Leftovers of killed
+    processes are deleted.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     CopiesFolder().remove_leftovers()
     with locked(_lock_of(path)) as is_alone:
@@ -195,7 +197,7 @@ def writing_copy(path: Path) -> Iterator[bool]:
 
 
 def copies() -> list[PackedCopy]:
-    """All copies that are there, also of other versions, by their names. Other packed models in the folder are none."""
+    """List all copies, also of other versions, by name; other packed models in the folder are left out."""
     found = []
     for used_at, path, num_bytes in sorted(CopiesFolder().files(), key=lambda file: file.path):
         facts = _facts(path)
@@ -214,7 +216,9 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether it begins as a copy, at any stage of writing it. `tokenmill pack` makes packed models that are none."""
+    """Say whether a file begins as a copy, at any stage of writing it; `tokenmill pack` makes packed models that are no
+    copies.
+    """
     try:
         with path.open("rb") as opened:
             begin = opened.read(len(MAGIC))
@@ -226,7 +230,7 @@ def _is_own(path: Path) -> bool:
 
 
 def delete_copy(path: Path) -> None:
-    """Delete a copy and what is remembered of it; OSError."""
+    """Delete a copy and the notes about it; OSError."""
     path.unlink(missing_ok=True)
     forget(path)
     with suppress(OSError), locked(_lock_of(path)) as is_alone:
@@ -235,5 +239,5 @@ def delete_copy(path: Path) -> None:
 
 
 def _lock_of(path: Path) -> Path:
-    """The file of the lock that the writer of a copy has."""
+    """Name the lock file of a copy's writer."""
     return path.with_name(f".{path.name}.lock")

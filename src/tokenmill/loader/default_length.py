@@ -2,12 +2,12 @@
 
 A text may always have DEFAULT_MAX_LENGTH tokens, or the model's context where that is shorter. It may have more, up to
 the context, while the cache of one text of that length, with the rotary tables, takes at most SHARE of the memory that
-is free beside the weights. Several sequences do not get a larger cache by this: all of them together have what they
-have at DEFAULT_MAX_LENGTH each, or what one has at its longest. What is given is never changed.
+is free beside the weights. Several sequences do not get a larger cache by this: all of them together have the cache
+for DEFAULT_MAX_LENGTH each, or for one text at its longest. Settings that are given are never changed.
 
 The text of a model does not depend on its length, with one exception: LongRoPE (Phi-3) rotates all positions otherwise
-where texts may pass the length that the model was trained on. So the default never passes that length by itself: what
-memory is free would otherwise decide what the model says.
+where texts may pass the length that the model was trained on. So the default never passes that length by itself: free
+memory would otherwise decide the text.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ from tokenmill.settings.engine_config import DTYPES, EngineConfig
 from tokenmill.units import size
 
 SHARE = 0.25
-"""Of the memory that is free beside the weights: the rest is for activations, other engines and other programs."""
+"""A share of the memory that is free beside the weights; the rest is for activations, other engines and programs."""
 STEP = 1024  # tokens: a length that memory decides is a multiple of it
 
 Resolve = Callable[[EngineConfig], ResolvedModel]
@@ -38,7 +38,7 @@ class Followed(NamedTuple):
 def follow_context(config: EngineConfig, resolve: Resolve, num_engines: int = 1) -> Followed:
     """Choose max_length, and with several sequences cache_tokens, where they are not given.
 
-    num_engines: those that share the memory. ConfigError where the settings cannot be combined.
+    num_engines: the number of engines that share the memory. ConfigError where the settings cannot be combined.
     """
     if config.max_length is not None:
         return Followed(config)
@@ -69,7 +69,7 @@ def follow_context(config: EngineConfig, resolve: Resolve, num_engines: int = 1)
 
 
 def _why_usual(config: EngineConfig, resolved: ResolvedModel) -> str:
-    """The reason why texts get no longer than usual, in words; empty where they may."""
+    """Say why texts get no longer than usual, in words; empty where they may."""
     name = resolved.program_name
     if not resolved.program.attends and name != "eager":
         return f"program {name} is compiled for lengths"
@@ -81,15 +81,14 @@ def _why_usual(config: EngineConfig, resolved: ResolvedModel) -> str:
 
 
 def _bytes_of_one(resolved: ResolvedModel) -> int:
-    """The cache of one sequence at its longest, and the rotary tables."""
+    """Count the bytes of the cache of one sequence at its longest, and of the rotary tables."""
     config = resolved.config
     rotary = sum(2 * config.max_length * rope.dim * DTYPES[config.dtype] for rope in describe(resolved.model).ropes)
     return resolved.cache.num_bytes + rotary
 
 
 def _with_cache(config: EngineConfig, resolve: Resolve, usual: int, longest: int) -> EngineConfig:
-    """The settings with that length. Several sequences share the cache that they have at the usual one, or that of one
-    at its longest."""
+    """Set that length. Several sequences share the cache of all at the usual length, or of one at its longest."""
     longer = replace(config, max_length=longest)
     if config.max_sequences == 1 or longest == usual:
         return longer
@@ -99,7 +98,7 @@ def _with_cache(config: EngineConfig, resolve: Resolve, usual: int, longest: int
 
 
 def _said(config: EngineConfig, resolved: ResolvedModel, length: int, why: str) -> Followed:
-    """The settings with that length, and the line that says why it is less than the model's context."""
+    """Set that length, and write the line that says why it is less than the model's context."""
     context = resolved.model.context
     said = f"texts may have {length} tokens, of the model's context of {context}: {why}; max_length sets another length"
     return Followed(replace(config, max_length=length), said if length < context else "")

@@ -14,8 +14,8 @@ from tokenmill.value_reader import path_of
 
 
 def main(descriptor: int) -> None:
-    """Load this rank's share of the model, and follow rank 0. descriptor: of the socket to rank 0."""
-    logging.disable(logging.ERROR)  # rank 0 has the same to say
+    """Load this rank's share of the model, and follow rank 0. descriptor: the socket to rank 0."""
+    logging.disable(logging.ERROR)  # rank 0 logs the same
     meeting, task = meet_starter(descriptor)
     with Following(meeting) as ranks:
         config = EngineConfig(**task)

@@ -17,10 +17,11 @@ SHARE = 0.8  # of what is free after the weights; the rest is for prompts, answe
 def fit_for_many(
     config: EngineConfig, model: ModelConfig, num_sequences: int | None, num_engines: int = 1, follow: bool = False
 ) -> EngineConfig:
-    """Choose so many sequences (None: by the processors) and a cache that fits; what config says of the cache holds.
+    """Choose so many sequences (None: by the processors) and a cache that fits; settings of the cache that are given
+    hold.
 
-    num_engines: those that share the memory, and are all like this one. follow: whether a max_length that is not given
-    follows the model's context, see loader/default_length.py; otherwise it is the usual one.
+    num_engines: equal engines that share the memory. follow: a max_length that is not given follows the model's
+    context, see loader/default_length.py; otherwise it is the usual one.
 
     CapacityError if the weights do not fit, or one sequence of max_length, or cache_tokens: it names the largest that
     would.
@@ -45,7 +46,7 @@ def fit_for_many(
 
 
 def _most_tokens(resolved: ResolvedModel, num_engines: int) -> tuple[int, int]:
-    """Count the tokens of the largest cache that fits beside the weights, and those of its whole blocks."""
+    """Count the tokens of the largest cache that fits beside the weights, and the tokens of its whole blocks."""
     available = free_bytes(resolved.config.device) // num_engines
     spec, weights = resolved.cache, resolved.weight_bytes
     if weights >= available:

@@ -1,4 +1,4 @@
-"""A LoadedModel from a checkpoint and settings: attention backend and program chosen, cache and weights in memory.
+"""Loads a model from a checkpoint and settings: chooses program and attention backend, fills cache and weights.
 
 Settings that cannot be combined are refused here, before a weight is read.
 """
@@ -51,8 +51,8 @@ def load_model(
     allocate: Allocate = unreserved,
     ranks: Alone | None = None,
 ) -> LoadedModel:
-    """Load a model with its program and its own cache. `allocate` gives the memory for weights that the
-    program packs. ranks: the side of a rank that has met rank 0 already.
+    """Load a model with its program and its own cache. `allocate` gives the memory for weights that the program packs.
+    ranks: the side of a rank that has met rank 0 already.
     """
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
@@ -75,7 +75,9 @@ def _load(
     shapes = describe(model).attention_shapes
     kernel_name, kernel = choose_kernel(config.kernel, resolved.cache, device, config.max_length, shapes)
     own = Opened(packed, allocate, ranks.shared, package, ranks.join(resolved, facts.fingerprint, device))
-    pool = _allocate(ranks.pool, resolved.cache, device)  # before the weights: what does not fit is refused at once
+    pool = _allocate(
+        ranks.pool, resolved.cache, device
+    )  # before the weights: a cache that does not fit is refused at once
     told = None if packed else progress  # weights that are packed already are not read
     source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
     parts = ModelParts(source, pool, kernel, config, own)
@@ -88,8 +90,9 @@ def _load(
 def _open_own(
     resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device
 ) -> tuple[ResolvedModel, Package | None]:
-    """Have the program open what is its own; the model with what a load decides: the proposer, and the program eager
-    in the place of a package that does not fit, where `aot_fallback` is set."""
+    """Have the program open its own files; also settle what a load decides: the proposer, and program eager in the
+    place of a package that does not fit, where `aot_fallback` is set.
+    """
     config, package = choose_proposer(resolved.config, resolved.program.finds_drafts), None
     try:
         package = find_program(resolved.program_name).open(config, digests, device)
@@ -105,7 +108,7 @@ def _open_own(
 
 
 def _tell(resolved: ResolvedModel) -> None:
-    """Log what was chosen where something faster or closer to the checkpoint was to be expected."""
+    """Log the choices that differ from the faster program or the checkpoint's own dtype, which one would expect."""
     config, model = resolved.config, resolved.model
     for name, reason in resolved.program_refusals.items():
         log.info("program %s runs, which is slower than %s; that one %s", resolved.program_name, name, reason)

@@ -24,9 +24,8 @@ from tokenmill.weights.fingerprint import ModelFiles
 
 @dataclass(eq=False)
 class LoadedModel:
-    """Made by `load_model`, from resolved settings.
-
-    tokenizer to generation_defaults: see ModelFacts.
+    """A model in memory, made by `load_model` from resolved settings. tokenizer to generation_defaults: see
+    ModelFacts.
     """
 
     resolved: ResolvedModel
@@ -60,12 +59,13 @@ class LoadedModel:
 
     @property
     def spec(self) -> type[ProgramSpec]:
-        """Its program has these facts."""
+        """Return the facts of the program."""
         return self.resolved.program
 
     @cached_property
     def num_torch_threads(self) -> int:
-        """Torch computes a step in as many threads as the settings say, or in one beside a program that has its own.
+        """Count torch's threads in a step: as many as the settings say, or one beside a program that has threads of its
+        own.
 
         Torch's threads spin for milliseconds after each operation, and would take the processors from the program's.
         """
@@ -81,7 +81,7 @@ class LoadedModel:
 
     @property
     def compatibility(self) -> dict[str, Any]:
-        """The header of rows that this model computes; see cache/snapshot.py."""
+        """Make the header of rows that this model computes; see cache/snapshot.py."""
         config, model, name = self.config, self.model_config, self.config.model
         return {
             "model": str(Path(name).resolve()) if Path(name).exists() else name,
@@ -101,7 +101,7 @@ class LoadedModel:
 
 
 def _rope(rope: Rope | None, max_length: int) -> str:
-    """Describe how rows are rotated, for the header, with what the longest text of the engine decides of it."""
+    """Describe how rows are rotated, for the header, with the part that depends on the longest text of the engine."""
     return "None" if rope is None else rope.text + " for long texts" * rope.is_long(max_length)
 
 

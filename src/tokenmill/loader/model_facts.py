@@ -1,6 +1,6 @@
-"""What the files of a model tell beside its weights: tokenizer, digests, the files, recommended sampling settings.
+"""The facts in a model's files beside its weights: tokenizer, digests, the files, recommended sampling settings.
 
-The tokenizer is the model's own, or that of another model, which the setting `tokenizer` names.
+The tokenizer is the model's own, or another model's, which the setting `tokenizer` names.
 """
 
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelFacts(NamedTuple):
-    """fingerprint: digests of the files, see weights/fingerprint.py. generation_defaults: sampling settings that stand
+    """The facts. fingerprint: digests of the files, see weights/fingerprint.py. generation_defaults: sampling settings
     in the place of SamplingParams' own defaults.
     """
 
@@ -32,7 +32,7 @@ class ModelFacts(NamedTuple):
 
 
 def read_facts(checkpoint: Checkpoint, config: ResolvedConfig, vocab_size: int) -> ModelFacts:
-    """Read them once, before the weights, because the files may be replaced later."""
+    """Read the facts once, before the weights, because the files may be replaced later."""
     return ModelFacts(
         find_tokenizer(checkpoint, config.tokenizer, vocab_size),
         _fingerprint(checkpoint, config),
@@ -71,7 +71,7 @@ def _read_other(name: str) -> Tokenizer:
 
 
 def _fingerprint(checkpoint: Checkpoint, config: ResolvedConfig) -> dict[str, str]:
-    """Take the fingerprint; of a packed model, that of the model it was made of."""
+    """Take the fingerprint; for a packed model, the fingerprint of the model of which it was made."""
     if not isinstance(checkpoint, PackedCheckpoint):
         return fingerprint(checkpoint.path, config.fingerprint)
     digests = dict(checkpoint.facts["fingerprint"])
@@ -81,7 +81,7 @@ def _fingerprint(checkpoint: Checkpoint, config: ResolvedConfig) -> dict[str, st
 
 
 def _files(checkpoint: Checkpoint, config: ResolvedConfig) -> ModelFiles:
-    """Note the files of the model; of a packed model, those that it was made of, if they are there."""
+    """Note the files of the model; for a packed model, the files of which it was made, if they are there."""
     path = checkpoint.path
     if isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy and (source := checkpoint.source).exists():
         path = source

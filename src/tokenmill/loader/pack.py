@@ -26,7 +26,7 @@ from tokenmill.weights.source import WeightSource
 def save_packed_model(
     checkpoint: Checkpoint, config: EngineConfig, path: Path, progress: Callable[[int, int], None]
 ) -> int:
-    """Write the weights of a checkpoint as `config`'s program reads them; the size of the file in bytes.
+    """Write the weights of a checkpoint as `config`'s program reads them; return the size of the file in bytes.
 
     CheckpointError where `path` cannot be written, or is a file of another kind. ConfigError where the program does not
     pack weights.
@@ -43,8 +43,8 @@ def save_packed_model(
 
 
 def other_dtypes(loaded: LoadedModel, checkpoint: Checkpoint) -> Iterator[WeightSource]:
-    """The weights of a loaded model in other dtypes, where its matrices are the checkpoint's own codes: these are the
-    same in all of them.
+    """Yield the weights of a loaded model in other dtypes, where its matrices are the checkpoint's own codes, which are
+    the same in all dtypes.
     """
     resolved = loaded.resolved
     if resolved.scheme.keeps_codes:
@@ -54,7 +54,9 @@ def other_dtypes(loaded: LoadedModel, checkpoint: Checkpoint) -> Iterator[Weight
 
 
 def packed_facts(loaded: LoadedModel, checkpoint: Checkpoint, others: Iterable[WeightSource] = ()) -> dict[str, Any]:
-    """The facts of a packed model, whose weights the program has packed into a file. others: see packed_weights."""
+    """Make the header of a packed model whose weights the program has packed into a file. others: see
+    packed_weights.
+    """
     recommended, weights = usable(checkpoint), loaded.program.packed_weights(others)
     return {
         "program": loaded.program_name,

@@ -1,4 +1,4 @@
-"""A LoadedModel from the packed copy of a model if there is one; otherwise a copy is kept for the next load."""
+"""Loads a model from its packed copy if there is one, and otherwise keeps a copy for the next load."""
 
 import logging
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def open_model(
     where it is not given; `adjust` changes settings after that.
     """
     checkpoint = open_files(path, config, reader)
-    if config.tensor_parallel == 1 or torchrun_size() is None:  # each of its ranks would find other memory
+    if config.tensor_parallel == 1 or torchrun_size() is None:  # each rank would find other free memory
         config, why = follow_context(config, lambda given: resolve_checkpoint(checkpoint, given))
         if why:
             log.info("%s", why)
@@ -91,7 +91,7 @@ def resolve_opened(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Checkp
 
 
 def _wanted(resolved: ResolvedModel) -> ResolvedConfig:
-    """The settings that name the copy of a resolved model."""
+    """Make the settings that name the copy of a resolved model."""
     return replace(resolved.config, program=resolved.program_name)
 
 
@@ -103,7 +103,7 @@ def _opened(path: Path, config: EngineConfig) -> tuple[Checkpoint, ResolvedModel
 def load_with_copy(
     checkpoint: Checkpoint, resolved: ResolvedModel, progress: Progress | None
 ) -> tuple[LoadedModel, Checkpoint]:
-    """Load the model; the checkpoint that it came from is another one if the given one is a damaged copy.
+    """Load the model; also return the checkpoint that it came from: another one, if the given one is a damaged copy.
 
     Its weights are packed into a copy, unless they come from one.
     """
@@ -133,15 +133,18 @@ def _give_up(copy: Path, error: PackedModelError) -> None:
 
 
 class _Keeper:
-    """Keeps the packed copy of a model that is loaded: its weights are packed into the copy and read from there.
+    """The keeper of the packed copy of a model that is loaded: weights are packed into the copy and read from there.
 
-    What prevents it is said; then the weights are packed into memory, and the next start takes as long as this one.
+    Where something prevents a copy, it is said; then the weights are packed into memory, and the next start is no
+    faster.
     """
 
     def __init__(self, checkpoint: Checkpoint, resolved: ResolvedModel) -> None:
         self._checkpoint, self._resolved, self._config = checkpoint, resolved, _wanted(resolved)
         has_files = not isinstance(checkpoint, PackedCheckpoint) and checkpoint.path.exists()  # a shape has none
-        is_kept = has_files and self._config.packed_cache and self._config.tensor_parallel == 1  # a rank packs a part
+        is_kept = (
+            has_files and self._config.packed_cache and self._config.tensor_parallel == 1
+        )  # a rank packs only a part
         self._names = copy_names(checkpoint.path, self._config) if is_kept else {}
         self._writer: PackedWriter | None = None
         self._until_kept = ExitStack()
@@ -155,11 +158,11 @@ class _Keeper:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the system has refused to write what was packed, so that the weights must be packed again."""
+        """Say whether the system has refused to write the packed weights, so that they must be packed again."""
         return self._writer is not None and self._writer.failed
 
     def allocate(self, num_bytes: int, num_pieces: int) -> Allocation:
-        """Give the copy, if it can be kept, otherwise memory. See Allocate."""
+        """Give the memory of the copy if it can be kept, otherwise other memory. See Allocate."""
         try:
             self._begin()
         except (OSError, CapacityError, CheckpointError) as error:

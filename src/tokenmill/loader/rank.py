@@ -1,6 +1,6 @@
-"""What every rank but 0 is: a process that loads its part of a model and computes the steps of rank 0 until that ends.
+"""The process of every rank but 0: it loads its part of a model and computes the steps of rank 0 until that ends.
 
-python -m tokenmill.loader.rank DESCRIPTOR      # of the socket over which rank 0 says what to load
+python -m tokenmill.loader.rank DESCRIPTOR # the socket over which rank 0 says what to load
 """
 
 import os
@@ -23,7 +23,7 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 
 
 def main(descriptor: int) -> int:
-    """Do all of it; the exit code, which is 0 where rank 0 ended first."""
+    """Load and follow; return the exit code, which is 0 where rank 0 ended first."""
     with socket.socket(fileno=descriptor) as rank_0:
         if (told := receive(rank_0)) is None:
             return 0
@@ -44,7 +44,7 @@ def _end_with(rank_0: socket.socket) -> None:
 
 
 def load_rank(told: dict[str, Any]) -> LoadedModel:
-    """Load what rank 0 says; TokenmillError where something is not as it is there."""
+    """Load what rank 0 says; TokenmillError where versions or the model differ from rank 0's."""
     config, model = EngineConfig(**told["settings"]), Path(told["model"])
     _check_same("versions", versions(), told["versions"])
     checkpoint = _open(model, told["packed"])
@@ -62,7 +62,7 @@ def _open(model: Path, packed: str | None) -> Checkpoint:
 
 
 def _check_same(what: str, here: dict[str, str], there: dict[str, str]) -> None:
-    """Raise TokenmillError where this rank has something else than rank 0."""
+    """Raise TokenmillError where a value differs from rank 0's."""
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
             raise TokenmillError(f"{what}: {name} is {here.get(name)} here and {there.get(name)} on rank 0")

@@ -1,8 +1,8 @@
 """The ranks among which a model is divided, as a load sees them: each load has one of the sides that stand here.
 
-Without tensor parallelism a process is alone. The ranks of program native are on one machine and share memory. Those
-of program eager may be anywhere: rank 0, whose engine goes on, and those that follow, whose load never returns, but
-carries out what rank 0 says until that ends. Ranks join before weights are read.
+Without tensor parallelism a process is alone. The ranks of program native are on one machine and share memory. The
+ranks of program eager may be anywhere: rank 0, whose engine goes on, and the others, whose load never returns, but
+carries out the commands of rank 0 until that ends. Ranks join before weights are read.
 """
 
 import signal
@@ -35,7 +35,7 @@ from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
 
-MODULE = "tokenmill.loader.eager_rank"  # what a process runs that rank 0 starts for program eager
+MODULE = "tokenmill.loader.eager_rank"  # the module of a process that rank 0 starts for program eager
 NOT_COMPARED = (
     "model",
     "tokenizer",
@@ -46,19 +46,19 @@ NOT_COMPARED = (
     "draft_model",
     "threads",
 )
-"""Settings that may differ between ranks: names of files, which are compared by their content, and what rank 0 alone
-uses. Threads are compared as they are in the end."""
+"""Settings that may differ between ranks: names of files, which are compared by their content, and settings that rank 0
+alone uses. Threads are compared as they are in the end."""
 NOT_OF_RANKS: dict[str, Any] = {
     **dict.fromkeys(("prefix_dir", "suffix_dir", "draft_model", "num_draft_tokens")),
     "speculate": "off",
     "packed_cache": False,
 }
-"""Settings of rank 0 alone, and what the others have in their place: they compute steps and decide nothing."""
+"""Settings of rank 0 alone, with the values that the others have: they compute steps and decide nothing."""
 _met: list[int] = []  # engines that have met under torchrun
 
 
 class Alone:
-    """The side of a load without other ranks. shared: what program native knows of ranks that share memory."""
+    """The side of a load without other ranks. shared: the ranks that share memory, for program native."""
 
     def __init__(self, shared: Ranks | None = None) -> None:
         self.shared = shared or Ranks()
@@ -67,10 +67,10 @@ class Alone:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Nobody has to know of an error."""
+        """Tell nobody of an error."""
 
     def device(self, found: torch.device) -> torch.device:
-        """The device of this rank."""
+        """Find the device of this rank."""
         return found
 
     def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group | None:
@@ -82,7 +82,7 @@ class Alone:
         return Pool(spec, device)
 
     def ready(self, program: Program, parts: ModelParts) -> Program:
-        """What the engine runs, once this rank has its weights."""
+        """Return the program that the engine runs, once this rank has its weights."""
         return program
 
     def close(self) -> None:
@@ -97,7 +97,9 @@ class InSharedMemory(Alone):
         self._checkpoint, self._leads = checkpoint, not shared.rank.number
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """See Alone. A rank that has ended is the reason for whatever failed here since."""
+        """End all ranks at an error, raised as the loss of a rank where one has ended: that is the reason for whatever
+        failed.
+        """
         if error is None or not self._leads:
             return
         try:
@@ -107,12 +109,12 @@ class InSharedMemory(Alone):
             self.shared.end()
 
     def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> None:
-        """See Alone. The others compare it with what they find."""
+        """Start the others, which compare the digests with their own."""
         if self._leads:
             self.shared.start(_told_to_ranks(self._checkpoint, resolved.config, digests))
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
-        """See Alone. Each rank maps the whole cache."""
+        """Map the whole cache, as each rank does."""
         return Pool(spec, device, partial(Arena, shared=self.shared.cache))
 
 
@@ -122,7 +124,7 @@ class _OneOfMany(Alone):
         self._meeting = meeting
 
     def device(self, found: torch.device) -> torch.device:
-        """See Alone. A machine's ranks have a GPU each."""
+        """Find the device: each rank of a machine has a GPU."""
         if found.type == "cuda" and found.index is None:
             return torch.device("cuda", self._meeting.local_rank)
         return found
@@ -136,7 +138,7 @@ class Leading(_OneOfMany):
         self._team = Team(meeting)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """See Alone: a load that fails leaves no process behind."""
+        """End the other ranks where the load fails."""
         if error is not None:
             self.close()
 
@@ -147,7 +149,7 @@ class Leading(_OneOfMany):
         return RankedPool(spec, device, self._team)
 
     def ready(self, program: Program, parts: ModelParts) -> Program:
-        """See Alone. Waits for the others."""
+        """Wait for the other ranks."""
         self._team.await_ready()
         return RankedProgram(program, self._team)
 
@@ -165,7 +167,7 @@ class Following(_OneOfMany):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """See Alone: rank 0 says what has happened here."""
+        """Send an error to rank 0, which raises it."""
         if error is not None:
             self._follower.fail(error)
 
@@ -178,7 +180,7 @@ class Following(_OneOfMany):
         return Pool(cache_of_rank(whole, self._meeting.rank, self._meeting.size), device)
 
     def ready(self, program: Program, parts: ModelParts) -> Program:
-        """See Alone. Does not return."""
+        """Follow rank 0; this does not return."""
         self._follower.send("ready")
         follow(self._follower, parts, program)
 
@@ -212,20 +214,20 @@ def _met_by_torchrun(resolved: ResolvedModel) -> Alone:
 
 
 def threads_of_machine(size: int) -> int:
-    """Count the threads that all ranks of this process's machine have together where none are set: under torchrun, as
+    """Count the threads that all ranks of this process's machine have together by default: under torchrun, as
     many for each as it has decided.
     """
     return default_threads() * (1 if torchrun_size() is None else size)
 
 
 def versions() -> dict[str, str]:
-    """Name what every rank must have alike."""
+    """Name the versions that must be equal on every rank."""
     library = library_digest() if is_usable() else "none"
     return {"tokenmill": __version__, "torch": str(torch.__version__), "native library": library}
 
 
 def _told_to_ranks(checkpoint: Checkpoint, config: ResolvedConfig, digests: Mapping[str, str]) -> dict[str, Any]:
-    """Say what the other ranks load, with what must be equal there: the model's files, and the versions."""
+    """Write down what the other ranks load, and what must be equal there: the model's files, and the versions."""
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     return {
         "settings": asdict(config) | NOT_OF_RANKS,
@@ -237,7 +239,7 @@ def _told_to_ranks(checkpoint: Checkpoint, config: ResolvedConfig, digests: Mapp
 
 
 def facts_of(resolved: ResolvedModel, digests: Mapping[str, str]) -> dict[str, Any]:
-    """What must be the same on every rank: what decides the bits, and the order of what is exchanged."""
+    """List the facts that must be equal on every rank: they decide the bits, and the order of the exchanges."""
     settings = {name: value for name, value in asdict(resolved.given).items() if name not in NOT_COMPARED}
     return {
         "tokenmill's version": __version__,

@@ -22,20 +22,20 @@ from tokenmill.speculate.proposer import default_drafts
 from tokenmill.value_reader import path_of
 
 FLOAT16_ON_CPU = "float32"
-"""What a CPU computes a float16 checkpoint in by programs that are slow in float16. float32 holds all of its numbers;
+"""The dtype of a float16 checkpoint on a CPU, with programs that are slow in float16. float32 holds all of its numbers;
 bfloat16 would round them."""
 
 SHARED_BLOCK = 32
-"""Tokens of a block where blocks are meant to be shared and nothing says how many. As fast as whole sequences for a
-program that reads the cache by itself; kernels of kernels/attend copy the rows of such blocks together at each step."""
+"""The default block size, in tokens, where blocks are meant to be shared: as fast as whole sequences for a program that
+reads the cache by itself; kernels of kernels/attend copy the rows of such blocks together at each step."""
 
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A record of all that an engine will have and take: nothing that loads it decides any of this again.
+    """All that an engine will have and take, decided once: loading it decides nothing again.
 
     given: the settings as they were given. config: with a value for every default; its scheme is no longer "auto".
-    program_reason: why that program. program_refusals: the faster ones, and why each cannot run the model.
+    program_reason: why that program. program_refusals: the faster programs, and why each cannot run the model.
     """
 
     given: EngineConfig
@@ -50,12 +50,12 @@ class ResolvedModel:
 
     @cached_property
     def window(self) -> Window:
-        """A sequence keeps these of its rows. Without the cache each step reads all of them."""
+        """Find the rows that a sequence keeps. Without the cache each step reads all rows."""
         return _window(self.config, self.cache)
 
     @cached_property
     def longest_text(self) -> int:
-        """Tokens of the longest text, prompt included, for which the settings and the cache have room."""
+        """Compute the length of the longest text, prompt included, for which the settings and the cache have room."""
         config = self.config
         if self.window.size is not None and self.window.max_blocks(config.max_length) <= self.cache.num_blocks:
             return config.max_length
@@ -63,8 +63,8 @@ class ResolvedModel:
 
     @cached_property
     def cache_limit(self) -> float:
-        """cache_tokens, where it was set to less than all sequences need; otherwise it grows with max_length, or is
-        enough for a window, and so for a text of any length.
+        """Return cache_tokens where it was set to less than all sequences need; infinity where it grows with
+        max_length, or is enough for a window, and so for a text of any length.
         """
         grows = self.config.cache_tokens >= default_blocks(self.config, self.cache) * self.config.block_size
         is_enough = self.window.max_blocks(sys.maxsize) <= self.cache.num_blocks
@@ -72,12 +72,12 @@ class ResolvedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights in the form that the program multiplies with."""
+        """Count the bytes of the weights in the form that the program multiplies with."""
         return self.program.weight_bytes(self.model, self.config.dtype, self.scheme)
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes of the weights in a packed copy, of a program that packs them."""
+        """Count the bytes of the weights in a packed copy, for a program that packs them."""
         return self.program.copy_bytes(self.model, self.config.dtype, self.scheme)
 
 
@@ -196,6 +196,7 @@ def _cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
 
 
 def _num_states(config: ResolvedConfig) -> int:
-    """Count the slots of states: two of each text that runs, since a step that may go back keeps the one that it begins
-    with; as many again for texts that are parked or begin alike."""
+    """Count the slots of states: two of each text that runs, since a step that may go back keeps the one with which it
+    begins; as many again for texts that are parked or begin alike.
+    """
     return config.max_sequences * (4 if config.prefix_cache else 2)

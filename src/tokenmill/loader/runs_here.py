@@ -1,4 +1,4 @@
-"""Whether a model runs on this machine: the program, its build, dtype and scheme that a load without settings takes."""
+"""Tells whether a model runs on this machine: the program, its build, dtype and scheme of a load without settings."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from tokenmill.weights.packed.reader import is_packed_model, read_header, settin
 
 
 def runs_here(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The program, dtype and scheme under "runs", with what is said against faster programs; or None and "why_not".
+    """Describe, under "runs", program, dtype and scheme, with the refusals of faster programs; or None and "why_not".
 
-    build: that of the native program's library, None with another program.
+    build: of the native program's library; None with another program.
     """
     settings = {}
     if is_packed_model(checkpoint.path):

@@ -1,1 +1,3 @@
-"""What is known of the models that lie on this machine, from their headers; what was kept for them. No torch."""
+"""The models that lie on this machine: facts from their headers, and the files kept for them. No torch."""
+
+BASE, INSTRUCT = "base", "instruct"  # a model that continues texts, and one that answers, by its chat template

@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 
 from tokenmill.errors import CheckpointError, TokenmillError
-from tokenmill.loader.at_hand.kind import BASE, INSTRUCT
+from tokenmill.loader.at_hand import BASE, INSTRUCT
 from tokenmill.loader.runs_here import runs_here
 from tokenmill.model.families import read_config
 from tokenmill.text.tokenizer import read_json
@@ -29,10 +29,10 @@ _QUANTISED = re.compile(
 
 @dataclass(frozen=True)
 class Facts:
-    """family: None where it is not told. kind: INSTRUCT where the files have a chat template, BASE where they have
-    none, None where that cannot be told. quantization: as people call it: Q4_K_M, bfloat16, gptq. runs: the program
-    that would be taken, or None with `why_not`. shape: sizes that all forms of one model have alike. titles: names that
-    the files give the model.
+    """The facts. family: None where the files do not tell it. kind: INSTRUCT where the files have a chat template, BASE
+    where they have none, None where that cannot be told. quantization: the usual name, such as Q4_K_M, bfloat16, gptq.
+    runs: the program that would be taken, or None with `why_not`. shape: sizes that all forms of one model have alike.
+    titles: names that the files give the model.
     """
 
     family: str | None
@@ -47,7 +47,7 @@ class Facts:
 
 
 def facts_of(path: Path) -> Facts:
-    """Read the headers of a model. One that cannot be opened has what its files say all the same."""
+    """Read the headers of a model; the facts of one that cannot be opened come from an outline of its files."""
     try:
         checkpoint = open_checkpoint(path)
         config = read_config(checkpoint.config)
@@ -92,7 +92,7 @@ def _kind(path: Path) -> str | None:
 
 
 def _quantization(checkpoint: Checkpoint, dtype: str) -> str:
-    """What people call the form of the numbers."""
+    """Name the form of the numbers, as people call it."""
     if is_packed_model(checkpoint.path):
         facts, _ = read_header(checkpoint.path)
         return f"{facts['dtype']} {facts['scheme']}, packed"
@@ -102,8 +102,10 @@ def _quantization(checkpoint: Checkpoint, dtype: str) -> str:
 
 
 def _codes_of(path: Path) -> str:
-    """Who made the codes of a directory, with the bits of each if that is told, as "gptq, 4 bits"; "" for numbers."""
-    if not (path / "config.json").is_file():  # of Meta's own layout
+    """Name the maker of a directory's codes, with the bits of each if they are told, as "gptq, 4 bits"; "" for
+    numbers.
+    """
+    if not (path / "config.json").is_file():  # Meta's own layout
         return ""
     settings = read_json(path / "config.json").get("quantization_config")
     settings = settings if isinstance(settings, dict) else {}
@@ -114,7 +116,7 @@ def _codes_of(path: Path) -> str:
 
 
 def _file_type(number: object) -> str:
-    """llama.cpp's name of a file's type, such as Q4_K_M; "" for one that it does not have."""
+    """Find llama.cpp's name of a file's type, such as Q4_K_M; "" where it has no name."""
     try:
         name = gguf.LlamaFileType(number).name if type(number) is int else ""
     except ValueError:
@@ -123,7 +125,7 @@ def _file_type(number: object) -> str:
 
 
 def _titles(checkpoint: Checkpoint) -> list[str]:
-    """The names that files give their model."""
+    """List the names that files give their model."""
     if isinstance(checkpoint, GGUFCheckpoint):
         keys = ("general.name", "general.basename")
         found = [checkpoint.metadata.get(key) for key in keys[:1]]
@@ -133,7 +135,7 @@ def _titles(checkpoint: Checkpoint) -> list[str]:
 
 
 def plain_title(name: str) -> str:
-    """A model's name without its owner, its form and punctuation: what two forms of one model have alike."""
+    """Cut a model's name to the part that its forms have alike, without owner, form and punctuation."""
     last = re.sub(r"\.(gguf|packed)$", "", name.rstrip("/").rpartition("/")[2], flags=re.IGNORECASE)
     last = re.sub(r"-\d{5}-of-\d{5}$", "", last)
     while (shorter := _QUANTISED.sub("", last)) != last:

@@ -1,4 +1,4 @@
-"""What the cache folder keeps for a model: packed copies of it, and blocks of prompts that it has computed."""
+"""The files that the cache folder keeps for a model: packed copies of it, and blocks of computed prompts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,29 +10,29 @@ from tokenmill.loader.copies import PackedCopy, copies
 
 
 class KeptFiles(NamedTuple):
-    """Of one model."""
+    """The files of one model."""
 
     copies: tuple[PackedCopy, ...] = ()
     prefixes: tuple[PrefixFolder, ...] = ()
 
     @property
     def paths(self) -> list[Path]:
-        """The files and folders of both."""
+        """List the files and folders of both."""
         return [*(copy.path for copy in self.copies), *(folder.path for folder in self.prefixes)]
 
     @property
     def num_bytes(self) -> int:
-        """The size of both."""
+        """Add up the sizes of both."""
         return sum(copy.num_bytes for copy in self.copies) + sum(folder.num_bytes for folder in self.prefixes)
 
 
 def prefixes_folder() -> Path:
-    """The folder of blocks where no setting names another."""
+    """Name the folder of blocks where no setting names another."""
     return cache_folder() / "prefixes"
 
 
 def all_kept() -> Mapping[str, KeptFiles]:
-    """What is kept, by the resolved path of the model; under "" what does not say of which model it is."""
+    """List the kept files by the resolved path of the model; under "" the files that do not name their model."""
     found: dict[str, KeptFiles] = {}
     for copy in copies():
         known = found.get(copy.source, KeptFiles())

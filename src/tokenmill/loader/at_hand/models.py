@@ -1,4 +1,4 @@
-"""Every model that lies on this machine, with its facts and what is kept for it, and which of them are one model."""
+"""Every model on this machine, with its facts and kept files; the pairs of entries that are one model."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from tokenmill.loader.at_hand.kept import KeptFiles, all_kept
 from tokenmill.weights.fingerprint import fingerprint
 
 _SAYS_NOTHING = frozenset({"", "model", "ggmlmodel", "main", "consolidated", "weights", "latest", "hf"})
-"""What is left of names that any model may have."""
+"""Plain titles that any model may have."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two entries that are one model. is_same: the same bytes twice; otherwise two forms of it."""
+    """Two entries that are one model. is_same: the same bytes twice; otherwise two forms of the model."""
 
     first: str
     second: str
@@ -36,7 +36,7 @@ class Pair:
 
 
 def models_here(more: Iterable[Path] = ()) -> tuple[list[Model], list[FoundModel]]:
-    """The models, and what is no model and why. Something that cannot even be outlined is no model."""
+    """List the models, and the entries that are no models, with the reason."""
     kept, models, others = all_kept(), list[Model](), list[FoundModel]()
     for entry in entries_here(more):
         if entry.path is None:
@@ -47,7 +47,7 @@ def models_here(more: Iterable[Path] = ()) -> tuple[list[Model], list[FoundModel
 
 
 def pairs_of(models: Sequence[Model]) -> list[Pair]:
-    """The models that are there twice: the same bytes, or the same sizes under the same name in another form."""
+    """Pair the models that are there twice: the same bytes, or the same sizes under the same name in another form."""
     groups: dict[tuple[object, ...], list[Model]] = defaultdict(list)
     for model in models:
         if model.facts.shape:
@@ -65,7 +65,7 @@ def _pair(first: Model, second: Model) -> Pair | None:
 
 
 def _digests(model: Model) -> object:
-    """The digests of what a file or a directory holds; of what cannot be read, something that equals nothing."""
+    """Digest a file or a directory; return an object that equals nothing where it cannot be read."""
     assert model.entry.path is not None
     try:
         return fingerprint(model.entry.path)
@@ -74,7 +74,7 @@ def _digests(model: Model) -> object:
 
 
 def _titles(model: Model) -> set[str]:
-    """What is left of the names of a model without their forms."""
+    """List the plain titles of a model: its names without their forms."""
     entry = model.entry
     assert entry.path is not None
     names = [*model.facts.titles, entry.path.name if entry.origin != "Ollama" else ""]
