@@ -116,11 +116,11 @@ def test_drafts_of_the_suffix_proposer(family, sampling, singles, models):
 
 @pytest.mark.parametrize("kernel", ATTEND)
 @pytest.mark.parametrize("name", [name for name, (kind, _) in TINY.items() if kind in KINDS])
-def test_every_kernel_equals_gather(name, kernel, models):
+def test_every_kernel_equals_gather(name, kernel, models, engine_of):
     """Bound: assert_close's defaults for float32; the kernels order their sums differently."""
     path = save(name, models)
     tokens = prompt(33)
-    gather = load(path, dtype="float32", kernel="gather", max_length=CONTEXT)
+    gather = engine_of(path, dtype="float32", kernel="gather", max_length=CONTEXT)
     expected = gather.logits(tokens)
     is_plain = all(shape.is_plain for shape in describe(gather.model_config).attention_shapes)
     for block_size in (128, 3):
