@@ -49,6 +49,7 @@ SET = {
     "OMP_NUM_THREADS": "Of other engines that `bench peers` starts: their number of threads.",
     "RAYON_NUM_THREADS": "The same, of those in Rust.",
     "PIP_CONSTRAINT": "Of the pip that `bench install-peer` calls: the versions that were compared.",
+    "CMAKE_ARGS": "Of the same pip: llama.cpp is compiled for this processor.",
 }
 BUILD = {
     "CXX": "The C++ compiler of the native program. Default: the first of `c++`, `g++` and `clang++`.",

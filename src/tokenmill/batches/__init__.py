@@ -1,1 +1,1 @@
-"""Batches over files: rows in, rows with answers out, in order, with a journal by which a broken run goes on."""
+"""Batches over files: rows in, rows with answers out, in order, with a journal that lets a broken run go on."""

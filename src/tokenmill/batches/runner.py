@@ -33,7 +33,7 @@ class _Running:
 
 @dataclass
 class Counts:
-    """Counts of a run. rows: answers. errors: answers that are error objects. tokens: new ones. prompt_tokens: of
+    """Counts of a run. rows: answers. errors: answers that are error objects. tokens: new. prompt_tokens: of
     prompts.
     """
 
@@ -47,8 +47,8 @@ class Counts:
 class BatchRunner:
     """Rows on their way through the core. keep: takes the answer of a row. window: rows that are sorted together.
     may_queue: asked in the engine's thread before a row is queued. stop: set, to end early, by any thread. told: called
-    after each answer. most: sequences that run or wait together; by default twice the places, so that a place is taken
-    in the step in which it becomes free.
+    after each answer. most: sequences that run or wait together; by default twice the places, so that a place
+    that becomes free is taken in the same step.
     """
 
     core: Core

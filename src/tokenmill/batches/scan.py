@@ -56,9 +56,8 @@ MOST_TOLD = 100
 
 
 def scan(path: Path, id_field: str | None = None) -> Index:
-    """Read an input once. id_field: the column whose values must differ.
-
-    RequestError if two are equal, or no row is there.
+    """Read an input once. id_field: the column whose values must differ. RequestError if two are equal, or no row is in
+    it.
     """
     form = format_of(path, "input")
     digests, ids, lines = array("Q"), array("Q"), array("Q")

@@ -32,7 +32,7 @@ class Key:
 
 
 def digest_in(text: object) -> int | None:
-    """Return the digest of the row whose key this is; None for what is no key."""
+    """Return the digest of a row, out of its key; None for another text or value."""
     try:
         return int(text[:16], 16) if isinstance(text, str) and len(text) == 24 else None
     except ValueError:
@@ -41,8 +41,8 @@ def digest_in(text: object) -> int | None:
 
 @dataclass(eq=False)
 class RowWork:
-    """A row that can be computed. tokens: of its prompt, by which rows are sorted. scored: sequences that run before
-    the request, from which nothing is sampled. answer: makes JSON, which is kept, of the completions.
+    """A row that can be computed. tokens: of its prompt; rows are sorted by them. scored: sequences that run before
+    the request without new tokens. answer: makes the JSON to keep of the completions.
     """
 
     request: Request

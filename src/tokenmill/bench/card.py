@@ -62,9 +62,7 @@ def card_rows(card: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _floor(model: ModelConfig, storage: Storage, cache: bool, point: Point, read: float, peak: float) -> float:
-    """Compute the tokens per second that nothing here can exceed: of generation where there is some, else of
-    prefill.
-    """
+    """Compute the tokens per second that nothing here can exceed: of generation, or of prefill if there is none."""
     if point.new:
         depth = point.num_fed + point.new / 2
         return point.batch / decode_traffic(model, storage, point.batch, depth, cache).floor_s(read, peak)

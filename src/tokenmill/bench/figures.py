@@ -13,7 +13,7 @@ from tokenmill.measure.machine import Limits
 from tokenmill.measure.statistics import Spread, percentile
 
 TEXT_TOKENS = 12
-UNSTEADY, UNSTEADY_PROBE = 1.15, 1.3  # slowest over fastest repetition, and probe, from which we say it
+UNSTEADY, UNSTEADY_PROBE = 1.15, 1.3  # slowest over fastest repetition, or probe: more is called noisy
 
 
 def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, label: str, kind: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,7 @@ def arrivals_s(load: LoadTest) -> list[float]:
     gaps = [1.0 if even else draw.gammavariate(load.burstiness, 1.0) for _ in range(load.num_prompts)]
     # A shape near 0 may draw nothing but zeros: all at once, then, at the end.
     scale = load.num_prompts / load.rate / (math.fsum(gaps) or 1.0)
-    due_s, total = [], 0.0
-    for gap in gaps:
-        total += gap
-        due_s.append(total * scale)
-    return due_s
+    return [total * scale for total in accumulate(gaps)]
 
 
 def build_asks(load: LoadTest) -> list[LoadRequest]:
@@ -238,7 +235,7 @@ class _Run:
         return Outcome(records, len(asks), duration_s, self.max_in_flight, self.lag_s, interrupted)
 
     async def warm_up(self) -> None:
-        """Connect once: the first connection imports what all others find, for which the first request must not pay."""
+        """Connect once: the first connection imports modules, and the first request must not pay for that."""
         with contextlib.suppress(httpx2.HTTPError):
             async with httpx2.AsyncClient(verify=self.tls, trust_env=False, timeout=_GREETING_S) as client:
                 await client.get(endpoint(self.load.url, "models"), headers=self.headers)

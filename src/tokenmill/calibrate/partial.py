@@ -2,7 +2,7 @@
 layer.
 
 A later run with the same settings goes on from there. Everything is written atomically and checked when it is read:
-each file says of which calibration it is, and which layer. Only a directory that was made for this is used and deleted.
+each file names its calibration and its layer. Only a directory that was made for this is used and deleted.
 """
 
 import hashlib
@@ -155,7 +155,7 @@ class Partial:
         self._places |= {name: (self._layer(number), stored.bits) for name, stored in found.items()}
 
     def read_layer(self, number: int, bits: Mapping[str, int]) -> dict[str, tuple[float, float]]:
-        """Read the changes of a layer, whose matrices `matrix` can then read. bits: of each of them, by its name."""
+        """Read the changes of a layer; `matrix` can then read its matrices. bits: of each matrix, by its name."""
         file = self._layer(number)
         facts = self._facts(file)
         if (facts.get("calibration"), facts.get("layer")) != (self._id, number):
@@ -193,9 +193,7 @@ class Partial:
             raise ValueError("its codes do not fit that matrix")
 
     def remove(self) -> None:
-        """Remove the directory, because everything is written elsewhere. What tokenmill has not written into the
-        directory stays, and is named.
-        """
+        """Remove what tokenmill has written into the directory; anything else stays, and is named."""
         with file_errors(self.path, "deleted"):
             others = self._folder.remove()
         if others:
@@ -236,7 +234,7 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def _are_texts(found: Any, vocab_size: int) -> bool:
-    """Say whether this is what Texts are written as."""
+    """Tell whether `found` is in the form in which Texts are written."""
     if not (isinstance(found, list) and len(found) == 2 and isinstance(found[0], list) and isinstance(found[1], str)):
         return False
     texts = found[0]

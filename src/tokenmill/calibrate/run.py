@@ -32,8 +32,8 @@ GetTexts = Callable[[], Mapping[str, Texts]]
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The outcome of a calibration. kinds: see `quantize`. changes: see Rounding. texts: as they were made, or kept
-    from an earlier run.
+    """The outcome of a calibration. kinds: see `quantize`. changes: see Rounding. texts: made now, or kept from
+    before.
     """
 
     kinds: dict[str, Kind]
@@ -51,7 +51,7 @@ def quantize_calibrated(
     target_bits: float | None = None,
     **settings: Any,
 ) -> Calibrated:
-    """Quantise as `quantize` does, whose `settings` these are, with matrices rounded for their inputs on the texts.
+    """Quantise as `quantize` does, with its `settings`, but round matrices for their inputs on the texts.
 
     algorithm: "importance" or "gptq". text_settings: what decides the texts, as JSON; they are made once, and kept with
     the layers that are done in OUT.partial until everything is written. target_bits: so many bits per weight of the

@@ -42,7 +42,7 @@ def command(
     """Compute and save the KV cache of one prompt.
 
     `tokenmill decode` goes on from the file, in another process and on another day, with the text that one run would
-    have given. The file says of which model it is, and no other model accepts it.
+    have given. The file names its model, and no other model accepts it.
     """
     check_target(output, "--output", force)
     prompts = gather(prompt, prompt_file, tokens, chat, system, model)

@@ -82,7 +82,7 @@ def command(
 
 
 def _write(output: Path, trace: dict[str, Any], document: dict[str, Any]) -> str:
-    """Write the trace, note its place in the document, and return a line about it. It does not fail: figures come
+    """Write the trace, note its place in the document, and return a line about it. It never fails: figures come
     first.
     """
     from tokenmill.measure.trace import as_bytes

@@ -24,9 +24,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Fetched(NamedTuple):
-    """A record of a first fetch. commit: of the repository; "" where the path does not tell it. date: of the first
-    fetch, as 2026-11-26.
-    """
+    """A record of a first fetch. commit: of the repository; "" if unknown. date: of the first fetch, as 2026-11-26."""
 
     sha256: str
     commit: str

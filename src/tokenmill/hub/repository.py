@@ -42,8 +42,8 @@ class Repository:
         self.offline = offline or constants.HF_HUB_OFFLINE
 
     def fetch(self, gguf: str | None) -> Path:
-        """Fetch the snapshot and return its directory; with `gguf`, or where there is one GGUF file alone, return that
-        file, or its first part.
+        """Fetch the snapshot and return its directory; with `gguf`, or if it is one GGUF file alone, return its first
+        part.
         """
         if self.offline:
             return self._cached(gguf, "offline or HF_HUB_OFFLINE forbids asking the hub")

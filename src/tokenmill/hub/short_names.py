@@ -1,4 +1,4 @@
-"""Short names of models: which package or file of the hub each stands for, the sha256 by which it is known, and the
+"""Short names of models: which package or file of the hub each stands for, the sha256 that it must have, and the
 sampling settings that its maker recommends.
 
 A model that travels in packages is pinned: the packages' versions and the sha256 of the whole. The sha256 of files of

@@ -134,8 +134,8 @@ def decode_traffic(model: ModelConfig, storage: Storage, batch: int, depth: floa
 
 
 def prefill_traffic(model: ModelConfig, storage: Storage, batch: int, num_tokens: float, depth: float = 0) -> Traffic:
-    """Count the traffic of `num_tokens` new tokens for each of `batch` sequences, after `depth` that are there; logits
-    of the last only.
+    """Count the traffic of `num_tokens` new tokens of `batch` sequences, after `depth` others; the last alone has
+    logits.
     """
     read_bytes = describe(model).num_read(batch * max(round(num_tokens), 1)) * storage.bytes_per_weight
     read_bytes += batch * _seen_bytes(model, storage, depth)

@@ -53,12 +53,12 @@ class Profile:
 
     @property
     def cost_share(self) -> float | None:
-        """The share by which the measured run took longer than the unmeasured ones did on average."""
+        """How much longer the measured run took than the average unmeasured one, as a share."""
         return None if self.measured_s is None else self.measured_s * len(self.plain_s) / sum(self.plain_s) - 1
 
     @property
     def scatter_share(self) -> float:
-        """The share by which the unmeasured runs differ: a cost below this says nothing."""
+        """How much the unmeasured runs differ, as a share: a cost below this says nothing."""
         return (max(self.plain_s) - min(self.plain_s)) * len(self.plain_s) / sum(self.plain_s)
 
     def document(self) -> dict[str, Any]:

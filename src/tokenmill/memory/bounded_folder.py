@@ -214,7 +214,7 @@ class MarkedFolder(BoundedFolder):
             return False
 
     def remove(self) -> list[str]:
-        """Delete the folder and the files that belong to it, and name what else is in it, with which it stays."""
+        """Delete the folder's own files, and the folder unless something else is in it; return the names of that."""
         if not self.is_marked():
             return []
         for file in [*self.files(), *self.begun()]:

@@ -8,10 +8,7 @@ FOLDER = Path("/sys/devices/system/node")
 
 
 def memory_nodes() -> list[list[int]]:
-    """List the processors of each node that this process may use; a node without any is left out.
-
-    Empty where the system does not say.
-    """
+    """List the usable processors of each node that has any. Empty where the system does not say."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     usable, found = os.sched_getaffinity(0), []

@@ -21,7 +21,7 @@ NO_RECEIPT = 'this choice of an answer has no receipt (a request asks for it wit
 _LINE = re.compile(rb"(data|event|id|retry)?:")
 _END = b"[DONE]"
 ELSEWHERE = ("reasoning", "reasoning_content", "tool_calls")
-"""Parts of a message in which a text of the model stands otherwise than it said it."""
+"""Parts of a message whose text is not literally what the model wrote."""
 
 
 class ShownText(NamedTuple):

@@ -101,7 +101,7 @@ CONVERTED = (
 
 
 def ends_of(params: SamplingParams) -> dict[str, Any]:
-    """Return the settings of an earlier part of a text on which a later part depends: what is held back at its end."""
+    """Return the settings of a part of a text that the next part depends on: they hold back tokens at the end."""
     facts = sampling_facts(params)
     return {name: facts[name] for name in ("stop", "stop_token_ids", "ignore_eos") if name in facts}
 

@@ -38,9 +38,7 @@ SENT = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", 
 
 
 class Gate:
-    """An ASGI application. patience_s: how long a request waits without a replica. is_draining: refuses new
-    requests.
-    """
+    """An ASGI application. patience_s: how long a request waits for a replica. is_draining: refuses new requests."""
 
     def __init__(self, fleet: Fleet, patience_s: float = 60.0) -> None:
         self._fleet, self._patience_s, self.is_draining, self.num_open = fleet, patience_s, False, 0

@@ -20,7 +20,7 @@ class HeadRouter(ConsistentHashRouter):  # type: ignore[misc]
         super().initialize_state(**settings)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Note the replicas that take requests, with which RequestRouter calls this."""
+        """Note the replicas that take requests; RequestRouter calls this with them."""
         super().update_replicas(replicas)
         note_replicas(self._fleet, frozenset(each.replica_id.unique_id for each in replicas))
 

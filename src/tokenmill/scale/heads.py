@@ -1,4 +1,4 @@
-"""The head of a conversation, by which a gate chooses a replica: what stays the same while the conversation grows.
+"""The head of a conversation stays the same while it grows; a gate chooses a replica by it.
 
 The next request of a conversation finds the rows of the last one where that was computed. A client can name a session
 itself, in the header X-Session-Id or as agents do; then nothing else counts.

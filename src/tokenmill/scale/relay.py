@@ -1,4 +1,4 @@
-"""One request through the gate. It goes to a replica, and to another one when that is lost: a client sees one answer.
+"""One request through the gate. It goes to a replica, and to another one if that fails: a client sees one answer.
 
 A stream goes on where it broke off, since its text is a function of the prompt, the settings, the seed and the tokens
 so far; so does a stream whose replica is to end. Any other answer is asked for again.

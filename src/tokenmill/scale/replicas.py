@@ -67,8 +67,8 @@ HEALTH = {
 class Setup:
     """What each replica loads and serves. num_engines: how many share the memory of one machine.
 
-    engine.threads and engine.max_sequences are set. longest_s: the longest time of an answer, for which a replica that
-    is to end waits where no other replica takes the answer over. chat_template: in the place of the model's own.
+    engine.threads and engine.max_sequences are set. longest_s: the longest time of an answer. A replica that is to end
+    waits as long if no other replica takes the answer over. chat_template: in the place of the model's own.
     """
 
     engine: EngineConfig

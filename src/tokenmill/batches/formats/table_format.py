@@ -29,8 +29,8 @@ class TableFormat(ABC):
 
 
 def cell(value: Any) -> str:
-    """Write a value for a table whose cells hold texts: as JSON, but no value as an empty text, and a text, a date, or
-    a number that JSON has not, as it is.
+    """Write a value for a table whose cells hold texts: a text, a date, or a number that JSON lacks as it is, None as
+    an empty text, and anything else as JSON.
     """
     if value is None:
         return ""

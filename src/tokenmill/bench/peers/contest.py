@@ -1,9 +1,10 @@
 """The same model, the same tokens, the same threads: engines measured in turn, in one run, on one machine.
 
-Each engine is a process of its own (`process.py`), or several where it can be run in several ways, of which the better
-one counts. All get the same prompts, others in each round. All are loaded first; then come rounds, each beginning with
-another engine, with a bandwidth probe before each run, so that a machine that changes from second to second treats all
-alike. An engine that is absent, crashes, hangs or answers nonsense is marked with the reason, and the others go on.
+Each engine is a process of its own (`process.py`). An engine that can be run in several ways is several processes, and
+the best way counts. All get the same prompts, others in each round. All are loaded first; then come rounds, each
+beginning with another engine, with a bandwidth probe before each run, so that a machine that changes from second to
+second treats all alike. An engine that is absent, crashes, hangs or answers nonsense is marked with the reason, and the
+others go on.
 """
 
 import random
@@ -68,7 +69,7 @@ class Contestant:
 
 @dataclass
 class Contest:
-    """Engines that are measured in turn; a context, whose end ends every process.
+    """Engines that are measured in turn. A context: its end ends every process.
 
     `wanted`: peer name → path given for it, or None. Times are limits for one answer, in seconds. `options` are engine
     settings for processes of tokenmill, by peer.
@@ -199,7 +200,7 @@ class Contest:
 
 
 def _variants(decode: str, prefill: str) -> str | None:
-    """Name the ways of running the engine from which its figures come."""
+    """Name the ways in which the engine ran for its figures."""
     return decode or None if decode == prefill else f"decode {decode}, prefill {prefill}"
 
 

@@ -20,8 +20,8 @@ def command(
 ) -> None:
     """Draw results: curves over batch and prompt, roofline, ladder.
 
-    Each picture for which the files have data is written as PNG and SVG; which were left out, and why, is said on
-    stderr. Needs matplotlib: pip install 'tokenmill[bench]'.
+    Each picture for which the files have data is written as PNG and SVG; stderr names the pictures that were left out,
+    and why. Needs matplotlib: pip install 'tokenmill[bench]'.
     """
     with held_interrupts():
         from tokenmill.bench.plot import draw

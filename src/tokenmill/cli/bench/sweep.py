@@ -143,10 +143,9 @@ def _known(output: Path | None, mark: str) -> dict[Key, Row]:
 
     if output is None or not output.exists() or not output.stat().st_size:
         return {}
-    rows = read_rows([output])
     return {
         (row["batch"], row["prompt"], row["new"]): row
-        for row in rows
+        for row in read_rows([output])
         if row["status"] == "ok" and row["kind"] == "sweep" and row["label"] == mark
     }
 

@@ -43,5 +43,5 @@ def command(
 
 
 def _names(copy: PackedCopy) -> set[str]:
-    """Return the names by which a person may mean a copy."""
+    """Return the names that a person may type for a copy."""
     return {copy.path.name, copy.source, Path(copy.source).name, Path(copy.source).name.removesuffix(".gguf")}

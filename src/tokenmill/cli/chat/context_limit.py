@@ -15,9 +15,7 @@ NEAR_TOKENS = 128
 
 @dataclass(frozen=True)
 class ContextLimit:
-    """The limit of a conversation. num_tokens: the length of the longest. option: what sets it, as it is typed.
-    context: the model's own.
-    """
+    """The limit of a conversation: num_tokens. option: what sets it, as it is typed. context: the model's own limit."""
 
     num_tokens: int
     option: str

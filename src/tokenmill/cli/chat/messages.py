@@ -32,7 +32,7 @@ def turns(messages: Sequence[Message]) -> list[int]:
 
 
 def template_messages(messages: Sequence[Message]) -> list[Message]:
-    """Strip messages to what the model's template sees, and from which another model may go on: without the ids of a
+    """Strip messages to what the model's template sees. Another model may go on from them: they lack the ids of a
     stopped answer, which mean something to one model alone.
     """
     return [{"role": message["role"], "content": message["content"]} for message in messages]

@@ -131,9 +131,8 @@ class Turns:
         return self.context.warning(len(self.session), len(turns(self.messages)), self._count_compacted(self.messages))
 
     def _count_compacted(self, messages: list[Message], part: Message | None = None) -> int | None:
-        """Count the tokens of a conversation that keeps its last turn alone; None if it has no other turn.
-
-        part: of the answer that is to go on.
+        """Count the tokens of a conversation that keeps its last turn alone, and `part`; None if it has no other
+        turn.
         """
         starts = turns(messages)
         if len(starts) < 2:

@@ -7,8 +7,8 @@ class Named(NamedTuple):
     """Names that another program has for one thing, separated by commas; what it is here; a remark.
 
     ours: the name of an option or a field here, if it is another name; or the way in which a command, variable or call
-    is written here, or several ways, of which the first is taken that this version has; empty if there is nothing, "-"
-    if nothing is needed.
+    is written here, or several ways: the first that this version has is taken. Empty if there is nothing, "-" if
+    nothing is needed.
     """
 
     theirs: str

@@ -299,10 +299,7 @@ def _check_output(path: Path | None) -> None:
 
 
 def in_options(message: str, options: Mapping[str, str], chat: bool = False) -> str:
-    """Put a message of Python's interface into the words of this verb's options.
-
-    chat: whether --chat was typed.
-    """
+    """Put a message of Python's interface into the words of this verb's options. chat: whether --chat was typed."""
     if "chat" in options:
         message = message.replace(AS_TEXT, "leave out --chat")
     if "tokens" in options:

@@ -49,7 +49,7 @@ def entries_named(name: str, entries: Sequence[FoundModel]) -> list[FoundModel]:
 
 
 def remove_own(entry: FoundModel) -> Removal:
-    """Plan the deletion of a model that tokenmill fetched, which its sha256 proves, now and then once more."""
+    """Plan the deletion of a model that tokenmill fetched. Its sha256 proves that now, and before the deletion."""
     model, path = SHORT_NAMES[entry.name], cache_folder() / SHORT_NAMES[entry.name].file_name
 
     def check() -> None:
@@ -99,7 +99,7 @@ def _unlink(path: Path, check: Callable[[], None]) -> None:
 
 
 def _ends(entry: FoundModel) -> set[str]:
-    """Return the parts of a name by which a person may mean an entry, in small letters."""
+    """Return the parts of a name that a person may type for an entry, in small letters."""
     name, file = entry.repository.lower(), entry.name.lower().rpartition("/")[2]
     ends = {name.rpartition("/")[2], name.partition(":")[2], file, file.partition(":")[2], file.removesuffix(".gguf")}
     return ends - {""}

@@ -25,8 +25,8 @@ MAX_REFUSAL = 300  # characters of a server's own words that are shown
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """Settings of a check. url: of the server. model: the name to ask for in place of the recorded one. num_new: tokens
-    of each answer.
+    """Settings of a check. url: of the server. model: asked for, not the recorded one. num_new: tokens of each
+    answer.
     """
 
     url: str
@@ -105,7 +105,7 @@ class AgentCheck:
 
 
 def common_length(one: List[int], other: List[int]) -> int:
-    """Count the tokens with which both begin."""
+    """Count the tokens that both begin with."""
     longest = min(len(one), len(other))
     return bisect_left(range(longest), 1, key=lambda at: one[: at + 1] != other[: at + 1])
 

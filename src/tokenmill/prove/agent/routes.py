@@ -18,9 +18,7 @@ class TokenUsage:
 
 @dataclass(frozen=True)
 class Route:
-    """A route. limits: names of the largest number of new tokens; the first is set. usage: reads an
-    answer's.
-    """
+    """A route. limits: names of the largest number of new tokens; the first is set. usage: reads an answer's."""
 
     limits: tuple[str, ...]
     usage: Callable[[Json], TokenUsage]

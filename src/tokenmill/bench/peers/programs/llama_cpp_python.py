@@ -27,7 +27,7 @@ class LlamaCpp:
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(model.encode(), llama_cpp.llama_model_default_params())
         params = llama_cpp.llama_context_default_params()
-        # Each sequence has its share of the context, of which llama.cpp wants multiples of 256.
+        # Each sequence has its share of the context; llama.cpp wants multiples of 256.
         params.n_ctx, params.n_seq_max = batch * -(-max_length // 256) * 256, batch
         params.n_batch, params.n_ubatch = BATCH, SMALL_BATCH
         params.n_threads = params.n_threads_batch = threads
