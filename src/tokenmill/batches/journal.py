@@ -101,7 +101,7 @@ class Journal:
         self._is_synced = True  # nobody reads it any more
 
     def _begin(self, facts: Mapping[str, Any]) -> bool:
-        """Write the header of an empty journal, or of one whose header was cut."""
+        """Write the header of a journal that is empty, or whose header was cut."""
         header = f"{seal({'kind': KIND, **facts}, FORMAT)}\n".encode()
         there = self._reader.read(len(header))
         if there != header and header.startswith(there):

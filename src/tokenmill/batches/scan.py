@@ -17,7 +17,7 @@ Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """What is known of an input after one reading: a few numbers for each row, so that a million rows are no matter.
+    """The facts of an input after one reading: a few numbers for each row, so that a million rows are no matter.
 
     digests: of each row. places: the place of each row's answer among all answers; equal rows share one. columns: the
     names of all rows in the order in which they came, and their kinds. broken: what is wrong with lines that are no

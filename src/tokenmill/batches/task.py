@@ -52,7 +52,7 @@ class RowWork:
 
 
 class Task(ABC):
-    """What a batch does with its rows. Nothing of it depends on other rows or on how they are computed.
+    """The work of a batch on its rows. Nothing of it depends on other rows or on how they are computed.
 
     id_field: a column whose values must differ.
     """

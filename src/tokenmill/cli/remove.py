@@ -29,7 +29,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to go for names of one model or repository. removal: None where only what is kept goes."""
+    """The files to delete for names of one model or repository. removal: None where only what is kept goes."""
 
     name: str
     removal: Removal | None

@@ -119,7 +119,7 @@ class OwnLark:
         return any(one == "temperature" and after == "=" for one, after in pairwise(words))
 
     def spelled(self, vocabulary: Vocabulary) -> str:
-        """Write the same grammar, but that a complement has no text that is not UTF-8, as llguidance's has, nor the
+        """Write the same grammar, where a complement has no text that is not UTF-8, as llguidance's has, nor the
         text of a control token; and that a set of tokens holds none that ends a text.
         """
         is_set = any(not found[2:-2].isdecimal() for found in _TOKENS.findall(self.text))

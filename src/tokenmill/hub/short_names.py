@@ -35,7 +35,7 @@ GRANITE33 = FALCON3 = OLMO2 = NOTHING  # generation_config.json has ids of token
 
 @dataclass(frozen=True)
 class HubFile:
-    """A GGUF file of a repository. title: the model. sampling: as its maker recommends. sha256: "" where none is known.
+    """A GGUF file of a repository. title: the model. sampling: as its maker recommends. sha256: "" where it is unknown.
     revision: a commit, if known. context: the most tokens of a text. num_bytes: of the file, if that is known.
     """
 

@@ -24,7 +24,7 @@ _SEED_TRIES = 4
 
 @dataclass
 class RouteOffer:
-    """What one route offers. fields: added to every request. missing: feature → why it is not there.
+    """The offer of one route. fields: added to every request. missing: feature → why it is not there.
 
     words, long_words: lengths of the longest ordinary prompt, and of a long one, that are taken.
     """
@@ -48,7 +48,7 @@ class RouteOffer:
 
 @dataclass
 class Offer:
-    """What a server offers. missing: route → why it is not there."""
+    """The offer of a server. missing: route → why it is not there."""
 
     model: str | None
     routes: list[RouteOffer] = field(default_factory=list)

@@ -68,7 +68,7 @@ def template_digest(tokenizer: Tokenizer | None) -> str | None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextOrigin:
-    """What a text was computed from, for its receipt. reason: against a receipt, or None. session: see Receipt."""
+    """The origin of a text, for its receipt. reason: against a receipt, or None. session: see Receipt."""
 
     maker: ReceiptMaker
     params: SamplingParams

@@ -65,7 +65,7 @@ HEALTH = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What each replica loads and serves. num_engines: how many share the memory of one machine.
+    """The model and settings of each replica. num_engines: how many share the memory of one machine.
 
     engine.threads and engine.max_sequences are set. longest_s: the longest time of an answer. A replica that is to end
     waits as long if no other replica takes the answer over. chat_template: in the place of the model's own.

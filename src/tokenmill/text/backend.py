@@ -108,7 +108,7 @@ def _fill(shell: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, names: Map
 def _without_first_space(setting: Setting) -> Setting | None:
     """Return a setting without what adds a space before a text, or takes one from it; None where it does nothing else.
 
-    The settings inside it were treated before, and each that became None is left out here.
+    The settings inside it were treated before, and each setting that is None now is left out here.
     """
     if setting.get("type") == "Prepend" or (setting.get("type") == "Strip" and setting.get("start")):
         return None

@@ -1,7 +1,7 @@
 """The tokenizer that travels with a model: text to ids and back, also in the middle of a text or with other names of
 control tokens.
 
-`tokenizers` does the work. The ids equal those of transformers' fast tokenizer for a tokenizer.json, and
+`tokenizers` does the work. The ids equal the ids of transformers' fast tokenizer for a tokenizer.json, and
 sentencepiece's for a `tokenizer.model` that comes without one; transformers converts other files (vocab.json with
 merges.txt, tiktoken's ranks), and says which tokens are added. Nothing here knows models or engines.
 """

@@ -56,7 +56,7 @@ def read_setting(words: str) -> tuple[str, Any]:
 
 
 def meant(word: str, known: list[str]) -> str:
-    """Ask whether the nearest of the known words was meant; empty if none is near."""
+    """Ask whether the nearest of the known words was meant; empty if no word is near."""
     near = get_close_matches(word, known, n=1) or [each for each in known if word and each.startswith(word)]
     return f" (did you mean {near[0]}?)" if near else ""
 

@@ -36,7 +36,7 @@ class Option:
     """An option of a verb. default: ... where it must be given. names: beside its parameter's, or long ones instead.
 
     metavar: how help calls the value. minimum, maximum: of a number. variable: of the environment, which is its value
-    where none is typed. reads: the options that its value, the name of a file or preset, stands for.
+    where no value is typed. reads: the options that its value, the name of a file or preset, stands for.
     """
 
     default: Any

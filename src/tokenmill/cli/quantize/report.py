@@ -16,7 +16,7 @@ EXPENDABLE = ("count", "before", "error")  # the first to go first
 
 @dataclass
 class Report:
-    """What `quantize` did. kinds, changes: see quantize_calibrated. peak_bytes: without the comparison."""
+    """The outcome of `quantize`. kinds, changes: see quantize_calibrated. peak_bytes: without the comparison."""
 
     model: str
     output: Path

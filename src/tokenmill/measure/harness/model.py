@@ -71,7 +71,7 @@ class GenerationSettings:
 
 
 def read_settings(given: Mapping[str, Any]) -> GenerationSettings:
-    """Read a task's settings. ConfigError for a setting that the engine does not have: none is left out."""
+    """Read a task's settings. ConfigError for a setting that the engine does not have: no setting is left out."""
     wanted = dict(normalize_gen_kwargs(dict(given), MAX_NEW_TOKENS))
     stops = tuple(dict.fromkeys(text for text in wanted.pop("until") if text))
     max_new_tokens, seed = wanted.pop("max_gen_toks"), wanted.pop("seed", None)

@@ -33,7 +33,7 @@ FIRST_SEED = 0  # of Python's own random numbers, by default, as in the harness
 class TaskSettings:
     """The settings of an evaluation, by the harness' names.
 
-    limit: documents of each task; below 1 a share of them. seed: None is the harness' own seeds. template: whether
+    limit: documents of each task; below 1 a share of them. seed: None for the harness' own seeds. template: whether
     prompts go through the chat template.
     """
 

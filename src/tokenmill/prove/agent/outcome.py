@@ -47,7 +47,7 @@ class Turn:
 
 @dataclass
 class AgentOutcome:
-    """What a check has found. skipped: how many lines of each path ask for nothing that is computed."""
+    """The findings of a check. skipped: how many lines of each path ask for nothing that is computed."""
 
     turns: list[Turn] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)

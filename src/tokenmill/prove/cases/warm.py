@@ -7,7 +7,7 @@ from tokenmill.prove.trial import Trial
 
 
 class Warm(Case):
-    """What a prefix cache holds of a prompt is more each time."""
+    """A prefix cache holds more of a prompt each time."""
 
     async def round(self, trial: Trial) -> None:
         for is_long in (False, True):

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass
 class Service:
-    """One engine, served. sessions, batches: None if none are kept. routes: all that it answers. is_draining: new
+    """One engine, served. sessions, batches: None if they are off. routes: all that it answers. is_draining: new
     requests are refused. created: when it began, in seconds. fingerprint: see writer.system_fingerprint.
     """
 

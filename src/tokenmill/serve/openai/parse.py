@@ -109,7 +109,7 @@ class ChatBody(AnswerFields, ConversationSettings):
 
 
 def parse_completion(body: CompletionBody, model: Model) -> Ask:
-    """Read a prompt, or several, that are continued. A prompt that is None is the beginning of a text."""
+    """Read a prompt, or several, that are continued. None as a prompt stands for the beginning of a text."""
     ask, given = _begun(body, model), body.prompt
     if given == []:
         raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")

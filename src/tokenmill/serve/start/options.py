@@ -13,16 +13,15 @@ from tokenmill.value_reader import check_choice
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a server. name: of the model, to clients. keys: clients send one of them; none is needed if there
-    are none.
+    """The options of a server. name: of the model, to clients. keys: clients send one of them, if there are any.
 
     max_queued: sequences that may wait. drain_s: what running requests get after SIGTERM. keep_alive_s: how long a
     connection without a request stays open. is_strict: unknown fields of requests are refused. max_body: bytes.
     metrics_prefix: of the names that /metrics gives. log_format: of the line for each request. certificate, key_file:
     for TLS. session_dir: where texts are kept by name. stall_s: the longest wait of a stream while prompts are
     computed. seed: of requests that name none; None takes a fresh one for each. batch_dir: where files and batches are
-    kept; none are without it. max_file: bytes of one file that a client sends. max_stored: bytes of all files of all
-    clients, beyond which none is taken. tool_format: how the model writes calls of functions; auto: as its chat
+    kept; without it they are refused. max_file: bytes of one file that a client sends. max_stored: bytes of all files of all
+    clients, beyond which further files are refused. tool_format: how the model writes calls of functions; auto: as its chat
     template says. record: a file to which the requests are appended.
     """
 

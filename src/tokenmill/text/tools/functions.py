@@ -18,7 +18,7 @@ OTHER_MODES = {None: "auto", "any": "required"}
 @dataclass(frozen=True)
 class Function:
     """A function of a request. parameters: the JSON schema of its arguments. strict: True refuses a schema of which a
-    part cannot be enforced, False enforces nothing of it but that the arguments are an object, None enforces what can
+    part cannot be enforced, False enforces only that the arguments are an object, None enforces what can
     be. lark: the grammar of the one parameter `input`, a text. read: the parameters as grammars are made of them, once
     they were read.
     """
