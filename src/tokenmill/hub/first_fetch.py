@@ -1,8 +1,8 @@
 """The sha256 of files of the hub that short names stand for: computed at the first fetch, and remembered.
 
-It is compared with the pinned sha256. Where no sha256 is pinned, the file that was fetched first counts, since a hub can
-change what lies under a name: its commit is fetched again later, and a file with another sha256 is refused. The record
-lies in the cache folder and may be deleted with all of it; the next fetch is then a first one again.
+It is compared with the pinned sha256. Where no sha256 is pinned, the file that was fetched first counts, since a hub
+can change what lies under a name: its commit is fetched again later, and a file with another sha256 is refused. The
+record lies in the cache folder and may be deleted with all of it; the next fetch is then a first one again.
 """
 
 import json

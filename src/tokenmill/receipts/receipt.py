@@ -19,7 +19,9 @@ FORMAT = 1
 
 @dataclass(frozen=True, repr=False)
 class Receipt:
-    """A record of a text and of how it was computed: made by `Completion.receipt`, checked by `Engine.verify`. str() is JSON in one line.
+    """A record of a text and of how it was computed, which `Completion.receipt` makes and `Engine.verify` checks.
+
+    str() is JSON in one line.
 
     tokenmill: the version. model: its name, and the sha256 of each of its files and of its chat template. engine: the
     settings and the build on which texts depend. sampling: with the seed of this text and its own limit of new tokens.

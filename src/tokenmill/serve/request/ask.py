@@ -27,7 +27,8 @@ PLACEHOLDER = "[{what}, which this model cannot read]"
 @dataclass
 class Ask:
     """A request. messages: a conversation. prompts: where there is none, texts and token ids that are continued, each
-    by itself; None stands for the beginning of a text. after: token ids of an earlier text, behind which the prompt is put.
+    by itself; None stands for the beginning of a text. after: token ids of an earlier text, behind which the prompt is
+    put.
 
     sampling: settings by their names in SamplingParams. constraint: see constraints.Constraint. max_tokens_field: the
     field that has named the most new tokens. best_of: texts that are made of each prompt; the client gets the n

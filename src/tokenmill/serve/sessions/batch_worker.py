@@ -1,8 +1,9 @@
 """The worker of a server's batches: one thread, which runs them one after the other in the order of their creation.
 
-Their requests have the lowest priority, and wait to be queued while a request of a client waits. Everything is on disk: the
-records of files and batches, and beside an output its journal, so that a batch goes on after a restart, with the same
-answers. A folder may be shared by several servers of one model: the lock of an output decides which of them runs it.
+Their requests have the lowest priority, and wait to be queued while a request of a client waits. Everything is on disk:
+the records of files and batches, and beside an output its journal, so that a batch goes on after a restart, with the
+same answers. A folder may be shared by several servers of one model: the lock of an output decides which of them runs
+it.
 """
 
 import logging

@@ -20,9 +20,9 @@ class Options:
     metrics_prefix: of the names that /metrics gives. log_format: of the line for each request. certificate, key_file:
     for TLS. session_dir: where texts are kept by name. stall_s: the longest wait of a stream while prompts are
     computed. seed: of requests that name none; None takes a fresh one for each. batch_dir: where files and batches are
-    kept; without it they are refused. max_file: bytes of one file that a client sends. max_stored: bytes of all files of all
-    clients, beyond which further files are refused. tool_format: how the model writes calls of functions; auto: as its chat
-    template says. record: a file to which the requests are appended.
+    kept; without it they are refused. max_file: bytes of one file that a client sends. max_stored: bytes of all files
+    of all clients, beyond which further files are refused. tool_format: how the model writes calls of functions; auto:
+    as its chat template says. record: a file to which the requests are appended.
     """
 
     name: str
