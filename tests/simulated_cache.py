@@ -16,7 +16,7 @@ from tokenmill.schedule.row_blocks import RowBlocks, Window
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Copy, Plan, Sequence, Store, Work, unread_mark
 from tokenmill.schedule.state_slots import StateSlots
-from tokenmill.speculate.verify import verify
+from tokenmill.speculate.speculation import verify
 
 VOCABULARY = 5
 ROWS, STATES = 0, 1

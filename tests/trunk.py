@@ -28,7 +28,7 @@ CHAPTERS: dict[str, str] = {
         sample/state sample/sampler sample/filters sample/probabilities sample/noise sample/native sample/logprobs
         sample/matchers sample/masks""",
     "Guess and check": """
-        speculate/proposer speculate/speculation speculate/verify""",
+        speculate/proposer speculate/speculation""",
 }
 PORTS = {
     "Keeps": ("schedule/keeps", "what one kind of layer keeps of texts", "schedule/row_blocks, schedule/state_slots"),

@@ -72,7 +72,7 @@ def test_the_first_texts_of_a_folder_are_told(tmp_path, caplog):
     for seed in (1, 2):
         stored(tmp_path, numbers(seed))
         [said] = caplog.messages
-    assert str(tmp_path) in said and "without suffix_dir none are" in said
+    assert str(tmp_path) in said and "without suffix_dir no text is kept" in said
 
 
 def test_a_text_is_found_before_it_is_on_disk(tmp_path):

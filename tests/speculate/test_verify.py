@@ -3,7 +3,7 @@
 import pytest
 
 from tokenmill.schedule.sequence import Plan, Sequence, Work
-from tokenmill.speculate.verify import verify
+from tokenmill.speculate.speculation import verify
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from tokenmill.sample.matchers import Matchers
 from tokenmill.sample.sampler import Sampled
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import WHOLE, Plan, Sequence
-from tokenmill.speculate.speculation import Speculation
-from tokenmill.speculate.verify import verify
+from tokenmill.speculate.speculation import Speculation, verify
 
 
 class Observer:

@@ -144,10 +144,7 @@ class EngineThread:
         return self._ask(_Task(poll, step, None))
 
     def post(
-        self,
-        do: Callable[[], Any],
-        step: Step | None = None,
-        on_error: Callable[[BaseException], None] = _log_error,
+        self, do: Callable[[], Any], step: Step | None = None, on_error: Callable[[BaseException], None] = _log_error
     ) -> None:
         """Do what `call` does, or with `step` what `wait` does, without a waiting caller."""
         if self.is_inherited:

@@ -62,11 +62,7 @@ def load_model(
 
 
 def _load(
-    checkpoint: Checkpoint,
-    resolved: ResolvedModel,
-    progress: Progress | None,
-    allocate: Allocate,
-    ranks: Alone,
+    checkpoint: Checkpoint, resolved: ResolvedModel, progress: Progress | None, allocate: Allocate, ranks: Alone
 ) -> LoadedModel:
     model, device = resolved.model, ranks.device(torch.device(resolved.config.device))
     facts = read_facts(checkpoint, resolved.config, model.vocab_size)

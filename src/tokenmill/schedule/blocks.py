@@ -18,7 +18,7 @@ def chain_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 class BlockAllocator:
-    """Allocates blocks 0 … num_blocks - 1 and counts the references to each."""
+    """The allocator of blocks 0 … num_blocks - 1, which counts the references to each."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -34,7 +34,7 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """So many blocks have no reference; published ones among them still count as free."""
+        """Count the blocks without a reference; published ones among them still count as free."""
         return len(self._free)
 
     def count(self, num_tokens: int) -> int:
@@ -50,7 +50,7 @@ class BlockAllocator:
         return len(self._block_of)
 
     def is_named(self, block: int) -> bool:
-        """Whether the block can be found."""
+        """Say whether the block can be found."""
         return block in self._digest_of
 
     def state_of(self, block: int) -> str:

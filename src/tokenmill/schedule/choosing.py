@@ -7,18 +7,18 @@ from tokenmill.schedule.matcher import Constraint
 from tokenmill.settings.sampling_params import SamplingParams
 
 MAX_WAIT = 16
-"""Tokens for which the mark waits where a grammar does not admit it, which is in the midst of a character."""
+"""The mark waits at most so many tokens where a grammar does not admit it, in the midst of a character."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """A limit on the tokens that a model thinks for: where it is reached, the closing mark is what comes next.
+    """A limit on the tokens that a model thinks for: where it is reached, the closing mark must come next.
 
     It depends on the tokens of the output alone, so a drafted position is judged as any other. At most `budget` tokens
     come between two marks, which are given as token ids. is_open: the prompt has the first mark.
 
-    Only a text that begins with the first mark, or whose prompt has it, thinks. is_closed: whether the second mark is
-    among some tokens, however it is spelled.
+    Only a text that begins with the first mark, or whose prompt has it, thinks. is_closed: says whether the second mark
+    is among some tokens, however it is spelled.
     """
 
     budget: int
@@ -29,7 +29,7 @@ class ThinkingBudget:
 
     @property
     def num_concerned(self) -> int:
-        """So many tokens of output it is about; those after them are free."""
+        """Count the tokens of output that the limit is about; tokens after them are free."""
         return self._end + len(self.closing) + MAX_WAIT
 
     @property
@@ -37,11 +37,11 @@ class ThinkingBudget:
         return self.budget + (0 if self.is_open else len(self.opening))
 
     def concerns(self, first: int, last: int) -> bool:
-        """Whether a token may be forced after so many tokens of output, from `first` to before `last`."""
+        """Say whether a token may be forced after so many tokens of output, from `first` to before `last`."""
         return first < self.num_concerned and self._end < last
 
     def forced(self, output: Sequence[int]) -> int | None:
-        """Find the token of the closing mark that must come after these tokens, if one must."""
+        """Find the token of the closing mark that must come after these tokens, if there is one."""
         if not self.concerns(len(output), len(output) + 1):
             return None
         first = self._end - self.budget
@@ -56,13 +56,13 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """One record, handed on whole to sessions, forks, drafts and the sampler's rows.
+    """All that decides the next token of a sequence, handed on whole to sessions, forks, drafts and the sampler's rows.
 
     stop_ids: token id → the finish reason it gives. penalties_from: the position from which presence and frequency
-    penalties count; None is the end of the prompt. bad_words: token ids of each word, whose last must not come behind
-    the others. constraint: what the tokens from constrained_from on fit; None is the end of the prompt.
-    thinking: the limit of what the model thinks, from the same position on. is_constrained: whether a mask depends on
-    the tokens before a choice.
+    penalties count; the default is the end of the prompt. bad_words: token ids of each word, whose last must not follow
+    the others. constraint: the tokens from constrained_from on fit it; the default position is the end of the prompt.
+    thinking: the limit on thinking, from the same position on. is_constrained: a mask depends on the tokens before a
+    choice.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)

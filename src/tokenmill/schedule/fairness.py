@@ -1,9 +1,9 @@
 """Fairness: clients share the places, prompts share the tokens of a step.
 
-A client is whatever a sequence names as such, a server's key for example. Each has a counter of the tokens that were
-computed for it, and waiting sequences of the client with the smallest counter run first (virtual token counters: Sheng
-et al. 2024, arXiv 2401.00588). A client that comes back after a pause begins at the smallest counter of those that are
-there, so nobody saves up turns by being away. With one client nothing of this has an effect.
+A client is whatever a sequence names as its client, a server's key for example. Each has a counter of the tokens that
+were computed for it, and waiting sequences of the client with the smallest counter run first (virtual token counters:
+Sheng et al. 2024, arXiv 2401.00588). A client that comes back after a pause begins at the smallest counter of the
+clients that are there, so nobody saves up turns by being away. With one client nothing of this has an effect.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ class Clients:
         return len(self.num_fed) <= 1
 
     def arrive(self, client: bytes, unfinished: Iterable[Sequence]) -> None:
-        """Note that a sequence of this client will wait. unfinished: those that wait and run already."""
+        """Note that a sequence of this client will wait. unfinished: the sequences that wait and run already."""
         if self._is_one and client in self.num_fed:
             return
         there = {each.client for each in unfinished}
@@ -33,18 +33,19 @@ class Clients:
         self.num_fed[client] = own if client in there else max(own, least)
 
     def next_of(self, waiting: List[Sequence], running: Iterable[Sequence]) -> Sequence:
-        """Choose the sequence that should run next: by priority; of a client that has none running; by the counters."""
+        """Choose the sequence that should run next: by priority, then clients without a running one, then by the
+        counters.
+        """
         if self._is_one:
             return waiting[0]
         have = {each.client for each in running}
         return min(waiting, key=lambda one: (one.priority, one.client in have, self.num_fed[one.client], one.arrival))
 
     def gives_way(self, waiting: List[Sequence], running: List[Sequence]) -> Sequence | None:
-        """Choose, with all places taken and sequences that wait, one to preempt, so that a client with none running
-        gets a place.
+        """Choose a sequence to preempt where all places are taken, so that a client without a running one gets a place.
 
-        It is one of the client with the most, if that is more than its share of the places and more than one: the only
-        one would come back at the next step, and nobody would get on.
+        The client with the most places gives one up, if it has more than its share and more than one: the only one
+        would come back at the next step, and nobody would get on.
         """
         if self._is_one:
             return None
@@ -58,8 +59,8 @@ class Clients:
 
 
 def shares(pending: List[int], budget: int) -> list[int]:
-    """Decide how many tokens of each prompt a step takes, at least one. pending: those it could take, the oldest's
-    first.
+    """Decide how many tokens of each prompt a step takes, at least one. pending: the tokens that each could take, the
+    oldest prompt first.
 
     The oldest gets at least half, the others what is left, the shortest first: neither waits for the other.
     """

@@ -1,8 +1,8 @@
-"""The port Keeps: what one kind of layer keeps of texts, and the record Kept of one text.
+"""The port Keeps: what one kind of layer keeps of texts; and the record Kept of one text.
 
 A kind is rows in blocks (row_blocks.py) or states in slots (state_slots.py). A slot of a state counts as a block here:
 both have a number, references and perhaps a name by which a later text finds them (blocks.py). The scheduler asks
-nothing but memory.py, which loops over the kinds of a model.
+memory.py alone, which loops over the kinds of a model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +12,15 @@ from typing import Any, Protocol
 from tokenmill.schedule.blocks import BlockAllocator
 
 RowSource = Callable[[int, int], Mapping[str, Any]]
-"""Reads what was computed earlier and lies on disk: tensors by name, entries [first, last) of the source. SnapshotError
-if the file cannot be used."""
+"""Reads entries [first, last) of what was computed earlier and lies on disk: tensors by name. SnapshotError if the file
+cannot be used."""
 
 
 @dataclass(slots=True)
 class Table:
     """The blocks of one kind that a text holds, in the order of its tokens.
 
-    first_row: of rows in blocks: those before it are not there, since they lie before every window. ends: of states:
+    first_row: for rows in blocks, the first row that is there; earlier ones lie before every window. ends: for states,
     the number of tokens after which each of them stands.
     """
 
@@ -31,13 +31,13 @@ class Table:
 
 @dataclass(slots=True)
 class Kept:
-    """What the layers keep of a text, in the cache or still in a file.
+    """The entries that the layers keep of a text, in the cache or still in a file.
 
     tables: one for each kind, rows first. block_hashes: chained hashes of its leading blocks of tokens; the first
     num_published of them were offered for sharing. salt: starts that chain, so that only texts with the same salt (a
-    tenant, an adapter) share blocks. saved: for each kind what reads the file, which has rows first_saved to num_saved
-    and the states after num_saved tokens; loaded when the text next gets blocks. is_own: False if what is saved comes
-    from another program, dtype or scheme; then the text neither takes nor offers blocks.
+    tenant, an adapter) share blocks. saved: for each kind the reader of a file, which has rows first_saved to num_saved
+    and the states after num_saved tokens; loaded when the text next gets blocks. is_own: False if the file comes from
+    another program, dtype or scheme; then the text neither takes nor offers blocks.
     """
 
     num_computed: int = 0
@@ -52,7 +52,7 @@ class Kept:
 
     @property
     def blocks(self) -> list[int]:
-        """The blocks of its rows, from that of first_row on."""
+        """List the blocks of the text's rows, from the block of first_row on."""
         return self.tables[0].blocks
 
     @property
@@ -61,12 +61,13 @@ class Kept:
 
     @property
     def state(self) -> int | None:
-        """The slot of its states after num_computed tokens; None if it has none yet."""
+        """Find the slot of the states after num_computed tokens; None before the first."""
         return self.tables[1].blocks[-1] if len(self.tables) > 1 and self.tables[1].blocks else None
 
     def row_blocks(self, block_size: int) -> list[int]:
-        """The blocks of its rows from position 0 on. In the place of each block that was given back stands the first
-        block that is there, because what no query may attend to still has to be numbers."""
+        """List the blocks of the text's rows from position 0 on. In the place of each block that was given back stands
+        the first block that is there, because rows to which no query may attend still have to be numbers.
+        """
         rows = self.tables[0]
         return [rows.blocks[0]] * (rows.first_row // block_size) + rows.blocks if rows.first_row else rows.blocks
 
@@ -83,16 +84,16 @@ class Keeps(Protocol):
     allocator: BlockAllocator
 
     needs_all: bool
-    """Whether a text can go on nowhere behind a block of tokens of which nothing is there."""
+    """A text can go on nowhere after a block of tokens that is missing."""
 
     def reads(self, num_tokens: int) -> range:
-        """Find the blocks that a text reads which goes on after so many tokens, counted in blocks of tokens."""
+        """Find the blocks that a text reads when it goes on after so many tokens, counted in blocks of tokens."""
 
     def load_range(self, first: int, num_tokens: int) -> tuple[int, int]:
-        """Find the entries of a saved file that hold what is kept of tokens `first` to num_tokens."""
+        """Find the entries of a saved file that belong to tokens `first` to num_tokens."""
 
     def begin(self, kept: Kept, first_row: int, num_tokens: int) -> None:
-        """Note that the table holds what is kept of so many tokens; of rows those from first_row on."""
+        """Note that the table holds the entries of so many tokens; of rows, the rows from first_row on."""
 
     def max_blocks(self, num_tokens: int, num_fed: int = 1) -> int:
         """Count the most blocks that a text of so many tokens holds at once, fed num_fed in a step."""
@@ -106,8 +107,8 @@ class Keeps(Protocol):
     def reserve(
         self, kept: Kept, count: int, may_go_back: bool, take: Callable[["Keeps"], int | None]
     ) -> list[tuple[int, int]] | None:
-        """Give a text blocks of its own for its next `count` tokens; the copies that precede the step, of which block
-        into which. None if `take` gave no block. may_go_back: some of the tokens may be taken away again.
+        """Give a text blocks of its own for its next `count` tokens; return the copies before the step, as (source,
+        target). None if `take` gave no block. may_go_back: some of the tokens may be taken away again.
         """
 
     def computed(self, kept: Kept, num_tokens: int) -> None:
@@ -117,13 +118,13 @@ class Keeps(Protocol):
         """Find the number of tokens, at most num_tokens, to which the text can go back."""
 
     def cut(self, kept: Kept, num_tokens: int) -> None:
-        """Forget what is kept of tokens behind num_tokens, a number that can_keep gave."""
+        """Forget the entries of tokens after num_tokens, a number that can_keep gave."""
 
     def give_back(self, kept: Kept) -> None:
         """Release the blocks that no later step reads. No step in flight may read them either."""
 
     def block_at(self, kept: Kept, index: int) -> int | None:
-        """Find the block that may be offered as what is kept at the end of block `index` of the tokens, if any."""
+        """Find the block that may be offered under the name of block `index` of the tokens, if there is one."""
 
     def num_saved(self, kept: Kept, limit: int) -> int:
-        """Count the tokens, at most `limit`, of which the file of the text has what a text reads that goes on."""
+        """Count the tokens, at most `limit`, from which the text can go on with the entries in its file."""

@@ -1,4 +1,5 @@
-"""The port Matcher: what the loop asks of a constraint on texts, and of the matcher of one text. constrain/ answers."""
+"""The port Matcher: the questions of the loop to a constraint on texts, and to the matcher of one text; constrain/
+answers them."""
 
 from collections.abc import Container, Sequence
 from typing import NamedTuple, Protocol
@@ -13,15 +14,15 @@ Words = NDArray[np.int32]
 
 
 class MaskRows(NamedTuple):
-    """Masks of positions one after the other. address: where the first mask lies; each follows the one before it."""
+    """Masks of positions one after the other. address: of the first mask; each follows the one before it."""
 
     words: list[Words]
     address: int
 
 
 class ForcedTokens(NamedTuple):
-    """Tokens that must come next. num_certain: a mask admits nothing else in the places of the first so many. An end
-    of the text may follow them, where nothing but an end may come.
+    """Tokens that must come next. num_certain: a mask admits nothing else in the places of the first so many. The end
+    of the text may follow them, where nothing else may come.
     """
 
     tokens: list[int]
@@ -29,8 +30,9 @@ class ForcedTokens(NamedTuple):
 
 
 class Matcher(Protocol):
-    """The state of a constraint after some tokens of one text. tokens: those that it has followed. ends: the tokens
-    that end the text. num_words: words of a mask. error: why no token may come, where a limit has been reached.
+    """The state of a constraint after some tokens of one text. tokens: the tokens that it has followed. ends: the
+    tokens that end the text. num_words: words of a mask. error: the reason why no token may come, where a limit is
+    reached.
     """
 
     tokens: list[int]
@@ -42,7 +44,7 @@ class Matcher(Protocol):
     def error(self) -> RequestError | None: ...
     @property
     def has_ended(self) -> bool:
-        """Whether the text is whole, and nothing may follow but its end."""
+        """Say whether the text is complete: nothing may follow but its end."""
 
     def follow(self, tokens: Sequence[int]) -> int:
         """Go on, or back, to the state after these tokens or as many as fit; return their number."""
@@ -51,7 +53,7 @@ class Matcher(Protocol):
         """Go on by these tokens, or as many as fit; return their number."""
 
     def num_fitting(self, tokens: Sequence[int]) -> int:
-        """Count how many of these tokens could come next, one after the other, and stay where it is."""
+        """Count how many of these tokens could come next, one after the other, without moving."""
 
     def masks(self, rows: MaskRows, drafts: Sequence[int], first: int) -> list[RequestError | None]:
         """Fill the masks after the first so many drafts, and after each of the others; return each row's error."""
@@ -61,9 +63,11 @@ class Matcher(Protocol):
 
 
 class Constraint(Protocol):
-    """What the texts of a request must fit. warnings: what it says without effect."""
+    """A constraint on the texts of a request. warnings: parts of it that have no effect."""
 
     warnings: tuple[str, ...]
 
     def matcher(self, stop_ids: Container[int] | None = None) -> Matcher:
-        """Make the matcher of a text without tokens. stop_ids: the tokens that end it; None: all of the model's."""
+        """Make the matcher of a text without tokens. stop_ids: the tokens that end it; None: all end tokens of the
+        model.
+        """

@@ -1,4 +1,4 @@
-"""What texts keep: the one place that moves num_computed and block tables, and finds, shares and publishes blocks.
+"""The memory of texts: the one place that moves num_computed and block tables, and finds, shares and publishes blocks.
 
 It loops over the kinds of layers of a model (keeps.py). Texts with the same beginning share full blocks: one publishes
 the blocks that it computed, others take them. A block is published when its step is committed: it is written then, and
@@ -17,24 +17,24 @@ from tokenmill.schedule.sequence import Copy, Load, Plan, Store
 from tokenmill.schedule.sequence import Sequence as Text
 
 Place = int | RowSource | None
-"""Where a block is: in the cache, on disk, or nowhere."""
+"""The place of a block: in the cache, on disk, or nowhere."""
 Take = Callable[[Keeps], int | None]
-"""Gives a free block of a kind; None where there is none."""
+"""Gives a free block of a kind; None where all are in use."""
 
 
 class BlockStore(Protocol):
-    """The port to where full blocks outlive the process: cache/prefix_store.py."""
+    """The port to the place where full blocks outlive the process: cache/prefix_store.py."""
 
     def find(self, name: bytes, kind: int) -> RowSource | None:
-        """Find what reads the block of that name, of a kind of layers; None if it is not there."""
+        """Find the reader of the block of that name, of a kind of layers; None if it is not there."""
 
     def save(self, store: Store) -> None:
         """Write a full block, unless it is there."""
 
 
 class Memory:
-    """The kinds of a model, rows first. prefix_cache: whether blocks are found and published. store: where they are
-    found if they are not in the cache.
+    """The kinds of a model, rows first. prefix_cache: blocks are found and published. store: where they are found if
+    they are not in the cache.
     """
 
     def __init__(self, kinds: Sequence[Keeps], prefix_cache: bool = True) -> None:
@@ -45,14 +45,16 @@ class Memory:
     # ---- room
 
     def check_length(self, num_tokens: int) -> tuple[int, int] | None:
-        """Count the blocks that a text of so many tokens needs, and those that there are, where it needs more."""
+        """Return, where a text of so many tokens needs more blocks than there are, the needed number and the number
+        there.
+        """
         for kind in self.kinds:
             if (needed := kind.max_blocks(num_tokens)) > kind.allocator.num_blocks:
                 return needed, kind.allocator.num_blocks
         return None
 
     def has_room(self, text: Text, num_fed: int) -> bool:
-        """Whether as many blocks are free as the text holds at once, fed at most so many tokens in a step."""
+        """Say whether as many blocks are free as the text holds at once, fed at most so many tokens in a step."""
         most = ((kind, kind.max_blocks(len(text.tokens), num_fed)) for kind in self.kinds)
         return all(min(count, kind.allocator.num_blocks) <= kind.allocator.num_free for kind, count in most)
 
@@ -80,7 +82,9 @@ class Memory:
             kind.computed(text.kept, num_tokens)
 
     def settle(self, text: Text, num_tokens: int) -> None:
-        """Let at most so many of the computed tokens count, at the end of a step, and keep what the next ones read."""
+        """Let at most so many of the computed tokens count, at the end of a step, and keep the entries that the next
+        ones read.
+        """
         kept = text.kept
         if num_tokens < kept.num_computed:
             kept.num_computed = num_tokens
@@ -88,7 +92,7 @@ class Memory:
                 self._cut(kept, num_kept)
 
     def keep(self, text: Text, num_tokens: int) -> None:
-        """Go back to at most so many tokens, and forget what is kept of others."""
+        """Go back to at most so many tokens, and forget the entries of others."""
         self._cut(text.kept, self._can_keep(text.kept, min(num_tokens, text.kept.num_computed)))
 
     def _can_keep(self, kept: Kept, num_tokens: int) -> int:
@@ -113,7 +117,7 @@ class Memory:
         return kept.copy()
 
     def release(self, kept: Kept) -> None:
-        """Give all blocks of a text back, which does not run again."""
+        """Give all blocks of a text back; it does not run again."""
         for kind, table in zip(self.kinds, kept.tables, strict=False):
             kind.allocator.cut(table.blocks, 0)
 
@@ -129,39 +133,42 @@ class Memory:
         self._cut(text.kept, 0)
 
     def forget_names(self) -> None:
-        """Later texts find no block of earlier ones."""
+        """Forget all names, so that later texts find no block of earlier ones."""
         for kind in self.kinds:
             kind.allocator.forget_names()
 
     def holds(self, text: Text) -> bool:
-        """Whether a text has blocks."""
+        """Say whether a text has blocks."""
         return any(table.blocks for table in text.kept.tables)
 
     # ---- saved texts
 
     def open_saved(self, kept: Kept, saved: Sequence[RowSource], first: int, num_tokens: int, is_own: bool) -> None:
-        """Let a text without blocks load what a file has of its first tokens. first: the first row that is there."""
+        """Let a text without blocks load the entries of its first tokens from a file. first: the first row that is
+        there.
+        """
         kept.saved, kept.first_saved, kept.num_saved, kept.is_own = saved, first, num_tokens, is_own
 
     def drop_saved(self, text: Text) -> None:
-        """Compute what lies in a file, which cannot be read."""
+        """Have the entries in a file computed, because it cannot be read."""
         text.kept.saved, text.kept.num_saved = (), 0
 
     def rewound(self, text: Text, num_tokens: int) -> None:
-        """Note that a text has gone back to so many tokens: what is saved of others does not count any more."""
+        """Note that a text has gone back to so many tokens: saved entries of others do not count any more."""
         kept = text.kept
         kept.num_saved = self.num_saved(text, num_tokens)
         if not kept.num_computed and not kept.num_saved:
             kept.saved, kept.is_own = (), True  # nothing computed under other conditions is left
 
     def num_saved(self, text: Text, limit: int) -> int:
-        """Count the tokens, at most `limit`, from which the text can go on with what its file has."""
+        """Count the tokens, at most `limit`, from which the text can go on with the entries in its file."""
         return min(kind.num_saved(text.kept, limit) for kind in self.kinds)
 
     # ---- the prefix cache
 
     def match(self, text: Text, num_fed: int) -> list[Load] | None:
-        """Give a text without blocks what exists of its first tokens: shared, on disk, or saved; the loads.
+        """Give a text without blocks the entries that exist of its first tokens: shared, on disk, or saved; return the
+        loads.
 
         The last token, and every token whose logits are wanted, is still to be fed. None, and nothing is taken, if
         fewer blocks are free than the text needs for its tokens, of which a step feeds at most num_fed.
@@ -191,7 +198,7 @@ class Memory:
         return loads
 
     def _loads(self, text: Text, kind: Keeps, places: Sequence[Place], num_tokens: int) -> list[Load]:
-        """Make a kind's table of the places of found blocks, and of what the text's file has behind them."""
+        """Make a kind's table of the places of found blocks, and of the entries in the text's file after them."""
         size, reads, blocks, loads = self.block_size, kind.reads(num_tokens), list[int](), list[Load]()
         for place in places[reads.start :]:
             block = place if isinstance(place, int) else _new_block(kind)
@@ -210,8 +217,9 @@ class Memory:
         return loads
 
     def _is_room(self, text: Text, num_fed: int, num_tokens: int | None = None) -> bool:
-        """Whether the blocks that a text needs until its end are free, which is to go on after num_tokens, or where it
-        is."""
+        """Say whether the blocks that a text needs until its end are free; it goes on after num_tokens, or from where
+        it is.
+        """
         for kind in self.kinds:
             table = text.kept.tables[kind.at]
             first = table.first_row // self.block_size if num_tokens is None else kind.reads(num_tokens).start
@@ -220,14 +228,15 @@ class Memory:
         return True
 
     def _find(self, text: Text, num_blocks: int) -> tuple[list[bytes], list[list[Place]]]:
-        """Digests, and places for each kind, of the most leading blocks after which a text can go on: of every kind
-        all that is read then exists."""
+        """Find the most leading blocks after which a text can go on, so that every kind has all that is read then:
+        their digests, and their places for each kind.
+        """
         hashes, num_found = list[bytes](), 0
         places: list[list[Place]] = [[] for _ in self.kinds]
         if not self.prefix_cache or not text.kept.is_own:
             return hashes, places
         size, digest = self.block_size, text.kept.salt
-        gap_ends = [0] * len(self.kinds)  # of the blocks that exist without a gap up to here, the first
+        gap_ends = [0] * len(self.kinds)  # for each kind, the first block after the last gap so far
         for index in range(num_blocks):
             digest = chain_digest(digest, text.tokens[index * size : (index + 1) * size])
             hashes.append(digest)
@@ -247,7 +256,9 @@ class Memory:
         return self.store.find(_stored_name(kind, digest), kind.at)
 
     def publish(self, text: Text) -> list[Store]:
-        """Publish full blocks that are not published yet, then release those that no later step reads; the stores."""
+        """Publish full blocks that are not published yet, then release the blocks that no later step reads; return the
+        stores.
+        """
         kept, size, stores = text.kept, self.block_size, list[Store]()
         num_full = kept.num_computed // size if self.prefix_cache and kept.is_own else 0
         for index in range(kept.num_published, num_full):
@@ -273,7 +284,7 @@ class Memory:
             for each in kept:
                 num_there = kind.can_keep(each, each.num_computed)
                 is_in_flight = each.num_computed < max(each.tables[kind.at].ends, default=0)
-                assert num_there == each.num_computed or is_in_flight, "what is still read is not there"
+                assert num_there == each.num_computed or is_in_flight, "entries that are still read are missing"
 
     def _add_tables(self, kept: Kept) -> None:
         """Give a text that begins to run a table for each kind."""
@@ -281,7 +292,7 @@ class Memory:
 
 
 def _stored_name(kind: Keeps, digest: bytes) -> bytes:
-    """Name what a kind keeps at the end of a block on disk, where the blocks of all kinds lie in one folder.
+    """Name an entry of a kind at the end of a block on disk, where the blocks of all kinds lie in one folder.
 
     No block of tokens has that name: a digest is followed by eight bytes for each token there.
     """

@@ -1,9 +1,9 @@
-"""Rows in blocks: a layer keeps of each token a row, of K and V or whatever its format stores.
+"""Rows in blocks: a layer keeps a row of each token, of K and V or whatever its format stores.
 
 A query at position p of a layer with a window w reads the rows p - w + 1 to p. A block that lies wholly before the
-largest window of the layers is never read again, and is given back. One block more than that is kept, so that a text
-can go back by a few tokens (drafts that were not accepted, a stop text, the last token that is fed again) without
-computing everything anew.
+largest window of the layers is never read again, and is given back. One block more is kept, so that a text can go back
+by a few tokens (drafts that were not accepted, a stop text, the last token that is fed again) without computing
+everything anew.
 """
 
 from collections.abc import Callable
@@ -29,14 +29,14 @@ class Window:
         return self.first_row(position) // self.block_size
 
     def first_kept(self, position: int) -> int:
-        """Find the first block that is kept when the next token to be fed is that of `position`."""
+        """Find the first block that is kept when the token at `position` is fed next."""
         return max(self.first_block(position) - 1, 0)
 
     def max_blocks(self, num_tokens: int, num_fed: int = 1, num_sequences: int = 1) -> int:
         """Count the most blocks that sequences of num_tokens hold at once, where a step feeds num_fed of all their
         tokens.
 
-        A sequence of which c tokens are fed holds their rows, size - 1 before them, and a block before these. n rows in
+        A sequence that is fed c tokens holds their rows, size - 1 rows before them, and a block before these. n rows in
         succession lie in at most (n + 2 * block_size - 2) // block_size blocks.
         """
         whole = num_sequences * -(-num_tokens // self.block_size)
@@ -46,7 +46,7 @@ class Window:
 
 
 class RowBlocks:
-    """The rows of all layers that keep rows; their windows together leave what `window` says."""
+    """The rows of all layers that keep rows. window: of all these layers together."""
 
     at = 0
 
@@ -100,7 +100,7 @@ class RowBlocks:
         return copies
 
     def computed(self, kept: Kept, num_tokens: int) -> None:
-        """Do nothing: which rows count is told by num_computed."""
+        """Do nothing: num_computed tells which rows count."""
 
     def can_keep(self, kept: Kept, num_tokens: int) -> int:
         return 0 if kept.first_row > self.window.first_row(num_tokens) else num_tokens
@@ -129,5 +129,5 @@ class RowBlocks:
         return table.blocks[index - table.first_row // self.allocator.block_size] if is_whole else None
 
     def num_saved(self, kept: Kept, limit: int) -> int:
-        num_rows = min(kept.num_saved, limit)  # none if the last token, fed again, reads rows before the file's first
+        num_rows = min(kept.num_saved, limit)  # 0 if the last token, fed again, reads earlier rows than the file has
         return num_rows if kept.first_saved <= self.window.first_row(max(num_rows - 1, 0)) else 0

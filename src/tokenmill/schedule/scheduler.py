@@ -2,7 +2,7 @@
 
 Continuous batching, chunked prefill, verification of drafts and recovery from preemption are not modes: every sequence
 has some pending tokens, and the plan feeds a number of them. Sequences that decode, with one pending token, go first,
-so that a long prompt never stalls them, and each running sequence gets at least one token a step; fairness.py says how
+so that a long prompt never stalls them, and each running sequence gets at least one token a step; fairness.py has
 prompts and clients share the rest. When blocks run out, the sequence of lowest priority that arrived last gives up all
 of its blocks and is recomputed later: the same text.
 """
@@ -22,11 +22,11 @@ from tokenmill.schedule.keeps import Keeps
 from tokenmill.schedule.memory import Memory
 from tokenmill.schedule.sequence import Plan, Sequence, Store, Work
 
-_ORDER = attrgetter("priority", "arrival")  # in which sequences wait and run, lowest first
+_ORDER = attrgetter("priority", "arrival")  # the order of waiting and running sequences, lowest first
 
 
 class Scheduler:
-    """Owns the sequences that wait and run. memory: what they keep.
+    """The owner of the sequences that wait and run. memory: keeps their rows and states.
 
     max_prompt_tokens: the tokens of prompts in a step in which others decode; it may be changed between steps.
     """
@@ -97,7 +97,7 @@ class Scheduler:
         child.kept = self.memory.share(sequence.kept)
 
     def rewind(self, sequence: Sequence, num_tokens: int, new: List[int] = ()) -> None:
-        """Put `new` tokens in the place of all from `num_tokens` on. Without any, the last that stays is fed again."""
+        """Replace all tokens from `num_tokens` on by `new` ones. Without new ones, the last that stays is fed again."""
         assert 0 <= num_tokens <= len(sequence.tokens)
         self.memory.keep(sequence, max(num_tokens - (not new), 0))
         self.memory.rewound(sequence, num_tokens)
@@ -105,7 +105,9 @@ class Scheduler:
         sequence.tokens = [*sequence.tokens[:num_tokens], *new]
 
     def reset(self) -> None:
-        """Begin anew, after a step that broke off somewhere: what runs or waits has ended, and no row is kept."""
+        """Begin anew, after a step that broke off somewhere: all running and waiting sequences have ended, and no row
+        is kept.
+        """
         self.parked += [each for each in (*self.running, *self.waiting) if each.keep and each not in self.parked]
         for sequence in (*self.running, *self.waiting):
             sequence.finish_reason = "error"
@@ -118,7 +120,7 @@ class Scheduler:
 
     @property
     def allocator(self) -> BlockAllocator:
-        """The blocks of rows."""
+        """Return the allocator of the blocks of rows."""
         return self.memory.kinds[0].allocator
 
     @property
@@ -137,7 +139,9 @@ class Scheduler:
         decoding = [sequence for sequence in unfinished if sequence.num_pending_tokens <= 1]
         prompts = [sequence for sequence in unfinished if sequence.num_pending_tokens > 1]
         for place, sequence in enumerate(decoding):
-            if self.num_preemptions == before or sequence in self.running:  # else preempted for an earlier one
+            if (
+                self.num_preemptions == before or sequence in self.running
+            ):  # otherwise it was preempted for an earlier one
                 promised = len(unfinished) - place - 1
                 guesses = drafts.get(sequence.id, ()) if drafts else ()
                 budget -= self._feed(sequence, max(budget - promised, 1), plan, guesses)
@@ -162,14 +166,15 @@ class Scheduler:
         return Plan([work for work in plan.work if work.sequence not in sequences], found=found)
 
     def end_found(self, plan: Plan) -> list[Store]:
-        """End the sequences of a prepared plan that found all that they wanted computed; returns what `commit` does."""
+        """End the sequences of a prepared plan that found everything computed; return the stores, as `commit` does."""
         stores = [store for sequence in plan.found for store in self.memory.publish(sequence)]
         for sequence in plan.found:
             self.finish(sequence, "scored")
         return stores
 
     def advance(self, plan: Plan, unread: List[List[int]]) -> None:
-        """Go on before the chosen tokens are read: `unread` holds, for each work item, the mark of its token, if any.
+        """Go on before the chosen tokens are read: `unread` holds, for each work item, the mark of its token, if it has
+        one.
 
         No sequence ends here. The next plan may be made; `commit` of this one, with `is_advanced`, has to follow.
         """
@@ -180,10 +185,11 @@ class Scheduler:
                 self.memory.settle(sequence, 0)
 
     def commit(self, plan: Plan, accepted: List[List[int]], is_advanced: bool = False) -> list[Store]:
-        """Append accepted tokens: for each work item, the tokens chosen there (none inside a prompt).
+        """Append accepted tokens: for each work item, the tokens chosen there (an empty list inside a prompt); return
+        the stores.
 
         Sequences that have ended are finished. Full blocks are published only now, because their rows may not have been
-        finite; returns what `publish` does. is_advanced: tokens take the places of the marks that `advance` has put.
+        finite. is_advanced: tokens take the places of the marks that `advance` has put.
         """
         stores = list[Store]()
         for (sequence, start, count, *_), tokens in zip(plan.work, accepted, strict=True):
@@ -199,7 +205,7 @@ class Scheduler:
                 sequence.tokens.append(token)
                 if reason := sequence.end_reason:
                     break
-            if tokens:  # what was fed for drafts that were not accepted does not count
+            if tokens:  # tokens fed for drafts that were not accepted do not count
                 self.memory.settle(sequence, len(sequence.tokens) - 1 if self.cache else 0)
             stores += self.memory.publish(sequence)
             if sequence.score_from is not None and not sequence.num_pending_tokens:
@@ -219,9 +225,10 @@ class Scheduler:
     # ---- inside a step
 
     def _feed(self, sequence: Sequence, budget: int, plan: Plan, guesses: List[int] = ()) -> int:
-        """Plan as many tokens as the budget allows; their number, 0 if the sequence is preempted or waits for blocks.
+        """Plan as many tokens as the budget allows; return their number, 0 if the sequence is preempted or waits for
+        blocks.
 
-        Only a sequence that decodes is fed guesses, and none for positions at or after its end.
+        Only a sequence that decodes is fed guesses, and only for positions before its end.
         """
         if (budget := self.memory.max_fed(sequence, budget)) < 1:
             return 0
@@ -240,7 +247,7 @@ class Scheduler:
 
     def _make_way(self) -> None:
         """Preempt a sequence for one of a better priority that finds no place or no blocks; or, if all places are
-        taken, for a client without any.
+        taken, for a client without a place.
         """
         first, last = self.waiting[0], self.running[-1]
         is_full = len(self.running) == self.max_sequences
@@ -250,7 +257,9 @@ class Scheduler:
             self._preempt(sequence)
 
     def _newcomer(self, unfinished: List[Sequence]) -> list[int]:
-        """Count the pending tokens of a sequence that this step could admit; none if there is no place for it."""
+        """Count the pending tokens of a sequence that this step could admit; return an empty list if there is no place
+        for one.
+        """
         if not self.waiting or not unfinished or len(self.running) >= self.max_sequences:
             return []
         sequence = self._clients.next_of(self.waiting, self.running)
@@ -277,8 +286,8 @@ class Scheduler:
             budget -= self._feed(sequence, budget, plan)
 
     def _take_block(self, sequence: Sequence, plan: Plan, kind: Keeps) -> int | None:
-        """Return a free block of a kind, taken from idle sequences and then from the last running ones; None if that is
-        this one.
+        """Return a free block of a kind, taken from idle sequences and then from the last running ones; None if the
+        last one is this sequence.
         """
         while (block := kind.allocator.allocate()) is None:
             if self._reclaim():

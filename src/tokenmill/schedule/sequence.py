@@ -1,4 +1,4 @@
-"""One sequence, with its tokens and what the cache keeps of them; the records Work, Load, Store and Plan.
+"""One sequence, with its tokens and the entries that the cache keeps of them; the records Work, Load, Store and Plan.
 
 There are no phases. A step lets `kept.num_computed` catch up with the tokens: prefill, a chunk of it, decode (one
 behind), verification (1 + k behind) and re-prefill after preemption all are the same record (sequence, start, count).
@@ -15,32 +15,28 @@ from tokenmill.settings.sampling_params import SamplingParams
 UNKNOWN = -1
 """A draft whose token the program finds in the same step: the one with the largest logit at that position."""
 
-
 WHOLE = "whole"
-"""Why a text has ended whose constraint admits nothing more, although none of its tokens is an end."""
+"""The finish reason of a text whose constraint admits nothing more, although its last token is no end token."""
 
 
 def unread_mark(row: int) -> int:
-    """Make the placeholder in `Sequence.tokens` for a token that was chosen on the device, by `row`, and is not read
-    yet.
-    """
+    """Make the placeholder in `Sequence.tokens` for a token that `row` chose on the device and that is not read yet."""
     return UNKNOWN - 1 - row
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
-    """Prompt and output of one text: its tokens, what decides the next one, and what the cache keeps of it.
+    """Prompt and output of one text: its tokens, the settings that decide the next one, and its entries in the cache.
 
     tokens: prompt and output. While a step is in flight the last one may be an `unread_mark`. A list of tokens only
-    grows, but for that mark: who takes tokens away or replaces them makes a new list, which matchers notice.
-    max_tokens: the length, prompt included, at which it ends.
-    score_from: set when nothing is sampled and the logits of every position from this one on are still wanted.
-    keep: keep what is cached after the end, so that the sequence can be resumed.
-    earlier: if its prompt ends in the midst of a text that it continues, where that text begins and its settings.
-    client: who it is for; clients share the places in equal parts.
-    priority: lower runs first; arrival orders sequences of equal priority and is set by the scheduler.
-    num_cached_tokens: rows that it found, in the cache or in a file, when it first ran; None before that.
-    on_logits: called with each work item and the logits that it wanted, when the sequence is scored.
+    grows, except for that mark: code that takes tokens away or replaces them makes a new list, which matchers notice.
+    max_tokens: the length, prompt included, at which it ends. score_from: set when nothing is sampled and the logits of
+    every position from this one on are still wanted. keep: keep the cached entries after the end, so that the sequence
+    can be resumed. earlier: if its prompt ends in the midst of a text that it continues, where that text begins and its
+    settings. client: for whom it runs; clients share the places in equal parts. priority: lower runs first; arrival
+    orders sequences of equal priority and is set by the scheduler. num_cached_tokens: rows that it found, in the cache
+    or in a file, when it first ran; None before that. on_logits: called with each work item and the logits that it
+    wanted, when the sequence is scored.
     """
 
     id: int
@@ -61,18 +57,18 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """So many tokens are not computed yet. Where nothing is wanted of the last one, it is left to a later call."""
+        """Count the tokens that are not computed yet; the last one is left out where nothing of it is wanted."""
         is_filled = self.score_from is not None and self.score_from >= len(self.tokens)
         return max(len(self.tokens) - is_filled - self.kept.num_computed, 0)
 
     @property
     def has_unread_token(self) -> bool:
-        """Whether its last token is chosen on the device and not read yet."""
+        """Say whether the last token is chosen on the device and not read yet."""
         return bool(self.tokens) and self.tokens[-1] < 0
 
     @property
     def first_logits(self) -> int:
-        """The first position whose logits are wanted: that of the last token, or earlier when scoring."""
+        """Find the first position whose logits are wanted: the last token's, or an earlier one when scoring."""
         return len(self.tokens) - 1 if self.score_from is None else self.score_from
 
     @property
@@ -89,24 +85,25 @@ class Work(NamedTuple):
     """Feed `count` tokens of `sequence` from position `start` on; logits of the last `num_logits` of them.
 
     drafts: the guessed tokens among them, which follow the sequence's own. num_certain: the first so many drafts are
-    the only tokens that a constraint admits at their positions, so no logits are computed for them and none is sampled.
+    the only tokens that a constraint admits at their positions, so no logits are computed and nothing is sampled for
+    them.
     """
 
     sequence: Sequence
     start: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which is never needed here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
     num_logits: int
     drafts: tuple[int, ...] = ()
     num_certain: int = 0
 
     @property
     def certain(self) -> tuple[int, ...]:
-        """The drafts that are not verified."""
+        """List the drafts that are not verified."""
         return self.drafts[: self.num_certain]
 
     @property
     def verified(self) -> tuple[int, ...]:
-        """The drafts that are verified: logits are computed at the token before each of them."""
+        """List the drafts that are verified: logits are computed at the token before each of them."""
         return self.drafts[self.num_certain :][: max(self.num_logits - 1, 0)]
 
 
@@ -141,8 +138,8 @@ class Store(NamedTuple):
 class Plan:
     """One step, complete: the runner carries out the moves and then runs the work.
 
-    moves: in their order, in which the blocks were allocated: what is loaded may be copied then, and what was copied
-    may be overwritten. found: sequences, kept by sessions, that need no work once the moves are made.
+    moves: in the order in which the blocks were allocated: loaded blocks may be copied later, and copied blocks
+    overwritten. found: sequences, kept by sessions, that need no work once the moves are made.
     """
 
     work: list[Work] = field(default_factory=list)
@@ -154,7 +151,7 @@ class Plan:
         return [move for move in self.moves if isinstance(move, Load)]
 
     def drop(self, sequence: Sequence) -> None:
-        """Remove a sequence that has lost its blocks. Copies may stay: whoever gets their targets writes them later."""
+        """Remove a sequence that has lost its blocks. Copies may stay: the next owner of a block overwrites it."""
         self.work = [work for work in self.work if work.sequence is not sequence]
         self.moves = [move for move in self.moves if isinstance(move, Copy) or move.sequence is not sequence]
         self.found = [each for each in self.found if each is not sequence]

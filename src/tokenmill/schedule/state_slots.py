@@ -1,8 +1,9 @@
-"""States in slots: a layer keeps of a whole text tensors that each token changes.
+"""States in slots: a layer keeps tensors of a whole text, which each token changes.
 
-A text has one state after its computed tokens, in a slot that all such layers share. What may be needed again stands in
-another slot: where a block of tokens ends, so that a later text with the same beginning finds it, and where drafts
-begin, so that rejected ones can be taken back. A slot that others hold or can find is copied before a step writes it.
+A text has one state after its computed tokens, in a slot that all such layers share. States that may be needed again
+stand in other slots: at the end of a block of tokens, so that a later text with the same beginning finds it, and at the
+begin of drafts, so that rejected ones can be taken back. A slot that others hold or can find is copied before a step
+writes it.
 """
 
 from collections.abc import Callable
@@ -12,13 +13,15 @@ from tokenmill.schedule.keeps import Keeps, Kept, Table
 
 
 class StateSlots:
-    """The states of all layers that keep one. The allocator's block_size is that of the blocks of tokens."""
+    """The states of all layers that keep a state. The allocator's block_size is the size of the blocks of tokens."""
 
     at = 1
     needs_all = False
 
     def __init__(self, allocator: BlockAllocator, stops_at_blocks: bool = True) -> None:
-        """stops_at_blocks: steps end where a block of tokens does, so that the state there can be found."""
+        """Keep the slots. stops_at_blocks: steps end where a block of tokens does, so that the state there can be
+        found.
+        """
         self.allocator, self._stops = allocator, stops_at_blocks
 
     def reads(self, num_tokens: int) -> range:

@@ -1,12 +1,12 @@
-"""Proposer adaptive: the controller takes as many drafts as pay, by what it measures of passes and guesses.
+"""Proposer adaptive: the controller takes as many drafts as pay, by its measurements of passes and guesses.
 
-It has no settings. It measures what a pass costs by its number of tokens, how often guesses of the suffix automaton are
-right by the length of the match behind them, and how often the draft model is right in each text. A guess that is not
-tried is compared with what the target chose, so judging guesses costs nothing, and speculation goes off where it does
-not pay and on again where it does. Choices depend on time; texts do not, because every draft is verified.
+It has no settings. It measures the time of a pass by its number of tokens, how often guesses of the suffix automaton
+are right by the length of the match before them, and how often the draft model is right in each text. A guess that is
+not tried is compared with the token that the target chose, so judging guesses costs nothing, and speculation goes off
+where it does not pay and on again where it does. Choices depend on time; texts do not, because every draft is verified.
 
-What a constraint forces is drafted in any case. It widens the pass to which guesses are added, and says nothing about
-guesses: only the tokens behind it are judged.
+Tokens that a constraint forces are drafted in any case. They widen the pass to which guesses are added, and say nothing
+about guesses: only the tokens after them are judged.
 """
 
 import time
@@ -20,14 +20,14 @@ from tokenmill.speculate.multi_step import MAX_CALL_S, several_steps, take_large
 from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext
 from tokenmill.speculate.suffix import Guess, Suffix
 
-MARGIN = 1.03  # by so much drafts must promise to be faster
+MARGIN = 1.03  # drafts must promise to be faster by this factor
 STEPS = 5  # in one call at most, because a match may begin meanwhile
 PROBE = 64  # steps after which a draft model that did not pay is tried again; twice as many each time it fails
 MAX_PROBE = 4096
 
 
 class Judged(NamedTuple):
-    """What was guessed to follow the forced tokens of a sequence, which may be none."""
+    """The guess of the tokens that follow the forced tokens of a sequence, which may be an empty list."""
 
     sequence: Sequence
     guess: Guess
@@ -35,7 +35,7 @@ class Judged(NamedTuple):
 
 
 class DraftLengths(NamedTuple):
-    """tokens_per_s: what is expected. lengths: drafts by id of the sequence. by_model: the draft model makes them."""
+    """A choice. tokens_per_s: expected. lengths: drafts by id of the sequence. by_model: the draft model makes them."""
 
     tokens_per_s: float
     lengths: dict[int, int]
@@ -63,7 +63,7 @@ class Controller(Proposer):
         count = len(sequences) + sum(len(each.forced) for each in self._judged.values())
         can_be_several = self._facts.finds_drafts and take_largest(sequences)
         best = DraftLengths(0.0, {})
-        if not self._costs.is_old(count, can_be_several):  # else it is time for a pass without drafts
+        if not self._costs.is_old(count, can_be_several):  # old: it is time for a pass without drafts
             plain = MARGIN * count / max(self._costs.seconds(count, can_be_several), 1e-9)
             best = max(DraftLengths(plain, {}), self._of_matches(count), self._of_model(sequences, limit), key=_rate)
         if best.lengths:
@@ -75,14 +75,18 @@ class Controller(Proposer):
         return several_steps(sequences, min(limit, STEPS - 1), step_s)
 
     def _guessed(self, sequence: Sequence, limit: int, forced: List[int]) -> Judged:
-        """Guess what follows a sequence and its forced tokens: nothing, unless the guess begins with these."""
+        """Guess the tokens that follow a sequence and its forced tokens: none, unless the guess begins with the forced
+        ones.
+        """
         tokens, matched, is_stored = self._suffix.guess(sequence, limit, self._matches.useful)
         is_alike = tokens[: len(forced)] == list(forced)
         behind = Guess(tokens[len(forced) :] if is_alike else [], matched + len(forced), is_stored)
         return Judged(sequence, behind, forced)
 
     def _of_matches(self, num_certain: int) -> DraftLengths:
-        """Choose as many of the likeliest guesses as promise most tokens a second. num_certain: without them."""
+        """Choose as many of the likeliest guesses as promise most tokens a second. num_certain: tokens without
+        guesses.
+        """
         drafts = [
             (chance, number)
             for number, (sequence, guess, _) in self._judged.items()
@@ -108,7 +112,7 @@ class Controller(Proposer):
         expected, best, length = float(count), 0.0, 0
         for number in range(1, limit + 1):
             if not (more := sum(along[number - 1] for along in chances)):
-                break  # it has nothing to say of any of them
+                break  # the draft model has no drafts for any of the sequences
             expected += more
             seconds = self._costs.seconds(count * (1 + number), False) + number * each_s
             if (rate := expected / max(seconds, 1e-9)) > best:
@@ -136,7 +140,7 @@ class Controller(Proposer):
                     self._texts.fail(each)
             self._probe = min(2 * self._probe, MAX_PROBE) if self._num_unprobed > 1 else PROBE
             self._num_unprobed = 0
-        if not draft.has_caught_up:  # else much of the time was for tokens that were not drafted
+        if not draft.has_caught_up:  # it had: much of the time was for tokens that were not drafted
             self._model_costs.learn(len(drafting), (now_s - begun_s) / length)
         self._begun_s += now_s - begun_s
         return drafts

@@ -1,7 +1,7 @@
-"""Proposer draft_model: a second model, or the same one with smaller weights, writes ahead of the engine's.
+"""Proposer draft_model: a second model, or the same one with smaller weights, writes ahead of the engine's model.
 
-It draws with the random number that the token at that position has, so it agrees with the engine's model at any
-temperature nearly as often as without one (arXiv 2408.07978).
+It draws with the random number of the token's position, so it agrees with the engine's model at any temperature nearly
+as often as at temperature 0 (arXiv 2408.07978).
 """
 
 from collections.abc import Sequence as List
@@ -11,7 +11,7 @@ from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext
 
 
 class DraftModel(Proposer):
-    """Drafts for every sequence that decodes, all of them in one batch."""
+    """The proposer that drafts for every sequence that decodes, all of them in one batch."""
 
     def __init__(self, facts: ProposerContext) -> None:
         assert facts.draft is not None, "checked with the settings"

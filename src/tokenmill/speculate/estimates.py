@@ -10,15 +10,15 @@ from weakref import WeakKeyDictionary
 from tokenmill.schedule.sequence import Sequence
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
-SLOPE = 0.08  # what a token more costs, as a part of a pass of one, until it is measured: few, so that it is tried
+SLOPE = 0.08  # cost of one more token, as a part of a pass of one, until it is measured: low, so that it is tried
 FORGET = 0.02  # weight of the latest guess, once there are some
-FRESH = 100  # passes after which what a pass without drafts costs is measured again
+FRESH = 100  # passes after which a pass without drafts is measured again
 BUCKETS = 8
-NEW_TEXT = -0.5  # offset of a text of which nothing is known
-TEXT_WEIGHT = 0.5  # by which a guess moves the offset of its text
+NEW_TEXT = -0.5  # offset of a text before its first guess
+TEXT_WEIGHT = 0.5  # a guess moves the offset of its text by this factor
 FARTHEST = 6.0
 HOPELESS = 0.01  # a draft with a smaller chance costs more than it brings, however cheap passes are
-JUDGED = 5  # tokens that are guessed though they are hopeless: as many as one call computes, to see when that changes
+JUDGED = 5  # tokens that are guessed even if hopeless: as many as one call computes, to see when that changes
 
 
 class PassCosts:
@@ -26,7 +26,7 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._unit_s = 0.0
-        # (size, several) → ratio, how often it was measured, and at which pass the last time
+        # (size, several) → ratio, number of measurements, and the pass of the last one
         self._ratios: dict[tuple[int, bool], tuple[float, int, int]] = {}
         self._num_passes = 0
 
@@ -40,7 +40,7 @@ class PassCosts:
         return ratio + SLOPE * (size - start)
 
     def is_old(self, num_tokens: int, several: bool) -> bool:
-        """Whether such a pass was not measured lately."""
+        """Say whether such a pass was not measured lately."""
         known = self._ratios.get((_size(num_tokens), several))
         return known is None or self._num_passes - known[2] >= FRESH
 
@@ -54,7 +54,7 @@ class PassCosts:
         off = max(seconds, 1e-9) / (self._unit_s * ratio)
         self._num_passes += 1
         self._ratios[size, several] = ratio * off ** max(0.05, 1 / (count + 1)), count + 1, self._num_passes
-        self._unit_s *= off ** (0.3 if count else 0.0)  # a size that is new says nothing about the machine
+        self._unit_s *= off ** (0.3 if count else 0.0)  # a new size says nothing about the machine
 
 
 def _size(num_tokens: int) -> int:
@@ -62,7 +62,7 @@ def _size(num_tokens: int) -> int:
 
 
 class MatchChances:
-    """It counts how often a guessed token is right: by the length of the match before it, and by the text.
+    """Rates at which a guessed token is right: by the length of the match before it, and by the text.
 
     The rates of all texts are moved, in log-odds, by an offset of each text. Every guess teaches it, tried or not, so a
     text that repeats nothing shows after a few tokens, whatever the texts before it did.
@@ -74,7 +74,7 @@ class MatchChances:
         self._offsets: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()
 
     def along(self, sequence: Sequence, matched: int, count: int) -> list[float]:
-        """Estimate for each of `count` tokens after a match the chance that it and all before it are right."""
+        """Estimate for each of `count` tokens after a match the chance that it and all tokens before it are right."""
         offset = self._offsets.get(sequence, NEW_TEXT)
         return list(accumulate((self._chance(_bucket(matched + place), offset) for place in range(count)), mul))
 
@@ -109,8 +109,8 @@ def _bucket(length: int) -> int:
 
 
 class TextChances:
-    """It counts how often the draft model's next token is right, in each text; a new text begins with what the others
-    had.
+    """Rates at which the draft model's next token is right, in each text; a new text begins with the rate of the
+    others.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class TextChances:
         self._rates: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()
 
     def along(self, sequence: Sequence, count: int) -> list[float]:
-        """Estimate for each of `count` tokens the chance that it and all before it are right."""
+        """Estimate for each of `count` tokens the chance that it and all tokens before it are right."""
         rate = self._rates.get(sequence, self._everywhere)
         return list(accumulate([rate] * count, mul))
 
@@ -130,7 +130,7 @@ class TextChances:
             self._everywhere += FORGET * (right - self._everywhere)
 
     def fail(self, sequence: Sequence) -> None:
-        """The draft model has nothing to say of this text."""
+        """Note that the draft model had no drafts for this text."""
         self._rates[sequence] = 0.0
 
 
@@ -141,7 +141,7 @@ class DraftCosts:
         self._seconds: dict[int, float] = {}
 
     def of(self, num_sequences: int) -> float:
-        """Estimate the seconds; 0 until they are measured, so that it is tried."""
+        """Estimate the seconds; 0 until they are measured, so that the draft model is tried."""
         return self._seconds.get(_size(num_sequences), 0.0)
 
     def learn(self, num_sequences: int, seconds: float) -> None:

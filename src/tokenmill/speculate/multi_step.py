@@ -12,18 +12,18 @@ from tokenmill.sample.state import ChoiceKind, choice_kind
 from tokenmill.schedule.sequence import UNKNOWN, Sequence
 from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext
 
-MAX_CALL_S = 0.025  # tokens of one call arrive together, and a new request waits for its end
-MAX_ROWS = 32  # of logits, which are kept until the end of the call
+MAX_CALL_S = 0.025  # tokens of one call arrive together, and a new request waits for the call's end
+MAX_ROWS = 32  # rows of logits, which are kept until the end of the call
 
 
 class MultiStep(Proposer):
-    """Estimates the time of a step from the time between two calls."""
+    """The proposer of several steps in one call. It estimates the time of a step from the time between two calls."""
 
     def __init__(self, _: ProposerContext | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._called_s, self._num_steps = clock, 0.0, 0
 
     def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
-        """Draft the same number of unknown tokens for every sequence; none unless all of them are greedy."""
+        """Draft the same number of unknown tokens for every sequence, if all of them are greedy."""
         now_s = self._clock()
         step_s = (now_s - self._called_s) / self._num_steps if self._num_steps else MAX_CALL_S
         self._called_s = now_s
@@ -36,13 +36,17 @@ class MultiStep(Proposer):
 
 
 def several_steps(sequences: List[Sequence], limit: int, step_s: float) -> dict[int, list[int]]:
-    """Draft as many unknown tokens for each of these sequences, which `take_largest`, as fit into a call."""
+    """Draft as many unknown tokens for each of these sequences, for which `take_largest` is true, as fit into a
+    call.
+    """
     num_steps = min(limit + 1, int(MAX_CALL_S / max(step_s, 1e-6)), MAX_ROWS // len(sequences))
     return {sequence.id: [UNKNOWN] * (num_steps - 1) for sequence in sequences} if num_steps > 1 else {}
 
 
 def take_largest(sequences: List[Sequence]) -> bool:
-    """Whether all decode, and every token from here on is the largest of the model's logits. None do not."""
+    """Say whether all sequences decode and every token from here on is the largest logit of the model; False without
+    sequences.
+    """
     return bool(sequences) and all(
         sequence.num_pending_tokens == 1
         and sequence.score_from is None

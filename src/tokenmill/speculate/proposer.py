@@ -1,4 +1,4 @@
-"""A Proposer guesses the next tokens of sequences. A guess can cost time but never change the text: every drafted
+"""Proposers guess the next tokens of sequences. A guess can cost time but never change the text: every drafted
 position is sampled by the target model itself, with that position's own number (arXiv 2408.07978).
 """
 
@@ -21,38 +21,36 @@ class Draft(Protocol):
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether the last call computed tokens that its sequences had missed, beside drafting."""
+        """Say whether the last call computed tokens that its sequences had missed, beside drafting."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether a sequence has so many of these that the next call computes more, and it got no drafts."""
+        """Say whether a sequence has missed so many tokens that the next call computes more, and it got no drafts."""
 
     @property
     def num_bytes(self) -> int:
-        """Its weights and its cache take so much memory."""
+        """Add up the memory of its weights and its cache."""
 
     def close(self) -> None:
-        """Give that memory back."""
+        """Release the memory."""
 
 
 class TextStore(Protocol):
     """Texts of earlier requests. See speculate/suffix_store.py."""
 
     def guess(self, tokens: List[int], limit: int) -> tuple[list[int], int]:
-        """Return at most `limit` tokens that followed the longest suffix that was found, and the length of
-        that suffix.
-        """
+        """Return at most `limit` tokens that followed the longest suffix found, and the length of that suffix."""
 
     def add(self, tokens: List[int]) -> None:
         """Keep a text."""
 
     def close(self) -> None:
-        """Write what is not on disk yet."""
+        """Write the texts that are not on disk yet."""
 
 
 class ProposerContext(NamedTuple):
-    """The facts of an engine that a proposer may know. finds_drafts: as its Program says. The others are there if asked
-    for.
+    """The facts of an engine that a proposer may know. finds_drafts: as its Program says. draft, store: if they were
+    asked for.
     """
 
     finds_drafts: bool
@@ -61,29 +59,29 @@ class ProposerContext(NamedTuple):
 
 
 Forced = Mapping[int, List[int]]
-"""By the id of a sequence, the tokens that its constraint demands next."""
+"""Sequence id → the tokens that its constraint demands next."""
 
 
 class Proposer:
-    """Made with the ProposerContext of the engine. is_off: it is never asked."""
+    """A proposer, made with the ProposerContext of the engine. is_off: it is never asked."""
 
     is_off = False
 
     def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
-        """Draft at most `limit` tokens for each sequence, by its id. Sequences may be left out. Forced tokens take the
-        place of drafts that do not begin with them.
+        """Draft at most `limit` tokens for each sequence, by its id. Sequences may be left out. Forced tokens replace
+        drafts that do not begin with them.
         """
         raise NotImplementedError
 
     def learn(self, plan: Plan, accepted: List[List[int]]) -> None:
-        """Called when a step is done: what was computed, and for each of its work items the accepted tokens."""
+        """Learn from a step that is done: its plan, and the accepted tokens of each work item."""
 
     def ended(self, sequence: Sequence) -> None:
-        """Called when a text has ended, with all of its tokens."""
+        """Note that a text has ended, with all of its tokens."""
 
 
 class NoProposer(Proposer):
-    """Speculation is off: plain decoding."""
+    """The proposer of plain decoding: speculation is off."""
 
     is_off = True
 
@@ -95,7 +93,7 @@ def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
     """Resolve the proposer that "auto" stands for. finds_drafts: as its Program says."""
     is_given = config.num_draft_tokens != default_drafts(config.speculate)
     if config.speculate == "auto":
-        # Where the same bits come whatever is drafted; elsewhere only if something to draft from was given.
+        # Where drafts change no bit; elsewhere only if something to draft from was given.
         is_exact = finds_drafts and config.cache and config.async_scheduling == "off"
         config = replace(config, speculate="adaptive" if is_exact or config.speculates else "off")
     if config.speculate == "multi_step" and not finds_drafts:
@@ -107,5 +105,5 @@ def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
 
 
 def default_drafts(proposer: str) -> int:
-    """Return num_draft_tokens where it is not given. "auto" has that of adaptive, which it may become."""
+    """Return num_draft_tokens where it is not given; "auto" has the number of adaptive, which it may become."""
     return {"auto": 15, "adaptive": 15, "suffix": 8}.get(proposer, 4)

@@ -1,4 +1,4 @@
-"""Speculation as the loop sees it: drafts before a step, verification after it, and what came of them so far."""
+"""Speculation as the loop sees it: drafts before a step, verification after it, and the counts of drafts so far."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext
 
 log = logging.getLogger(__name__)
 
-ENDS = ("eos", "stop", WHOLE, "length")  # of a text that was not broken off
+ENDS = ("eos", "stop", WHOLE, "length")  # finish reasons of texts that were not broken off
 Drafts = dict[int, list[int]]  # by the id of the sequence
 
 
@@ -23,16 +23,16 @@ class Constraining(Protocol):
     """The matchers of constrained sequences; see sample/matchers.py."""
 
     def forced(self, sequence: Sequence, limit: int) -> list[int]:
-        """At most `limit` tokens that must come next."""
+        """Find at most `limit` tokens that must come next."""
 
     def drafts(self, sequence: Sequence, guessed: list[int], forced: List[int], limit: int) -> list[int]:
-        """The drafts that a constraint makes of guesses."""
+        """Make drafts of guesses that fit the constraint."""
 
 
 @dataclass
 class DraftStats:
-    """Counts of an engine's drafts, and of those that were accepted. Tokens that a program found itself, in one of
-    several steps, are none.
+    """Counts of an engine's drafts, and of the accepted ones. Tokens that a program found itself, in one of several
+    steps, are not counted.
 
     num_drafted, num_accepted: tokens. histogram: how often so many drafts of a sequence were accepted in one pass.
     drafting_s: time in the proposer. verifying_s: time of the passes that had drafts.
@@ -46,12 +46,12 @@ class DraftStats:
 
     @property
     def mean_accepted(self) -> float:
-        """The mean number of accepted drafts of a sequence in one pass."""
+        """Compute the mean number of accepted drafts of a sequence in one pass."""
         return self.num_accepted / max(self.histogram.total(), 1)
 
     @property
     def columns(self) -> dict[str, Any]:
-        """These counts have the names that reports give them; accepted_histogram says how often each number came."""
+        """Name the counts as reports do; accepted_histogram says how often each number came."""
         return {
             "drafted": self.num_drafted,
             "accepted": self.num_accepted,
@@ -69,7 +69,7 @@ class DraftStats:
 
 
 def described(columns: Mapping[str, Any]) -> str:
-    """Say DraftStats.columns, or a row of a benchmark that has them, in a sentence."""
+    """Write DraftStats.columns, or a row of a benchmark that has them, as a sentence."""
     counts = ", ".join(f"{number}: {times:,}" for number, times in columns["accepted_histogram"].items())
     return (
         f"{columns['accepted']:,} of {columns['drafted']:,} drafts accepted, {columns['mean_accepted']:.1f} in a pass "
@@ -78,10 +78,10 @@ def described(columns: Mapping[str, Any]) -> str:
 
 
 class Speculation:
-    """Asks a proposer for drafts, and goes on without it for sequences with which it fails.
+    """The proposer in use, which is asked for drafts, and left out for sequences with which it fails.
 
-    num_draft_tokens: of each sequence in a step, at most. max_step_tokens: of a step, which sequences share evenly.
-    vocab_size: of the model that verifies, which could not be fed other tokens. facts: what the proposer was made with.
+    num_draft_tokens: at most, for each sequence in a step. max_step_tokens: of a step, which sequences share evenly.
+    vocab_size: of the model that verifies, which could not be fed other tokens. facts: the proposer's context.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Speculation:
         self._drafted_s = 0.0
 
     def drafts(self, sequences: List[Sequence], matchers: Constraining | None = None) -> Drafts:
-        """Guessed tokens that may follow those of running sequences. matchers: of those that are constrained."""
+        """Draft tokens that may follow the tokens of running sequences. matchers: of the constrained ones."""
         limit = min(self._limit, self._max_step_tokens // max(len(sequences), 1) - 1)
         begun_s = self._clock()
         constrained = [each for each in sequences if matchers is not None and each.choosing.is_constrained]
@@ -118,7 +118,7 @@ class Speculation:
         return found
 
     def learn(self, plan: Plan, accepted: List[List[int]]) -> None:
-        """Have the proposer learn what a step that is done has accepted; see Proposer.learn."""
+        """Have the proposer learn from a step that is done; see Proposer.learn."""
         sequences = [work.sequence for work in plan.work]
         try:
             self.proposer.learn(plan, accepted)
@@ -142,7 +142,7 @@ class Speculation:
             self._go_without([sequence], error)
 
     def close(self) -> None:
-        """Let go of what the proposer holds."""
+        """Let go of the draft model and the store."""
         for each in (self.draft, self._store):
             if each is not None:
                 each.close()
@@ -154,7 +154,7 @@ class Speculation:
             return self._propose_singly(sequences, limit, forced, error)
 
     def _propose_singly(self, sequences: List[Sequence], limit: int, forced: Forced, error: Exception) -> Drafts:
-        """Ask for each sequence alone; those for which the proposer fails go on without it from now on."""
+        """Ask for each sequence alone; sequences for which the proposer fails go on without it from now on."""
         found: Drafts = {}
         failed = []
         for sequence in sequences:
@@ -177,3 +177,19 @@ class Speculation:
         if tokens[:1] == [UNKNOWN]:  # several steps in one call are for all sequences or none
             return tokens[: limit * (not self._without)]
         return list(takewhile(lambda token: 0 <= token < self._vocab_size, tokens[:limit]))
+
+
+def verify(plan: Plan, chosen: List[list[int]]) -> list[list[int]]:
+    """Accept, for each work item of the plan, the tokens that the target chose, up to and including the first that
+    differs from its draft; certain drafts need no choice. Without drafts that is the one sampled token, so plain
+    decoding is the same code; where nothing was sampled, nothing is accepted.
+    """
+    accepted: list[list[int]] = []
+    for work, sampled in zip(plan.work, chosen, strict=True):
+        if not work.drafts:
+            accepted.append(sampled)
+            continue
+        drafts = work.drafts[work.num_certain :]
+        differ = (at for at, (draft, token) in enumerate(zip(drafts, sampled, strict=False)) if draft != token)
+        accepted.append([*work.certain, *sampled[: next(differ, len(drafts)) + 1]])
+    return accepted

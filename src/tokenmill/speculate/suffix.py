@@ -1,4 +1,4 @@
-"""Proposer suffix: guesses what followed the longest suffix of the text that occurred in it before.
+"""Proposer suffix: guesses the tokens that followed the longest suffix of the text when it occurred before.
 
 It needs no second model, and guesses well where a text copies: quotes, edits of code, tables, its own words again
 (SuffixDecoding, arXiv 2411.04975; prompt lookup, Saxena 2023, is the same with suffixes of a fixed length).
@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.speculate.proposer import Forced, Proposer, ProposerContext
 
-SHORTEST = 2  # tokens of a suffix that must have occurred before anything is guessed
-TAIL = 4  # last tokens by which a sequence that was edited is known
+SHORTEST = 2  # tokens that a suffix must have to be guessed from
+TAIL = 4  # last tokens by which an edit of a sequence is noticed
 CERTAIN = 16  # with a match of so many tokens in the sequence itself, the store is not asked
 LEAD = 64  # tokens before a stored text that are stored with it
 COUNTED = 16  # a new token counts as an occurrence of this many suffixes of the text, the longest ones
@@ -22,8 +22,8 @@ COUNTED = 16  # a new token counts as an occurrence of this many suffixes of the
 class SuffixAutomaton:
     """All substrings of a list of tokens, in at most twice as many states (Blumer et al. 1985).
 
-    A state stands for the substrings that end at the same places; length: of the longest of them; link: the state of
-    the longest suffix that also ends elsewhere. A token is appended in constant time on average.
+    A state stands for the substrings that end at the same places. length: of the longest of these substrings. link: the
+    state of the longest suffix that also ends elsewhere. A token is appended in constant time on average.
     """
 
     def __init__(self) -> None:
@@ -61,14 +61,14 @@ class SuffixAutomaton:
         return self._length[self._link[self._last]]
 
     def guess(self, limit: int) -> list[int]:
-        """Guess what follows the longest suffix that occurred before, the most frequent token each time.
+        """Guess the tokens after the longest suffix that occurred before, the most frequent token each time.
 
         Where the earlier occurrence runs into the end of the text, the text is taken to repeat itself.
         """
         link, following, count = self._link, self._next, self._count
         state, guessed = link[self._last], list[int]()
         while len(guessed) < limit and self._length[state] >= SHORTEST:
-            if len(following[state]) == 1:  # by far most of them
+            if len(following[state]) == 1:  # most states by far
                 ((token, state),) = following[state].items()
                 guessed.append(token)
             elif following[state]:
@@ -86,11 +86,11 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
 
-Useful = Callable[[Sequence, int, int], int]  # of the sequence, the length of the match, and the limit
+Useful = Callable[[Sequence, int, int], int]  # takes the sequence, the length of the match, and the limit
 
 
 class Guess(NamedTuple):
-    """tokens: what may follow. matched: length of the suffix that was found, in another text if it is_stored."""
+    """A guess. tokens: they may follow. matched: length of the suffix that was found, in another text if is_stored."""
 
     tokens: list[int]
     matched: int
@@ -98,9 +98,10 @@ class Guess(NamedTuple):
 
 
 class Suffix(Proposer):
-    """An automaton for each sequence, which goes when the sequence does, and a store of earlier texts, if there is one.
+    """The proposer with an automaton for each sequence, which goes when the sequence does, and a store of earlier
+    texts, if there is one.
 
-    Texts of a tenant, those with a salt, are neither stored nor compared with what is.
+    Texts of a tenant, with a salt, are neither stored nor compared with the store.
     """
 
     def __init__(self, facts: ProposerContext | None = None) -> None:
@@ -113,7 +114,7 @@ class Suffix(Proposer):
         return {sequence.id: self.guess(sequence, limit).tokens for sequence in decoding}
 
     def guess(self, sequence: Sequence, limit: int, useful: Useful | None = None) -> Guess:
-        """Guess what followed the longest suffix, in the text itself or, if that has none so long, in an earlier one.
+        """Guess what followed the longest suffix, in the text itself or, if an earlier text has a longer one, there.
 
         useful: how many tokens after such a match are worth guessing.
         """
@@ -129,14 +130,14 @@ class Suffix(Proposer):
     def ended(self, sequence: Sequence) -> None:
         if self._store is None or sequence.kept.salt or sequence.score_from is not None:
             return
-        # Of a session's text what is new since its last answer, with enough before it to be found by.
+        # The part of a session's text since its last answer, with enough before it to be found.
         start = max(min(self._num_stored.get(sequence, 0), len(sequence.tokens)) - LEAD, 0)
         self._store.add(sequence.tokens[start:])
         self._num_stored[sequence] = len(sequence.tokens)
 
     def _automaton(self, sequence: Sequence) -> SuffixAutomaton:
         """Return the sequence's automaton, with all of its tokens entered."""
-        # Taken out while it grows, so that an interrupt leaves none that is half grown.
+        # Taken out while it grows, so that an interrupt leaves no automaton that is half grown.
         automaton, tokens = self._automata.pop(sequence, None), sequence.tokens
         done = len(automaton.tokens) if automaton is not None else 0
         # A sequence that was rewound begins anew. An edit that leaves these few as they were only costs guesses.

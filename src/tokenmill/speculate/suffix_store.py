@@ -1,4 +1,4 @@
-"""Texts that earlier requests produced, on disk: what followed the longest suffix of a sequence in any of them.
+"""Texts of earlier requests, on disk: guesses are the tokens that followed the longest suffix of a sequence there.
 
 A store is a folder of segments, which several processes may use at once. A segment is never changed. New texts stay in
 memory until they are many or the store is closed; they are then written as one segment, together with the latest
@@ -44,20 +44,22 @@ from tokenmill.units import size as as_size
 log = logging.getLogger(__name__)
 
 KEPT = (
-    "finished texts are kept in %s to draft from, at most %s of all models; without suffix_dir none are; the folder "
-    "may be deleted"
+    "finished texts are kept in %s to draft from, at most %s of all models; without suffix_dir no text is kept; the "
+    "folder may be deleted"
 )
 ENDING = ".texts"
 CANDIDATES = 24  # occurrences of an n-gram that a guess compares, the latest of each segment
-PENDING_TOKENS = 1 << 17  # in memory before they are written
-SEGMENT_TOKENS = 1 << 22  # in a segment, because a larger one takes too long to write
-SEGMENT_PART = 8  # of these fill the limit: the oldest goes as a whole
-GROWTH = 4  # a segment this many times larger than what is to be written is left as it is
+PENDING_TOKENS = 1 << 17  # tokens in memory before they are written
+SEGMENT_TOKENS = 1 << 22  # tokens in a segment, because a larger one takes too long to write
+SEGMENT_PART = 8  # largest segments that fill the limit: the oldest goes as a whole
+GROWTH = 4  # a segment this many times larger than the new texts is left as it is
 SEGMENTS = re.compile(rf"[0-9a-f]{{16}}/\d{{20}}-[0-9a-f]{{8}}\{ENDING}")
 
 
 class SuffixStore:
-    """limit_bytes: of the whole directory; the oldest texts go first. identity: of the vocabulary or the model."""
+    """The store. limit_bytes: of the whole directory; the oldest texts go first. identity: of the vocabulary or the
+    model.
+    """
 
     def __init__(self, directory: Path, identity: str, vocab_size: int, limit_bytes: int) -> None:
         self._vocab_size, self._has_refused, self._is_closed = vocab_size, False, False
@@ -67,7 +69,7 @@ class SuffixStore:
         forget_in_child(self)
 
     def add(self, tokens: List[int]) -> None:
-        """Keep a finished text. One with anything but token ids is left out, which is said once."""
+        """Keep a finished text. A text with anything but token ids is left out; the first time there is a warning."""
         if self._is_closed:
             return
         try:
@@ -83,12 +85,12 @@ class SuffixStore:
             piece = text[start : start + self._pending.capacity]
             if not self._pending.has_room(len(piece)):
                 self._folder.write(self._pending)
-            if not self._pending.has_room(len(piece)):  # what could not be written is still there
+            if not self._pending.has_room(len(piece)):  # texts that could not be written are still there
                 self._pending.keep(0.0)
             self._pending.add(piece)
 
     def guess(self, tokens: List[int], limit: int) -> tuple[list[int], int]:
-        """Return at most `limit` tokens that followed the longest suffix that was found; its length, at most WINDOW.
+        """Return at most `limit` tokens that followed the longest suffix found, and its length, at most WINDOW.
 
         Where several texts have it, the most frequent next token decides, then the latest text.
         """
@@ -103,13 +105,13 @@ class SuffixStore:
         return [], 0
 
     def close(self) -> None:
-        """Write what is not on disk yet. After it nothing is kept or guessed."""
+        """Write the texts that are not on disk yet. Afterwards nothing is kept or guessed."""
         self._is_closed = True
         self._finish()
         self._folder.segments = []
 
     def forget(self) -> None:
-        """Write nothing in a forked process: what is pending is its parent's, which writes it."""
+        """Write nothing in a forked process: the pending texts are its parent's, which writes them."""
         self._finish.detach()
 
     def _following(self, matched: int, texts: TextIndex, at: int, limit: int) -> tuple[list[int], int]:
@@ -125,7 +127,7 @@ class SuffixStore:
 
 
 class SegmentFolder:
-    """The segments of one identity, in a directory that holds those of several."""
+    """The segments of one identity, in a directory that holds the segments of several."""
 
     def __init__(self, directory: Path, identity: str, limit_bytes: int) -> None:
         self._identity, self._limit_bytes = identity, limit_bytes
@@ -139,7 +141,7 @@ class SegmentFolder:
         self._look()
 
     def write(self, pending: PendingTexts) -> None:
-        """Move what is pending into a segment. If the disk refuses, warn once, and keep the latter half in memory."""
+        """Move the pending texts into a segment. If the disk refuses, warn once, and keep the latter half in memory."""
         if self._all.can_write:
             try:
                 is_new = not self._folder.exists()
@@ -182,9 +184,7 @@ class SegmentFolder:
         self.segments = found
 
     def _to_merge(self, num_tokens: int) -> list[Segment]:
-        """Choose the latest segments: so many that few remain, and so few that a text is written a few times
-        at most.
-        """
+        """Choose the latest segments: so many that few remain, and so few that a text is written only a few times."""
         found: list[Segment] = []
         for segment in reversed(self.segments):
             more = len(segment.tokens)
@@ -209,7 +209,7 @@ class SegmentFolder:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[bool]:
-    """Whether no other process is inside."""
+    """Say inside the context whether no other process is inside it."""
     with ExitStack() as stack:
         try:
             is_alone = stack.enter_context(locked(path))
@@ -226,7 +226,7 @@ def _finish(folder: SegmentFolder, pending: PendingTexts) -> None:
 
 
 def _longest(places: List[TextIndex], number: int, query: Query) -> list[tuple[int, TextIndex, int]]:
-    """Find the longest matches, all of one length: that length, the texts and the place."""
+    """Find the longest matches, all of one length: (length, texts, place)."""
     longest, found, left, key = 0, list[tuple[int, TextIndex, int]](), CANDIDATES, query.keys[number]
     starts = [(texts, at) for texts in places if (at := texts.heads[number][key % texts.num_slots])]
     for place, (texts, start) in enumerate(starts):
@@ -243,11 +243,11 @@ def _longest(places: List[TextIndex], number: int, query: Query) -> list[tuple[i
 
 
 def _most_frequent(found: List[tuple[int, TextIndex, int]]) -> tuple[int, TextIndex, int]:
-    """Choose the first of those that are followed by the most frequent token."""
+    """Choose the first match that is followed by the most frequent token."""
     if len(found) == 1:
         return found[0]
     following = [texts.tokens[at] for _, texts, at in found]
     counts: dict[int, int] = {}
     for token in following:
         counts[token] = counts.get(token, 0) + 1
-    return found[following.index(max(counts, key=counts.__getitem__))]  # of several, the one that was found first
+    return found[following.index(max(counts, key=counts.__getitem__))]  # among equals, the match that was found first

@@ -1,8 +1,8 @@
 """Texts as tokens, one after another, with an index of their n-grams: in memory, or as a segment in a file.
 
 A segment is mapped into memory. Only its header is read and checked when it is opened, and each block of texts is
-compared with its checksum when it is first used. The index needs no checksum, because whatever it points at is compared
-with the texts.
+compared with its checksum when it is first used. The index needs no checksum, because the place that it points at is
+compared with the texts.
 """
 
 import mmap
@@ -25,17 +25,17 @@ from tokenmill.value_reader import MAX_POSITIONS, ValueReader
 
 MAGIC, FORMAT = b"TMTEXTS\n", 1  # the format changes with any constant here that the file follows
 NGRAMS = (8, 3)  # sizes that are indexed, the largest first
-WINDOW = 64  # the longest match that is told from a longer one
+WINDOW = 64  # the longest match whose length is known; a longer one counts as this
 NEAR = 8  # tokens of a match that are compared first
 BLOCK = 1024  # tokens with a checksum of their own
 SLOTS_PART = 0.75  # slots of an index, to its tokens
 BYTES_PER_TOKEN = round(4 + 4 * len(NGRAMS) * (1 + SLOTS_PART))
 CHUNK = 1 << 14  # tokens that are indexed at a time, because more are sorted outside the caches
-ALIGNMENT = 64  # of what follows the header
+ALIGNMENT = 64  # bytes, of the arrays after the header
 LONGEST_HEADER = 1 << 16
 
 SEPARATOR, PADDING = -(1 << 31), 1 - (1 << 31)  # no tokens, and different: a match ends where a text begins
-BITS, BYTES = 32, 4  # of a token
+BITS, BYTES = 32, 4  # size of a token
 from_bytes = int.from_bytes
 WORD = (1 << 64) - 1
 WEIGHTS = [pow(0x9E3779B97F4A7C15, power, WORD + 1) for power in range(1, max(NGRAMS) + 1)]  # the last token's first
@@ -47,7 +47,7 @@ class Query(NamedTuple):
     """The end of a text that is looked for: the last token, the last NEAR and the last WINDOW tokens, and a hash for
     each of NGRAMS.
 
-    Many tokens are one number here. So they are compared in one operation, and its highest bit tells which one differs.
+    Many tokens are one number here, so they are compared in one operation, whose highest bit tells which token differs.
     """
 
     token: int
@@ -72,10 +72,10 @@ def _hash_of(tail: List[int], size: int) -> int:
 
 
 class TextIndex:
-    """Texts with a separator behind each, after WINDOW separators at the front.
+    """Texts with a separator after each, and WINDOW separators at the front.
 
-    heads: for each size of n-grams, by hash, the place behind the latest one; links: by such a place, the one before. 0
-    where there is none.
+    heads: for each size of n-grams, by hash, the place after the latest one; links: by such a place, the one before. 0
+    stands for no place.
     """
 
     def __init__(self, tokens: Tokens, heads: List[Tokens], links: List[Tokens]) -> None:
@@ -85,8 +85,8 @@ class TextIndex:
         self.num_slots = len(heads[0])
 
     def matches(self, number: int, query: Query, at: int, count: int) -> list[tuple[int, int]]:
-        """Find the length of each match and the place behind it among `count` places, from what the heads of that size
-        say.
+        """Find the length and the place after each match, among `count` places from `at` on; number: of the n-gram
+        size.
         """
         tokens, data, links = self.tokens, self._bytes, self._links[number]
         token, near, far, _ = query
@@ -96,7 +96,7 @@ class TextIndex:
                 differs, length = from_bytes(data[BYTES * (at - NEAR) : BYTES * at], "little") ^ near, NEAR
                 if not differs:
                     differs, length = from_bytes(data[BYTES * (at - WINDOW) : BYTES * at], "little") ^ far, WINDOW
-                length -= (differs.bit_length() + BITS - 1) // BITS  # without the one that differs and all before it
+                length -= (differs.bit_length() + BITS - 1) // BITS  # without the token that differs and all before it
                 if length >= NGRAMS[number]:
                     found.append((length, at))
                 if length == WINDOW:
@@ -105,7 +105,7 @@ class TextIndex:
         return found
 
     def check(self, first: int, last: int) -> None:
-        """Raise SnapshotError if the tokens of [first, last) are not those that were written."""
+        """Raise SnapshotError if the tokens of [first, last) are not as they were written."""
 
 
 class PendingTexts(TextIndex):
@@ -123,7 +123,7 @@ class PendingTexts(TextIndex):
         return self._end + num_tokens < len(self._all)
 
     def add(self, text: Tokens) -> None:
-        """Add a text that there is room for."""
+        """Add a text for which there is room."""
         first, last = self._end, self._end + len(text)
         self._all[first:last], self._all[last] = text, SEPARATOR
         for size, heads, links in zip(NGRAMS, *self._index, strict=True):
@@ -145,7 +145,7 @@ class PendingTexts(TextIndex):
 
 
 class Segment(TextIndex):
-    """A file, mapped into memory.
+    """A file of texts, mapped into memory.
 
     SnapshotError if it is no segment, damaged, or of another version or identity; OSError if it cannot be opened.
     """
@@ -153,9 +153,7 @@ class Segment(TextIndex):
     def __init__(self, path: Path, identity: str) -> None:
         self.path = path
         status = path.stat()
-        if (
-            not S_ISREG(status.st_mode) or not status.st_size
-        ):  # a pipe would be waited for, and nothing cannot be mapped
+        if not S_ISREG(status.st_mode) or not status.st_size:  # a pipe would block, and an empty file cannot be mapped
             raise SnapshotError(f"{path} is empty, or no file")
         with path.open("rb") as opened:
             mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
@@ -169,7 +167,7 @@ class Segment(TextIndex):
         super().__init__(tokens, tables[: len(NGRAMS)], tables[len(NGRAMS) :])
 
     def check(self, first: int, last: int) -> None:
-        """See TextIndex. Only the first look at a block takes time."""
+        """Compare blocks with their checksums. Only the first look at a block takes time."""
         for block in range(first // BLOCK, -(-min(last, len(self.tokens)) // BLOCK)):
             if not self._is_sound[block]:
                 checksum = zlib.crc32(self.tokens[block * BLOCK : (block + 1) * BLOCK])
@@ -179,7 +177,7 @@ class Segment(TextIndex):
 
 
 def joined(parts: Iterable[Tokens]) -> Tokens:
-    """Join the texts of all parts; of those that are equal, the latest is kept."""
+    """Join the texts of all parts; of equal texts, the latest is kept."""
     texts: dict[bytes, None] = {}
     for part in parts:
         for text in _split(part):
@@ -189,8 +187,8 @@ def joined(parts: Iterable[Tokens]) -> Tokens:
 
 
 def write_segment(path: Path, tokens: Tokens, identity: str) -> None:
-    """Write a new file; where that fails, OSError, and there is none. It is not synced: what a power cut leaves is
-    refused when it is opened.
+    """Write a new file; where that fails, raise OSError and leave no file. It is not synced: a file that a power cut
+    damages is refused when it is opened.
     """
     num_slots = int(len(tokens) * SLOTS_PART) + 1
     heads = [np.zeros(num_slots, np.int32) for _ in NGRAMS]
@@ -208,7 +206,7 @@ def write_segment(path: Path, tokens: Tokens, identity: str) -> None:
 
 
 def is_segment(path: Path) -> bool:
-    """Whether it begins as what `write_segment` writes, even if it is cut or damaged."""
+    """Say whether a file begins as `write_segment` writes it, even if it is cut or damaged."""
     try:
         if not path.is_file():  # a pipe would be waited for
             return False
@@ -258,7 +256,7 @@ def _enter(tokens: Tokens, size: int, heads: Tokens, links: Tokens, first: int, 
 
 
 def _split(tokens: Tokens) -> Iterator[bytes]:
-    """Split the texts, each with the separator behind it."""
+    """Split the texts, each with its separator."""
     data = tokens.tobytes()
     for before, behind in pairwise(np.flatnonzero(tokens == SEPARATOR).tolist()):
         if behind - before > 1:

@@ -195,13 +195,7 @@ class Ops:
         return found
 
     def _linear(
-        self,
-        matrices: Sequence[Role],
-        matrix: Projection,
-        epilogue: int,
-        source: int,
-        unit: int = GROUP,
-        **fields: Any,
+        self, matrices: Sequence[Role], matrix: Projection, epilogue: int, source: int, unit: int = GROUP, **fields: Any
     ) -> None:
         """Add one matrix, or the same matrix of every expert."""
         biases = [self._keep(f"{join(*place)}.bias") for place in matrices] if matrix.bias else []
