@@ -29,11 +29,11 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 THREADED = (
-    *("laws", "program", "kernels", "parallel", "quant", "sample"),
+    *("laws/test_law_06", "program", "kernels", "parallel", "quant", "sample"),
     *("engine/test_process.py", "loader/test_load_model.py", "serve/loop/test_everything.py"),
 )
-"""Tests that compute in two threads: what is held there, holds for any number. Everywhere else threads would only wait
-for each other, since a step of a tiny model takes less time than waking one: nine times the processor time of one.
+"""Tests that compute in two threads. Law 6 holds that their number changes no bit, so others compute in one: a step of
+a tiny model takes less time than waking a thread, and two that wait for each other take nine times the processor time.
 """
 
 torch.set_num_threads(1)
