@@ -28,7 +28,7 @@ NUM_CANDIDATES = 1024  # topk of so many out of 49152 takes a tenth of a sort
 
 
 def repetition_penalty(logits_RV: Tensor, penalty_R: Tensor, seen_RV: Tensor) -> Tensor:
-    """Seen tokens' logits divided by the penalty where positive, multiplied where negative. Off: 1."""
+    """Divide seen tokens' logits by the penalty where they are positive, multiply them where negative. Off: 1."""
     penalty_R1 = penalty_R[:, None]
     penalised_RV = torch.where(logits_RV < 0, logits_RV * penalty_R1, logits_RV / penalty_R1)
     return torch.where(seen_RV, penalised_RV, logits_RV)
@@ -37,28 +37,28 @@ def repetition_penalty(logits_RV: Tensor, penalty_R: Tensor, seen_RV: Tensor) ->
 def presence_and_frequency_penalty(
     logits_RV: Tensor, presence_R: Tensor, frequency_R: Tensor, counts_RV: Tensor
 ) -> Tensor:
-    """Subtracts, from every token that was generated, the first once and the second as often as it was. Off: 0."""
+    """Subtract from each generated token the first penalty once, the second as often as it occurs. Off: 0."""
     penalised_RV = logits_RV - presence_R[:, None] - frequency_R[:, None] * counts_RV
     return torch.where(counts_RV > 0, penalised_RV, logits_RV)
 
 
 def logit_bias(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor, bias_N: Tensor) -> Tensor:
-    """bias_N[i] added to the logit of token ids_N[i] in row rows_N[i]; -inf forbids it. No pair may occur twice."""
+    """Add bias_N[i] to the logit of token ids_N[i] in row rows_N[i]; -inf forbids it. No pair may occur twice."""
     return logits_RV.index_put((rows_N, ids_N), logits_RV[rows_N, ids_N] + bias_N)
 
 
 def allowed_tokens(logits_RV: Tensor, allowed_RV: Tensor) -> Tensor:
-    """Only the tokens whose place in the mask is true. Off: all true."""
+    """Keep only the tokens whose place in the mask is true. Off: all true."""
     return torch.where(allowed_RV, logits_RV, -torch.inf)
 
 
 def temperature(logits_RV: Tensor, temperature_R: Tensor) -> Tensor:
-    """Logits divided by the temperature, which is above 0. Off: 1."""
+    """Divide logits by the temperature, which is above 0. Off: 1."""
     return logits_RV / temperature_R[:, None]
 
 
 def top_k(logits_RV: Tensor, k_R: Tensor, max_k: int) -> Tensor:
-    """Only the k largest logits and all that equal the k-th. Off: 0, -1, or k of at least V. max_k: the largest k."""
+    """Keep the k largest logits and all that equal the k-th. Off: 0, -1, or k of at least V. max_k: the largest k."""
     k_R1 = k_R[:, None].clamp(max=logits_RV.shape[-1])
     largest_RK = logits_RV.topk(max(min(max_k, logits_RV.shape[-1]), 1), dim=-1).values
     kth_R1 = largest_RK.gather(-1, (k_R1 - 1).clamp(min=0))
@@ -66,7 +66,7 @@ def top_k(logits_RV: Tensor, k_R: Tensor, max_k: int) -> Tensor:
 
 
 def top_p(logits_RV: Tensor, p_R: Tensor, num_candidates: int = NUM_CANDIDATES) -> Tensor:
-    """The smallest set of likeliest tokens whose probabilities sum to p; of equally likely ones the lowest ids. Off: 1.
+    """Keep the smallest set of likeliest tokens whose probabilities sum to p; among equals the lowest ids. Off: 1.
 
     p_R: float64. The likeliest token, the greedy one, always stays. A token stays if the tokens before it sum to less
     than p of the total. Only the `num_candidates` likeliest tokens are sorted; rows where these sum to less than p are
@@ -89,7 +89,7 @@ def top_p(logits_RV: Tensor, p_R: Tensor, num_candidates: int = NUM_CANDIDATES) 
 
 
 def min_p(logits_RV: Tensor, p_R: Tensor) -> Tensor:
-    """Only tokens at least p times as likely as the likeliest. Off: 0.
+    """Keep only tokens at least p times as likely as the likeliest. Off: 0.
 
     p_R: float64. Needs no softmax: probabilities have the ratio p where logits differ by log p.
     """
@@ -98,7 +98,7 @@ def min_p(logits_RV: Tensor, p_R: Tensor) -> Tensor:
 
 
 def _largest(values_RV: Tensor, smallest_R1: Tensor, num_kept_R1: Tensor) -> Tensor:
-    """Mask of the num_kept largest values of a row, the last of which is `smallest`; of those equal to it the first."""
+    """Mask the num_kept largest values of a row, the last being `smallest`; among its equals, the first."""
     above_RV, tied_RV = values_RV > smallest_R1, values_RV == smallest_R1
     num_tied_kept_R1 = num_kept_R1 - above_RV.sum(dim=-1, keepdim=True)
     return above_RV | (tied_RV & (tied_RV.cumsum(dim=-1) <= num_tied_kept_R1))
@@ -109,7 +109,7 @@ Change = Callable[[Tensor, Sequence[Row]], Tensor]
 
 
 class Stage(NamedTuple):
-    """uses: whether the settings of a row ask for it. change: what it makes of the logits of such rows."""
+    """A stage. uses: says whether the settings of a row ask for it. change: transforms the logits of such rows."""
 
     uses: Uses
     change: Change
@@ -123,7 +123,7 @@ def run(stages: Sequence[Stage], logits_RV: Tensor, rows: Sequence[Row]) -> Tens
 
 
 def changed(values_R: Tensor, uses: Uses, change: Change, logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Replace the values of the rows that use a change by what it makes of their logits."""
+    """Replace the values of the rows that use a change by the result of the change on their logits."""
     picked = [index for index, row in enumerate(rows) if uses(row)]
     if len(picked) == len(rows):
         return change(logits_RV, rows)
@@ -134,7 +134,7 @@ def changed(values_R: Tensor, uses: Uses, change: Change, logits_RV: Tensor, row
 
 
 def take(logits_RV: Tensor, picked: Sequence[int]) -> Tensor:
-    """Some rows, in order. Indexing with a list would wait for the device."""
+    """Pick some rows, in order. Indexing with a list would wait for the device."""
     if len(picked) == len(logits_RV):
         return logits_RV
     return logits_RV.index_select(0, to_device(picked, logits_RV.device))
@@ -164,7 +164,7 @@ def _allow(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
 
 @lru_cache(maxsize=64)  # because a long list takes longer to check than a row to sample
 def _mask(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
-    """A mask [V] that is true for these ids."""
+    """Make a mask [V] that is true for these ids."""
     allowed_RV = torch.zeros(1, size, dtype=torch.bool, device=device)
     allowed_RV[_places(allowed_RV, [ids], "allowed_token_ids")] = True
     return allowed_RV[0]
@@ -208,12 +208,11 @@ def _min_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _setting(logits_RV: Tensor, rows: Sequence[Row], name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """One sampling setting of each row, on the device of the logits."""
     return to_device([getattr(row.params, name) for row in rows], logits_RV.device, dtype)
 
 
 def _places(logits_RV: Tensor, ids: Sequence[Sequence[int]], setting: str) -> tuple[Tensor, Tensor]:
-    """Row and token indices of every id, row after row."""
+    """Make the row and token indices of every id, row after row."""
     size = logits_RV.shape[-1]
     rows_N = [row for row, row_ids in enumerate(ids) for _ in row_ids]
     ids_N = [token for row_ids in ids for token in row_ids]
@@ -225,7 +224,7 @@ def _places(logits_RV: Tensor, ids: Sequence[Sequence[int]], setting: str) -> tu
 
 
 def _counts(logits_RV: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """The number of times that each token of the vocabulary occurs in each row's tokens, float32 [R, V]."""
+    """Count how often each token of the vocabulary occurs in each row's tokens, float32 [R, V]."""
     ones_N = torch.ones((), device=logits_RV.device)
     return torch.zeros_like(logits_RV).index_put_(_places(logits_RV, tokens, "prompt"), ones_N, accumulate=True)
 
@@ -238,11 +237,11 @@ BEFORE_MASK = (
     Stage(lambda row: row.params.allowed_token_ids is not None, _allow),
     Stage(lambda row: bool(row.forbidden_ids), _forbid),
 )
-"""What changes the choice at temperature 0, too. A mask commutes with the last two."""
+"""Stages that change the choice at temperature 0, too. A mask commutes with the last two."""
 DRAW = {
     "temperature": Stage(lambda row: row.params.temperature != 1, _temperature),
     "top_k": Stage(lambda row: row.params.top_k > 0, _top_k),
     "top_p": Stage(lambda row: row.params.top_p < 1, _top_p),
     "min_p": Stage(lambda row: row.params.min_p > 0, _min_p),
 }
-"""Setting → what it does to the logits of which a token is drawn."""
+"""Setting → its stage before the draw."""

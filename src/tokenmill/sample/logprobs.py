@@ -25,7 +25,7 @@ class TokenLogprobs:
 
 
 def logprobs_of(logits_RV: Tensor, rows: Sequence[Row], tokens: Sequence[int]) -> list[TokenLogprobs | None]:
-    """The log-probabilities of the token that each row chose, where the row asks for them, which some row does."""
+    """Compute the log-probabilities of the token that each row chose, for rows that ask for them; some row must."""
     found: list[TokenLogprobs | None] = [None] * len(rows)
     wanted = {index: row.params.logprobs for index, row in enumerate(rows) if row.params.logprobs is not None}
     picked = list(wanted)
@@ -37,7 +37,7 @@ def logprobs_of(logits_RV: Tensor, rows: Sequence[Row], tokens: Sequence[int]) -
 
 
 def token_logprobs(logits_RV: Tensor, ids_R: Tensor, num_top: int) -> list[TokenLogprobs]:
-    """The log-probability of one token per row, with the row's `num_top` likeliest; the same bits in any batch."""
+    """Compute the log-probability of a token per row, with the `num_top` likeliest; the same bits in any batch."""
     logprobs_RV = log_probability(logits_RV)
     values = logprobs_RV.gather(-1, ids_R[:, None]).squeeze(-1).tolist()
     keys_RV, size = _keys(logits_RV), logits_RV.shape[-1]
@@ -49,7 +49,7 @@ def token_logprobs(logits_RV: Tensor, ids_R: Tensor, num_top: int) -> list[Token
 
 
 def _keys(logits_RV: Tensor) -> Tensor:
-    """Whole numbers in the order of the logits, the lowest id first among equals, which `topk` leaves to chance."""
+    """Make integers in the order of the logits, the lowest id first among equals, which `topk` leaves to chance."""
     size = logits_RV.shape[-1]
     bits_RV = (logits_RV + 0.0).view(torch.int32).to(torch.int64)  # + 0.0 makes -0.0 equal to 0.0
     # IEEE floats read as integers are in order once the lower bits of the negative ones are flipped.

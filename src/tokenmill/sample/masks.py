@@ -6,13 +6,13 @@ import numpy as np
 
 from tokenmill.schedule.matcher import MaskRows, Words
 
-BITS = 32  # of a word of a mask
+BITS = 32  # bits of a word of a mask
 _ALL_BUT = np.array([~(1 << bit) & 0xFFFFFFFF for bit in range(BITS)], dtype=np.uint32).view(np.int32)
 
 
 class MaskTable:
-    """Room for the masks of a step, which is kept for later steps: what numpy does in Python for an array takes longer,
-    where the processor's caches have seen a model's weights since, than filling a mask.
+    """Memory for the masks of a step, kept for later steps: making an array takes numpy longer than filling a mask,
+    since a model's weights have gone through the processor's caches.
     """
 
     def __init__(self, num_rows: int, num_words: int) -> None:
@@ -23,12 +23,12 @@ class MaskTable:
         return len(self._words)
 
     def rows(self, first: int, count: int) -> MaskRows:
-        """Masks [first, first + count)."""
+        """Slice the masks [first, first + count)."""
         return MaskRows(self._words[first : first + count], self._address + first * self._row_bytes)
 
 
 def admits(token: int, words_W: Words) -> bool:
-    """Whether the bit of this token is set."""
+    """Say whether the bit of this token is set."""
     return bool(int(words_W[token // BITS]) >> token % BITS & 1)
 
 

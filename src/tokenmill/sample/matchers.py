@@ -1,7 +1,7 @@
 """The matchers of constrained sequences: drafts that fit, forced tokens as drafts, the masks of a step, and where a
 text has ended by its grammar.
 
-A sequence's matcher is a function of its tokens: whatever became of these (a preemption, a rewind, an edit, a resumed
+A sequence's matcher is a function of its tokens: after a change of them (a preemption, a rewind, an edit, a resumed
 request), `_follow` goes on from the beginning that is still the same. Nothing else moves a matcher.
 """
 
@@ -22,7 +22,7 @@ from tokenmill.schedule.sequence import UNKNOWN, WHOLE, Plan, Sequence, Work
 @dataclass(slots=True)
 class _Followed:
     """The matcher of a sequence with these settings, whose constraint begins at `start`. It has followed the first
-    num_known of these tokens, and what may have been accepted since.
+    num_known of these tokens, and perhaps tokens accepted since.
     """
 
     matcher: Matcher
@@ -33,21 +33,22 @@ class _Followed:
 
 
 class Matchers:
-    """One for each sequence with a grammar. What a limit of thinking demands is made from the tokens each time.
+    """The matchers, one for each sequence with a grammar. The demands of a limit on thinking are made from the tokens
+    each time.
 
-    certain: by the id of a sequence, in the step that is made, the tokens that alone may come.
+    certain: sequence id → the tokens that alone may come, in the step that is made.
     """
 
     def __init__(self) -> None:
         self._followed: WeakKeyDictionary[Sequence, _Followed] = WeakKeyDictionary()
         self.certain: dict[int, tuple[int, ...]] = {}
-        self._without_end: WeakSet[Sequence] = WeakSet()  # no token ends their texts
-        # A step may begin before the one before it is read, so two take turns.
+        self._without_end: WeakSet[Sequence] = WeakSet()  # sequences whose grammar has no end token
+        # A step may begin before the previous one is read, so two tables take turns.
         self._table: MaskTable | None = None
         self._other_table: MaskTable | None = None
 
     def forced(self, sequence: Sequence, limit: int) -> list[int]:
-        """At most `limit` tokens that the grammar of a sequence demands next."""
+        """Find at most `limit` tokens that the grammar of a sequence demands next."""
         matcher = self._follow(sequence) if limit > 0 and _may_be_drafted(sequence) else None
         if matcher is None:
             return []
@@ -57,7 +58,7 @@ class Matchers:
         return tokens
 
     def leave_out_certain(self, plan: Plan) -> None:
-        """Want no logits where one token alone may come, of which `forced` has told in this step."""
+        """Want no logits where one token alone may come, as `forced` has found in this step."""
         for index, work in enumerate(plan.work):
             certain = self.certain.get(work.sequence.id, ())
             if work.drafts and work.drafts[: len(certain)] == certain[: len(work.drafts)]:
@@ -66,7 +67,7 @@ class Matchers:
         self.certain.clear()
 
     def drafts(self, sequence: Sequence, guessed: list[int], forced: List[int], limit: int) -> list[int]:
-        """The drafts of a sequence: forced tokens, or what was guessed up to the first token that does not fit."""
+        """Make the drafts of a sequence: forced tokens, or guesses up to the first token that does not fit."""
         choosing, length = sequence.choosing, _num_constrained(sequence)
         thinks = choosing.thinking is not None and choosing.thinking.concerns(length, length + limit + 1)
         if choosing.constraint is None and not thinks:
@@ -79,8 +80,9 @@ class Matchers:
         return _with_marks(sequence, fitting, limit)
 
     def masks(self, plan: Plan) -> dict[int, list[Mask]]:
-        """The masks of the rows of each constrained sequence, by its id. They hold until the call after the next."""
-        works = [each for each in plan.work if _is_masked(each)]
+        """Fill the masks of each constrained sequence's rows, by its id. They hold until the call after the next."""
+        constrained = (each for each in plan.work if each.sequence.choosing.is_constrained)
+        works = [each for each in constrained if each.num_logits > 0 and each.sequence.score_from is None]
         self._table, self._other_table = self._other_table, self._table
         masks: dict[int, list[Mask]] = {}
         table, num_filled = None, 0
@@ -99,14 +101,13 @@ class Matchers:
         return masks
 
     def _room(self, works: List[Work], num_words: int) -> MaskTable:
-        """A table for the masks of all of these."""
         num_rows = sum(len(each.verified) + 1 for each in works)
         if self._table is None or len(self._table) < num_rows:
             self._table = MaskTable(num_rows, num_words)
         return self._table
 
     def settle(self, plan: Plan, accepted: List[list[int]]) -> list[list[int]]:
-        """Leave out what was accepted behind the end of a grammar. The first token stays: its row was masked."""
+        """Leave out tokens that were accepted after the end of a grammar. The first token stays: its row was masked."""
         kept = []
         for work, tokens in zip(plan.work, accepted, strict=True):
             count = len(tokens)
@@ -116,28 +117,27 @@ class Matchers:
         return kept
 
     def whole(self, plan: Plan, accepted: List[list[int]]) -> list[Sequence]:
-        """The sequences that have got tokens and end by their grammar, although none of their tokens ends them."""
+        """List the sequences that have got tokens and end by their grammar, although no end token ends them."""
         if not self._without_end:
             return []
         grown = [work.sequence for work, tokens in zip(plan.work, accepted, strict=True) if tokens]
         return [each for each in grown if each.finish_reason is None and self._is_whole(each)]
 
     def _is_whole(self, sequence: Sequence) -> bool:
-        if sequence not in self._without_end:  # else a token says so
+        if sequence not in self._without_end:  # otherwise an end token ends it
             return False
         matcher = self._follow(sequence)
         return matcher is not None and is_whole(sequence, matcher)
 
     def _begun(self, sequence: Sequence) -> _Followed:
-        """Begin with a new matcher, where the text begins."""
         matcher, start = matcher_of(sequence.choosing), constrained_start(sequence)
-        assert matcher is not None, "its constraint has one"
+        assert matcher is not None, "its constraint has a matcher"
         (self._without_end.discard if matcher.ends else self._without_end.add)(sequence)
         self._followed[sequence] = begun = _Followed(matcher, sequence.choosing, sequence.tokens, start, start)
         return begun
 
     def _follow(self, sequence: Sequence, more: List[int] = ()) -> Matcher | None:
-        """The matcher of a sequence with a grammar, in the state after its tokens and `more`."""
+        """Bring the matcher of a sequence with a grammar into the state after its tokens and `more`."""
         if sequence.choosing.constraint is None:
             return None
         known, tokens = self._followed.get(sequence), sequence.tokens
@@ -150,7 +150,7 @@ class Matchers:
             known.num_known = known.start
         matcher, start, num_known = known.matcher, known.start, min(known.num_known, len(tokens))
         known.num_known = len(tokens)
-        place = start + len(matcher.tokens)  # it stands before this one, if its last tokens are those of the sequence
+        place = start + len(matcher.tokens)  # the matcher's place, if its last tokens are the sequence's
         if num_known <= place <= len(tokens) and matcher.tokens[num_known - start :] == tokens[num_known:place]:
             new = [*tokens[place:], *more] if more else tokens[place:]
             if not new or matcher.accept(new) == len(new):
@@ -160,12 +160,12 @@ class Matchers:
 
 
 def matcher_of(choosing: Choosing) -> Matcher | None:
-    """Make a matcher of a constraint, at the beginning of the text; None without one."""
+    """Make a matcher of a constraint, at the beginning of the text; None without a constraint."""
     return None if choosing.constraint is None else choosing.constraint.matcher(choosing.stop_ids)
 
 
 def is_whole(sequence: Sequence, matcher: Matcher) -> bool:
-    """Whether nothing may follow the tokens of a sequence, which its matcher has followed, though none is an end."""
+    """Say whether nothing may follow a sequence's tokens, which its matcher has followed, without an end token."""
     num_generated = len(sequence.tokens) - sequence.num_prompt_tokens
     is_possible = num_generated >= sequence.choosing.params.min_new_tokens and not matcher.ends
     return is_possible and matcher.has_ended
@@ -185,7 +185,7 @@ def check_resumed(sequence: Sequence) -> None:
 
 
 def constrained_start(sequence: Sequence) -> int:
-    """Where the text begins that the constraint of a sequence is about."""
+    """Find the beginning of the text that the constraint of a sequence is about."""
     start = sequence.choosing.constrained_from
     return sequence.num_prompt_tokens if start is None else start
 
@@ -199,18 +199,14 @@ def _may_be_drafted(sequence: Sequence) -> bool:
 
 
 def _takes_any(choosing: Choosing) -> bool:
-    """Whether a token is chosen that is the only one to fit, and nothing is reported of its logits."""
+    """Say whether a token that alone fits is chosen in any case, and nothing is reported of its logits."""
     params = choosing.params
     is_limited = params.changes_logits or params.min_new_tokens > 0 or choosing.bad_words
     return choosing.thinking is None and params.logprobs is None and not is_limited
 
 
-def _is_masked(work: Work) -> bool:
-    return work.sequence.choosing.is_constrained and work.num_logits > 0 and work.sequence.score_from is None
-
-
 def _filled(work: Work, matcher: Matcher, rows: MaskRows) -> list[Mask]:
-    """The masks that a matcher gives. A row behind an end does not count, and admits every token."""
+    """Have a matcher fill the masks. A row after an end does not count, and admits every token."""
     number = len(matcher.tokens)
     if number < _num_constrained(work.sequence):  # a limit, or a fault of ours: no row goes unmasked
         message = f"token {number + 1} of the text so far does not fit the constraint of this request"
@@ -222,7 +218,7 @@ def _filled(work: Work, matcher: Matcher, rows: MaskRows) -> list[Mask]:
 
 
 def _force_marks(sequence: Sequence, drafts: List[int], masks: list[Mask]) -> None:
-    """Where the closing mark of a thought has to come, admit its token alone."""
+    """Admit the token of the closing mark alone, where the mark of a thought has to come."""
     thinking, length = sequence.choosing.thinking, _num_constrained(sequence)
     if thinking is None or not thinking.concerns(length, length + len(masks)):
         return
@@ -231,7 +227,7 @@ def _force_marks(sequence: Sequence, drafts: List[int], masks: list[Mask]) -> No
         token = thinking.forced([*output, *drafts[:number]])
         if token is not None and not isinstance(mask, RequestError):
             only_W = _only(token, mask)
-            masks[number] = only_W if only_W.any() else mask  # else the grammar has found the thought closed
+            masks[number] = only_W if only_W.any() else mask  # empty: the grammar has found the thought closed
 
 
 def _only(token: int, mask: Words | None) -> Words:
@@ -243,7 +239,7 @@ def _only(token: int, mask: Words | None) -> Words:
 
 
 def _with_marks(sequence: Sequence, fitting: list[int], limit: int) -> list[int]:
-    """The drafts with the tokens of a closing mark where it has to come."""
+    """Put the tokens of a closing mark into the drafts where it has to come."""
     thinking, length = sequence.choosing.thinking, _num_constrained(sequence)
     if thinking is None or not thinking.concerns(length, length + max(len(fitting), limit)):
         return fitting

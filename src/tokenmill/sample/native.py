@@ -1,7 +1,7 @@
 """The choice of tokens by the native library, for all rows of a step in one call: the largest logit that a mask admits,
 or a draw with temperature, top_k, top_p and min_p.
 
-It is that of sample/filters.py and sample/probabilities.py number by number, but for the last bit of exponentials,
+It computes the same numbers as sample/filters.py and sample/probabilities.py, except for the last bit of exponentials,
 which are the library's own. So a row on a CPU is chosen here where there is a library, whatever other rows want, unless
 it is drawn by a setting that the library does not know.
 """
@@ -28,17 +28,18 @@ _UNKNOWN = [stage for setting, stage in DRAW.items() if setting not in KNOWN]
 
 
 def chooses(logits_RV: Tensor) -> bool:
-    """Whether the tokens of these logits are chosen here."""
+    """Say whether the tokens of these logits are chosen by the library."""
     return logits_RV.is_cpu and native_library.is_usable()
 
 
 def refuses(row: Row) -> bool:
-    """Whether the token of a row is drawn by a setting that the library does not know."""
+    """Say whether the token of a row is drawn by a setting that the library does not know."""
     return row.params.temperature > 0 and any(stage.uses(row) for stage in _UNKNOWN)
 
 
 def choose_tokens(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[list[int], list[float], list[float]]:
-    """Per row the id of its token, its largest logit and the largest that its mask admits: both must be finite.
+    """Choose per row the id of its token; also find its largest logit and the largest that its mask admits: both must
+    be finite.
 
     logits_RV: float32, after penalties. RequestError if a constraint could make no mask.
     """
@@ -48,7 +49,7 @@ def choose_tokens(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[list[int], li
 
 
 def samples(logits_RV: Tensor, rows: Sequence[Row], masks: Sequence[NDArray[np.int32] | None]) -> Array[TmSample]:
-    """What the library finds for each row. logits_RV: float32, contiguous, as masks are."""
+    """Have the library sample each row. logits_RV: float32, contiguous, as masks are."""
     num_rows, size = logits_RV.shape
     filled = (TmSample * num_rows)()
     for sample, row, words_W in zip(filled, rows, masks, strict=True):
@@ -66,7 +67,7 @@ def samples(logits_RV: Tensor, rows: Sequence[Row], masks: Sequence[NDArray[np.i
 
 
 def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:
-    """Per row the id and value of its largest logit, the lowest id first among equals; NaN counts as the largest."""
+    """Find each row's largest logit, its id and value, the lowest id first among equals; NaN is the largest."""
     if not logits_RV.is_cpu:
         largest_R, ids_R = logits_RV.max(dim=-1)
         return ids_R, largest_R

@@ -1,4 +1,4 @@
-"""Integer probabilities, and what is computed from them: the draw and the log-probabilities.
+"""Integer probabilities, and the draw and the log-probabilities, which are computed from them.
 
 A sum of floats depends on its order, and the order on batch size, alignment and device. Sums of integers do not, so the
 result of a row is the same bits alone or among others, whatever filters are applied to the other rows. The likeliest
@@ -12,13 +12,14 @@ from torch import Tensor
 
 
 def integer_probabilities(logits_RV: Tensor) -> Tensor:
-    """Unnormalised softmax as int64 [R, V]; 0 for -inf."""
+    """Compute the unnormalised softmax as int64 [R, V]; 0 for -inf."""
     largest_R1 = logits_RV.amax(dim=-1, keepdim=True).double()
     return (logits_RV.double() - largest_R1).exp_().mul_(_largest(logits_RV)).to(torch.int64)
 
 
 def draw(logits_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """Inverse CDF in vocabulary order: the first id whose cumulative integer probability reaches uniform · total.
+    """Draw by the inverse CDF in vocabulary order: the first id whose cumulative integer probability reaches uniform ·
+    total.
 
     uniform_R: float64 in (0, 1). Tokens of probability 0 are never drawn.
     """
@@ -31,17 +32,17 @@ def draw(logits_RV: Tensor, uniform_R: Tensor) -> Tensor:
 
 
 def log_probability(logits_RV: Tensor) -> Tensor:
-    """log_softmax in float32, the same bits in any batch."""
+    """Compute log_softmax in float32, the same bits in any batch."""
     return (logits_RV.double() - _log_total(logits_RV)).float()
 
 
 def log_probability_of(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor) -> Tensor:
-    """The entries (row, id) of `log_probability`, [N], the same bits, without computing the others."""
+    """Compute the entries (row, id) of `log_probability`, [N], the same bits, without the others."""
     return (logits_RV[rows_N, ids_N].double() - _log_total(logits_RV)[rows_N, 0]).float()
 
 
 def _log_total(logits_RV: Tensor) -> Tensor:
-    """The logarithm of what the exponentials of a row add up to, float64 [R, 1].
+    """Compute the logarithm of the sum of a row's exponentials, float64 [R, 1].
 
     On a CPU row by row, since the intermediate values of one row stay in its caches: a third of the time.
     """
@@ -58,5 +59,5 @@ def _log_total(logits_RV: Tensor) -> Tensor:
 
 
 def _largest(logits_RV: Tensor) -> float:
-    """The integer probability of the likeliest token."""
+    """Compute the integer probability of the likeliest token."""
     return 2.0 ** (62 - logits_RV.shape[-1].bit_length())

@@ -2,10 +2,10 @@
 
 The order is fixed: repetition, presence and frequency penalty, logit bias, the masks of allowed tokens and constraints,
 minimum lengths and bad words; then, at temperature 0, the largest (lowest id among equals); otherwise temperature,
-top_k, top_p, min_p and a draw with the one number of (seed, position); filters.py has all of them but the draw. A row's
-token depends on that row alone, bit for bit, so batches and drafts cannot change it. A filter runs on the rows that use
-it; when every row is plain greedy, only one `max` runs. On a CPU the native library, where there is one, does all from
-the masks of constraints on (native.py), as far as it knows the settings.
+top_k, top_p, min_p and a draw with the one number of (seed, position); filters.py has all but the draw. A row's token
+depends on that row alone, bit for bit, so batches and drafts cannot change it. A filter runs on the rows that use it;
+when every row is plain greedy, only one `max` runs. On a CPU the native library, where there is one, does all from the
+masks of constraints on (native.py), as far as it knows the settings.
 """
 
 import math
@@ -38,13 +38,13 @@ class ChosenTokens:
     """One token per row that may still be on its way from the device."""
 
     def __init__(self, logits_RV: Tensor, rows: Sequence[Row], ids_R: Vector, *largest_R: Vector) -> None:
-        """largest_R: what must be finite before the choice means anything."""
+        """Begin to read. largest_R: logits that must be finite for a valid choice."""
         self._logits_RV, self._rows, self._ids_R = logits_RV, rows, ids_R
         self._reading = HostCopy(ids_R, *largest_R)
 
     @property
     def ids_R(self) -> Tensor:
-        """[R] int64, on the device."""
+        """Return the tokens, [R] int64, on the device."""
         return torch.as_tensor(self._ids_R)
 
     def read(self) -> Sampled:
@@ -62,7 +62,7 @@ class ChosenTokens:
 def choose(logits_RV: Tensor, rows: Sequence[Row]) -> ChosenTokens:
     """Choose one token per row, waiting for the device for top_p only. logits_RV: any float dtype; not changed.
 
-    RequestError for ids outside the vocabulary. It concerns one row, but no row of the call is chosen for.
+    RequestError for ids outside the vocabulary. It concerns one row, but no row of the call gets a token.
     """
     assert len(rows) == logits_RV.shape[0]
     if all(row.kind is ChoiceKind.LARGEST for row in rows):
@@ -73,13 +73,13 @@ def choose(logits_RV: Tensor, rows: Sequence[Row]) -> ChosenTokens:
     processed_RV = run((*BEFORE_MASK, MASK), logits_RV, rows)
     largest_R, ids_R = processed_RV.max(dim=-1)
     ids_R = changed(ids_R, lambda row: row.params.temperature > 0, _draw, processed_RV, rows)
-    # A mask could hide what is wrong with the model's logits, and a penalty could bring it about: check both.
+    # A mask could hide infinite or missing logits of the model, and a penalty could make some: check both.
     return ChosenTokens(logits_RV, rows, ids_R, logits_RV.amax(dim=-1), largest_R)
 
 
 def _choose_natively(logits_RV: Tensor, rows: Sequence[Row]) -> ChosenTokens:
-    """As `choose`; the library applies the masks of constraints, filters and draws, whatever else the rows want. Rows
-    that are drawn by a setting that it does not know are drawn by torch.
+    """Choose as `choose` does; the library applies the masks of constraints, filters and draws. Rows that are drawn by
+    a setting that it does not know are drawn by torch.
     """
     float_RV = logits_RV.float()
     processed_RV = run(BEFORE_MASK, float_RV, rows)
@@ -93,7 +93,7 @@ def _choose_natively(logits_RV: Tensor, rows: Sequence[Row]) -> ChosenTokens:
 
 
 def sample_singly(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Sampled, dict[int, RequestError]]:
-    """Row by row, after a refusal: the tokens of the rows that can be sampled, the errors of the others."""
+    """Sample row by row, after a refusal: the tokens of the rows that can be sampled, the errors of the others."""
     tokens, logprobs, errors = list[int](), list[TokenLogprobs | None](), dict[int, RequestError]()
     for index, row in enumerate(rows):
         try:

@@ -19,7 +19,8 @@ from tokenmill.settings.sampling_params import SamplingParams
 
 class ChoiceKind(Enum):
     """LARGEST: the largest of the model's logits and nothing else, so a program can find it by itself. LOGITS: a
-    function of the logits and the position alone. HISTORY: it also needs the values of the tokens before it."""
+    function of the logits and the position alone. HISTORY: it also needs the values of the tokens before it.
+    """
 
     LARGEST = 0
     LOGITS = 1
@@ -27,12 +28,12 @@ class ChoiceKind(Enum):
 
 
 Mask = NDArray[np.int32] | RequestError | None
-"""Which tokens a row's constraint admits: bit i of word w is token 32 w + i, and no token behind its end. An error says
-what the constraint could not do; None admits every token."""
+"""The tokens that a row's constraint admits: bit i of word w is token 32 w + i; tokens beyond the last word are not
+admitted. An error says why there is no mask; None admits every token."""
 
 
 def choice_kind(choosing: Choosing, num_generated: int) -> ChoiceKind:
-    """The kind of choice of the token after num_generated others, and of every later one."""
+    """Find the kind of choice of the token after num_generated others, and of every later one."""
     params, thinking = choosing.params, choosing.thinking
     thinks = thinking is not None and num_generated < thinking.num_concerned
     if choosing.constraint is not None or thinks or params.looks_back:
@@ -45,8 +46,8 @@ def choice_kind(choosing: Choosing, num_generated: int) -> ChoiceKind:
 class Row(NamedTuple):
     """One row of logits whose token is to be chosen.
 
-    position: index that the chosen token will have in its sequence. tokens: all before it (prompt, output, drafts), or
-    the sequence's own alone where the choice does not look back. mask: of the choosing's constraint.
+    position: index that the chosen token will have in its sequence. tokens: all tokens before it (prompt, output,
+    drafts), or the sequence's own alone where the choice does not look back. mask: of the choosing's constraint.
     """
 
     choosing: Choosing
@@ -65,20 +66,20 @@ class Row(NamedTuple):
 
     @property
     def words(self) -> NDArray[np.int32] | None:
-        """The mask. RequestError if the constraint could make none."""
+        """Return the mask. RequestError if the constraint could make no mask."""
         if isinstance(self.mask, RequestError):
             raise RequestError(str(self.mask))
         return self.mask
 
     @property
     def output(self) -> List[int]:
-        """The tokens that count as generated."""
+        """List the tokens that count as generated."""
         start = self.choosing.penalties_from
         return self.tokens[self.num_prompt_tokens if start is None else start :]
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
-        """The tokens that would end the text too early or complete a bad word."""
+        """List the tokens that would end the text too early or complete a bad word."""
         is_short = self.position - self.num_prompt_tokens < self.params.min_new_tokens
         masked = tuple(self.choosing.stop_ids) if is_short else ()
         return (*masked, *self._completing()) if self.choosing.bad_words else masked
@@ -92,8 +93,9 @@ class Row(NamedTuple):
 
 
 def rows_of(work: Work, masks: List[Mask] = ()) -> Iterator[Row]:
-    """The rows that a work item has logits of: of the token after the sequence's own and the certain drafts, and of the
-    one after each draft that is verified. masks: theirs, if the sequence is constrained."""
+    """Yield the rows of a work item's logits: for the token after the sequence's own and the certain drafts, and for
+    the token after each verified draft. masks: of these rows, if the sequence is constrained.
+    """
     sequence, first = work.sequence, work.num_certain
     choosing, own = sequence.choosing, sequence.tokens
     for count in range(first, first + len(work.verified) + 1):
