@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tokenmill.cache.header import FORMAT, KEY
-from tokenmill.cache.session_header import checked_header, read_session_facts
+from tokenmill.cache.header import FORMAT, KEY, checked_header, read_session_facts
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.atomic_file import seal
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.marks import needs_native
 from tests.tiny_models import save
+from tokenmill.engine import load as module
 from tokenmill.engine.load import load_draft_model
 from tokenmill.errors import CapacityError, ConfigError
-from tokenmill.loader import draft_model as module
 from tokenmill.loader import load_model as load_module
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.pack import save_packed_model

@@ -224,7 +224,7 @@ def test_scheduling_knows_no_torch():
 
 # What `info` and `plan` ask of a model. The registries among them name facts, never what computes.
 DESCRIBING = (
-    *("cache.session_header", "loader.resolve", "hub.names", "measure.cost", "program.aot.manifest"),
+    *("cache.header", "loader.resolve", "hub.names", "measure.cost", "program.aot.manifest"),
     *("weights.checkpoint", "weights.tensor_file", "weights.safetensors_file"),
 )
 TABLES = (FAMILIES, CHECKPOINTS, CODES, FORMATS, PROGRAMS, SCHEMES)

@@ -1,4 +1,4 @@
-"""The compatibility header of saved K and V rows, and its comparison with an engine's.
+"""The compatibility header of saved K and V rows, its comparison with an engine's, and the header of a saved session.
 
 If all fields of the header but the DESCRIPTIVE ones are equal, the rows were computed as this engine computes, and may
 be shared with other texts. If only the fields of MEANING are equal, a session may still be opened; its rows are then
@@ -15,12 +15,12 @@ from safetensors import SafetensorError, safe_open
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.atomic_file import unseal
 from tokenmill.memory.interrupts import held_interrupts
-from tokenmill.value_reader import brief
+from tokenmill.value_reader import ValueReader, brief
 
 FORMAT = 3
 KEY = "tokenmill"  # in the file's metadata: our header, in JSON
 FRONT = json.dumps({"__metadata__": {KEY: '{"facts": {'}})[:-3].encode()
-"""What lies between the length of a file's header and its facts, where `serialise_bytes` has made the file."""
+"""The bytes between the length of a file's header and its facts, where `serialise_bytes` has made the file."""
 SERIALISED = b'{"__metadata__":{"tokenmill":'
 """The same where `write_snapshot` has made it: safetensors writes no spaces."""
 
@@ -31,7 +31,7 @@ PRECISION = ("dtype", "scheme")
 
 
 def begins_with(path: Path, front: bytes) -> bool:
-    """Whether this follows the length of the header: the file is ours then, even if it is cut or damaged."""
+    """Say whether `front` follows the length of the header: the file is ours then, even if it is cut or damaged."""
     try:
         if not path.is_file():  # a pipe would be waited for
             return False
@@ -60,13 +60,35 @@ def read_facts(path: Path) -> dict[str, Any]:
         raise SnapshotError(f"{path} {error}") from error
 
 
+def read_session_facts(path: Path) -> dict[str, Any]:
+    """Read and check the header. SnapshotError names the field that is wrong."""
+    return dict(checked_header(path, read_facts(path)).values)
+
+
+def checked_header(path: Path, facts: Mapping[str, Any]) -> ValueReader:
+    """Check that every field of the header has the right type and range; return a reader of it."""
+    reader = ValueReader(facts, f"{path} is damaged", SnapshotError, is_ours=True)
+    for name in ("model", "rope", "cache_format", "dtype", "scheme", "program"):
+        reader.text(name)
+    for name in ("fingerprint", "shape", "versions", "sampling", "notes"):
+        reader.inside(name, required=True)
+    if not isinstance(reader.take("tokens"), list):
+        raise reader.refuse("tokens", facts["tokens"], "a list of token ids")
+    num_tokens = len(reader.token_ids("tokens"))
+    reader.count("num_rows", minimum=0, maximum=max(num_tokens - 1, 0))  # the next step feeds the last token
+    reader.count("first_row", minimum=0, maximum=facts["num_rows"])
+    reader.count("answer_from", minimum=0, maximum=num_tokens)
+    reader.count("constrained_from", 0, minimum=0, maximum=num_tokens)  # files from before constraints lack the field
+    return reader
+
+
 def shared_fields(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the fields that must all be equal before rows may be shared."""
+    """Pick the fields that must all be equal before rows may be shared."""
     return {name: value for name, value in header.items() if name not in DESCRIPTIVE}
 
 
 def check_compatible(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], convert: bool) -> bool:
-    """Whether rows with the header `theirs` may be shared; SnapshotError, by field, where they cannot even be used."""
+    """Say whether rows with the header `theirs` may be shared; SnapshotError, by field, if they cannot be used."""
     for name in MEANING:
         if theirs[name] != ours[name]:
             raise SnapshotError(f"{path} is of another model or setting: {_difference(name, theirs[name], ours[name])}")

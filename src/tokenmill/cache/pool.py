@@ -1,6 +1,6 @@
 """The tensors of the KV cache: one per layer and row kind, made once and never grown.
 
-On a CPU all lie in one stretch of huge pages, which takes memory only as rows are first written.
+On a CPU all tensors lie in one stretch of huge pages, which takes memory only as rows are first written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from tokenmill.value_reader import brief
 
 
 class LayerStates:
-    """The states of one layer: for each slot, what the layer keeps of one text.
+    """The states of one layer: for each slot, the tensors that the layer keeps of one text.
 
     tensors: [slots, *shape] for each shape of the spec. A text that begins has states of zeros, in no slot yet.
     """
@@ -44,24 +44,24 @@ LayerKept = LayerKV | LayerStates
 
 
 class _Part:
-    """The tensors of one kind: as many entries as blocks have together. A block of states has one."""
+    """The tensors of one kind: as many entries as blocks have together. A block of states has one entry."""
 
     def __init__(self, named: Mapping[str, Tensor], num_blocks: int, block_size: int) -> None:
         self.named, self.block_size = named, block_size
         self.bytes = [tensor.view(num_blocks * block_size, -1).view(torch.uint8) for tensor in named.values()]
-        # A slice of an array costs a tenth of one of a tensor, and a block has one in every layer.
+        # Slicing an array costs a tenth of slicing a tensor, and a block has a slice in every layer.
         on_cpu = all(tensor.device.type == "cpu" for tensor in named.values())
         self.arrays = [rows.numpy() for rows in self.bytes] if on_cpu else []
 
 
 class Pool:
-    """What all layers keep. A slot has the same index in every layer of a kind: rows or states."""
+    """The cache of all layers. A slot has the same index in every layer of a kind: rows or states."""
 
     def __init__(self, spec: CacheSpec, device: torch.device, allocate: Allocate = Arena) -> None:
-        """allocate: gives the memory on a CPU."""
+        """Allocate all layers. allocate: gives the memory on a CPU."""
         self.spec = spec
         self._offsets = torch.arange(spec.block_size, device=device)
-        # The slots of all blocks, as bytes: joining those of a table takes 4 µs, and torch takes 12.
+        # The slots of all blocks, as bytes: joining a table's slots takes 4 µs, and torch takes 12.
         self._slots = torch.arange(spec.num_slots).numpy().tobytes() if device.type == "cpu" else b""
         make = find_layer(spec.format)
         zeros: Zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
@@ -85,16 +85,16 @@ class Pool:
 
     @property
     def rows(self) -> list[LayerKV]:
-        """The layers that keep rows."""
+        """List the layers that keep rows."""
         return [layer for layer in self.layers if not isinstance(layer, LayerStates)]
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that were allocated; equal to the spec's prediction."""
+        """Count the allocated bytes; equal to the spec's prediction."""
         return sum(tensor.nbytes for part in self._parts for tensor in part.named.values())
 
     def slots_of(self, blocks: Sequence[int], count: int, kind: int = ROWS) -> Tensor:
-        """Find where the first `count` entries of a block table lie, [count]."""
+        """Find the slots of the first `count` entries of a block table, [count]."""
         if self._slots and count and kind == ROWS:
             size = 8 * self.spec.block_size
             joined = bytearray().join([self._slots[block * size : (block + 1) * size] for block in blocks])
@@ -106,9 +106,7 @@ class Pool:
         return slots
 
     def block_bytes(self, block: int, kind: int = ROWS) -> list[Any]:
-        """Return all entries of a block, layer by layer, as `split` reads them: buffers, on a CPU those of the cache
-        itself.
-        """
+        """Return all entries of a block, layer by layer, as buffers for `split`; on a CPU they view the cache."""
         part = self._parts[kind]
         first, end = block * part.block_size, (block + 1) * part.block_size
         if part.arrays:
@@ -116,9 +114,7 @@ class Pool:
         return [torch.cat([rows[first:end].view(-1) for rows in part.bytes]).cpu().numpy()]
 
     def split(self, path: Path, stored: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
-        """Make views of the entries in what `block_bytes` gave, joined. SnapshotError unless it is as long as a
-        block is.
-        """
+        """View the entries in the joined buffers of `block_bytes`. SnapshotError unless as long as a block."""
         part = self._parts[kind]
         size = part.block_size
         lengths = [size * rows.shape[1] for rows in part.bytes]
@@ -136,12 +132,12 @@ class Pool:
         """Put entries that `check_rows` or `split` has passed into these slots, in the pool's dtype."""
         place: Tensor | slice = slots
         if len(slots) and torch.equal(slots, torch.arange(int(slots[0]), int(slots[0]) + len(slots)).to(slots.device)):
-            place = slice(int(slots[0]), int(slots[0]) + len(slots))  # 5 times as fast as single rows
+            place = slice(int(slots[0]), int(slots[0]) + len(slots))  # five times as fast as single rows
         for name, tensor in self._parts[kind].named.items():
             tensor[place] = rows[name].to(tensor.device, tensor.dtype)
 
     def converted(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert entries from elsewhere to what this pool stores, on the CPU."""
+        """Convert entries from elsewhere to the pool's dtypes, on the CPU."""
         named = {name: tensor for part in self._parts for name, tensor in part.named.items()}
         return {name: entries.to(named[name].dtype) for name, entries in rows.items()}
 
@@ -153,9 +149,7 @@ class Pool:
         self, path: Path, rows: Mapping[str, Tensor], count: int, num_states: int = 0, convert: bool = False
     ) -> None:
         """Raise SnapshotError, by name, unless the file's tensors are `count` rows of every tensor here and so many
-        slots of states, and of its dtype.
-
-        convert: a tensor of floats may hold floats of another dtype.
+        slots of states, and of its dtype. convert: a tensor of floats may hold floats of another dtype.
         """
         wanted = {
             name: (tensor, [entries, *tensor.shape[1:]])

@@ -1,7 +1,7 @@
-"""The folders of a prefix store, as they lie on disk: which model each is of, its size, and its deletion. No torch.
+"""The folders of a prefix store, as they lie on disk: the model of each, its size, and its deletion. No torch.
 
 Each folder holds the blocks of one compatibility header, and a note of the model that computed them, for people: a
-store does not read it, and folders of older versions have none.
+store does not read it, and folders of older versions have no note.
 """
 
 import re
@@ -16,13 +16,13 @@ from tokenmill.memory.bounded_folder import BoundedFolder
 BLOCKS = re.compile(r"[0-9a-f]{16}/[0-9a-f]{32}\.kv")
 LOCK = ".tokenmill-blocks"
 OWN_FRONT = FRONT + rb"\"block\": "
-"""How blocks begin: with their name."""
+"""The begin of a block: its name."""
 NOTE, FORMAT = ".model.json", 1
 _FOLDER = re.compile("[0-9a-f]{16}")
 
 
 class PrefixFolder(NamedTuple):
-    """model: the path of the model that the blocks are of, as the note says; "" without one."""
+    """A folder. model: the path of the blocks' model, as the note says; "" without a note."""
 
     path: Path
     model: str
@@ -31,17 +31,17 @@ class PrefixFolder(NamedTuple):
 
 
 def is_block(path: Path) -> bool:
-    """Whether a store has written the file: it begins as a block does."""
+    """Say whether a store has written the file: it begins as a block does."""
     return begins_with(path, OWN_FRONT)
 
 
 def blocks_folder(root: Path, limit_bytes: float = float("inf")) -> BoundedFolder:
-    """The blocks below a directory, of all models."""
+    """Make the folder of the blocks below a directory, of all models."""
     return BoundedFolder(root, "blocks", BLOCKS, is_block, limit_bytes, LOCK, in_folders=True)
 
 
 def note_model(folder: Path, model: str) -> bool:
-    """Note in a folder of blocks whose they are; whether that was not noted before. Without it only a name is lost."""
+    """Note in a folder of blocks their model; True if that is new. If it fails, only a name is lost."""
     if (folder / NOTE).exists():
         return False
     try:
@@ -53,7 +53,7 @@ def note_model(folder: Path, model: str) -> bool:
 
 
 def prefix_folders(root: Path) -> list[PrefixFolder]:
-    """The folders below a directory that hold blocks, or a note; none where it cannot be read."""
+    """List the folders below a directory that hold blocks, or a note; empty where it cannot be read."""
     found: dict[Path, list[int]] = {}
     with suppress(OSError):
         for folder in sorted(root.iterdir()) if root.is_dir() else ():

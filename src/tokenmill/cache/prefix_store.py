@@ -28,7 +28,7 @@ from tokenmill.schedule.sequence import Store
 from tokenmill.units import size as as_size
 from tokenmill.value_reader import brief
 
-LAYOUT, NAME = 3, "rows"  # one tensor of bytes: with one for each layer, reading and writing took 3 times as long
+LAYOUT, NAME = 3, "rows"  # one tensor of bytes: with a tensor for each layer, reading and writing took 3 times as long
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ KEPT = (
 
 
 class PrefixStore:
-    """Blocks of one pool. header: fields that must be equal for rows to be shared. model: whose they are, for people.
+    """Blocks of one pool. header: fields that must be equal for rows to be shared. model: its path, for people.
 
     SnapshotError without a folder, CapacityError where the limit is less than a block.
     """
@@ -68,7 +68,7 @@ class PrefixStore:
             self._blocks.recount()
 
     def find(self, block_hash: bytes, kind: int = ROWS) -> RowSource | None:
-        """Find what reads that block, of a kind of layers, or None if there is no file of it."""
+        """Find the reader of that block, of a kind of layers, or None if there is no file of it."""
         return (
             partial(self.read, block_hash, kind)
             if block_hash not in self._damaged and self._path(block_hash).is_file()
@@ -96,7 +96,7 @@ class PrefixStore:
     def save(self, store: Store) -> None:
         """Write a full block, unless it is there. If the disk refuses, warn once and write no more blocks.
 
-        Where something lies in the place of the file that no store has written, only that block is not written.
+        Where another file, which no store has written, has that name, only that block is not written.
         """
         path, block_hash = self._path(store.name), store.name
         if not self._blocks.can_write or self.find(block_hash) or (os.path.lexists(path) and not is_block(path)):
@@ -107,14 +107,14 @@ class PrefixStore:
             self._damaged.discard(block_hash)
 
     def _write(self, path: Path, buffers: Sequence[Any]) -> None:
-        """Write a block. With the first of this model its folder is noted and told, also where it was deleted since."""
+        """Write a block. With the first of this model its folder is noted and logged, also after a deletion."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_buffers(path, buffers)
         if note_model(self._folder, self._model):
             log.info(KEPT, self._folder, as_size(self._limit_bytes))
 
     def _facts(self, block_hash: bytes) -> dict[str, Any]:
-        """Say which block a file is, of which store. The first stands in OWN_FRONT."""
+        """Name the block and the store of a file. The first stands in OWN_FRONT."""
         return {"block": block_hash.hex(), "store": self._store}
 
     def _path(self, block_hash: bytes) -> Path:

@@ -1,6 +1,6 @@
 """A saved session: the tokens, settings and K and V rows in a snapshot file, checked before anything is made of them.
 
-Knows no engine: the caller says what must be equal.
+Nothing here knows an engine: the caller says which fields must be equal.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.cache.header import check_compatible
+from tokenmill.cache.header import check_compatible, checked_header
 from tokenmill.cache.pool import STATES, Pool
-from tokenmill.cache.session_header import checked_header
 from tokenmill.cache.snapshot import read_snapshot
 from tokenmill.errors import ConfigError, SnapshotError
 from tokenmill.schedule.keeps import RowSource
@@ -24,11 +23,11 @@ from tokenmill.value_reader import brief
 @dataclass(frozen=True)
 class SavedSession:
     """The content of a saved session's file. answer_from: where the last prompt ends. constrained_from: where the text
-    begins that the last constraint is about, if not with the answer. tensors: name → [num_rows - first_row, …].
-    states: name → [1, …], after num_rows tokens.
+    begins that the last constraint is about, if not with the answer. tensors: name → [num_rows - first_row, …]. states:
+    name → [1, …], after num_rows tokens.
 
-    first_row: rows before it are not in the file: they lie before every window.
-    is_own: the rows were computed as this engine computes, so that they may be shared.
+    first_row: rows before it are not in the file: they lie before every window. is_own: the rows were computed as this
+    engine computes, so that they may be shared.
     """
 
     tokens: list[int]
@@ -44,11 +43,11 @@ class SavedSession:
 
     @property
     def sources(self) -> tuple[RowSource, RowSource]:
-        """What reads the rows, and the states."""
+        """Return the readers of the rows and of the states."""
         return self.rows, lambda first, last: self.states
 
     def rows(self, first: int, last: int) -> Mapping[str, Tensor]:
-        """Read rows [first, last), with zeros in the place of those that the file does not have."""
+        """Read rows [first, last), with zeros in the place of rows that the file does not have."""
         begin = max(first - self.first_row, 0)
         found = {name: tensor[begin : last - self.first_row] for name, tensor in self.tensors.items()}
         if (missing := self.first_row - first) > 0:
@@ -58,7 +57,7 @@ class SavedSession:
 
 
 def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Pool, convert: bool) -> SavedSession:
-    """Read the session in a file. SnapshotError, by field, for what is damaged, impossible, or of another model.
+    """Read the session in a file. SnapshotError, by field, for a file that is damaged, impossible, or of another model.
 
     `ours` is the engine's compatibility header; `pool` is where the rows will lie.
     """

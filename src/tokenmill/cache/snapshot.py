@@ -1,7 +1,7 @@
 """K and V rows on disk, in token order: a safetensors file with a compatibility header, which header.py reads.
 
-Nothing here knows blocks, engines or text. Reading copies the rows and then compares them with their checksum: a file
-that is overwritten or cut later changes nothing of what was read.
+Nothing here knows blocks, engines or text. Reading copies the rows and then compares them with their checksum: the rows
+stay as they are if the file is overwritten or cut later.
 """
 
 import json
@@ -23,16 +23,14 @@ from tokenmill.value_reader import brief
 
 
 class Snapshot(NamedTuple):
-    """The content of a file: the header, and rows: name → [T, …], one entry per layer and row kind, T
-    positions each.
-    """
+    """The content of a file: the header, and rows: name → [T, …], one entry per layer and row kind."""
 
     facts: dict[str, Any]
     rows: Mapping[str, Tensor]
 
 
 def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tensor], sync: bool = True) -> int:
-    """Write, sync, rename; the size in bytes. SnapshotError if the system refuses; an earlier file stays.
+    """Write, sync, rename; return the size in bytes. SnapshotError if the system refuses; an earlier file stays.
 
     Without `sync` a power cut may leave a file that its checksum refuses.
     """
@@ -42,7 +40,12 @@ def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tens
         with writing(path, sync) as out:
             out.write(serialise(tensors, metadata={KEY: text}))
             return out.tell()
-    except (OSError, TypeError, ValueError, RecursionError) as error:  # the last three: facts that JSON cannot hold
+    except (
+        OSError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:  # or facts that JSON cannot hold
         raise SnapshotError(f"{path} cannot be written: {getattr(error, 'strerror', error)}") from error
 
 
@@ -64,7 +67,7 @@ def serialise_bytes(facts: Mapping[str, Any], name: str, parts: Sequence[Any]) -
 
 
 def write_buffers(path: Path, buffers: Sequence[Any]) -> None:
-    """Write and rename, without `sync`, what `serialise_bytes` gave. SnapshotError as write_snapshot."""
+    """Write the buffers of `serialise_bytes`, without sync, and rename. SnapshotError as write_snapshot."""
     try:
         with writing(path, sync=False) as out:
             for buffer in buffers:
@@ -74,7 +77,7 @@ def write_buffers(path: Path, buffers: Sequence[Any]) -> None:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Read and check a file; its rows are copies. SnapshotError, by field, for what is wrong."""
+    """Read and check a file; its rows are copies. SnapshotError, by field, for a damaged or foreign file."""
     facts = read_facts(path)
     try:
         with held_interrupts(), safe_open(path, framework="pt") as opened:

@@ -1,4 +1,4 @@
-"""What each layer keeps of a text, and the size of the KV cache, known before it is allocated.
+"""The specs of the rows or states that each layer keeps, and the size of the KV cache, before it is allocated.
 
 One token costs a row of K and one of V in each layer that keeps rows, whatever the block size; one text costs a slot of
 states. The planner prints this number and the pool allocates exactly it.
@@ -14,7 +14,7 @@ from tokenmill.settings.engine_config import DTYPES
 
 
 class RowsSpec(NamedTuple):
-    """A layer keeps of a token K and V of so many heads. window: past tokens that a query sees, None for all."""
+    """The rows of a layer: K and V of so many heads. window: past tokens that a query sees, None for all."""
 
     num_kv_heads: int
     head_dim: int
@@ -22,14 +22,14 @@ class RowsSpec(NamedTuple):
 
 
 class StateSpec(NamedTuple):
-    """A layer keeps of a whole text, in the place of rows, tensors that each token changes."""
+    """The states of a layer: tensors of a whole text, in the place of rows, which each token changes."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of one text."""
+        """Count the bytes of one text."""
         return sum(prod(shape) * DTYPES[dtype] for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
 
 
@@ -38,9 +38,10 @@ LayerSpec = RowsSpec | StateSpec
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The specs of what each layer keeps, and its format. A contiguous cache has blocks of the maximum length.
+    """The specs of all layers, and their format. A contiguous cache has blocks of the maximum length.
 
-    layers: they may differ. A slot is a row of each that keeps rows; num_states: slots of the states of the others.
+    layers: they may differ. A slot is a row of each layer that keeps rows; num_states: slots of the states of the
+    others.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -60,7 +61,7 @@ class CacheSpec:
 
     @property
     def window(self) -> int | None:
-        """The most past tokens that a query of any layer sees; None if some layer sees all."""
+        """Find the most past tokens that a query of any layer sees; None if some layer sees all."""
         windows = [rows.window for rows in self.rows if rows.window is not None]
         return max(windows) if windows and len(windows) == len(self.rows) else None
 
@@ -74,7 +75,7 @@ class CacheSpec:
 
     @property
     def bytes_per_state(self) -> int:
-        """The bytes of one slot of states."""
+        """Count the bytes of one slot of states."""
         return sum(state.num_bytes for state in self.states)
 
     @property
@@ -83,6 +84,6 @@ class CacheSpec:
 
 
 def kv_bytes_per_token(layers: Iterable[RowsSpec], dtype: str, cache_format: str) -> int:
-    """K and V of one token in all layers that keep rows."""
+    """Count the bytes of K and V of one token in all layers that keep rows."""
     stored = find_format(cache_format)
     return 2 * sum(stored.row_bytes(rows.num_kv_heads, rows.head_dim, dtype) for rows in layers)

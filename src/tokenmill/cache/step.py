@@ -26,7 +26,7 @@ class Span(NamedTuple):
     """
 
     first: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which is never needed here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
     start: int
     base: int | None
     slots_L: Tensor | None
@@ -36,11 +36,11 @@ class Span(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of the sequence that the last row of the span sees."""
+        """Count the tokens of the sequence that the last row of the span sees."""
         return self.start + self.count
 
     def first_key(self, window: int | None) -> int:
-        """The first position that a row of the span sees."""
+        """Find the first position that a row of the span sees."""
         return 0 if window is None else max(self.start - window + 1, 0)
 
 
@@ -70,7 +70,7 @@ class Step:
         return self.fed(to_device(self.token_ids, self.device))
 
     def fed(self, token_ids: Tensor) -> Tensor:
-        """Token ids of any shape, each unread mark replaced by the token that its row has chosen."""
+        """Replace each unread mark in token ids of any shape by the token that its row has chosen."""
         if self.fed_R is None:
             return token_ids
         rows = (unread_mark(0) - token_ids).clamp(min=0)
@@ -89,7 +89,7 @@ class Step:
         return None if self.rows is None else to_device(self.rows, self.device)
 
     def mask(self, span: Span, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[count, length - first_key], added to attention scores: 0 where a query may attend, -inf where it may not."""
+        """Make the mask [count, length - first_key] to add to scores: 0 where a query may attend, else -inf."""
         key = (span.first, window, dtype)
         if key not in self._masks:
             queries = torch.arange(span.start, span.length, device=self.device)[:, None]
@@ -106,8 +106,8 @@ class Step:
 class PaddedStep:
     """A step in a declared shape: B sequences of as many tokens each, T in all, over L rows of the cache each.
 
-    A shorter sequence is padded with its last token, which is then written twice; the logits of padding are cut off by
-    the caller. keys_BL: the slots of positions 0 to L, those beyond the sequence's end are any. rows_R: as Step's.
+    A shorter sequence is padded with its last token, which is then written twice; the caller cuts the logits of padding
+    off. keys_BL: the slots of positions 0 to L, arbitrary beyond the sequence's end. rows_R: as Step's.
     """
 
     token_ids_T: Tensor

@@ -90,7 +90,7 @@ def command(
 
 
 def _show_snapshot(path: Path, json: bool) -> None:
-    from tokenmill.cache.session_header import read_session_facts
+    from tokenmill.cache.header import read_session_facts
 
     facts = read_session_facts(path)
     facts = {**facts, "path": str(path), "num_tokens": len(facts["tokens"]), "num_bytes": path.stat().st_size}

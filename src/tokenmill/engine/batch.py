@@ -190,5 +190,4 @@ def _entries(
 
 
 def _num_alike(one: List[int], other: List[int]) -> int:
-    """Count the tokens with which both begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -161,9 +161,7 @@ def _choice(logits_V: Tensor, row: Row) -> int | None:
 
 
 def end_of(core: Core, sequence: Sequence, tokens: List[int]) -> Completion | None:
-    """Complete a sequence that has generated these tokens; None if it would go on. RequestError where a token before
-    the last one ends it.
-    """
+    """Complete a sequence that has generated these tokens; None if it would go on. RequestError for an earlier end."""
     tracker = _resumed(core, sequence, tokens)
     if tracker.completion is None and sequence.choosing.params.stop:
         return _flushed(core, sequence, tokens)

@@ -121,9 +121,7 @@ class DraftCore:
 
 
 def check_vocabulary(name: str, draft: Tokenizer | None, target: Tokenizer | None, sizes: tuple[int, int]) -> None:
-    """Raise ConfigError unless both models mean the same by each token id. sizes: of both vocabularies, compared where
-    a model has no tokenizer.
-    """
+    """Raise ConfigError unless both models have equal tokens; without a tokenizer, `sizes` of both are compared."""
     if draft is None or target is None:
         if sizes[0] != sizes[1]:
             allowed = f"a model with the same vocabulary: its own has {sizes[0]} tokens, this model's {sizes[1]}"

@@ -123,9 +123,7 @@ class InputProcessor:
         salt: bytes = b"",
         constrained_from: int | None = None,
     ) -> Iterator[Sequence]:
-        """Make the n continuations of a prompt. priority: see Sequence; salt: see Kept; constrained_from: see
-        Choosing.
-        """
+        """Make the n continuations of a prompt. priority: see Sequence; salt: see Kept; the last: see Choosing."""
         max_tokens = self._max_tokens(len(tokens), params)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")

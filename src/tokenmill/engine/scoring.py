@@ -1,8 +1,6 @@
 """Logits and log-probabilities without sampling: after every token, and of given continuations."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence as List
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +22,9 @@ def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
     sequence = core.inputs.kept(list(tokens), len(tokens) - num_rows)
     held = Held(core, sequence)
     try:
-        sequence.on_logits = lambda work, logits_RV: rows.update(_by_position(work, logits_RV.float().cpu()))
+        sequence.on_logits = lambda work, logits_RV: rows.update(
+            enumerate(logits_RV.float().cpu(), start=work.start + work.count - work.num_logits)
+        )
         core.enqueue(sequence)
         core.run_to_end(sequence)
     finally:
@@ -78,7 +78,3 @@ def prompt_logprobs(
 
     sequence.on_logits = collect
     return sequence, logprobs
-
-
-def _by_position(work: Work, rows: Iterable[Any]) -> Iterable[tuple[int, Any]]:
-    return enumerate(rows, start=work.start + work.count - work.num_logits)

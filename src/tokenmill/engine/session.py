@@ -272,9 +272,7 @@ class Session:
             self.rewind(alike)
 
     def save(self, path: str | Path) -> int:
-        """Write tokens, rows and sampling settings to a file; return its size in bytes. Missing rows are computed
-        first.
-        """
+        """Write tokens, rows and sampling settings to a file; return its bytes. Missing rows are computed first."""
         file = path_of(path)
         if not self._open().tokens:
             raise RequestError("the session is empty: there is nothing to save")

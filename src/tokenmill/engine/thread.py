@@ -52,9 +52,7 @@ class _Task(Generic[T]):
         self._end.acquire()
 
     def attempt(self, error: BaseException | None = None) -> bool:
-        """Call the function in the engine's thread, unless the step before has raised an error; True once it is
-        over.
-        """
+        """Call the function in the engine's thread, unless the step before raised an error; True once it is over."""
         is_once = self.step is None
         if self._claim.locked() or (is_once and not self._claim.acquire(blocking=False)):
             return True  # nobody waits for it any more
@@ -222,9 +220,7 @@ class EngineThread:
             time.sleep(QUIT_LOOKS_S)
 
     def _run(self) -> None:
-        """Run the thread. If two were begun at once, one ends here. Tasks that come while this thread ends are done by
-        it, or by the next.
-        """
+        """Run the thread. If two were begun at once, one ends here; late tasks are done by either, or by the next."""
         while self._runs.acquire(blocking=False):
             self._ident = threading.get_ident()
             while self._take():
@@ -289,9 +285,7 @@ LAST_STEP_S = 3.0
 
 @contextmanager
 def ended_in_time(loaded: LoadedModel) -> Iterator[None]:
-    """End all ranks if the last step, for which the caller waits, takes longer than LAST_STEP_S, as with a rank that is
-    stopped; the step fails then.
-    """
+    """End all ranks if the last step takes longer than LAST_STEP_S, as with a stopped rank; the step fails then."""
     if getattr(loaded, "program", None) is None or loaded.resolved.config.tensor_parallel == 1:
         yield
         return

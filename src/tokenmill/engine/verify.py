@@ -249,6 +249,6 @@ def _elsewhere(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[list
     return settings, build
 
 
-def _brief(value: Any, longest: int = 60) -> str:
+def _brief(value: Any) -> str:
     shown = repr(value)
-    return shown if len(shown) <= longest else f"{shown[:longest]} …"
+    return shown if len(shown) <= 60 else f"{shown[:60]} …"

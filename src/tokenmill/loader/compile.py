@@ -16,9 +16,7 @@ from tokenmill.weights.checkpoint import Checkpoint
 
 
 def save_aot_package(checkpoint: Checkpoint, config: EngineConfig, folder: Path, progress: Progress) -> int:
-    """Compile a model and write the code; return its size in bytes. PackageMismatch where `folder` cannot be
-    written.
-    """
+    """Compile a model and write the code; return its bytes. PackageMismatch where `folder` cannot be written."""
     config = replace(config, program="compiled", compile="no", max_sequences=1)
     loaded = load_model(checkpoint, resolve_checkpoint(checkpoint, config), progress.advance)
     facts = {

@@ -183,9 +183,7 @@ def _free() -> int:
 
 @contextmanager
 def writing_copy(path: Path) -> Iterator[bool]:
-    """Let this process alone write that copy inside the context; False if another one does. Leftovers of killed
-    processes are deleted.
-    """
+    """Let this process alone write that copy inside the context, without leftovers; False if another one does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     CopiesFolder().remove_leftovers()
     with locked(_lock_of(path)) as is_alone:
@@ -216,9 +214,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _is_own(path: Path) -> bool:
-    """Say whether a file begins as a copy, at any stage of writing it; `tokenmill pack` makes packed models that are no
-    copies.
-    """
+    """Say whether a file begins as a copy, at any stage of writing it; other packed models lie there too."""
     try:
         with path.open("rb") as opened:
             begin = opened.read(len(MAGIC))
@@ -239,5 +235,4 @@ def delete_copy(path: Path) -> None:
 
 
 def _lock_of(path: Path) -> Path:
-    """Name the lock file of a copy's writer."""
     return path.with_name(f".{path.name}.lock")

@@ -24,9 +24,7 @@ from tokenmill.weights.fingerprint import ModelFiles
 
 @dataclass(eq=False)
 class LoadedModel:
-    """A model in memory, made by `load_model` from resolved settings. tokenizer to generation_defaults: see
-    ModelFacts.
-    """
+    """A model in memory, made by `load_model` from resolved settings. Fields from ModelFacts: see there."""
 
     resolved: ResolvedModel
     tokenizer: Tokenizer | None

@@ -43,9 +43,7 @@ def save_packed_model(
 
 
 def other_dtypes(loaded: LoadedModel, checkpoint: Checkpoint) -> Iterator[WeightSource]:
-    """Yield the weights of a loaded model in other dtypes, where its matrices are the checkpoint's own codes, which are
-    the same in all dtypes.
-    """
+    """Yield the weights in other dtypes of a model whose matrices are the checkpoint's codes, equal in all of them."""
     resolved = loaded.resolved
     if resolved.scheme.keeps_codes:
         for dtype in DTYPES:
@@ -54,9 +52,7 @@ def other_dtypes(loaded: LoadedModel, checkpoint: Checkpoint) -> Iterator[Weight
 
 
 def packed_facts(loaded: LoadedModel, checkpoint: Checkpoint, others: Iterable[WeightSource] = ()) -> dict[str, Any]:
-    """Make the header of a packed model whose weights the program has packed into a file. others: see
-    packed_weights.
-    """
+    """Make the header of a packed model, whose weights the program has packed. others: see packed_weights."""
     recommended, weights = usable(checkpoint), loaded.program.packed_weights(others)
     return {
         "program": loaded.program_name,

@@ -97,9 +97,7 @@ class InSharedMemory(Alone):
         self._checkpoint, self._leads = checkpoint, not shared.rank.number
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End all ranks at an error, raised as the loss of a rank where one has ended: that is the reason for whatever
-        failed.
-        """
+        """End all ranks at an error; where a rank has ended, its loss is the reason, and is raised."""
         if error is None or not self._leads:
             return
         try:
@@ -214,9 +212,7 @@ def _met_by_torchrun(resolved: ResolvedModel) -> Alone:
 
 
 def threads_of_machine(size: int) -> int:
-    """Count the threads that all ranks of this process's machine have together by default: under torchrun, as
-    many for each as it has decided.
-    """
+    """Count the default threads of all ranks on this machine; under torchrun, as many as it gives each."""
     return default_threads() * (1 if torchrun_size() is None else size)
 
 

@@ -72,9 +72,7 @@ class NormOfAllHeads(OfAllHeads):
 
 
 class DividedEmbedding(nn.Module):
-    """The rows of the embedding that this rank has; it looks tokens up there, and takes the other ranks' rows from
-    them.
-    """
+    """The embedding's rows of this rank, in which it looks tokens up; the other ranks give the other rows."""
 
     def __init__(self, weight: Tensor, rows: range, group: Group) -> None:
         super().__init__()

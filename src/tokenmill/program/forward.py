@@ -22,9 +22,7 @@ ONLY_NATIVE = "native: only its weights are packed"
 
 
 class Output(NamedTuple):
-    """Logits of a step's wanted rows, [R, V]. token_ids: the step's tokens with the drafts that the program found, if
-    any.
-    """
+    """Logits of a step's wanted rows, [R, V]. token_ids: the step's tokens, if the program found some of them."""
 
     logits_RV: Tensor
     token_ids: Sequence[int] = ()
@@ -36,9 +34,7 @@ class ProgramParts(Protocol):
     """
 
     def load_decoder(self, weights: WeightSource, num_positions: int, fused: Collection[str]) -> Decoder:
-        """Load the modules with their weights, or with this rank's share. ConfigError where there are no weights to
-        read.
-        """
+        """Load the modules with their weights, or this rank's share. ConfigError without weights to read."""
 
 
 class ModelParts(NamedTuple):
@@ -64,9 +60,7 @@ class Program(Protocol):
 
     @classmethod
     def open(cls, config: ResolvedConfig, fingerprint: Mapping[str, str], device: torch.device) -> Any:
-        """Open what the program needs beside weights, before these are read. PackageMismatch where that does not
-        fit.
-        """
+        """Open what the program needs beside weights, before they are read. PackageMismatch where it does not fit."""
         return None
 
     def packed_weights(self, others: Iterable[WeightSource] = ()) -> dict[str, Any]:
@@ -89,9 +83,7 @@ class Program(Protocol):
         """
 
     def on_loss(self, call: Callable[[RankLost], None]) -> None:
-        """Have a function called, in a thread of its own, once a rank has ended, without which nothing can be
-        computed.
-        """
+        """Have a function called, in a thread of its own, once a rank has ended: nothing can be computed then."""
 
     def close(self) -> None:
         """End the other ranks, if there are any. Nothing is run afterwards."""

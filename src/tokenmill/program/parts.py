@@ -1,4 +1,4 @@
-"""What a load opens for a program before weights are read, each part for one program; see ProgramParts."""
+"""The parts that a load opens for a program before weights are read, each for one program; see ProgramParts."""
 
 from collections.abc import Collection
 from typing import NamedTuple

@@ -20,9 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Runner:
-    """The runner of plans on one program and one pool. prefix_store: keeps full blocks beyond the end of the
-    process.
-    """
+    """The runner of plans on one program and one pool. prefix_store: keeps full blocks after the process ends."""
 
     def __init__(self, program: Program, pool: Pool, device: torch.device) -> None:
         self.program, self.pool, self._device = program, pool, device
@@ -96,9 +94,7 @@ class Runner:
 
 
 def _known(plan: Plan, step: Step, logits_RV: Tensor, token_ids: Iterable[int]) -> tuple[Plan, Tensor]:
-    """Enter the tokens that the program found, up to where a text ends; keep the logits of the positions it
-    computed.
-    """
+    """Enter the tokens that the program found, up to a text's end; keep the logits of the computed positions."""
     found, work, kept = list(token_ids), [], list[int]()
     first = 0
     for each, span in zip(plan.work, step.spans, strict=True):

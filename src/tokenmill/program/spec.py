@@ -20,9 +20,7 @@ from tokenmill.settings.engine_config import EngineConfig
 
 
 class ProgramSpec(Protocol):
-    """Facts of one form of the forward pass. A model that it cannot run is refused by name, before anything is
-    allocated.
-    """
+    """Facts of one form of the forward pass. It refuses a model by name, before anything is allocated."""
 
     attends: bool = False  # it reads the cache by itself, without a kernel of kernels/attend
     only_asked: bool = False  # "auto" never chooses it
@@ -78,9 +76,7 @@ def find_spec(name: str) -> type[ProgramSpec]:
 
 
 class Choice(NamedTuple):
-    """The program to use, and the reason. refusals: why each of the faster programs that "auto" tried before cannot
-    run.
-    """
+    """The program to use, and the reason. refusals: why the faster programs that "auto" tried cannot run."""
 
     name: str
     reason: str

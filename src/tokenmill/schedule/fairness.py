@@ -33,9 +33,7 @@ class Clients:
         self.num_fed[client] = own if client in there else max(own, least)
 
     def next_of(self, waiting: List[Sequence], running: Iterable[Sequence]) -> Sequence:
-        """Choose the sequence that should run next: by priority, then clients without a running one, then by the
-        counters.
-        """
+        """Choose the sequence to run next: by priority, then clients without a running one, then by the counters."""
         if self._is_one:
             return waiting[0]
         have = {each.client for each in running}

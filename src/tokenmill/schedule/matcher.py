@@ -68,6 +68,4 @@ class Constraint(Protocol):
     warnings: tuple[str, ...]
 
     def matcher(self, stop_ids: Container[int] | None = None) -> Matcher:
-        """Make the matcher of a text without tokens. stop_ids: the tokens that end it; None: all end tokens of the
-        model.
-        """
+        """Make the matcher of a text without tokens. stop_ids: its end tokens; None: all end tokens of the model."""

@@ -33,9 +33,7 @@ class BlockStore(Protocol):
 
 
 class Memory:
-    """The kinds of a model, rows first. prefix_cache: blocks are found and published. store: where they are found if
-    they are not in the cache.
-    """
+    """The kinds of a model, rows first. prefix_cache: blocks are found and published. store: blocks on disk."""
 
     def __init__(self, kinds: Sequence[Keeps], prefix_cache: bool = True) -> None:
         self.kinds, self.prefix_cache = tuple(kinds), prefix_cache
@@ -45,9 +43,7 @@ class Memory:
     # ---- room
 
     def check_length(self, num_tokens: int) -> tuple[int, int] | None:
-        """Return, where a text of so many tokens needs more blocks than there are, the needed number and the number
-        there.
-        """
+        """Return the blocks that a text of so many tokens needs, and their number there, where it needs more."""
         for kind in self.kinds:
             if (needed := kind.max_blocks(num_tokens)) > kind.allocator.num_blocks:
                 return needed, kind.allocator.num_blocks
@@ -82,9 +78,7 @@ class Memory:
             kind.computed(text.kept, num_tokens)
 
     def settle(self, text: Text, num_tokens: int) -> None:
-        """Let at most so many of the computed tokens count, at the end of a step, and keep the entries that the next
-        ones read.
-        """
+        """Let at most so many computed tokens count at the end of a step, and keep what the next ones read."""
         kept = text.kept
         if num_tokens < kept.num_computed:
             kept.num_computed = num_tokens
@@ -144,9 +138,7 @@ class Memory:
     # ---- saved texts
 
     def open_saved(self, kept: Kept, saved: Sequence[RowSource], first: int, num_tokens: int, is_own: bool) -> None:
-        """Let a text without blocks load the entries of its first tokens from a file. first: the first row that is
-        there.
-        """
+        """Let a text without blocks load a file's entries of its first tokens. first: the file's first row."""
         kept.saved, kept.first_saved, kept.num_saved, kept.is_own = saved, first, num_tokens, is_own
 
     def drop_saved(self, text: Text) -> None:
@@ -174,7 +166,7 @@ class Memory:
         fewer blocks are free than the text needs for its tokens, of which a step feeds at most num_fed.
         """
         kept = text.kept
-        self._add_tables(kept)
+        kept.tables += [Table() for _ in range(len(kept.tables), len(self.kinds))]
         if self.holds(text) or kept.num_computed:
             return [] if self._is_room(text, num_fed) else None
         limit = min(len(text.tokens) - 1, text.first_logits)
@@ -217,9 +209,7 @@ class Memory:
         return loads
 
     def _is_room(self, text: Text, num_fed: int, num_tokens: int | None = None) -> bool:
-        """Say whether the blocks that a text needs until its end are free; it goes on after num_tokens, or from where
-        it is.
-        """
+        """Say whether blocks for the rest of a text are free; it goes on after num_tokens, or from where it is."""
         for kind in self.kinds:
             table = text.kept.tables[kind.at]
             first = table.first_row // self.block_size if num_tokens is None else kind.reads(num_tokens).start
@@ -256,9 +246,7 @@ class Memory:
         return self.store.find(_stored_name(kind, digest), kind.at)
 
     def publish(self, text: Text) -> list[Store]:
-        """Publish full blocks that are not published yet, then release the blocks that no later step reads; return the
-        stores.
-        """
+        """Publish full blocks that are not published yet, then release blocks not read any more; return the stores."""
         kept, size, stores = text.kept, self.block_size, list[Store]()
         num_full = kept.num_computed // size if self.prefix_cache and kept.is_own else 0
         for index in range(kept.num_published, num_full):
@@ -285,10 +273,6 @@ class Memory:
                 num_there = kind.can_keep(each, each.num_computed)
                 is_in_flight = each.num_computed < max(each.tables[kind.at].ends, default=0)
                 assert num_there == each.num_computed or is_in_flight, "entries that are still read are missing"
-
-    def _add_tables(self, kept: Kept) -> None:
-        """Give a text that begins to run a table for each kind."""
-        kept.tables += [Table() for _ in range(len(kept.tables), len(self.kinds))]
 
 
 def _stored_name(kind: Keeps, digest: bytes) -> bytes:

@@ -105,9 +105,7 @@ class Scheduler:
         sequence.tokens = [*sequence.tokens[:num_tokens], *new]
 
     def reset(self) -> None:
-        """Begin anew, after a step that broke off somewhere: all running and waiting sequences have ended, and no row
-        is kept.
-        """
+        """Begin anew, after a step that broke off: all running and waiting sequences have ended; no row is kept."""
         self.parked += [each for each in (*self.running, *self.waiting) if each.keep and each not in self.parked]
         for sequence in (*self.running, *self.waiting):
             sequence.finish_reason = "error"
@@ -246,9 +244,7 @@ class Scheduler:
         return count
 
     def _make_way(self) -> None:
-        """Preempt a sequence for one of a better priority that finds no place or no blocks; or, if all places are
-        taken, for a client without a place.
-        """
+        """Preempt a sequence for one of better priority without place or blocks, or for a client without a place."""
         first, last = self.waiting[0], self.running[-1]
         is_full = len(self.running) == self.max_sequences
         if first.priority < last.priority and (is_full or not self.memory.has_room(first, self.max_step_tokens)):
@@ -257,9 +253,7 @@ class Scheduler:
             self._preempt(sequence)
 
     def _newcomer(self, unfinished: List[Sequence]) -> list[int]:
-        """Count the pending tokens of a sequence that this step could admit; return an empty list if there is no place
-        for one.
-        """
+        """Count the pending tokens of a sequence that this step could admit, as a list; empty without a place."""
         if not self.waiting or not unfinished or len(self.running) >= self.max_sequences:
             return []
         sequence = self._clients.next_of(self.waiting, self.running)
@@ -286,8 +280,8 @@ class Scheduler:
             budget -= self._feed(sequence, budget, plan)
 
     def _take_block(self, sequence: Sequence, plan: Plan, kind: Keeps) -> int | None:
-        """Return a free block of a kind, taken from idle sequences and then from the last running ones; None if the
-        last one is this sequence.
+        """Take a free block, an idle sequence's or the last running one's; None if the last one is `sequence`
+        itself.
         """
         while (block := kind.allocator.allocate()) is None:
             if self._reclaim():

@@ -19,9 +19,7 @@ class StateSlots:
     needs_all = False
 
     def __init__(self, allocator: BlockAllocator, stops_at_blocks: bool = True) -> None:
-        """Keep the slots. stops_at_blocks: steps end where a block of tokens does, so that the state there can be
-        found.
-        """
+        """Keep the slots. stops_at_blocks: steps end at the end of a block of tokens, whose state can be found."""
         self.allocator, self._stops = allocator, stops_at_blocks
 
     def reads(self, num_tokens: int) -> range:

@@ -12,6 +12,7 @@ about guesses: only the tokens after them are judged.
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as List
+from operator import attrgetter
 from typing import NamedTuple
 
 from tokenmill.schedule.sequence import Plan, Sequence
@@ -65,7 +66,8 @@ class Controller(Proposer):
         best = DraftLengths(0.0, {})
         if not self._costs.is_old(count, can_be_several):  # old: it is time for a pass without drafts
             plain = MARGIN * count / max(self._costs.seconds(count, can_be_several), 1e-9)
-            best = max(DraftLengths(plain, {}), self._of_matches(count), self._of_model(sequences, limit), key=_rate)
+            choices = DraftLengths(plain, {}), self._of_matches(count), self._of_model(sequences, limit)
+            best = max(choices, key=attrgetter("tokens_per_s"))
         if best.lengths:
             return self._made(sequences, best)
         self._is_several = can_be_several
@@ -75,18 +77,14 @@ class Controller(Proposer):
         return several_steps(sequences, min(limit, STEPS - 1), step_s)
 
     def _guessed(self, sequence: Sequence, limit: int, forced: List[int]) -> Judged:
-        """Guess the tokens that follow a sequence and its forced tokens: none, unless the guess begins with the forced
-        ones.
-        """
+        """Guess the tokens after a sequence and its forced tokens: none, unless the guess begins with those."""
         tokens, matched, is_stored = self._suffix.guess(sequence, limit, self._matches.useful)
         is_alike = tokens[: len(forced)] == list(forced)
         behind = Guess(tokens[len(forced) :] if is_alike else [], matched + len(forced), is_stored)
         return Judged(sequence, behind, forced)
 
     def _of_matches(self, num_certain: int) -> DraftLengths:
-        """Choose as many of the likeliest guesses as promise most tokens a second. num_certain: tokens without
-        guesses.
-        """
+        """Choose the likeliest guesses that promise most tokens a second. num_certain: tokens without guesses."""
         drafts = [
             (chance, number)
             for number, (sequence, guess, _) in self._judged.items()
@@ -123,7 +121,6 @@ class Controller(Proposer):
         return DraftLengths(best, {each.id: length for each in sequences if each.score_from is None}, True)
 
     def _made(self, sequences: List[Sequence], choice: DraftLengths) -> dict[int, list[int]]:
-        """Make the drafts of a choice."""
         draft = self._facts.draft
         if not choice.by_model or draft is None:
             chosen = [(self._judged[number], length) for number, length in choice.lengths.items()]
@@ -164,7 +161,3 @@ class Controller(Proposer):
 
     def _chances(self, guess: Guess) -> MatchChances:
         return self._stored if guess.is_stored else self._matches
-
-
-def _rate(choice: DraftLengths) -> float:
-    return choice.tokens_per_s

@@ -109,9 +109,7 @@ def _bucket(length: int) -> int:
 
 
 class TextChances:
-    """Rates at which the draft model's next token is right, in each text; a new text begins with the rate of the
-    others.
-    """
+    """Rates at which the draft model's next token is right, in each text; a new text begins with their mean."""
 
     def __init__(self) -> None:
         self._everywhere = 0.8

@@ -36,17 +36,13 @@ class MultiStep(Proposer):
 
 
 def several_steps(sequences: List[Sequence], limit: int, step_s: float) -> dict[int, list[int]]:
-    """Draft as many unknown tokens for each of these sequences, for which `take_largest` is true, as fit into a
-    call.
-    """
+    """Draft as many unknown tokens for each of these sequences as fit into a call; `take_largest` must be true."""
     num_steps = min(limit + 1, int(MAX_CALL_S / max(step_s, 1e-6)), MAX_ROWS // len(sequences))
     return {sequence.id: [UNKNOWN] * (num_steps - 1) for sequence in sequences} if num_steps > 1 else {}
 
 
 def take_largest(sequences: List[Sequence]) -> bool:
-    """Say whether all sequences decode and every token from here on is the largest logit of the model; False without
-    sequences.
-    """
+    """Say whether there are sequences, all decode, and every further token is the largest logit of the model."""
     return bool(sequences) and all(
         sequence.num_pending_tokens == 1
         and sequence.score_from is None

@@ -49,9 +49,7 @@ class TextStore(Protocol):
 
 
 class ProposerContext(NamedTuple):
-    """The facts of an engine that a proposer may know. finds_drafts: as its Program says. draft, store: if they were
-    asked for.
-    """
+    """The facts of an engine for proposers. finds_drafts: as its Program says. draft, store: if asked for."""
 
     finds_drafts: bool
     draft: Draft | None = None
@@ -68,9 +66,7 @@ class Proposer:
     is_off = False
 
     def propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> dict[int, list[int]]:
-        """Draft at most `limit` tokens for each sequence, by its id. Sequences may be left out. Forced tokens replace
-        drafts that do not begin with them.
-        """
+        """Draft at most `limit` tokens for some sequences, by id. Forced tokens replace drafts that begin otherwise."""
         raise NotImplementedError
 
     def learn(self, plan: Plan, accepted: List[List[int]]) -> None:

@@ -107,7 +107,11 @@ class Speculation:
         begun_s = self._clock()
         constrained = [each for each in sequences if matchers is not None and each.choosing.is_constrained]
         forced = {each.id: tokens for each in constrained if matchers and (tokens := matchers.forced(each, limit))}
-        found = self._propose([each for each in sequences if each not in self._without], limit, forced)
+        asked = [each for each in sequences if each not in self._without]
+        try:
+            found = self.proposer.propose(asked, limit, forced)
+        except Exception as error:  # noqa: BLE001  (drafts cost time at most, so no proposer may end a text)
+            found = self._propose_singly(asked, limit, forced, error)
         found = {number: self._usable(tokens, limit) for number, tokens in found.items()}
         for each in constrained:
             if matchers is not None:
@@ -122,7 +126,7 @@ class Speculation:
         sequences = [work.sequence for work in plan.work]
         try:
             self.proposer.learn(plan, accepted)
-        except Exception as error:  # noqa: BLE001  (as in `_propose`)
+        except Exception as error:  # noqa: BLE001  (as in `drafts`)
             self._go_without(sequences, error)
         for sequence in sequences:
             if sequence.finish_reason in ENDS:
@@ -138,7 +142,7 @@ class Speculation:
     def _end(self, sequence: Sequence) -> None:
         try:
             self.proposer.ended(sequence)
-        except Exception as error:  # noqa: BLE001  (as in `_propose`)
+        except Exception as error:  # noqa: BLE001  (as in `drafts`)
             self._go_without([sequence], error)
 
     def close(self) -> None:
@@ -146,12 +150,6 @@ class Speculation:
         for each in (self.draft, self._store):
             if each is not None:
                 each.close()
-
-    def _propose(self, sequences: List[Sequence], limit: int, forced: Forced) -> Drafts:
-        try:
-            return self.proposer.propose(sequences, limit, forced)
-        except Exception as error:  # noqa: BLE001  (drafts cost time at most, so no proposer may end a text)
-            return self._propose_singly(sequences, limit, forced, error)
 
     def _propose_singly(self, sequences: List[Sequence], limit: int, forced: Forced, error: Exception) -> Drafts:
         """Ask for each sequence alone; sequences for which the proposer fails go on without it from now on."""

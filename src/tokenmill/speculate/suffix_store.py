@@ -57,9 +57,7 @@ SEGMENTS = re.compile(rf"[0-9a-f]{{16}}/\d{{20}}-[0-9a-f]{{8}}\{ENDING}")
 
 
 class SuffixStore:
-    """The store. limit_bytes: of the whole directory; the oldest texts go first. identity: of the vocabulary or the
-    model.
-    """
+    """The store. limit_bytes: of the whole directory; oldest texts go first. identity: of the vocabulary or model."""
 
     def __init__(self, directory: Path, identity: str, vocab_size: int, limit_bytes: int) -> None:
         self._vocab_size, self._has_refused, self._is_closed = vocab_size, False, False

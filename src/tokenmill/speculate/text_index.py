@@ -85,9 +85,7 @@ class TextIndex:
         self.num_slots = len(heads[0])
 
     def matches(self, number: int, query: Query, at: int, count: int) -> list[tuple[int, int]]:
-        """Find the length and the place after each match, among `count` places from `at` on; number: of the n-gram
-        size.
-        """
+        """Find the length of, and the place after, each match among `count` places from `at`. number: of the size."""
         tokens, data, links = self.tokens, self._bytes, self._links[number]
         token, near, far, _ = query
         found, last = list[tuple[int, int]](), len(tokens)
@@ -187,9 +185,7 @@ def joined(parts: Iterable[Tokens]) -> Tokens:
 
 
 def write_segment(path: Path, tokens: Tokens, identity: str) -> None:
-    """Write a new file; where that fails, raise OSError and leave no file. It is not synced: a file that a power cut
-    damages is refused when it is opened.
-    """
+    """Write a new file, or raise OSError and leave none. It is not synced: damage is noticed when it is opened."""
     num_slots = int(len(tokens) * SLOTS_PART) + 1
     heads = [np.zeros(num_slots, np.int32) for _ in NGRAMS]
     links = [np.zeros(len(tokens), np.int32) for _ in NGRAMS]
@@ -256,7 +252,6 @@ def _enter(tokens: Tokens, size: int, heads: Tokens, links: Tokens, first: int, 
 
 
 def _split(tokens: Tokens) -> Iterator[bytes]:
-    """Split the texts, each with its separator."""
     data = tokens.tobytes()
     for before, behind in pairwise(np.flatnonzero(tokens == SEPARATOR).tolist()):
         if behind - before > 1:

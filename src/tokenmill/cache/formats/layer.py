@@ -12,7 +12,7 @@ from torch import Tensor
 from tokenmill.registry import FORMATS, lookup
 
 Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Where a format gets its memory: zeros of a shape and dtype, on the pool's device."""
+"""Gives a format its memory: zeros of a shape and dtype, on the pool's device."""
 
 
 class LayerKV(Protocol):
@@ -21,9 +21,9 @@ class LayerKV(Protocol):
     tensors: tuple[Tensor, ...]
     """Every allocation; the first dimension is slots."""
     dtype: torch.dtype
-    """Of the rows that are read. A layer has no other state than these two."""
+    """The dtype of the rows that are read. A layer has no other state than these two."""
     kinds: tuple[str, ...]
-    """What `tensors` hold, in that order, "k" and "v" first: saved rows are named "layer.kind"."""
+    """The names of `tensors`, "k" and "v" first: saved rows are named "layer.kind"."""
 
     def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None: ...
 
@@ -31,7 +31,7 @@ class LayerKV(Protocol):
         """Store one row per slot, in place."""
 
     def gather(self, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Read K and V of these slots, [L, K, H] in the model's dtype; of a slice perhaps without a copy."""
+        """Read K and V of these slots, [L, K, H] in the model's dtype; a slice is perhaps not copied."""
 
 
 def find_layer(name: str) -> type[LayerKV]:
@@ -41,9 +41,7 @@ def find_layer(name: str) -> type[LayerKV]:
 
 
 def over(layer: LayerKV, *tensors: Tensor) -> LayerKV:
-    """Make the same layer over other allocations, in the order of its `tensors`. torch 2.11 cannot trace
-    `copy.copy`.
-    """
+    """Make the same layer over other allocations, in the order of `tensors`; torch 2.11 cannot trace `copy.copy`."""
     other: LayerKV = object.__new__(type(layer))
     other.tensors, other.dtype = tensors, layer.dtype
     return other

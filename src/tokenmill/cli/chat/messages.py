@@ -61,7 +61,7 @@ def check_messages(notes: Mapping[str, Any], file: str) -> list[Message]:
 
 def holds_conversation(path: Path) -> bool:
     """Tell whether a file is a saved session with messages."""
-    from tokenmill.cache.session_header import read_session_facts
+    from tokenmill.cache.header import read_session_facts
 
     try:
         check_messages(read_session_facts(path)["notes"], str(path))

@@ -102,9 +102,7 @@ def _quantization(checkpoint: Checkpoint, dtype: str) -> str:
 
 
 def _codes_of(path: Path) -> str:
-    """Name the maker of a directory's codes, with the bits of each if they are told, as "gptq, 4 bits"; "" for
-    numbers.
-    """
+    """Name the maker of a directory's codes, with their bits if told, as "gptq, 4 bits"; "" for numbers."""
     if not (path / "config.json").is_file():  # Meta's own layout
         return ""
     settings = read_json(path / "config.json").get("quantization_config")
@@ -125,7 +123,6 @@ def _file_type(number: object) -> str:
 
 
 def _titles(checkpoint: Checkpoint) -> list[str]:
-    """List the names that files give their model."""
     if isinstance(checkpoint, GGUFCheckpoint):
         keys = ("general.name", "general.basename")
         found = [checkpoint.metadata.get(key) for key in keys[:1]]

@@ -49,9 +49,7 @@ def _processor() -> str:
 
 
 def open_package(folder: Path, wanted: Mapping[str, Any], device: torch.device) -> Package:
-    """Open a package; PackageMismatch names every field that differs from `wanted`, or the first file that is
-    damaged.
-    """
+    """Open a package; PackageMismatch names each field that differs from `wanted`, or the first damaged file."""
     facts = read_manifest(folder)
     differ = [f"{name} {facts.get(name)!r}, here {here!r}" for name, here in wanted.items() if facts.get(name) != here]
     if differ:

@@ -25,9 +25,7 @@ from tokenmill.program.forward import ModelParts, Output
 
 @dataclass(frozen=True)
 class StepShape:
-    """A shape: num_sequences of num_tokens each, which look at num_keys positions; logits of all tokens, or one a
-    sequence.
-    """
+    """num_sequences of num_tokens each, which look at num_keys positions; logits of all tokens, or one a sequence."""
 
     num_sequences: int
     num_tokens: int

@@ -59,9 +59,7 @@ class Compiled(MicroBatched):
         self._forward = Forward(decoder, pool, self.padded)
 
     def find(self, batch: MicroBatch, step: Step) -> Call | None:
-        """Find the compiled function, compiled now if need be; None while a thread compiles it, and where
-        compile_phases leaves it out.
-        """
+        """Find the compiled function, compiled now if need be; None while a thread compiles it, or for other phases."""
         if self._config.compile_phases not in ("both", "decode" if batch[0].count == 1 else "prefill"):
             return None
         key, example = self.shapes.compilation(self.shapes.of(batch))
@@ -188,9 +186,7 @@ class Captured:
 
 
 def cuda_graph(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Record a function in a graph, after a few runs on another stream, as torch asks for. Each run writes the same
-    rows.
-    """
+    """Record a function in a graph, after some runs on another stream, as torch asks. Each run writes the same rows."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

@@ -102,9 +102,7 @@ class Ops:
             self._norm(join(layer, role), description.before, to)
 
     def _joins(self, description: LayerDescription) -> dict[str, Any]:
-        """Choose the epilogue of attention or of an MLP: add to the residual stream, or store for the norm that
-        follows.
-        """
+        """Choose the epilogue of attention or of an MLP: add to the residual stream, or store for a norm."""
         if description.after is None:
             return {"epilogue": ADD, "scale": description.multiplier}
         return {"epilogue": STORE}
@@ -223,7 +221,6 @@ class Ops:
         return op
 
     def _factors(self, path: str, norm: Norm) -> int:
-        """Keep the factors of a norm."""
         if not norm.weight:
             return self.weights.keep(SmallTensor(None, (norm.size,), 1.0))
         return self._keep(f"{path}.weight", 1.0 if norm.unit_offset else 0.0)
@@ -246,8 +243,8 @@ class Ops:
 
 
 class PositionTables:
-    """What the program looks up by position, in float32 whatever the model's dtype: cosines and sines of each rope, and
-    the temperatures of queries, once for all layers that have the same. It owns their memory.
+    """The tables that the program looks up by position, in float32 whatever the model's dtype: cosines and sines of
+    each rope, and the temperatures of queries, once for all layers that have the same. It owns their memory.
     """
 
     def __init__(self, decoder: DecoderDescription, num_positions: int) -> None:

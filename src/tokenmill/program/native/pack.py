@@ -73,9 +73,7 @@ def _headers(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
 
 
 def _fours(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
-    """Make the codes as int32, [tiles, pairs, groups, quads, rows]: four codes of 8 bits, eight of 4 bits, or high
-    bits.
-    """
+    """Make codes as int32 [tiles, pairs, groups, quads, rows]: four of 8 bits, eight of 4 bits, or high bits."""
     has_bytes = stored.bits == 8 or stored.halves is None
     codes, size = (stored.unpacked().codes, GROUP) if has_bytes else (stored.halves, GROUP // 2)
     assert codes is not None
@@ -104,9 +102,7 @@ def _in_pairs(numbers: Tensor) -> bool:
 
 
 def _header(numbers: Tensor, rows: Tensor, width: int, wide: bool, pairs: bool) -> Tensor:
-    """Make one part of the headers, [tiles, pairs, bytes]: 16 values of each group, or 16 that both groups of a pair
-    share.
-    """
+    """Make a part of the headers, [tiles, pairs, bytes]: 16 values of each group, or 16 for both groups of a pair."""
     taken = _take(numbers, rows, width // GROUP).view(-1, TILE, width // PAD, PAD // GROUP)
     numbers = taken[..., : 1 if pairs else 2].permute(0, 2, 3, 1).contiguous()
     return (numbers if wide else numbers.half()).flatten(2).view(torch.uint8)

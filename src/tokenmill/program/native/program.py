@@ -97,7 +97,6 @@ class Native(Program):
         self._spec.thread_nodes = (ctypes.c_int32 * threads)(*(thread * len(nodes) // count for thread in own))
 
     def _start(self) -> None:
-        """Start the threads."""
         self._call, self._why = native_structs.TmStep(), ctypes.create_string_buffer(WHY_BYTES)
         self._model = self._made()
         if not self._model:

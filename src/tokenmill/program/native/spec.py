@@ -86,9 +86,7 @@ def first_rows(matrix: Projection, unit: int) -> Iterator[int]:
 
 
 def _count_floats(model: ModelConfig) -> int:
-    """Count the numbers that a checkpoint of codes has in floating point: all parameters except matrices and the
-    embedding, with routers.
-    """
+    """Count a coded checkpoint's floating-point numbers: all but matrices and the embedding, with routers."""
     decoder, parts = describe(model), count_parameters(model)
     found = sum(parts.values()) - parts["embedding"] + (decoder.head.num_weights if model.tie_embeddings else 0)
     for matrix, count in decoder.matrices.items():

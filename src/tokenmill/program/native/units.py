@@ -71,14 +71,12 @@ class Linear:
         found = list[range]()
         for firsts in filter(None, (self.gates, self.firsts)):
             for at in rank.share(len(firsts)):
-                rows = range(firsts[at], min(firsts[at] + self.count, self._end_of_part(firsts[at])))
+                end_of_part = next(end for end in accumulate(self.parts) if firsts[at] < end)
+                rows = range(firsts[at], min(firsts[at] + self.count, end_of_part))
                 if found and found[-1].stop == rows.start:
                     rows = range(found.pop().start, rows.stop)
                 found.append(rows)
         return found
-
-    def _end_of_part(self, row: int) -> int:
-        return next(end for end in accumulate(self.parts) if row < end)
 
     def unit_bytes(self, layout: int) -> int:
         """Count the bytes of a unit in that layout; it has a whole number of tiles."""
@@ -119,9 +117,7 @@ def places_of(linear: Linear, runs: Iterable[Run]) -> Iterator[Place]:
 
 
 class Piece(NamedTuple):
-    """Units of a Linear that lie within one part. firsts: their first rows. rows: rows of the part, with -1 for a row
-    of zeros.
-    """
+    """Units of a Linear within one part. firsts: their first rows. rows: rows of the part, -1 for a row of zeros."""
 
     part: Stored
     layout: int

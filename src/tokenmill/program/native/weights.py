@@ -124,7 +124,6 @@ class Packing:
         return linear.unit_bytes(self._widest) * len(linear.own_units(self._rank)) * (2 if linear.gates else 1)
 
     def _read(self, source: WeightSource, linear: Linear) -> Iterator[list[Part]]:
-        """Read the rows of this rank, matrix by matrix."""
         for place in linear.matrices:
             found = list[Part]()
             for rows in [None] if self._rank == ALONE else linear.own_rows(self._rank):
@@ -285,9 +284,7 @@ def _are_coded(runs: Iterable[Run]) -> bool:
 
 
 def _are_ints(value: Any, *lengths: int | None) -> bool:
-    """Say whether the value is an integer, or lists of lists of them, `lengths` long (None: any) from outside
-    inwards.
-    """
+    """Say whether the value is an integer, or lists of lists of them, `lengths` long (None: any) from outside in."""
     if not lengths:
         return type(value) is int and abs(value) < 1 << 62
     is_list = isinstance(value, list) and lengths[0] in (None, len(value))
