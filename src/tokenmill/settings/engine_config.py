@@ -27,8 +27,8 @@ class EngineConfig:
     """The settings of an engine, in the order in which people look for them.
 
     model: a directory in Hugging Face layout, a `.gguf` file, a hub name, or a short name. Beyond the help of a field:
-    dtype "auto" is bfloat16 for quantised files. block_size None is 32 with program native or prefix_dir, else one
-    block per sequence. "compile" with one of static, dynamic and fullgraph asks for program compiled; "no" runs the
+    dtype "auto" is bfloat16 for quantised files. block_size None stands for 32 with program native or prefix_dir, else
+    one block per sequence. "compile" with one of static, dynamic and fullgraph asks for program compiled; "no" runs the
     same shapes as they stand, and "auto" is dynamic on CPU, static on CUDA. async_scheduling: tokens go from step to
     step on the device; the text is the same, but a proposer needs the tokens, so it is off with one. speculate "auto"
     drafts with program native, at most 25 ms of tokens per call. fingerprint "sampled" may miss a matrix that was
