@@ -228,8 +228,10 @@ def test_values_that_a_document_shows_of_a_reader_are_those_that_it_gives():
     calls = re.findall(r"^\| `(reader\.[^`]*)`", DOCUMENTS["adding-a-family.md"], re.MULTILINE)
     config = {"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu"}
     defaults = {"num_local_experts": 8, "attention_bias": False, "sliding_window": 4096}
-    given = {call: eval(call, {"reader": ConfigReader(config, {}, defaults), "heads": 6}) for call in calls}
-    assert list(given.values()) == [8, 6, 1e-5, False, "silu", "layer_norm", 4096]
+    config["num_hidden_layers"], slides, biases = 2, [True, False], {"qkv_bias": False, "o_bias": False}
+    names = {"reader": ConfigReader(config, {}, defaults), "heads": 6, "window": 4096, "slides": slides}
+    given = {call: eval(call, names) for call in calls}
+    assert list(given.values()) == [8, 6, 1e-5, False, "silu", "layer_norm", biases, 4096, (4096, None)]
 
 
 def test_every_block_of_settings_can_be_read():

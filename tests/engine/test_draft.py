@@ -265,6 +265,6 @@ def test_settings_that_do_not_go_together(settings, said, llama):
 
 
 def test_one_that_does_not_fit_in_memory(llama, monkeypatch):
-    monkeypatch.setattr("tokenmill.loader.draft_model.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("tokenmill.engine.load.free_bytes", lambda _: 1000)
     with pytest.raises(CapacityError, match=r"memory for the draft model q4: .* needed, 1\.0 kB available"):
         load(llama, **PROPOSER, draft_model="q4")
