@@ -5,14 +5,17 @@ import pytest
 from tokenmill.text.tools.kinds import ALL, kinds_of, unenforced, with_definitions, words_of
 
 ROOT = {
+    "type": "object",
     "$defs": {
         "text": {"type": "string", "maxLength": 3},
         "self": {"anyOf": [{"$ref": "#/$defs/self"}, {"$ref": "#/$defs/self"}, {"type": "null"}]},
         "circle": {"$ref": "#/$defs/circle"},
         "a/b": {"type": "array"},
+        "a b": {"type": "object"},
+        "named": {"$anchor": "item", "type": "integer"},
         **{f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 9} for n in range(40)},
         "d40": {"type": "boolean"},
-    }
+    },
 }
 
 
@@ -34,6 +37,8 @@ ROOT = {
         ({"$ref": "#/$defs/d0"}, {"boolean"}),
         ({"$ref": "https://example.org/x.json"}, ALL),
         ({"$ref": "#/nowhere/at/all"}, ALL),
+        ({"$ref": "#/$defs/a%20b"}, {"object"}),
+        ({"$ref": "#item"}, ALL),
     ],
 )
 def test_the_types_of_a_schema(schema, kinds):
@@ -48,7 +53,7 @@ def test_what_is_not_enforced_of_a_text():
 
 def test_definitions_go_with_what_refers_to_them():
     assert with_definitions({"type": "string"}, ROOT) == {"type": "string"}
-    assert with_definitions({"$ref": "#/$defs/text"}, ROOT) == {"$ref": "#/$defs/text", **ROOT}
+    assert with_definitions({"$ref": "#/$defs/text"}, ROOT) == {"$ref": "#/$defs/text", "$defs": ROOT["$defs"]}
 
 
 def test_the_words_of_a_schema():

@@ -73,16 +73,17 @@ def _put(
 
 
 def target(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return the schema that a reference names."""
-    found: Any = root
-    for part in unquote(reference).lstrip("#").split("/")[1:]:
+    """Return the schema that a reference names by its place. MergeError for a name, as "#item", or a wrong place."""
+    begin, *parts = unquote(reference).split("/")
+    found: Any = root if begin == "#" else None
+    for part in parts:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
             found = found[int(key)]
-        elif isinstance(found, Mapping) and key in found:
-            found = found[key]
         else:
-            raise MergeError(f"$ref names {reference[:100]!r}, which is not there")
+            found = found.get(key) if isinstance(found, Mapping) else None
+    if found is None:  # no schema is null
+        raise MergeError(f"$ref names {reference[:100]!r}, which is not there")
     return found
 
 
