@@ -47,11 +47,11 @@ def test_what_is_refused(schema, message):
     ("schema", "place"),
     [
         ({"$defs": {"node": {**NODE, "required": ["next"]}}, "$ref": "#/$defs/node"}, "#/$defs/node/properties/next"),
-        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "#/$defs/"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "#/$defs/a:"),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "#/items"),
         ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1}, "#/prefixItems/0"),
         ({"type": "array", "items": [{}, {"$ref": "#"}], "minItems": 2}, "#/items/1"),
-        ({"anyOf": [{"$ref": "#"}, False]}, "#/anyOf/"),
+        ({"anyOf": [{"$ref": "#"}, False]}, "#/anyOf/0:"),
         ({"allOf": [{"type": "string"}, {"$ref": "#"}]}, "#/allOf/1"),
         ({"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#"}}, "#/additionalProperties"),
         (

@@ -105,11 +105,13 @@ def _left_out(found: Reached, schema: Any) -> set[Path]:
 
 def _check_ends(found: Reached) -> set[Path]:
     """Return the places of the parts that no text with an end fits. SchemaError if the whole is one of them."""
-    endless = found.nodes.keys() - finite(found)
+    ending = finite(found)
+    endless = [path for path in found.nodes if path not in ending]  # a list: the same part is named in every process
     if () in endless:
-        why = ", because it needs itself" if endless & found.targets.keys() else ""
-        raise SchemaError(max(endless, key=len), f"no text with an end fits this part{why}")
-    return endless
+        circles = [path for path in endless if path in found.targets]
+        why = ", because it needs itself" if circles else ""
+        raise SchemaError(max(circles or endless, key=len), f"no text with an end fits this part{why}")
+    return set(endless)
 
 
 def _reword(schema: Any, is_lenient: bool, left_out: list[str]) -> None:
