@@ -129,3 +129,15 @@ def test_one_call_is_all_where_several_are_not_allowed(name):
     grammar = calls_grammar(form, FUNCTIONS, ToolChoice(parallel=False), control={})
     assert admitted(grammar, form.text(calls[:1])) == "whole"
     assert admitted(grammar, form.text(calls)) not in ("whole", "prefix")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reference_names_a_place_of_all_parameters(name):
+    form, properties = form_of(name), {"n": {"type": "integer"}, "kids": {"type": "array", "items": {"$ref": "#"}}}
+    properties |= {"first": {"$ref": "#/properties/kids/items"}}
+    tree = {"type": "object", "properties": properties, "required": ["n"], "additionalProperties": False}
+    functions = read_functions([{"type": "function", "function": {"name": "tree", "parameters": tree}}])
+    grammar = calls_grammar(form, functions, ToolChoice("required"), control={})
+    for value, fits in (([{"n": 2, "kids": []}], True), ([[]], False), ([{"kids": []}], False)):
+        assert (admitted(grammar, form.text([("tree", {"n": 1, "kids": value})])) == "whole") == fits
+        assert (admitted(grammar, form.text([("tree", {"n": 1, "first": value[0]})])) == "whole") == fits

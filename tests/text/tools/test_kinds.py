@@ -56,6 +56,14 @@ def test_definitions_go_with_what_refers_to_them():
     assert with_definitions({"$ref": "#/$defs/text"}, ROOT) == {"$ref": "#/$defs/text", "$defs": ROOT["$defs"]}
 
 
+def test_the_whole_schema_goes_with_a_reference_to_another_place_of_it():
+    root = {"properties": {"a": {"$ref": "#/properties/$ref"}, "$ref": {"enum": [{"$ref": "#"}]}}, "$defs": {"b": {}}}
+    moved = {"properties": {"a": {"$ref": "#/$defs/parameters/properties/$ref"}, "$ref": {"enum": [{"$ref": "#"}]}}}
+    whole = {"$defs": {"parameters": moved | {"$defs": {"b": {}}}}}
+    assert with_definitions({"items": {"$ref": "#"}}, root) == whole | {"items": {"$ref": "#/$defs/parameters"}}
+    assert with_definitions({"$ref": "#/$defs/b"}, root) == {"$ref": "#/$defs/b", "$defs": {"b": {}}}
+
+
 def test_the_words_of_a_schema():
     schema = {"properties": {"maxLength": {"type": "string", "pattern": "x"}}, "enum": [{"minimum": 1}], "x-own": {}}
     assert words_of(schema) == {"properties", "type", "pattern", "enum"}

@@ -17,6 +17,8 @@ NOTHING: Mapping[str, Any] = {}
 MAX_REFERENCES = 20  # followed for one schema
 TOLD = frozenset({"type", "title", "description", "default", "examples", "enum", "const", "$comment", "deprecated"})
 """Keywords of a text's schema that are enforced, or enforce nothing."""
+_ROOT = "parameters"  # the name of a whole schema as a definition
+_ELSEWHERE = re.compile(r'"\$ref": "#(?!/(?:\$defs|definitions)/)')
 PYTHON = {"True": "true", "False": "false", "None": "null"}
 _LITERAL = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\b(?:True|False|None)\b""", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
@@ -107,12 +109,34 @@ def words_of(schema: Any) -> set[str]:
 
 
 def with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part of a schema that stands alone, with the definitions that it refers to."""
+    """Return a part of a schema that stands alone, with the definitions that it refers to.
+
+    Where a reference names another place of the schema, such as "#", all of it becomes a definition.
+    """
     refers = '"$ref"' in json.dumps(schema)
     whole = {name: root[name] for name in ("$defs", "definitions") if name in root and refers}
+    if refers and _ELSEWHERE.search(json.dumps([schema, whole])):
+        schema, whole = _moved(schema), {"$defs": {_ROOT: _moved(root)}}
     if not isinstance(schema, Mapping):
         return {**whole, "allOf": [schema]} if isinstance(schema, bool) else whole
     return {**whole, **schema}
+
+
+def _moved(schema: Any) -> Any:
+    """Copy a schema, with references to the places that they name once the whole schema is a definition."""
+    if isinstance(schema, list):
+        return [_moved(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, Any] = {}
+    for word, inner in schema.items():
+        if word == "$ref" and isinstance(inner, str) and inner.startswith("#"):
+            made[word] = f"#/$defs/{_ROOT}{inner[1:]}"
+        elif word in NAMED and isinstance(inner, Mapping):
+            made[word] = {name: _moved(each) for name, each in inner.items()}
+        else:
+            made[word] = inner if word in VALUES else _moved(inner)
+    return made
 
 
 def json_of_text(text: str) -> str:
