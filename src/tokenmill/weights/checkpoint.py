@@ -10,19 +10,16 @@ from tokenmill.model.config import quant_method
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import find_family, read_config
 from tokenmill.registry import CHECKPOINT_CHECKS, CHECKPOINTS, lookup
-from tokenmill.text.templates import templates_from_directory, templates_from_gguf
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint, describe_codes
 from tokenmill.weights.codes.methods import name_method, name_tensors
 from tokenmill.weights.file_kind import DIRECTORY, PACKED, file_kind
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
-from tokenmill.weights.gguf.header import read_header
 from tokenmill.weights.meta.checkpoint import MetaCheckpoint, is_meta
 from tokenmill.weights.names import as_stored, is_ignored, stacked
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
-from tokenmill.weights.packed.reader import read_header as read_packed_header
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 from tokenmill.weights.text_part import keep_text
 from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
@@ -30,7 +27,6 @@ from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
 __all__ = [
     "Checkpoint",
     "foreseen_config",
-    "has_chat_template",
     "open_checkpoint",
     "open_tokenizer",
     "read_config_json",
@@ -61,19 +57,6 @@ def open_tokenizer(path: Path) -> Tokenizer | None:
             return open_checkpoint(path).tokenizer()
         tokenizer: Tokenizer | None = lookup(CHECKPOINTS, kind, "model").tokenizer_of(path)
         return tokenizer
-
-
-def has_chat_template(path: Path) -> bool:
-    """Tell by headers alone whether the model at a path has a template for conversations; a base model has none.
-    CheckpointError where there is no model, or a damaged one.
-    """
-    kind = file_kind(path)
-    if kind == DIRECTORY:
-        return "default" in templates_from_directory(path, read_json(path / "tokenizer_config.json"))
-    if kind == PACKED:
-        tokenizer = read_packed_header(path)[0].get("tokenizer")
-        return isinstance(tokenizer, dict) and tokenizer.get("chat_template") is not None
-    return "default" in templates_from_gguf(read_header(path).metadata)
 
 
 def _open(path: Path, reader: PackedReader | None) -> Checkpoint:

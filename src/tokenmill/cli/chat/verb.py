@@ -103,7 +103,7 @@ def _load(settings: EngineConfig, progress: Progress, chat_template: Path | None
     """Load a model to talk with. A base model is refused before torch is imported or a weight is read."""
     path = check_model(settings.model, progress)
     with held_interrupts():
-        from tokenmill.weights.checkpoint import has_chat_template
+        from tokenmill.weights.chat_template import has_chat_template
     if chat_template is None and not has_chat_template(path):
         raise TokenmillError(
             f"{settings.model} is a base model: its files have no chat template, so that it continues texts and "

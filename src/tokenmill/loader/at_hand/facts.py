@@ -14,7 +14,8 @@ from tokenmill.loader.at_hand import BASE, INSTRUCT
 from tokenmill.loader.runs_here import runs_here
 from tokenmill.model.families import read_config
 from tokenmill.text.tokenizer import read_json
-from tokenmill.weights.checkpoint import Checkpoint, has_chat_template, open_checkpoint
+from tokenmill.weights.chat_template import has_chat_template
+from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.outline import read_outline
 from tokenmill.weights.packed.reader import is_packed_model, read_header
