@@ -29,11 +29,12 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 THREADED = (
-    *("laws/test_law_06", "program", "kernels", "parallel", "quant", "sample"),
+    *("laws", "program", "kernels", "parallel", "quant", "sample", "model/test_activations.py", "model/test_layers.py"),
     *("engine/test_process.py", "loader/test_load_model.py", "serve/loop/test_everything.py"),
 )
-"""Tests that compute in two threads. Law 6 holds that their number changes no bit, so others compute in one: a step of
-a tiny model takes less time than waking a thread, and two that wait for each other take nine times the processor time.
+"""Tests that compute in two threads: the laws, and tests of what threads divide. Law 6 holds that the number of threads
+changes no bit, so other tests compute in one thread: a step of a tiny model takes less time than waking a thread, and
+two threads that wait for each other take nine times the processor time.
 """
 
 torch.set_num_threads(1)

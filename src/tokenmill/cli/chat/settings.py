@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenmill.cli.chat.messages import Message
+from tokenmill.cli.chat.turns import Turns
 from tokenmill.errors import TokenmillError
 from tokenmill.settings.field import setting_of, settings_of
 from tokenmill.settings.sampling_params import ALIASES, SamplingParams
-
-if TYPE_CHECKING:
-    from tokenmill.cli.chat.turns import Turns
 
 KINDS = {field.name: field.type for field in fields(SamplingParams) if setting_of(field).in_chat}
 OF_OLLAMA = {
@@ -75,7 +73,7 @@ ELSEWHERE = {"info": "model", "parameters": "settings", "modelfile": "model"}
 """What Ollama's /show calls these parts."""
 
 
-def show(talk: "Turns", words: str) -> str:
+def show(talk: Turns, words: str) -> str:
     """Describe one part of what is in force, or all but the template. TokenmillError for an unknown part."""
     part = ELSEWHERE.get(words.lower(), words.lower())
     if part and part not in PARTS:
@@ -98,7 +96,7 @@ def sampling_text(params: SamplingParams) -> str:
     return ", ".join(f"{name} {value}" for name, value in changed.items()) or "greedy"
 
 
-def _model(talk: "Turns") -> str:
+def _model(talk: Turns) -> str:
     engine = talk.engine
     return (
         f"{engine.config.model}, {engine.model_config.family}, {engine.program_name} {engine.config.dtype}, "
