@@ -51,11 +51,14 @@ class RunningSum(nn.Module):
         added = self.inner(x_TD).float()
         sums = torch.empty_like(added)
         for span in step.spans:
-            total, count = kept.read(span.state, span.start == 0)
+            total, count = (kept.read([span.state], number)[0] for number in (0, 1))
             assert count == span.start, "the state is not that of the tokens before the span"
-            for row in range(span.first, span.first + span.count):
+            saves = dict(span.saves)
+            for done, row in enumerate(range(span.first, span.first + span.count), 1):
                 total = sums[row] = total * DECAY + added[row]
-            kept.write(span.state, total, count + span.count)
+                if done in saves:
+                    kept.write(0, [saves[done]], total)
+                    kept.write(1, [saves[done]], count + done)
         return self.outer(sums.to(x_TD.dtype))
 
 

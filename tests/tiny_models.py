@@ -130,6 +130,22 @@ def _sections(*widths: int, **numbers: Any) -> dict[str, Any]:
 
 _ALPHA = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}}
 
+_LFM2 = _LLAMA | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+_DELTA = _LLAMA | {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_DELTA_MOE = (
+    {key: value for key, value in _DELTA.items() if key != "intermediate_size"}
+    | _EXPERTS
+    | {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 24}
+)
+_DELTA_VISION = {key: _QWEN3_VISION[key] for key in _QWEN3_VISION if key != "deepstack_visual_indexes"}
+
 # name → (model_type, config): every family, and every departure that a family's config can make.
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _LLAMA),
@@ -327,6 +343,35 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_vl_moe",
         {"text_config": _MIXTURE | _sections(2, 2, 2) | {"head_dim": 12}, "vision_config": _QWEN3_VISION},
     ),
+    "lfm2": ("lfm2", _LFM2 | {"block_auto_adjust_ff_dim": False}),
+    "lfm2-departures": (
+        "lfm2",
+        _LFM2
+        | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}
+        | {"block_multiple_of": 32, "block_ffn_dim_multiplier": 1.5},
+    ),
+    "lfm2_moe": ("lfm2_moe", _LFM2 | _EXPERTS | {"moe_intermediate_size": 40, "num_dense_layers": 1}),
+    "lfm2_moe-departures": (
+        "lfm2_moe",
+        _LFM2
+        | _EXPERTS
+        | {"moe_intermediate_size": 40, "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False}
+        | {"routed_scaling_factor": 1.5, "conv_L_cache": 2},
+    ),
+    "qwen3_5_text": ("qwen3_5_text", _DELTA),
+    "qwen3_5_text-departures": (
+        "qwen3_5_text",
+        _DELTA
+        | {"linear_value_head_dim": 32, "linear_num_value_heads": 2, "linear_conv_kernel_dim": 3}
+        | {
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "linear_attention"] * 2,
+        },
+    ),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", _DELTA_MOE),
+    "qwen3_5": ("qwen3_5", {"text_config": _DELTA | _sections(1, 1, 0), "vision_config": _DELTA_VISION}),
+    "qwen3_5_moe": ("qwen3_5_moe", {"text_config": _DELTA_MOE | _sections(1, 1, 0), "vision_config": _DELTA_VISION}),
     "dots1": ("dots1", _LLAMA | _SIGMOID | {"head_dim": 12, "norm_topk_prob": True}),
     "dots1-departures": (
         "dots1",

@@ -64,6 +64,12 @@ FORMATS: Names = {
 MIXERS: Names = {
     "attention": Entry("rows of K and V, which later tokens read",
         "tokenmill.model.mixers.attention:AttentionBlock", "tokenmill.model.mixers.attention_module:Attention"),
+    "short_conv": Entry("a gated convolution of three or four tokens (LFM2)",
+        "tokenmill.model.mixers.short_conv:ShortConvBlock", "tokenmill.model.mixers.short_conv_module:ShortConv"),
+    "delta_net": Entry("linear attention by the delta rule (Qwen 3.5)",
+        "tokenmill.model.mixers.delta_net:DeltaNetBlock", "tokenmill.model.mixers.delta_net_module:DeltaNet"),
+    "mamba2": Entry("a state that decays head by head (Mamba 2)",
+        "tokenmill.model.mixers.mamba2:Mamba2Block", "tokenmill.model.mixers.mamba2_module:Mamba2"),
 }
 
 # Attention kernels in the order of preference.
@@ -99,6 +105,13 @@ FAMILIES: Names = {
     "qwen3_vl": Entry("Qwen3-VL, whose text part is read", "tokenmill.model.families.qwen_vl:QWEN3_VL"),
     "qwen3_vl_moe": Entry("Qwen3-VL with experts, whose text part is read",
         "tokenmill.model.families.qwen_vl:QWEN3_VL_MOE"),
+    "lfm2": Entry("LFM2", "tokenmill.model.families.lfm2:LFM2"),
+    "lfm2_moe": Entry("LFM2-MoE", "tokenmill.model.families.lfm2:LFM2_MOE"),
+    "qwen3_5_text": Entry("Qwen 3.5, 3.6, 3.8", "tokenmill.model.families.qwen3_5:QWEN3_5_TEXT"),
+    "qwen3_5_moe_text": Entry("Qwen 3.5 with experts", "tokenmill.model.families.qwen3_5:QWEN3_5_MOE_TEXT"),
+    "qwen3_5": Entry("Qwen 3.5 with vision, whose text part is read", "tokenmill.model.families.qwen3_5:QWEN3_5"),
+    "qwen3_5_moe": Entry("Qwen 3.5 with experts and vision, whose text part is read",
+        "tokenmill.model.families.qwen3_5:QWEN3_5_MOE"),
     "gpt_neox": Entry("GPT-NeoX, Pythia", "tokenmill.model.families.gpt_neox:GPT_NEOX"),
     "gpt2": Entry("GPT-2", "tokenmill.model.families.gpt2:GPT2"),
     "gpt_bigcode": Entry("StarCoder, SantaCoder", "tokenmill.model.families.gpt2:GPT_BIGCODE"),

@@ -29,14 +29,16 @@ class LayerStates:
         self.tensors = tuple(zeros((num_slots, *shape), getattr(torch, dtype)) for shape, dtype in shapes)
         self.kinds = tuple(f"state{number}" for number in range(len(self.tensors)))
 
-    def read(self, slot: int, is_new: bool) -> list[Tensor]:
-        """Copy the states in a slot; zeros where the text is new."""
-        return [torch.zeros_like(tensor[slot]) if is_new else tensor[slot].clone() for tensor in self.tensors]
+    def read(self, slots: Sequence[int | None], number: int) -> Tensor:
+        """Copy one of the tensors in some slots, [B, *shape]; zeros where there is no slot, since the text begins."""
+        states = self.tensors[number][[slot or 0 for slot in slots]]
+        if new := [place for place, slot in enumerate(slots) if slot is None]:
+            states[new] = 0
+        return states
 
-    def write(self, slot: int, *states: Tensor) -> None:
-        """Put states into a slot, in place."""
-        for tensor, state in zip(self.tensors, states, strict=True):
-            tensor[slot] = state
+    def write(self, number: int, slots: Sequence[int], states: Tensor) -> None:
+        """Put states [B, *shape] of one of the tensors into slots, in place."""
+        self.tensors[number][list(slots)] = states
 
 
 ROWS, STATES = 0, 1  # the kinds, as schedule/row_blocks.py and state_slots.py number them

@@ -5,10 +5,10 @@ sequence's share of T. Everything that does not depend on the layer is made here
 are made on the device when they are first used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,13 +16,16 @@ from torch import Tensor
 from tokenmill.memory.transfer import to_device
 from tokenmill.schedule.sequence import unread_mark
 
+Made = TypeVar("Made")
+
 
 class Span(NamedTuple):
     """Rows [first, first + count) of the packed tokens are positions [start, start + count) of one sequence.
 
     base: the slot of position 0 where the sequence lies in one block; slots_L: the slot of every position up to the
     end of the span, where it does not. Exactly one of the two is set. num_logits: how many of the last rows are wanted.
-    blocks: the sequence's table of rows. state: the slot of its states, where layers keep some.
+    blocks: the sequence's table of rows. state: the slot of its states before the span, where layers keep some and it
+    is not at the text's begin. saves: (count, slot) for the states after so many tokens of the span, the last of all.
     """
 
     first: int
@@ -33,6 +36,7 @@ class Span(NamedTuple):
     num_logits: int = 0
     blocks: Sequence[int] = ()
     state: int | None = None
+    saves: tuple[tuple[int, int], ...] = ()
 
     @property
     def length(self) -> int:
@@ -63,7 +67,7 @@ class Step:
     fed_R: Tensor | None = None
     has_unknown: bool = False
     stop_ids: Sequence[int] = ()
-    _masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
+    _made: dict[Hashable, Any] = field(default_factory=dict)
 
     @cached_property
     def token_ids_T(self) -> Tensor:
@@ -90,16 +94,22 @@ class Step:
 
     def mask(self, span: Span, window: int | None, dtype: torch.dtype) -> Tensor:
         """Make the mask [count, length - first_key] to add to scores: 0 where a query may attend, else -inf."""
-        key = (span.first, window, dtype)
-        if key not in self._masks:
+
+        def make() -> Tensor:
             queries = torch.arange(span.start, span.length, device=self.device)[:, None]
             keys = torch.arange(span.first_key(window), span.length, device=self.device)[None, :]
             hidden = keys > queries
             if window is not None:
                 hidden |= keys <= queries - window
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=self.device)
-            self._masks[key] = mask.masked_fill_(hidden, -torch.inf)
-        return self._masks[key]
+            return torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(hidden, -torch.inf)
+
+        return self.once((span.first, window, dtype), make)
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Make what several layers need of a step when the first of them asks for it."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)

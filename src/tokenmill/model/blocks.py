@@ -29,16 +29,25 @@ class Norm:
 
 @dataclass(frozen=True)
 class Projection:
-    """A matrix [outputs, inputs]. parts: the rows of each matrix that is merged into it, in order."""
+    """A matrix [outputs, inputs]. parts: the rows of each matrix that is merged into it, in order. names: the parts'
+    names, with which targets of a file's tensors end.
+    """
 
     role: str
     inputs: int
     parts: tuple[int, ...]
     bias: bool = False
+    names: tuple[str, ...] = ()
 
     @property
     def outputs(self) -> int:
         return sum(self.parts)
+
+    def rows(self, name: str) -> range:
+        """Find the rows of a part."""
+        number = self.names.index(name)
+        first = sum(self.parts[:number])
+        return range(first, first + self.parts[number])
 
     @property
     def num_weights(self) -> int:

@@ -66,14 +66,16 @@ class ModelConfig:
     included, None for all; for each layer, or one for all layers. positions: "rope" or "learned". ropes: per layer,
     where they differ; then `rope` tells the context. norm: "rms" or "layer". norm_placement: "before", "after" or
     "both" sides of attention and of the MLP. norm_rounds_last: in the model's dtype the norm is rounded after its
-    weight, and not before. residual: "serial", or "parallel" where attention and MLP read the same input (GPT-NeoX).
-    shared_norm: they read it through one norm. attention_temperature: (beta, length): queries are multiplied by 1 +
-    beta * ln(1 + floor(position / length)). swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha
-    * gate), with gate <= limit. expert_layers: which layers have experts; empty for all. expert_size: the width of an
-    expert, 0 for intermediate_size. router_scores: "softmax" or "sigmoid". router_correction: a number for each expert
-    is added to its score where experts are chosen, and only there. router_groups: (number, chosen): experts are chosen
-    within the best groups. router_scale: the weights of the chosen experts are multiplied by it. shared_expert_size:
-    the width of an expert that every token takes; 0 without such an expert.
+    weight, and not before. attention_gate: the output of attention is multiplied by the sigmoid of a matrix of its own.
+    residual: "serial", or "parallel" where attention and MLP read the same input (GPT-NeoX). shared_norm: they read it
+    through one norm. attention_temperature: (beta, length): queries are multiplied by 1 + beta * ln(1 + floor(position
+    / length)). swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha * gate), with gate <= limit.
+    expert_layers: which layers have experts; empty for all. expert_size: the width of an expert, 0 for
+    intermediate_size. norm_top_k_eps: is added to the sum by which the scores of the chosen experts are divided.
+    router_scores: "softmax" or "sigmoid". router_correction: a number for each expert is added to its score where
+    experts are chosen, and only there. router_groups: (number, chosen): experts are chosen within the best groups.
+    router_scale: the weights of the chosen experts are multiplied by it. shared_expert_size: the width of an expert
+    that every token takes; 0 without such an expert.
     """
 
     family: str
@@ -111,6 +113,7 @@ class ModelConfig:
     logit_multiplier: float = 1.0
     attention_scale: float | None = None  # None: head_dim ** -0.5
     attention_softcap: float | None = None
+    attention_gate: bool = False
     attention_sinks: bool = False
     attention_temperature: tuple[float, int] | None = None
     logit_softcap: float | None = None
@@ -124,6 +127,7 @@ class ModelConfig:
     expert_size: int = 0
     expert_bias: bool = False
     norm_top_k: bool = True
+    norm_top_k_eps: float = 0.0
     router_scores: str = "softmax"
     router_correction: bool = False
     router_groups: tuple[int, int] | None = None

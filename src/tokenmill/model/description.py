@@ -48,7 +48,8 @@ class ExpertsBlock:
     """Each token goes through the `chosen` of `num` experts that its router scores highest, and through `shared`.
 
     scores: "softmax" or "sigmoid" of the router's outputs. normalise: the scores of the chosen experts are divided by
-    their sum. correction, groups, scale: see ModelConfig. shared_gate: the shared expert is multiplied by its sigmoid.
+    their sum plus eps. correction, groups, scale: see ModelConfig. shared_gate: the shared expert is multiplied by its
+    sigmoid.
     """
 
     router: Projection
@@ -60,6 +61,7 @@ class ExpertsBlock:
     correction: bool = False
     groups: tuple[int, int] | None = None
     scale: float = 1.0
+    eps: float = 0.0
     shared: MlpBlock | None = None
     shared_gate: Projection | None = None
 
@@ -224,6 +226,7 @@ def _experts(config: ModelConfig) -> ExpertsBlock:
         correction=config.router_correction,
         groups=config.router_groups,
         scale=config.router_scale,
+        eps=config.norm_top_k_eps,
         shared=_mlp(config, shared, config.mlp_bias) if shared else None,
         shared_gate=Projection("shared_gate", hidden, (1,)) if config.shared_expert_gate else None,
     )

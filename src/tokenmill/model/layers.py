@@ -238,7 +238,7 @@ class MoE(nn.Module):
         chosen_TC = torch.topk(wanted_TE, block.chosen, dim=-1).indices
         weights_TC = scores_TE.gather(-1, chosen_TC)
         if block.normalise:
-            weights_TC = weights_TC / weights_TC.sum(dim=-1, keepdim=True)
+            weights_TC = weights_TC / (weights_TC.sum(dim=-1, keepdim=True) + block.eps)
         return weights_TC * block.scale if block.scale != 1.0 else weights_TC, chosen_TC
 
     def _chosen(self, x_TD: Tensor, weights_TC: Tensor, chosen_TC: Tensor) -> Tensor:

@@ -72,6 +72,7 @@ class Runner:
             end, first, kept = start + count, len(token_ids), sequence.kept
             blocks = kept.row_blocks(size) if kept.tables[ROWS].first_row else kept.tables[ROWS].blocks
             slot = kept.state if len(kept.tables) > STATES else None
+            state, saves = slot if start else None, () if slot is None else ((count, slot),)
             token_ids += sequence.tokens[start:end]
             if drafts:
                 token_ids += drafts
@@ -83,11 +84,11 @@ class Runner:
             if end <= size:
                 base = blocks[0] * size
                 slots += range(base + start, base + end)
-                spans.append(Span(first, count, start, base, None, num_logits, blocks, slot))
+                spans.append(Span(first, count, start, base, None, num_logits, blocks, state, saves))
             else:
                 slots += [blocks[p // size] * size + p % size for p in range(start, end)]
                 slots_L = self.pool.slots_of(blocks[: -(-end // size)], end)
-                spans.append(Span(first, count, start, None, slots_L, num_logits, blocks, slot))
+                spans.append(Span(first, count, start, None, slots_L, num_logits, blocks, state, saves))
         wanted = None if len(rows) == len(token_ids) else rows
         device, stops = self._device, list(stop_ids)
         return Step(token_ids, positions, slots, spans, wanted, len(rows), device, fed_R, has_unknown, stops)

@@ -41,6 +41,8 @@ class Target:
         shape = (num_rows, *inputs)
         if self.transform in ("one row", "as a row"):
             return (1, *shape) if self.transform == "one row" else inputs
+        if self.transform == "depthwise":
+            return (num_rows, 1, *inputs)
         return shape[::-1] if self.is_transposed else shape
 
 
@@ -174,6 +176,5 @@ def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
     if target.part in ("gate", "up"):
         half = num_rows // 2
         return range(half) if target.part == "gate" else range(half, num_rows)
-    layer = int(target.parameter.split(".")[1])  # layers.{i}.attention.qkv
-    q, kv, _ = describe(config).layers[layer].mixer.matrices["qkv"].parts
-    return {"q": range(q), "k": range(q, q + kv), "v": range(q + kv, num_rows)}[target.part]
+    _, layer, _, role, *_ = target.parameter.split(".")  # layers.{i}.attention.qkv
+    return describe(config).layers[int(layer)].mixer.matrices[role].rows(target.part)

@@ -72,6 +72,12 @@ def _halves(config: ModelConfig) -> list[int]:
     return [*range(0, dim, 2), *range(1, dim, 2), *range(dim, config.head_dim)]
 
 
+def _gate_before_query(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Reorder [N · (query, gate) · H, …] to [(gate, query) · N · H, …]."""
+    shape = (config.num_heads, 2, config.head_dim, *tensor.shape[1:])
+    return tensor.reshape(shape).transpose(0, 1).flip(0).reshape(tensor.shape)
+
+
 def _interleaved(rows: Tensor, _: ModelConfig) -> Tensor:
     """Reorder rows gate 0, up 0, gate 1, up 1, … to all of the gate, then all of up."""
     return rows.reshape(-1, 2, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
@@ -94,6 +100,7 @@ TRANSFORMS: dict[str, Transform] = {
     "": Transform(orders_rows=True),
     "one row": Transform(lambda tensor, _: tensor[0], lambda tensor, _: tensor[None]),
     "as a row": Transform(lambda tensor, _: tensor[None], lambda tensor, _: tensor[0]),
+    "depthwise": Transform(lambda tensor, _: tensor[:, 0], lambda tensor, _: tensor[:, None]),
     "less one": Transform(lambda tensor, _: tensor - 1, lambda tensor, _: tensor + 1),
     "transpose": Transform(_transposed, _transposed, of_rows=""),
     "heads_to_qkv": _of_order(_heads_to_qkv),
@@ -104,6 +111,7 @@ TRANSFORMS: dict[str, Transform] = {
         lambda tensor, config: tensor[:, torch.tensor(_halves(config)).argsort()],
     ),
     "pairs_to_halves of qkv": _of_order(_qkv_to_halves),
+    "gate before query": _of_order(_gate_before_query),
     "interleaved": _of_order(_interleaved),
     "transpose interleaved": Transform(
         lambda tensor, config: _interleaved(tensor.t(), config),

@@ -14,6 +14,7 @@ class AttentionBlock:
 
     qk_norms: of Q and of K, or empty. A norm of head_dim entries norms each head by itself, a wider norm all heads
     together. norms_after_rope: they follow the rotation, and do not precede it. temperature: see ModelConfig.
+    gated: the output of each head is multiplied by the sigmoid of a gate; all gates stand before Q in qkv.
     """
 
     num_heads: int
@@ -26,6 +27,7 @@ class AttentionBlock:
     shape: AttentionShape
     norms_after_rope: bool = False
     temperature: tuple[float, int] | None = None
+    gated: bool = False
 
     @property
     def name(self) -> str:
@@ -63,13 +65,16 @@ def attention_of(config: ModelConfig, index: int) -> AttentionBlock:
         config.num_heads,
         num_kv_heads,
         head_dim,
-        qkv=Projection("qkv", config.hidden_size, (q, kv, kv), config.qkv_bias),
+        qkv=Projection(
+            "qkv", config.hidden_size, (q * (1 + config.attention_gate), kv, kv), config.qkv_bias, ("q", "k", "v")
+        ),
         out=Projection("out", q, (config.hidden_size,), config.o_bias),
         qk_norms=_qk_norms(config, head_dim, num_kv_heads),
         rope=config.ropes[index] if config.ropes else config.rope,
         shape=AttentionShape(scale, config.windows[index], config.attention_softcap, config.attention_sinks),
         norms_after_rope=config.qk_norm is not None and config.qk_norm.after_rope,
         temperature=config.attention_temperature,
+        gated=config.attention_gate,
     )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.step import AnyStep
 from tokenmill.kernels.attend.kernel import Attend
-from tokenmill.model.layers import make_linear, make_norm
+from tokenmill.model.layers import make_linear, make_norm, sigmoid
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.rope import Angles, apply_rotary, apply_rotary_in_halves
 from tokenmill.quant.schemes import Scheme
@@ -34,12 +34,14 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (make_norm(norm, fused) for norm in block.qk_norms or (None, None))
         self.norms_heads, self.norms_after_rope = block.norms_heads, block.norms_after_rope
         self.sinks = nn.Parameter(torch.empty(block.num_heads)) if block.shape.sinks else None
+        self.num_gates = block.num_heads if block.gated else 0
         self.shape, self.temperature = block.shape, block.temperature
         self.rotate = apply_rotary_in_halves if "rotary" in fused else apply_rotary
 
     def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        qkv_TNH = self.qkv(x_TD).view(-1, heads + 2 * kv_heads, self.head_dim)
+        gqkv_TNH = self.qkv(x_TD).view(-1, self.num_gates + heads + 2 * kv_heads, self.head_dim)
+        qkv_TNH = gqkv_TNH[:, self.num_gates :]
         v_TKH = qkv_TNH[:, heads + kv_heads :]
         if self.q_norm is None or self.k_norm is None:
             qk_TNH = qkv_TNH[:, : heads + kv_heads]
@@ -52,6 +54,8 @@ class Attention(nn.Module):
         if self.temperature is not None:
             q_TNH = q_TNH * temperatures(step.positions_T, *self.temperature).to(q_TNH.dtype)
         out_TNH = attend(q_TNH, k_TKH, v_TKH, layer_kv, step, self.shape, self.sinks)
+        if self.num_gates:
+            out_TNH = out_TNH * sigmoid(gqkv_TNH[:, : self.num_gates])
         return self.out(out_TNH.reshape(-1, heads * self.head_dim))  # type: ignore[no-any-return]
 
     def _turned(self, norm: nn.Module, x_TNH: Tensor, angles: Angles | None) -> Tensor:

@@ -1,0 +1,138 @@
+"""Qwen 3.5, 3.6 and 3.8, dense and with experts, and Qwen3-Next: three layers with a gated delta net, then one with
+attention, whose output is multiplied by a gate of its own.
+
+Vision models are read for their text part. A token has three positions there, of which each turns a section of a head
+(M-RoPE); the three are equal for text, so that the sections say nothing. Layers that predict further tokens (MTP) are
+not computed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tokenmill.model.config import ConfigReader, QKNorm
+from tokenmill.model.families import Family, InnerTextModel, sizes
+from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
+from tokenmill.model.families.qwen_moe import mlp_names
+from tokenmill.model.mixers.delta_net import delta_net
+
+_FULL, _LINEAR = "full_attention", "linear_attention"
+_FILE, _OURS = "layers.{i}.linear_attn.", "layers.{i}.delta_net."
+_SECTIONS = ("mrope_section", "mrope_interleaved")
+_SEEN = tuple(f"{name}_id" for name in "image_token video_token vision_start_token vision_end_token".split())
+
+_ATTENTION = {
+    **NAMES,
+    "layers.{i}.self_attn.q_proj{p}": "layers.{i}.attention.qkv{p}:q | gate before query",
+    _FILE + "conv1d.weight": _OURS + "conv | depthwise",
+    _FILE + "A_log": _OURS + "A_log",
+    _FILE + "dt_bias": _OURS + "dt_bias",
+    _FILE + "norm.weight": _OURS + "norm.weight",
+    _FILE + "out_proj.weight": _OURS + "out.weight",
+}
+_NAMES = {
+    **_ATTENTION,
+    _FILE + "in_proj_qkv.weight": _OURS + "qkv.weight",
+    _FILE + "in_proj_z.weight": _OURS + "z.weight",
+    _FILE + "in_proj_b.weight": _OURS + "gates.weight:b",
+    _FILE + "in_proj_a.weight": _OURS + "gates.weight:a",
+}
+_ROUTED = {
+    "layers.{i}.mlp.gate.weight": "layers.{i}.mlp.router.weight",
+    "layers.{i}.mlp.shared_expert_gate.weight": "layers.{i}.mlp.shared_gate.weight",
+    **mlp_names("shared_expert", "shared"),
+}
+_PER_EXPERT = mlp_names("experts.{e}", "experts.{e}")
+
+
+def _mixed(reader: ConfigReader) -> dict[str, Any]:
+    """Read what all of them have: the mixers of the layers, and attention with a gate."""
+    _drop_sections(reader)
+    num_layers, interval = reader.num_layers(), reader.count("full_attention_interval")
+    default = [_LINEAR if layer % interval else _FULL for layer in range(1, num_layers + 1)]
+    block = delta_net(
+        reader.count("hidden_size"),
+        num_k_heads=reader.count("linear_num_key_heads"),
+        num_v_heads=reader.count("linear_num_value_heads"),
+        key_dim=reader.count("linear_key_head_dim"),
+        value_dim=reader.count("linear_value_head_dim"),
+        num_taps=reader.count("linear_conv_kernel_dim"),
+        eps=reader.number("rms_norm_eps", maximum=1.0),
+    )
+    if block.num_v_heads % block.num_k_heads:
+        heads = f"a multiple of linear_num_key_heads, {block.num_k_heads}"
+        raise reader.refuse("linear_num_value_heads", block.num_v_heads, heads)
+    types = reader.layer_types(default, _FULL, _LINEAR)
+    return {
+        **reader.attention_bias(),
+        "attention_gate": True,
+        "mixers": tuple(block if kind == _LINEAR else None for kind in types),
+        "norm_unit_offset": True,
+        "qk_norm": QKNorm(),
+    }
+
+
+def _drop_sections(reader: ConfigReader) -> None:
+    """Remove the sections of a head from the parameters of the rope."""
+    for key in ("rope_parameters", "rope_scaling"):
+        given = reader.values.get(key)
+        if isinstance(given, Mapping):
+            plain = {name: value for name, value in given.items() if name not in _SECTIONS}
+            plain |= {name: "default" for name in ("type", "rope_type") if plain.get(name) == "mrope"}
+            reader.values = {**reader.values, key: plain}
+
+
+def _experts(reader: ConfigReader) -> dict[str, Any]:
+    return {
+        "num_experts": reader.count("num_experts"),
+        "num_experts_per_token": reader.count("num_experts_per_tok"),
+        "expert_size": reader.count("moe_intermediate_size"),
+        "shared_expert_size": reader.count("shared_expert_intermediate_size"),
+        "shared_expert_gate": True,
+    }
+
+
+def _qwen3_5_moe(reader: ConfigReader) -> dict[str, Any]:
+    fields = {**_mixed(reader), **_experts(reader)}
+    return {**fields, "intermediate_size": fields["expert_size"]}
+
+
+_DELTA = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+    "partial_rotary_factor": 0.25,
+    "eos_token_id": None,
+}
+_MOE = {
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+}
+_EXPECTED = {"attn_output_gate": True, "mlp_only_layers": [], "mamba_ssm_dtype": "float32"}
+_HARMLESS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+QWEN3_5_TEXT = Family(
+    _NAMES,
+    _mixed,
+    defaults={**sizes(248320, 4096, 12288, 32, 16, 4, head_dim=256, context=32768), **_DELTA},
+    expected=_EXPECTED,
+    harmless=_HARMLESS,
+    further=("mtp.",),
+)
+QWEN3_5_MOE_TEXT = Family(
+    {**_NAMES, **_ROUTED, **PACKED_EXPERTS},
+    _qwen3_5_moe,
+    defaults={**sizes(248320, 2048, None, 40, 16, 2, head_dim=256, context=32768), **_DELTA, **_MOE},
+    expected=_EXPECTED,
+    aliases={"num_local_experts": "num_experts"},
+    harmless=_HARMLESS,
+    further=("mtp.",),
+    also=_PER_EXPERT,
+)
+_TEXT = InnerTextModel(("qwen3_5_text",), ignored=("vision_config", *_SEEN), tied=False)
+QWEN3_5 = replace(QWEN3_5_TEXT, text=_TEXT)
+QWEN3_5_MOE = replace(QWEN3_5_MOE_TEXT, text=replace(_TEXT, families=("qwen3_5_moe_text",)))

@@ -1,0 +1,47 @@
+"""The recurrence of linear attention: a state of each head that each token decays, changes and reads.
+
+    S <- decay · S;  S <- S + key ⊗ change;  out = queryᵀ S
+
+change is the value itself (Mamba 2: Dao & Gu 2024, arXiv 2405.21060), or by the delta rule (value - keyᵀ S) · beta
+(Yang et al. 2024, arXiv 2412.06464). slices.py tells how S is stored.
+"""
+
+import torch
+from torch import Tensor
+
+from tokenmill.cache.pool import LayerStates
+from tokenmill.cache.step import Step
+from tokenmill.model.mixers.turns import turns_of
+
+
+def recur(
+    query_TNK: Tensor,
+    key_TNK: Tensor,
+    value_TNV: Tensor,
+    decay_TN: Tensor,
+    beta_TN: Tensor | None,
+    kept: LayerStates,
+    step: Step,
+) -> Tensor:
+    """Take all tokens of a step into the states and read each token's output, [T, N, V]; float32 throughout.
+
+    beta_TN: for the delta rule, None without. The states are the second state of the layer.
+    """
+    whole = turns_of(step)
+    state_BNSKC = kept.read(whole.slots, 1)
+    shape = (*state_BNSKC.shape[1:3], state_BNSKC.shape[-1])
+    key_TNK, query_TNK = key_TNK[:, :, None, :, None], query_TNK[:, :, None, :, None]
+    value_TNSC = value_TNV.view(-1, *shape)
+    out_TNSC = torch.empty_like(value_TNSC)
+    for turn in whole.turns:
+        rows = turn.rows_B
+        state, key = state_BNSKC[: len(rows)], key_TNK[rows]
+        state *= decay_TN[rows][:, :, None, None, None]
+        change = value_TNSC[rows]
+        if beta_TN is not None:
+            change = (change - (state * key).sum(-2)) * beta_TN[rows][:, :, None, None]
+        state += key * change[..., None, :]
+        out_TNSC[rows] = (state * query_TNK[rows]).sum(-2)
+        for text, slot in turn.saved:
+            kept.write(1, [slot], state[text : text + 1])
+    return out_TNSC.flatten(-2)
