@@ -42,7 +42,7 @@ _LOCAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
 _MIXTURE = _LLAMA | _EXPERTS | {"moe_intermediate_size": 40}
 _SCALES = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.0, "attention_multiplier": 0.2}
 # Its class wants the numbers of Mamba layers to fit, where there are none, too.
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 12}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 16}
 _HYBRID = _LLAMA | _SCALES | _MAMBA | {"layer_types": ["full_attention"] * 2, "shared_intermediate_size": 24}
 _GLM = _LLAMA | {"head_dim": 8}
 _SIGMOID = {
@@ -213,6 +213,17 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoeshared-none": ("granitemoeshared", _LLAMA | _SCALES | _LOCAL),
     "granitemoehybrid": ("granitemoehybrid", _HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"}),
     "granitemoehybrid-experts": ("granitemoehybrid", _HYBRID | _LOCAL | {"attention_bias": True}),
+    "granitemoehybrid-mamba": (
+        "granitemoehybrid",
+        _HYBRID | _LOCAL | {"layer_types": ["linear_attention", "full_attention"], "mamba_n_groups": 2},
+    ),
+    "granitemoehybrid-departures": (
+        "granitemoehybrid",
+        _HYBRID
+        | {"num_local_experts": 0, "layer_types": ["full_attention", "linear_attention"], "mamba_d_conv": 3}
+        | {"mamba_proj_bias": True, "mamba_conv_bias": False, "time_step_limit": [0.5, 0.9]}
+        | {"mamba_d_head": 32, "mamba_n_heads": 3},
+    ),
     "glm4": ("glm4", _GLM),
     "glm4-whole": ("glm4", _GLM | {"attention_bias": False, "partial_rotary_factor": 1.0}),
     "glm": ("glm", _GLM),

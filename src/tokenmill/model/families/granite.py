@@ -1,6 +1,6 @@
 """Granite of IBM: Llama with multipliers on embeddings, residuals, scores and logits. Some models have experts, and
-some of these one more expert, which every token takes; Granite 4.1 and 4.2 have none. Granite 4.0 is the hybrid family,
-of which only the models without Mamba layers are implemented.
+some of these one more expert, which every token takes; Granite 4.1 and 4.2 have none. Granite 4.0 is the hybrid family:
+in most of its layers Mamba 2 takes the place of attention.
 """
 
 from dataclasses import replace
@@ -11,6 +11,9 @@ from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama, paired
 from tokenmill.model.families.llama import NAMES
+from tokenmill.model.families.mamba2 import mamba_names, read_limits
+from tokenmill.model.mixers.mamba2 import Mamba2Block, mamba2
+from tokenmill.value_reader import brief
 
 _MOE, _MLP = "layers.{i}.block_sparse_moe.", "layers.{i}.mlp."
 _MOE_NAMES = {
@@ -32,6 +35,7 @@ _SHARED_NAMES = {
 # A model without experts has its MLP under the name of the shared one. Of the two targets a model has one.
 _HYBRID_NAMES = {
     **_SHARED_NAMES,
+    **mamba_names("layers.{i}.mamba."),
     "layers.{i}.shared_mlp.input_linear{p}": _MLP + "up{p}",
     "layers.{i}.shared_mlp.output_linear{p}": _MLP + "down{p}",
 }
@@ -64,22 +68,45 @@ def _granitemoeshared(reader: ConfigReader) -> dict[str, Any]:
 
 def _granitemoehybrid(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("normalization_function", "rmsnorm")
-    # transformers before 5 writes the first two of these.
-    types = ("attention", "mamba", "full_attention", "linear_attention")
     num_layers = reader.num_layers()
-    found = set(reader.layer_types(["mamba"] * num_layers, *types))
-    if found & {"mamba", "linear_attention"}:
-        raise CheckpointError(
-            f"{reader.where}: its layer_types have Mamba layers, which keep a state and are not implemented; the "
-            'models of Granite 4.0 without an "h" in their names have none, nor have Granite 4.1 and 4.2'
-        )
+    types = reader.layer_types(["mamba"] * num_layers, *_ATTENDS, *_STATES)
     fields, size = _granitemoe(reader, minimum=0), reader.count("shared_intermediate_size")
     if reader.expect("position_embedding_type", None, "rope", "nope") != "rope":
         fields["ropes"] = (None,) * num_layers
+    if set(types) & set(_STATES):
+        block = _mamba(reader)
+        fields["mixers"] = tuple(block if kind in _STATES else None for kind in types)
+    else:
+        reader.read.update(f"mamba_{name}" for name in _MAMBA)
+        reader.read.add("time_step_limit")
     if fields["num_experts"]:
         return {**fields, "shared_expert_size": size}
     reader.read.add("intermediate_size")  # of experts, which this model lacks
     return {**fields, "intermediate_size": size}
+
+
+def _mamba(reader: ConfigReader) -> Mamba2Block:
+    hidden, num_heads = reader.count("hidden_size"), reader.count("mamba_n_heads")
+    width, given = reader.count("mamba_expand") * hidden, reader.take("mamba_d_head")
+    head_dim = width // num_heads if given == "auto" else reader.count("mamba_d_head")
+    if head_dim * num_heads != width:
+        raise CheckpointError(
+            f"{reader.where}: {num_heads} Mamba heads of {brief(given)} are not as wide as mamba_expand * hidden_size, "
+            f"{width}"
+        )
+    return mamba2(
+        hidden,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        num_groups=reader.count("mamba_n_groups"),
+        state_dim=reader.count("mamba_d_state"),
+        num_taps=reader.count("mamba_d_conv"),
+        eps=reader.number("rms_norm_eps", maximum=1.0),
+        bias=reader.flag("mamba_proj_bias"),
+        out_bias=reader.flag("mamba_proj_bias"),
+        conv_bias=reader.flag("mamba_conv_bias"),
+        dt_limits=read_limits(reader, "time_step_limit"),
+    )
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
@@ -132,9 +159,11 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 _IN_GGUF = InGGUF("granite", paired(), _read_gguf, _metadata)
 _MOE_IN_GGUF = replace(_IN_GGUF, architecture="granitemoe")
 
+# transformers before 5 writes the first of each.
+_ATTENDS, _STATES = ("attention", "full_attention"), ("mamba", "linear_attention")
 _SSM = "conv_kernel group_count inner_size state_size time_step_rank".split()
-# Keys of Mamba layers; the last of the harmless keys is of training.
-_MAMBA = "chunk_size conv_bias d_conv d_head d_state expand n_groups n_heads proj_bias".split()
+# Keys of Mamba layers.
+_MAMBA = "conv_bias d_conv d_head d_state expand n_groups n_heads proj_bias".split()
 _ONES = dict.fromkeys(("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0)
 _MOE_DEFAULTS = {**_ONES, "num_local_experts": 8, "num_experts_per_tok": 2}
 GRANITE = Family(NAMES, _granite, defaults=_ONES, gguf=_IN_GGUF)
@@ -149,9 +178,20 @@ GRANITEMOESHARED = Family(
 GRANITEMOEHYBRID = Family(
     _HYBRID_NAMES,
     _granitemoehybrid,
-    defaults={**_MOE_DEFAULTS, "shared_intermediate_size": 1024},
+    defaults={
+        **_MOE_DEFAULTS,
+        "shared_intermediate_size": 1024,
+        "mamba_conv_bias": True,
+        "mamba_d_conv": 4,
+        "mamba_d_head": "auto",
+        "mamba_d_state": 256,
+        "mamba_expand": 2,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 128,
+        "mamba_proj_bias": False,
+    },
     aliases={"layers_block_type": "layer_types"},
-    harmless=(*(f"mamba_{name}" for name in _MAMBA), "time_step_limit", "init_method"),
+    harmless=("mamba_chunk_size", "init_method"),
     gguf=_IN_GGUF,
     also=_ALSO,
 )

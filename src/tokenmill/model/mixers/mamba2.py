@@ -6,6 +6,7 @@ added to the output.
 """
 
 from dataclasses import dataclass
+from math import inf
 
 from tokenmill.cache.spec import StateSpec
 from tokenmill.model.blocks import Norm, Projection
@@ -32,7 +33,7 @@ class Mamba2Block:
     norm: Norm | None
     conv_bias: bool = True
     gate_first: bool = True
-    dt_limits: tuple[float, float] = (0.0, float("inf"))
+    dt_limits: tuple[float, float] = (0.0, inf)
     multipliers: tuple[float, ...] = (1.0,) * 5
 
     name = "mamba2"
@@ -65,3 +66,33 @@ class Mamba2Block:
         heads = dict.fromkeys(("A_log", "D", "dt_bias"), (self.num_heads,))
         bias = {"conv_bias": (self.num_channels,)} if self.conv_bias else {}
         return {"conv": (self.num_channels, self.num_taps), **bias, **heads}
+
+
+def mamba2(
+    hidden: int,
+    *,
+    num_heads: int,
+    head_dim: int,
+    num_groups: int,
+    state_dim: int,
+    num_taps: int,
+    eps: float,
+    bias: bool,
+    out_bias: bool,
+    conv_bias: bool,
+    dt_limits: tuple[float, float] = (0.0, inf),
+) -> Mamba2Block:
+    """Describe Mamba 2 with a norm behind its gate. bias, out_bias: of the matrices."""
+    width, shared = num_heads * head_dim, num_groups * state_dim
+    return Mamba2Block(
+        num_heads,
+        head_dim,
+        num_groups,
+        state_dim,
+        num_taps,
+        inner=Projection("inner", hidden, (width, width, shared, shared, num_heads), bias),
+        out=Projection("out", width, (hidden,), out_bias),
+        norm=Norm(width, "rms", eps),
+        conv_bias=conv_bias,
+        dt_limits=dt_limits,
+    )
