@@ -131,6 +131,22 @@ def _sections(*widths: int, **numbers: Any) -> dict[str, Any]:
 _ALPHA = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}}
 
 _LFM2 = _LLAMA | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+_NEMOTRON_H = {key: value for key, value in _LLAMA.items() if key != "num_hidden_layers"} | {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    "head_dim": 12,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+}
+_NEMOTRON_MOE = {
+    "layers_block_type": ["moe", "linear_attention", "full_attention", "moe", "mlp"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 24,
+    "routed_scaling_factor": 1.5,
+}
 _DELTA = _LLAMA | {
     "head_dim": 16,
     "num_hidden_layers": 4,
@@ -354,6 +370,15 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_vl_moe",
         {"text_config": _MIXTURE | _sections(2, 2, 2) | {"head_dim": 12}, "vision_config": _QWEN3_VISION},
     ),
+    "nemotron_h": ("nemotron_h", _NEMOTRON_H | _NEMOTRON_MOE),
+    "nemotron_h-departures": (
+        "nemotron_h",
+        _NEMOTRON_H
+        | _NEMOTRON_MOE
+        | {"moe_latent_size": 20, "n_group": 3, "topk_group": 2, "norm_topk_prob": False, "mlp_bias": True}
+        | {"use_bias": True, "conv_kernel": 3, "n_groups": 1},
+    ),
+    "nemotron_h-dense": ("nemotron_h", _NEMOTRON_H | {"use_conv_bias": False, "tie_word_embeddings": False}),
     "lfm2": ("lfm2", _LFM2 | {"block_auto_adjust_ff_dim": False}),
     "lfm2-departures": (
         "lfm2",

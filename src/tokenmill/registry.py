@@ -62,6 +62,8 @@ FORMATS: Names = {
 }
 
 MIXERS: Names = {
+    "absent": Entry("no mixer: the layer is an MLP alone (Nemotron-H)", "tokenmill.model.mixers.absent:AbsentBlock",
+        "torch.nn:Identity"),
     "attention": Entry("rows of K and V, which later tokens read",
         "tokenmill.model.mixers.attention:AttentionBlock", "tokenmill.model.mixers.attention_module:Attention"),
     "short_conv": Entry("a gated convolution of three or four tokens (LFM2)",
@@ -105,6 +107,7 @@ FAMILIES: Names = {
     "qwen3_vl": Entry("Qwen3-VL, whose text part is read", "tokenmill.model.families.qwen_vl:QWEN3_VL"),
     "qwen3_vl_moe": Entry("Qwen3-VL with experts, whose text part is read",
         "tokenmill.model.families.qwen_vl:QWEN3_VL_MOE"),
+    "nemotron_h": Entry("Nemotron-H, Nemotron 3", "tokenmill.model.families.nemotron_h:NEMOTRON_H"),
     "lfm2": Entry("LFM2", "tokenmill.model.families.lfm2:LFM2"),
     "lfm2_moe": Entry("LFM2-MoE", "tokenmill.model.families.lfm2:LFM2_MOE"),
     "qwen3_5_text": Entry("Qwen 3.5, 3.6, 3.8", "tokenmill.model.families.qwen3_5:QWEN3_5_TEXT"),

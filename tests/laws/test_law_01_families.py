@@ -1,6 +1,7 @@
 """Law 1: every family equals transformers on the same random weights, in float32.
 
-Bounds are assert_close's defaults for float32 (rtol 1.3e-6, atol 1e-5).
+Bounds are assert_close's defaults for float32 (rtol 1.3e-6, atol 1e-5), and 2e-4 of the largest logit for delta nets:
+transformers computes them in chunks of 64 tokens, whose sums run in another order, and differs as much from itself.
 """
 
 from functools import cache
@@ -35,6 +36,7 @@ def test_every_family_of_the_registry_has_a_tiny_model():
     assert set(FAMILY_NAMES) == set(FAMILIES)
 
 
+DELTA = ("qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear")
 WAYS = [(name, "eager", "packed") for name in TINY]
 WAYS += [(name, "eager", "dense") for name in KINDS] + [(name, "native", "dense") for name in TINY]
 WAYS.sort()  # those of one model beside each other, for which transformers computes once
@@ -44,10 +46,11 @@ WAYS.sort()  # those of one model beside each other, for which transformers comp
 def test_logits_of_prompts_of_several_lengths(name, program, scheme, models):
     """The native program sums in another order: 1e-4 of the largest logit."""
     engine = load(save(name, models), dtype="float32", program=program, scheme=scheme)
+    bound = 2e-4 if name.startswith(DELTA) else 1e-4 if program == "native" else None
     for length in (1, 7, CONTEXT):
         tokens = prompt(length)
         expected = expected_logits(name, tokens)
-        bounds = {"rtol": 0.0, "atol": 1e-4 * float(expected.abs().max())} if program == "native" else {}
+        bounds = {} if bound is None else {"rtol": 0.0, "atol": bound * float(expected.abs().max())}
         torch.testing.assert_close(engine.logits(tokens), expected, **bounds)
 
 

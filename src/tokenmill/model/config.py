@@ -70,12 +70,13 @@ class ModelConfig:
     residual: "serial", or "parallel" where attention and MLP read the same input (GPT-NeoX). shared_norm: they read it
     through one norm. attention_temperature: (beta, length): queries are multiplied by 1 + beta * ln(1 + floor(position
     / length)). swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha * gate), with gate <= limit.
-    expert_layers: which layers have experts; empty for all. expert_size: the width of an expert, 0 for
-    intermediate_size. norm_top_k_eps: is added to the sum by which the scores of the chosen experts are divided.
-    router_scores: "softmax" or "sigmoid". router_correction: a number for each expert is added to its score where
-    experts are chosen, and only there. router_groups: (number, chosen): experts are chosen within the best groups.
-    router_scale: the weights of the chosen experts are multiplied by it. shared_expert_size: the width of an expert
-    that every token takes; 0 without such an expert.
+    mlp_layers: which layers have an MLP or experts; empty for all. expert_layers: which of them have experts; empty for
+    all. expert_size: the width of an expert, 0 for intermediate_size. expert_latent_size: experts read and write rows
+    of this width, with a matrix before them and one after them; 0 without. norm_top_k_eps: is added to the sum by which
+    the scores of the chosen experts are divided. router_scores: "softmax" or "sigmoid". router_correction: a number for
+    each expert is added to its score where experts are chosen, and only there. router_groups: (number, chosen): experts
+    are chosen within the best groups. router_scale: the weights of the chosen experts are multiplied by it.
+    shared_expert_size: the width of an expert that every token takes; 0 without such an expert.
     """
 
     family: str
@@ -124,7 +125,9 @@ class ModelConfig:
     num_experts: int = 0
     num_experts_per_token: int = 0
     expert_layers: tuple[bool, ...] = ()
+    mlp_layers: tuple[bool, ...] = ()
     expert_size: int = 0
+    expert_latent_size: int = 0
     expert_bias: bool = False
     norm_top_k: bool = True
     norm_top_k_eps: float = 0.0

@@ -15,8 +15,8 @@ from tokenmill.cache.pool import LayerKept
 from tokenmill.cache.step import AnyStep
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import ExpertsBlock, LayerDescription, describe
-from tokenmill.model.layers import MLP, Embedding, MoE, make_linear, make_norm
+from tokenmill.model.description import LayerDescription, describe
+from tokenmill.model.layers import Embedding, make_linear, make_mlp, make_norm
 from tokenmill.model.rope import Angles, RotaryTable
 from tokenmill.quant.matrix import product
 from tokenmill.quant.schemes import Scheme
@@ -29,24 +29,30 @@ class Layer(nn.Module):
     def __init__(self, description: LayerDescription, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
         self.description, mlp = description, description.mlp
-        self.attention_norm = make_norm(description.before, fused)
+        norms = description.norms
+        self.attention_norm = make_norm(norms.get("attention_norm"), fused)
         self.mixer_name = description.mixer.name
         make = lookup(MIXERS, self.mixer_name, "mixer", computes=True)
         self.add_module(self.mixer_name, make(description.mixer, scheme, fused))
-        self.attention_after_norm = make_norm(description.after, fused)
-        self.mlp_norm = None if description.shared_norm else make_norm(description.before, fused)
-        self.mlp = MoE(mlp, scheme, fused) if isinstance(mlp, ExpertsBlock) else MLP(mlp, scheme, fused)
-        self.mlp_after_norm = make_norm(description.after, fused)
+        self.attention_after_norm = make_norm(norms.get("attention_after_norm"), fused)
+        self.mlp_norm = make_norm(norms.get("mlp_norm"), fused)
+        self.mlp = None if mlp is None else make_mlp(mlp, scheme, fused)
+        self.mlp_after_norm = make_norm(norms.get("mlp_after_norm"), fused)
+        self.mixes = description.mixes
         self.parallel, self.multiplier = description.parallel, description.multiplier
 
     def forward(self, x_TD: Tensor, angles: Angles | None, kept: LayerKept, step: AnyStep, attend: Attend) -> Tensor:
         normed_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
-        attended_TD = self.get_submodule(self.mixer_name)(normed_TD, angles, kept, step, attend)
-        if self.attention_after_norm is not None:
-            attended_TD = self.attention_after_norm(attended_TD)
-        if self.multiplier != 1.0:
-            attended_TD = attended_TD * self.multiplier
-        left_TD = x_TD if self.parallel else x_TD + attended_TD
+        left_TD = attended_TD = x_TD
+        if self.mixes:
+            attended_TD = self.get_submodule(self.mixer_name)(normed_TD, angles, kept, step, attend)
+            if self.attention_after_norm is not None:
+                attended_TD = self.attention_after_norm(attended_TD)
+            if self.multiplier != 1.0:
+                attended_TD = attended_TD * self.multiplier
+            left_TD = x_TD if self.parallel else x_TD + attended_TD
+        if self.mlp is None:
+            return left_TD
         out_TD = self.mlp(self._mlp_input(normed_TD, left_TD))
         if self.mlp_after_norm is not None:
             out_TD = self.mlp_after_norm(out_TD)

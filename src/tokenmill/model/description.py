@@ -17,6 +17,7 @@ from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model.blocks import Norm, Projection, norm_of
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.mixers import Mixer
+from tokenmill.model.mixers.absent import AbsentBlock
 from tokenmill.model.mixers.attention import AttentionBlock, attention_of
 
 
@@ -48,7 +49,8 @@ class ExpertsBlock:
     """Each token goes through the `chosen` of `num` experts that its router scores highest, and through `shared`.
 
     scores: "softmax" or "sigmoid" of the router's outputs. normalise: the scores of the chosen experts are divided by
-    their sum plus eps. correction, groups, scale: see ModelConfig. shared_gate: the shared expert is multiplied by its
+    their sum plus eps. latent: the matrices before and after the chosen experts, where these read and write rows of
+    another width. correction, groups, scale: see ModelConfig. shared_gate: the shared expert is multiplied by its
     sigmoid.
     """
 
@@ -62,6 +64,7 @@ class ExpertsBlock:
     groups: tuple[int, int] | None = None
     scale: float = 1.0
     eps: float = 0.0
+    latent: tuple[Projection, Projection] | None = None
     shared: MlpBlock | None = None
     shared_gate: Projection | None = None
 
@@ -70,20 +73,22 @@ class ExpertsBlock:
         # Counted, not listed: a damaged config may claim millions of experts.
         found = Counter([self.router] if self.shared_gate is None else [self.router, self.shared_gate])
         found.update(dict.fromkeys(self.expert.matrices, self.num))
+        found.update(self.latent or ())
         found.update([] if self.shared is None else self.shared.matrices)
         return found
 
 
 @dataclass(frozen=True)
 class LayerDescription:
-    """Two halves, each x + multiplier * after(block(before(x))): the mixer, attention or another, then the MLP.
+    """Two halves, each x + multiplier * after(block(before(x))): the mixer, attention or another, then the MLP. One of
+    them may be missing.
 
     parallel: both read the input of the layer; otherwise the MLP reads the mixer's sum. shared_norm: both read it
     through one norm.
     """
 
     mixer: Mixer
-    mlp: MlpBlock | ExpertsBlock
+    mlp: MlpBlock | ExpertsBlock | None
     before: Norm | None
     after: Norm | None
     multiplier: float
@@ -93,18 +98,23 @@ class LayerDescription:
     @property
     def mlps(self) -> list[MlpBlock]:
         """Its MLP, or the different ones of its mixture of experts."""
-        if isinstance(self.mlp, MlpBlock):
-            return [self.mlp]
+        if not isinstance(self.mlp, ExpertsBlock):
+            return [] if self.mlp is None else [self.mlp]
         return [self.mlp.expert] if self.mlp.shared is None else [self.mlp.expert, self.mlp.shared]
+
+    @property
+    def mixes(self) -> bool:
+        """Tell whether the layer has a mixer."""
+        return not isinstance(self.mixer, AbsentBlock)
 
     @property
     def norms(self) -> dict[str, Norm]:
         """Its norms without the mixer's, by their roles, in the order in which they are computed."""
         found = {
-            "attention_norm": self.before,
-            "attention_after_norm": self.after,
-            "mlp_norm": None if self.shared_norm else self.before,
-            "mlp_after_norm": self.after,
+            "attention_norm": self.before if self.mixes else None,
+            "attention_after_norm": self.after if self.mixes else None,
+            "mlp_norm": None if self.shared_norm or self.mlp is None else self.before,
+            "mlp_after_norm": None if self.mlp is None else self.after,
         }
         return {role: norm for role, norm in found.items() if norm is not None}
 
@@ -124,7 +134,7 @@ class DecoderDescription:
         found = Counter([self.head])
         for layer in self.layers:
             found.update(layer.mixer.matrices.values())
-            found.update(layer.mlp.matrices)
+            found.update({} if layer.mlp is None else layer.mlp.matrices)
         return found
 
     @cached_property
@@ -195,7 +205,7 @@ def describe(config: ModelConfig) -> DecoderDescription:
     layers = []
     for index in range(config.num_layers):
         mixer = config.mixers[index] if config.mixers else None
-        mlp = experts if has_experts[index] else dense
+        mlp = None if config.mlp_layers and not config.mlp_layers[index] else experts if has_experts[index] else dense
         joined = (config.residual_multiplier, parallel, parallel and config.shared_norm)
         layers.append(LayerDescription(mixer or attention_of(config, index), mlp, before, after, *joined))
     bias = config.head_bias and not config.tie_embeddings
@@ -203,11 +213,13 @@ def describe(config: ModelConfig) -> DecoderDescription:
     return DecoderDescription(config, tuple(layers), norm, head)
 
 
-def _mlp(config: ModelConfig, width: int, bias: bool) -> MlpBlock:
+def _mlp(config: ModelConfig, width: int, bias: bool, outer: int = 0) -> MlpBlock:
+    """Describe an MLP. outer: the width of what it reads and writes; 0 for hidden_size."""
     role, parts = ("gate_up", (width, width)) if config.gated_mlp else ("up", (width,))
+    outer = outer or config.hidden_size
     return MlpBlock(
-        Projection(role, config.hidden_size, parts, bias),
-        Projection("down", width, (config.hidden_size,), bias),
+        Projection(role, outer, parts, bias),
+        Projection("down", width, (outer,), bias),
         config.activation,
         config.gated_mlp,
         config.swiglu,
@@ -215,10 +227,12 @@ def _mlp(config: ModelConfig, width: int, bias: bool) -> MlpBlock:
 
 
 def _experts(config: ModelConfig) -> ExpertsBlock:
-    shared, hidden = config.shared_expert_size, config.hidden_size
+    shared, hidden, latent = config.shared_expert_size, config.hidden_size, config.expert_latent_size
+    bias = config.mlp_bias
+    around = (Projection("latent", hidden, (latent,), bias), Projection("latent", latent, (hidden,), bias))
     return ExpertsBlock(
         router=Projection("router", hidden, (config.num_experts,), config.router_bias),
-        expert=_mlp(config, config.expert_size or config.intermediate_size, config.expert_bias),
+        expert=_mlp(config, config.expert_size or config.intermediate_size, config.expert_bias, latent),
         num=config.num_experts,
         chosen=config.num_experts_per_token,
         normalise=config.norm_top_k,
@@ -227,6 +241,7 @@ def _experts(config: ModelConfig) -> ExpertsBlock:
         groups=config.router_groups,
         scale=config.router_scale,
         eps=config.norm_top_k_eps,
+        latent=around if latent else None,
         shared=_mlp(config, shared, config.mlp_bias) if shared else None,
         shared_gate=Projection("shared_gate", hidden, (1,)) if config.shared_expert_gate else None,
     )
@@ -246,7 +261,7 @@ def count_parameters(config: ModelConfig) -> Mapping[str, int]:
         "embedding": config.vocab_size * config.hidden_size,
         "positions": config.max_position_embeddings * config.hidden_size if config.positions == "learned" else 0,
         "attention": sum(_total(Counter(mixer.matrices.values())) for mixer in mixers) + inner + vectors,
-        "mlp": sum(_total(layer.mlp.matrices) for layer in layers) + beside + acts,
+        "mlp": sum(_total(layer.mlp.matrices) for layer in layers if layer.mlp is not None) + beside + acts,
         "norms": sum(norm.num_parameters for norm in [*norms, decoder.norm]),
         "head": 0 if config.tie_embeddings else decoder.head.num_parameters,
     }

@@ -214,13 +214,20 @@ class MoE(nn.Module):
         super().__init__()
         self.router = make_linear(block.router, scheme, fused)
         self.experts = nn.ModuleList(MLP(block.expert, scheme, fused) for _ in range(block.num))
+        around = (None, None) if block.latent is None else block.latent
+        self.latent_in, self.latent_out = (
+            None if each is None else make_linear(each, scheme, fused) for each in around
+        )
         self.shared = None if block.shared is None else MLP(block.shared, scheme, fused)
         self.shared_gate = None if block.shared_gate is None else make_linear(block.shared_gate, scheme, fused)
         self.correction = nn.Parameter(torch.empty(block.num)) if block.correction else None
         self.block = block
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        out_TD = (self._all if is_traced() else self._chosen)(x_TD, *self._route(self.router(x_TD).float()))
+        inner_TD = x_TD if self.latent_in is None else self.latent_in(x_TD)
+        out_TD = (self._all if is_traced() else self._chosen)(inner_TD, *self._route(self.router(x_TD).float()))
+        if self.latent_out is not None:
+            out_TD = self.latent_out(out_TD)
         if self.shared is None:
             return out_TD
         shared_TD: Tensor = self.shared(x_TD)
@@ -256,3 +263,8 @@ class MoE(nn.Module):
             weights_T1 = torch.where(chosen_TC == number, weights_TC, 0).sum(-1, keepdim=True)
             out_TD = out_TD + (expert(x_TD) * weights_T1).to(x_TD.dtype)
         return out_TD
+
+
+def make_mlp(block: MlpBlock | ExpertsBlock, scheme: Scheme, fused: Collection[str]) -> MLP | MoE:
+    """Make the module of a layer's second half."""
+    return MoE(block, scheme, fused) if isinstance(block, ExpertsBlock) else MLP(block, scheme, fused)

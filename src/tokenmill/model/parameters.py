@@ -48,7 +48,10 @@ def _matrices_of(layer: LayerDescription) -> dict[str, Projection]:
     mlp = layer.mlp
     if isinstance(mlp, MlpBlock):
         return found | _of_mlp("mlp", mlp)
+    if mlp is None:
+        return found
     found["mlp.router"] = mlp.router
+    found |= dict(zip(("mlp.latent_in", "mlp.latent_out"), mlp.latent or (), strict=False))
     for expert in range(mlp.num):
         found |= _of_mlp(f"mlp.experts.{expert}", mlp.expert)
     found |= {} if mlp.shared is None else _of_mlp("mlp.shared", mlp.shared)
@@ -65,7 +68,7 @@ def _vectors_of(layer: LayerDescription) -> Shapes:
     mlp = layer.mlp
     if isinstance(mlp, MlpBlock):
         return found | {f"mlp.act.{name}": (1,) for name in mlp.act_parameters}
-    return found | ({"mlp.correction": (mlp.num,)} if mlp.correction else {})
+    return found | ({"mlp.correction": (mlp.num,)} if mlp is not None and mlp.correction else {})
 
 
 def _norms_of(layer: LayerDescription) -> Iterator[tuple[str, Norm]]:

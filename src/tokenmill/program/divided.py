@@ -152,7 +152,7 @@ class _Divider:
             self._attention(number, layer.attention, block, [of_rank[number] for of_rank in heads])
             if isinstance(layer.mlp, MLP):
                 self._mlp(number, "mlp", layer.mlp)
-            else:
+            elif isinstance(layer.mlp, MoE):
                 self._mixture(number, layer.mlp)
         if decoder.head is not None:
             decoder.head = self._rows(None, HEAD, decoder.head)

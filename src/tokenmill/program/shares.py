@@ -78,6 +78,7 @@ def _own_rows(
     for layer, block, own in zip(decoder.layers, decoder.attentions, heads[rank], strict=True):
         _, rows = rows_of_heads(block, own, scheme)
         yield block.qkv, 1, sum(map(len, rows))
+        assert layer.mlp is not None, "layers with one half are refused"
         for matrix, count in (*layer.mlp.matrices.items(), (block.out, 1)):
             shares = matrix_rows(matrix, scheme, ranks)
             yield matrix, count, matrix.outputs if shares is None else len(shares[rank])

@@ -66,6 +66,8 @@ def refuse_mixers(program: type[ProgramSpec], config: EngineConfig, decoder: Dec
         if layer.mixer.name not in known:
             ranks = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
             return f"does not compute {layer.mixer.name}{ranks}, the mixer of layer {number}"
+        if layer.mlp is None and "absent" not in known:
+            return f"does not compute layer {number}, which has no MLP"
     return None
 
 

@@ -90,7 +90,7 @@ class Ops:
             self._before(layer, mlp_norm, description, MLP_IN)
         if isinstance(description.mlp, ExpertsBlock):
             self._experts(layer, description.mlp, description)
-        else:
+        elif description.mlp is not None:
             self._mlp(layer, ["mlp"], description.mlp, MLP_IN, **self._joins(description))
         self._after(layer, "mlp_after_norm", description)
 
