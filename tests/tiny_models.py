@@ -131,6 +131,14 @@ def _sections(*widths: int, **numbers: Any) -> dict[str, Any]:
 _ALPHA = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}}
 
 _LFM2 = _LLAMA | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+_MAMBA2 = {key: value for key, value in _SHARED.items() if key != "max_position_embeddings"} | {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_heads": 8,
+    "head_dim": 12,
+    "n_groups": 1,
+    "state_size": 16,
+}
 _NEMOTRON_H = {key: value for key, value in _LLAMA.items() if key != "num_hidden_layers"} | {
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
     "head_dim": 12,
@@ -369,6 +377,18 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl_moe": (
         "qwen3_vl_moe",
         {"text_config": _MIXTURE | _sections(2, 2, 2) | {"head_dim": 12}, "vision_config": _QWEN3_VISION},
+    ),
+    "mamba2": ("mamba2", _MAMBA2),
+    "mamba2-departures": (
+        "mamba2",
+        _MAMBA2
+        | {"n_groups": 2, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True, "head_dim": 32}
+        | {"num_heads": 3, "n_groups": 3, "time_step_limit": [0.5, 0.9]},
+    ),
+    "bamba": ("bamba", _LLAMA | _MAMBA | {"attn_layer_indices": [1], "num_hidden_layers": 3}),
+    "bamba-departures": (
+        "bamba",
+        _LLAMA | _MAMBA | {"attn_layer_indices": [0], "mamba_n_groups": 2, "mamba_proj_bias": True, "mlp_bias": True},
     ),
     "nemotron_h": ("nemotron_h", _NEMOTRON_H | _NEMOTRON_MOE),
     "nemotron_h-departures": (

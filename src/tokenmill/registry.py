@@ -108,6 +108,8 @@ FAMILIES: Names = {
     "qwen3_vl_moe": Entry("Qwen3-VL with experts, whose text part is read",
         "tokenmill.model.families.qwen_vl:QWEN3_VL_MOE"),
     "nemotron_h": Entry("Nemotron-H, Nemotron 3", "tokenmill.model.families.nemotron_h:NEMOTRON_H"),
+    "mamba2": Entry("Mamba 2, Codestral Mamba", "tokenmill.model.families.mamba2:MAMBA2"),
+    "bamba": Entry("Bamba", "tokenmill.model.families.mamba2:BAMBA"),
     "lfm2": Entry("LFM2", "tokenmill.model.families.lfm2:LFM2"),
     "lfm2_moe": Entry("LFM2-MoE", "tokenmill.model.families.lfm2:LFM2_MOE"),
     "qwen3_5_text": Entry("Qwen 3.5, 3.6, 3.8", "tokenmill.model.families.qwen3_5:QWEN3_5_TEXT"),

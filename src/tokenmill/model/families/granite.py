@@ -6,14 +6,11 @@ in most of its layers Mamba 2 takes the place of attention.
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama, paired
 from tokenmill.model.families.llama import NAMES
-from tokenmill.model.families.mamba2 import mamba_names, read_limits
-from tokenmill.model.mixers.mamba2 import Mamba2Block, mamba2
-from tokenmill.value_reader import brief
+from tokenmill.model.families.mamba2 import MAMBA_DEFAULTS, MAMBA_KEYS, mamba_names, read_mamba
 
 _MOE, _MLP = "layers.{i}.block_sparse_moe.", "layers.{i}.mlp."
 _MOE_NAMES = {
@@ -74,39 +71,14 @@ def _granitemoehybrid(reader: ConfigReader) -> dict[str, Any]:
     if reader.expect("position_embedding_type", None, "rope", "nope") != "rope":
         fields["ropes"] = (None,) * num_layers
     if set(types) & set(_STATES):
-        block = _mamba(reader)
+        block = read_mamba(reader)
         fields["mixers"] = tuple(block if kind in _STATES else None for kind in types)
     else:
-        reader.read.update(f"mamba_{name}" for name in _MAMBA)
-        reader.read.add("time_step_limit")
+        reader.read.update(MAMBA_KEYS)
     if fields["num_experts"]:
         return {**fields, "shared_expert_size": size}
     reader.read.add("intermediate_size")  # of experts, which this model lacks
     return {**fields, "intermediate_size": size}
-
-
-def _mamba(reader: ConfigReader) -> Mamba2Block:
-    hidden, num_heads = reader.count("hidden_size"), reader.count("mamba_n_heads")
-    width, given = reader.count("mamba_expand") * hidden, reader.take("mamba_d_head")
-    head_dim = width // num_heads if given == "auto" else reader.count("mamba_d_head")
-    if head_dim * num_heads != width:
-        raise CheckpointError(
-            f"{reader.where}: {num_heads} Mamba heads of {brief(given)} are not as wide as mamba_expand * hidden_size, "
-            f"{width}"
-        )
-    return mamba2(
-        hidden,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        num_groups=reader.count("mamba_n_groups"),
-        state_dim=reader.count("mamba_d_state"),
-        num_taps=reader.count("mamba_d_conv"),
-        eps=reader.number("rms_norm_eps", maximum=1.0),
-        bias=reader.flag("mamba_proj_bias"),
-        out_bias=reader.flag("mamba_proj_bias"),
-        conv_bias=reader.flag("mamba_conv_bias"),
-        dt_limits=read_limits(reader, "time_step_limit"),
-    )
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
@@ -162,8 +134,6 @@ _MOE_IN_GGUF = replace(_IN_GGUF, architecture="granitemoe")
 # transformers before 5 writes the first of each.
 _ATTENDS, _STATES = ("attention", "full_attention"), ("mamba", "linear_attention")
 _SSM = "conv_kernel group_count inner_size state_size time_step_rank".split()
-# Keys of Mamba layers.
-_MAMBA = "conv_bias d_conv d_head d_state expand n_groups n_heads proj_bias".split()
 _ONES = dict.fromkeys(("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0)
 _MOE_DEFAULTS = {**_ONES, "num_local_experts": 8, "num_experts_per_tok": 2}
 GRANITE = Family(NAMES, _granite, defaults=_ONES, gguf=_IN_GGUF)
@@ -181,14 +151,7 @@ GRANITEMOEHYBRID = Family(
     defaults={
         **_MOE_DEFAULTS,
         "shared_intermediate_size": 1024,
-        "mamba_conv_bias": True,
-        "mamba_d_conv": 4,
-        "mamba_d_head": "auto",
-        "mamba_d_state": 256,
-        "mamba_expand": 2,
-        "mamba_n_groups": 1,
-        "mamba_n_heads": 128,
-        "mamba_proj_bias": False,
+        **MAMBA_DEFAULTS,
     },
     aliases={"layers_block_type": "layer_types"},
     harmless=("mamba_chunk_size", "init_method"),

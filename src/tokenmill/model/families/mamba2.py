@@ -1,10 +1,26 @@
-"""The names and keys that families with Mamba 2 layers share."""
+"""Mamba 2, whose layers are Mamba 2 alone, and Bamba; the names and keys that families with Mamba 2 layers share."""
 
 from math import inf
 from typing import Any
 
+from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader
+from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.llama import NAMES
+from tokenmill.model.mixers.mamba2 import Mamba2Block, mamba2
+from tokenmill.value_reader import brief
 
+MAMBA_DEFAULTS: dict[str, Any] = {
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_head": "auto",
+    "mamba_d_state": 256,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 128,
+    "mamba_proj_bias": False,
+}
+MAMBA_KEYS = (*MAMBA_DEFAULTS, "time_step_limit")
 _NAMES = {
     "in_proj{p}": "inner{p}",
     "conv1d.weight": "conv | depthwise",
@@ -22,6 +38,31 @@ def mamba_names(prefix: str) -> dict[str, str]:
     return {f"{prefix}{name}": f"layers.{{i}}.mamba2.{ours}" for name, ours in _NAMES.items()}
 
 
+def read_mamba(reader: ConfigReader) -> Mamba2Block:
+    """Read the Mamba 2 layers of Granite 4.0 and Bamba."""
+    hidden, num_heads = reader.count("hidden_size"), reader.count("mamba_n_heads")
+    width, given = reader.count("mamba_expand") * hidden, reader.take("mamba_d_head")
+    head_dim = width // num_heads if given == "auto" else reader.count("mamba_d_head")
+    if head_dim * num_heads != width:
+        raise CheckpointError(
+            f"{reader.where}: {num_heads} Mamba heads of {brief(given)} are not as wide as mamba_expand * hidden_size, "
+            f"{width}"
+        )
+    return mamba2(
+        hidden,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        num_groups=reader.count("mamba_n_groups"),
+        state_dim=reader.count("mamba_d_state"),
+        num_taps=reader.count("mamba_d_conv"),
+        eps=reader.number("rms_norm_eps", maximum=1.0),
+        bias=reader.flag("mamba_proj_bias"),
+        out_bias=reader.flag("mamba_proj_bias"),
+        conv_bias=reader.flag("mamba_conv_bias"),
+        dt_limits=read_limits(reader, "time_step_limit"),
+    )
+
+
 def read_limits(reader: ConfigReader, key: str) -> tuple[float, float]:
     """Read the limits of a head's step; infinity where the key is absent, and as transformers 5 writes it."""
     given = reader.take(key, None)
@@ -35,3 +76,91 @@ def _limit(value: Any) -> Any:
     if value == {"__float__": "Infinity"}:
         return inf
     return float(value) if type(value) in (int, float) else None
+
+
+def _mamba2(reader: ConfigReader) -> dict[str, Any]:
+    num_layers, hidden = reader.num_layers(), reader.count("hidden_size")
+    block = mamba2(
+        hidden,
+        num_heads=reader.count("num_heads"),
+        head_dim=reader.count("head_dim"),
+        num_groups=reader.count("n_groups"),
+        state_dim=reader.count("state_size"),
+        num_taps=reader.count("conv_kernel"),
+        eps=reader.number("rms_norm_eps", maximum=1.0),
+        bias=reader.flag("use_bias"),
+        out_bias=reader.flag("use_bias"),
+        conv_bias=reader.flag("use_conv_bias"),
+        dt_limits=read_limits(reader, "time_step_limit"),
+    )
+    if block.width != reader.count("expand") * hidden or block.num_heads % block.num_groups:
+        raise CheckpointError(
+            f"{reader.where}: num_heads {block.num_heads} must be a multiple of n_groups {block.num_groups}, and times "
+            f"head_dim {block.head_dim} it must be expand * hidden_size"
+        )
+    return {
+        "mixers": (block,) * num_layers,
+        "mlp_layers": (False,) * num_layers,
+        "rope": None,
+        "ropes": (None,) * num_layers,
+    }
+
+
+def _bamba(reader: ConfigReader) -> dict[str, Any]:
+    # Its class overwrites what a config says of the rotated part.
+    reader.values = {**reader.values, "partial_rotary_factor": 0.5}
+    attends = reader.entries("attn_layer_indices", int, [])
+    block = read_mamba(reader)
+    mixers = tuple(None if layer in attends else block for layer in range(reader.num_layers()))
+    return {**reader.attention_bias(), "mlp_bias": reader.flag("mlp_bias"), "mixers": mixers}
+
+
+_LAYER = "layers.{i}."
+MAMBA2 = Family(
+    {
+        "embeddings.weight": "embedding.weight",
+        _LAYER + "norm.weight": _LAYER + "attention_norm.weight",
+        **mamba_names(_LAYER + "mixer."),
+        "norm_f.weight": "norm.weight",
+        "lm_head.weight": "head.weight",
+    },
+    _mamba2,
+    keys={"rms_norm_eps": "layer_norm_epsilon"},
+    defaults={
+        # It lacks attention and an MLP: ones stand for their sizes. No position limits it; llama.cpp writes 2^20.
+        **sizes(32768, 4096, 1, 64, 1, 1, head_dim=64, context=1 << 20),
+        "conv_kernel": 4,
+        "expand": 2,
+        "n_groups": 8,
+        "num_heads": 128,
+        "rms_norm_eps": 1e-5,
+        "state_size": 128,
+        "use_bias": False,
+        "use_conv_bias": True,
+    },
+    harmless=(
+        *("residual_in_fp32", "time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "chunk_size"),
+        "rescale_prenorm_residual",
+    ),
+    expected={"hidden_act": "silu"},
+    prefix="backbone.",
+)
+_ELSEWHERE = ("norm.weight", "layers.{i}.post_attention_layernorm.weight")
+BAMBA = Family(
+    {
+        **{name.replace(".mlp.", ".feed_forward."): target for name, target in NAMES.items() if name not in _ELSEWHERE},
+        _LAYER + "pre_ff_layernorm.weight": _LAYER + "mlp_norm.weight",
+        **mamba_names(_LAYER + "mamba."),
+        "final_layernorm.weight": "norm.weight",
+    },
+    _bamba,
+    defaults={
+        **sizes(128000, 4096, 14336, 32, 32, 8, context=262144),
+        **MAMBA_DEFAULTS,
+        "attn_layer_indices": None,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+    },
+    nulls={"num_key_value_heads": None},
+    harmless=("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
+)
