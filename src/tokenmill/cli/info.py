@@ -1,6 +1,7 @@
 """`tokenmill info`: what is in a model."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from json import dumps, loads
@@ -195,7 +196,7 @@ def _describe(
     from tokenmill.weights.packed.reader import is_packed_model, read_header
 
     config = read_config(checkpoint.config)
-    parts, recommended = count_parameters(config), usable(checkpoint)
+    parts, recommended, decoder = count_parameters(config), usable(checkpoint), describe(config)
     return {
         "path": str(checkpoint.path),
         "packed_from": read_header(checkpoint.path)[0]["source"] if is_packed_model(checkpoint.path) else None,
@@ -204,6 +205,7 @@ def _describe(
         "num_parameters": sum(parts.values()),
         "parameters": {part: count for part, count in parts.items() if count},
         "num_layers": config.num_layers,
+        "mixers": dict(Counter(layer.mixer.name for layer in decoder.layers)),
         "hidden_size": config.hidden_size,
         "num_heads": config.num_heads,
         "num_kv_heads": config.num_kv_heads,
@@ -217,7 +219,7 @@ def _describe(
         "rope": None if config.rope is None else {**asdict(config.rope), "scaling": dict(config.rope.scaling)},
         "vocab_size": config.vocab_size,
         "tied_head": config.tie_embeddings,
-        "features": sorted(features_of(describe(config))),
+        "features": sorted(features_of(decoder)),
         "dtype": config.dtype,
         "tokenizer": None if tokenizer is None else {"num_tokens": tokenizer.num_tokens},
         "chat_template": tokenizer is not None and tokenizer.chat_template is not None,
@@ -226,7 +228,8 @@ def _describe(
         "dequantized": checkpoint.dequantized or None,
         "num_bytes": checkpoint.num_bytes,
         "kept_bytes": all_kept().get(str(checkpoint.path.resolve()), KeptFiles()).num_bytes,
-        "kv_bytes_per_token": describe(config).kv_bytes_per_token(config.dtype),
+        "kv_bytes_per_token": decoder.kv_bytes_per_token(config.dtype),
+        "state_bytes": sum(state.num_bytes for state in decoder.states),
         **runs_here(checkpoint),
     }
 
@@ -269,6 +272,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for part, count in facts["parameters"].items():
         yield f"  {part}", f"{count / 1e6:,.1f} million, {count / total:.0%}"
     yield "layers", f"{facts['num_layers']} of width {facts['hidden_size']}, MLP {facts['intermediate_size']}"
+    if set(facts["mixers"]) != {"attention"}:
+        yield "mixers", ", ".join(f"{count} {name}" for name, count in facts["mixers"].items())
     yield "heads", f"{facts['num_heads']} of {facts['head_dim']}, {facts['num_kv_heads']} for keys and values"
     if facts["features"]:
         yield "features", ", ".join(facts["features"])
@@ -277,14 +282,15 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     windows = f", window {', '.join(map(str, facts['windows']))}" if facts["windows"] else ""
     yield "context", f"{facts['context']} tokens{windows}"
     if rope is None:
-        yield "positions", facts["positions"]
+        yield "positions", "none" if facts["positions"] == "rope" else facts["positions"]
     else:
         scaling = "".join(f", {key} {value}" for key, value in rope["scaling"].items() if not isinstance(value, tuple))
         yield "rope", f"{rope['kind']}, theta {rope['theta']:g}, {rope['dim']} of {facts['head_dim']}{scaling}"
     yield "vocabulary", f"{facts['vocab_size']} tokens" + (", head tied to the embedding" if facts["tied_head"] else "")
     yield "tokenizer", "none: prompts are token ids" if facts["tokenizer"] is None else "yes"
     yield from _ends(facts)
-    yield "cache", f"{size(facts['kv_bytes_per_token'])} per token in {facts['dtype']}"
+    states = f", {size(facts['state_bytes'])} of states per text" if facts["state_bytes"] else ""
+    yield "cache", f"{size(facts['kv_bytes_per_token'])} per token in {facts['dtype']}{states}"
 
 
 def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

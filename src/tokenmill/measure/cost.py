@@ -145,12 +145,15 @@ def prefill_traffic(model: ModelConfig, storage: Storage, batch: int, num_tokens
 
 
 def _seen_bytes(model: ModelConfig, storage: Storage, depth: float) -> float:
-    """Count the bytes of K and V rows of past tokens that a query attends to, in all layers."""
+    """Count the bytes of K and V rows of past tokens that a query attends to, in all layers, and of the states that a
+    text reads and writes in a step.
+    """
     decoder = describe(model)
-    return sum(
+    rows = sum(
         _seen(block, depth) * kv_bytes_per_token([block.keeps], storage.dtype, storage.cache_format)
         for block in decoder.attentions
     )
+    return rows + 2 * sum(state.num_bytes for state in decoder.states)
 
 
 def _seen(block: AttentionBlock, depth: float) -> float:
@@ -159,8 +162,12 @@ def _seen(block: AttentionBlock, depth: float) -> float:
 
 
 def _attention_operations(model: ModelConfig, depth: float) -> float:
-    """Count the operations of one token: a product with K and one with V for every head and past token."""
-    return sum(4 * block.out.inputs * _seen(block, depth) for block in describe(model).attentions)
+    """Count the operations of one token: a product with K and one with V for every head and past token; for every
+    number of a state a decay, a change and a sum of two.
+    """
+    decoder = describe(model)
+    attention = sum(4 * block.out.inputs * _seen(block, depth) for block in decoder.attentions)
+    return attention + 5 * sum(state.num_bytes for state in decoder.states) / DTYPES["float32"]
 
 
 def _workspace_bytes(config: ResolvedConfig, model: ModelConfig) -> int:

@@ -10,6 +10,10 @@ def features_of(decoder: DecoderDescription) -> frozenset[str]:
     qk_norms = [norm for block in normed for norm in block.qk_norms]
     mlps = [mlp for layer in layers for mlp in layer.mlps]
     found = {
+        "layers that keep a state": any(state.num_bytes for state in decoder.states),
+        "layers without a mixer or without an MLP": not all(layer.mixes and layer.mlp for layer in layers),
+        "gate on the output of attention": any(block.gated for block in attentions),
+        "experts between two matrices": any(mixture.latent is not None for mixture in mixtures),
         "embedding multiplier": decoder.config.embedding_multiplier != 1.0,
         "residual multiplier": any(layer.multiplier != 1.0 for layer in layers),
         "logit multiplier": decoder.config.logit_multiplier != 1.0,
