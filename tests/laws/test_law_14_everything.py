@@ -19,7 +19,7 @@ from tests.byte_model import THINK, save_thinking_model
 from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
 from tests.state_model import save_with_states
-from tests.tiny_models import VOCABULARY, prompt, reference, save
+from tests.tiny_models import HYBRIDS, VOCABULARY, prompt, reference, save
 from tests.unequal_model import save_unequal
 from tokenmill import RequestError, SamplingParams, load
 from tokenmill.sample.matchers import Matchers
@@ -334,6 +334,13 @@ def test_every_text_of_a_model_whose_layers_differ(program, tmp_path, monkeypatc
     for name in PROGRAMS if "eager" in name])  # fmt: skip
 def test_every_text_of_a_model_whose_layers_keep_states(program, tmp_path, monkeypatch):
     everything_at_once(save_with_states(tmp_path / "summing", monkeypatch), PROGRAMS[program], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [name for name in PROGRAMS if "eager" in name])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_every_text_of_a_hybrid(family, program, models, tmp_path):
+    everything_at_once(save(family, models), PROGRAMS[program], tmp_path)
 
 
 def test_every_text_of_a_model_with_matrices_of_4_and_of_8_bits(llama, tmp_path):
