@@ -15,6 +15,7 @@ from tokenmill.schedule.memory import Memory
 from tokenmill.schedule.row_blocks import RowBlocks, Window
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Copy, Plan, Sequence, Store, Work, unread_mark
+from tokenmill.schedule.snapshots import SnapshotSlots
 from tokenmill.schedule.state_slots import StateSlots
 from tokenmill.speculate.speculation import verify
 
@@ -73,12 +74,15 @@ class SimulatedCache:
         store: SimulatedStore | None = None,
         window: int | None = None,
         num_states: int = 0,
+        tokens_per_state: int = 1,
     ) -> None:
         self.block_size = block_size
         self.window = Window(window, block_size)
         kinds: list[Keeps] = [RowBlocks(BlockAllocator(num_blocks, block_size), self.window)]
         if num_states:
-            kinds.append(StateSlots(BlockAllocator(num_states, block_size), prefix_cache))
+            has_rows = kinds[ROWS].allocator.is_findable if store is None else None
+            slots = SnapshotSlots(num_states, block_size, tokens_per_state, has_rows)
+            kinds.append(StateSlots(slots, prefix_cache))
         self.scheduler = Scheduler(Memory(kinds, prefix_cache), max_sequences, max(budget, max_sequences))
         self.max_used = 0  # blocks that were in use at once
         self.store = store

@@ -81,6 +81,7 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
             "workspace_bytes": cost.workspace_bytes,
         },
         "bytes_per_token": cost.bytes_per_token,
+        "states": {"number": resolved.cache.num_states, "bytes": cost.state_bytes},
         "total_bytes": cost.total_bytes,
         "ranks": [
             {"weights_bytes": rank.weights_bytes, "cache_bytes": rank.cache_bytes} for rank in costs_of_ranks(resolved)
@@ -110,6 +111,8 @@ def _show(model: str, facts: dict[str, Any]) -> None:
         rows.append(tuple(row))
     rows += _rank_rows(facts["ranks"], allocated)
     filler = ("",) * (allocated is not None)
+    if number := (states := facts["states"])["number"]:
+        rows.append((f"of the cache, {number} states", size(states["bytes"]), f"{states['bytes']:,}", *filler))
     rows.append(("total", size(facts["total_bytes"]), f"{facts['total_bytes']:,}", *filler))
     rows.append(("available", size(facts["available_bytes"]), f"{facts['available_bytes']:,}", *filler))
     form = f"{facts['dtype']}, scheme {facts['scheme']}, program {facts['program']['name']}"

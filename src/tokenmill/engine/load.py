@@ -28,6 +28,7 @@ from tokenmill.schedule.keeps import Keeps
 from tokenmill.schedule.memory import Memory
 from tokenmill.schedule.row_blocks import RowBlocks
 from tokenmill.schedule.scheduler import Scheduler
+from tokenmill.schedule.snapshots import SnapshotSlots
 from tokenmill.schedule.state_slots import StateSlots
 from tokenmill.settings.engine_config import EngineConfig, EngineKeywords
 from tokenmill.speculate.multi_step import MultiStep
@@ -157,9 +158,12 @@ def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> Dr
 def _scheduler(loaded: LoadedModel) -> Scheduler:
     config, spec = loaded.config, loaded.pool.spec
     is_shared = config.prefix_cache and config.cache
-    kinds: list[Keeps] = [RowBlocks(BlockAllocator(spec.num_blocks, spec.block_size), loaded.resolved.window)]
+    rows = BlockAllocator(spec.num_blocks, spec.block_size)
+    kinds: list[Keeps] = [RowBlocks(rows, loaded.resolved.window)]
     if spec.num_states:
-        kinds.append(StateSlots(BlockAllocator(spec.num_states, spec.block_size), stops_at_blocks=is_shared))
+        has_rows = rows.is_findable if config.prefix_dir is None else None
+        slots = SnapshotSlots(spec.num_states, spec.block_size, spec.tokens_per_state, has_rows)
+        kinds.append(StateSlots(slots, stops_at_blocks=is_shared))
     return Scheduler(Memory(kinds, is_shared), config.max_sequences, config.max_step_tokens, config.cache)
 
 

@@ -28,6 +28,7 @@ bfloat16 would round them."""
 SHARED_BLOCK = 32
 """The default block size, in tokens, where blocks are meant to be shared: as fast as whole sequences for a program that
 reads the cache by itself; kernels of kernels/attend copy the rows of such blocks together at each step."""
+MAX_SNAPSHOTS = 1024  # the choice of the one that goes reads all of them, which takes 0.4 ms
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,8 @@ def _with_blocks(
 ) -> ResolvedConfig:
     """Fill in the size of blocks, and as many whole ones as all sequences need at their longest."""
     size = config.block_size
-    if given.block_size is None and (given.prefix_dir is not None or program.attends):
+    is_cut = given.prefix_dir is not None or program.attends or bool(describe(model).states)
+    if given.block_size is None and is_cut:
         size = min(SHARED_BLOCK, size)
     config = replace(config, block_size=size)
     return replace(config, cache_tokens=given.cache_tokens or default_blocks(config, _cache_spec(config, model)) * size)
@@ -185,18 +187,21 @@ def _window(config: ResolvedConfig, cache: CacheSpec) -> Window:
 
 def _cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
     """Describe the cache of a resolved config: whole blocks, as many as `cache_tokens` needs."""
-    return CacheSpec(
+    spec = CacheSpec(
         layers=describe(model).keeps,
         dtype=config.dtype,
         format=config.cache_format,
         block_size=config.block_size,
         num_blocks=-(-config.cache_tokens // config.block_size),
-        num_states=_num_states(config) if describe(model).states else 0,
     )
+    return replace(spec, num_states=_num_states(config, spec)) if spec.states else spec
 
 
-def _num_states(config: ResolvedConfig) -> int:
+def _num_states(config: ResolvedConfig, spec: CacheSpec) -> int:
     """Count the slots of states: two of each text that runs, since a step that may go back keeps the one with which it
-    begins; as many again for texts that are parked or begin alike.
+    begins; and snapshots, two for each text, where its prompt and its answer end, or as many as take the memory of the
+    rows, if that is more: then a text that fills the cache can go back to one of them within `tokens_per_state` tokens.
     """
-    return config.max_sequences * (4 if config.prefix_cache else 2)
+    running, shares = 2 * config.max_sequences, config.prefix_cache and config.cache
+    most = min(spec.num_slots // spec.tokens_per_state, spec.num_blocks, MAX_SNAPSHOTS)
+    return running + max(running, most) if shares else running

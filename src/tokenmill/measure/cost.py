@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes that an engine needs, by purpose, and of one token in the cache."""
+    """Bytes that an engine needs, by purpose, and of one token in the cache. state_bytes: states, a part of the cache."""
 
     weights_bytes: int
     cache_bytes: int
     workspace_bytes: int
     bytes_per_token: int
+    state_bytes: int = 0
 
     @classmethod
     def together(cls, ranks: "Sequence[Cost]") -> "Cost":
@@ -44,7 +45,8 @@ class Cost:
 
     def tokens_within(self, available_bytes: int) -> int:
         """Count the cache slots that fit into memory of this size; 0 when not even the weights fit."""
-        return max(0, available_bytes - self.weights_bytes - self.workspace_bytes) // self.bytes_per_token
+        spare = max(0, available_bytes - self.weights_bytes - self.workspace_bytes - self.state_bytes)
+        return spare // max(self.bytes_per_token, 1)
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def _cost_of_one(resolved: ResolvedModel) -> Cost:
         cache_bytes=resolved.cache.num_bytes,
         workspace_bytes=_workspace_bytes(resolved.config, resolved.model),
         bytes_per_token=resolved.cache.bytes_per_token,
+        state_bytes=resolved.cache.bytes_per_state * resolved.cache.num_states,
     )
 
 

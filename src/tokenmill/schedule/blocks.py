@@ -61,11 +61,15 @@ class BlockAllocator:
         """Return a block with one reference and no name, or None when every block is in use."""
         if not self._free:
             return None
-        block = next(iter(self._free))
+        block = self._next_free()
         del self._free[block]
         self.unpublish(block)
         self.references[block] = 1
         return block
+
+    def _next_free(self) -> int:
+        """Choose a free block: the one that has been free longest."""
+        return next(iter(self._free))
 
     def share(self, block: int) -> None:
         """Add a reference; a free but still findable block comes back into use."""
@@ -94,6 +98,10 @@ class BlockAllocator:
     def find(self, digest: bytes) -> int | None:
         """Find the block of that name. Take it with `share` before anything is allocated."""
         return self._block_of.get(digest)
+
+    def is_findable(self, digest: bytes) -> bool:
+        """Say whether a block of that name is there."""
+        return digest in self._block_of
 
     def forget_names(self) -> None:
         self._digest_of.clear()

@@ -37,7 +37,9 @@ class Kept:
     num_published of them were offered for sharing. salt: starts that chain, so that only texts with the same salt (a
     tenant, an adapter) share blocks. saved: for each kind the reader of a file, which has rows first_saved to num_saved
     and the states after num_saved tokens; loaded when the text next gets blocks. is_own: False if the file comes from
-    another program, dtype or scheme; then the text neither takes nor offers blocks.
+    another program, dtype or scheme; then the text neither takes nor offers blocks. num_shared: its first tokens whose
+    rows were found when it began; without a state there it goes on earlier. prompt_end: the end of a block near the end
+    of its prompt, where a later text may begin to differ.
     """
 
     num_computed: int = 0
@@ -49,6 +51,8 @@ class Kept:
     first_saved: int = 0
     num_saved: int = 0
     is_own: bool = True
+    num_shared: int = 0
+    prompt_end: int = 0
 
     @property
     def blocks(self) -> list[int]:
@@ -123,8 +127,10 @@ class Keeps(Protocol):
     def give_back(self, kept: Kept) -> None:
         """Release the blocks that no later step reads. No step in flight may read them either."""
 
-    def block_at(self, kept: Kept, index: int) -> int | None:
-        """Find the block that may be offered under the name of block `index` of the tokens, if there is one."""
+    def publish(self, kept: Kept, index: int, has_ended: bool) -> int | None:
+        """Offer what is there at the end of block `index` of the tokens under its name; return the block that is to be
+        written to disk, if there is one. has_ended: the text is complete.
+        """
 
     def num_saved(self, kept: Kept, limit: int) -> int:
         """Count the tokens, at most `limit`, from which the text can go on with the entries in its file."""

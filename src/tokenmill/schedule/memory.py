@@ -18,6 +18,9 @@ from tokenmill.schedule.sequence import Sequence as Text
 
 Place = int | RowSource | None
 """The place of a block: in the cache, on disk, or nowhere."""
+OPENING = 8
+"""Tokens with which a chat template opens an answer, of which the next turn's prompt may keep only the beginning
+(Qwen 3: `<|im_start|>assistant`, a line break, `<think>`, a line break: 5): a prompt's last state is kept before them."""
 Take = Callable[[Keeps], int | None]
 """Gives a free block of a kind; None where all are in use."""
 
@@ -97,6 +100,7 @@ class Memory:
     def _cut(self, kept: Kept, num_tokens: int) -> None:
         kept.num_computed, num_full = num_tokens, num_tokens // self.block_size
         kept.num_published = min(kept.num_published, num_full)
+        kept.num_shared, kept.prompt_end = min(kept.num_shared, num_tokens), min(kept.prompt_end, num_tokens)
         del kept.block_hashes[num_full:]
         for kind in self.kinds[: len(kept.tables)]:
             kind.cut(kept, num_tokens)
@@ -167,10 +171,12 @@ class Memory:
         """
         kept = text.kept
         kept.tables += [Table() for _ in range(len(kept.tables), len(self.kinds))]
+        kept.num_shared = 0
+        kept.prompt_end = max(len(text.tokens) - 1 - OPENING, 0) // self.block_size * self.block_size
         if self.holds(text) or kept.num_computed:
             return [] if self._is_room(text, num_fed) else None
         limit = min(len(text.tokens) - 1, text.first_logits)
-        hashes, places = self._find(text, limit // self.block_size)
+        hashes, places, num_shared = self._find(text, limit // self.block_size)
         num_found = len(hashes) * self.block_size
         num_tokens = max(num_found, num_saved) if (num_saved := self.num_saved(text, limit)) else num_found
         for kind, own in zip(self.kinds, places, strict=True):
@@ -184,9 +190,11 @@ class Memory:
         loads = [load for kind, own in zip(self.kinds, places, strict=True)
                  for load in self._loads(text, kind, own[: len(hashes)], num_tokens)]  # fmt: skip
         kept.block_hashes, kept.num_computed = hashes, num_tokens
-        rows, first = places[0], self.kinds[0].reads(num_tokens).start
-        on_disk = (index for index in range(first, len(hashes)) if not isinstance(rows[index], int))
-        kept.num_published = next(on_disk, len(hashes))
+        kept.num_shared, kept.prompt_end = num_shared, max(kept.prompt_end, num_shared)
+        on_disk = (index for kind, own in zip(self.kinds, places, strict=True)
+                   for index in range(kind.reads(num_tokens).start, len(hashes))
+                   if not isinstance(own[index], int))  # fmt: skip
+        kept.num_published = min(on_disk, default=len(hashes))
         return loads
 
     def _loads(self, text: Text, kind: Keeps, places: Sequence[Place], num_tokens: int) -> list[Load]:
@@ -217,47 +225,54 @@ class Memory:
                 return False
         return True
 
-    def _find(self, text: Text, num_blocks: int) -> tuple[list[bytes], list[list[Place]]]:
+    def _find(self, text: Text, num_blocks: int) -> tuple[list[bytes], list[list[Place]], int]:
         """Find the most leading blocks after which a text can go on, so that every kind has all that is read then:
-        their digests, and their places for each kind.
+        their digests, and their places for each kind; and the number of tokens after which it could go on with its
+        rows alone.
         """
-        hashes, num_found = list[bytes](), 0
-        places: list[list[Place]] = [[] for _ in self.kinds]
-        if not self.prefix_cache or not text.kept.is_own:
-            return hashes, places
+        hashes, rows, places = list[bytes](), self.kinds[0], list[Place]()
         size, digest = self.block_size, text.kept.salt
-        gap_ends = [0] * len(self.kinds)  # for each kind, the first block after the last gap so far
-        for index in range(num_blocks):
+        ends, gap_end = list[int](), 0  # numbers of blocks whose rows are there; the first block after the last gap
+        for index in range(num_blocks if self.prefix_cache and text.kept.is_own else 0):
             digest = chain_digest(digest, text.tokens[index * size : (index + 1) * size])
             hashes.append(digest)
-            for kind, own in zip(self.kinds, places, strict=True):
-                own.append(self._place(kind, digest))
-                if own[-1] is None:
-                    gap_ends[kind.at] = index + 1
-            if any(kind.needs_all and gap_ends[kind.at] for kind in self.kinds):
-                break
-            if all(gap_ends[kind.at] <= kind.reads((index + 1) * size).start for kind in self.kinds):
-                num_found = index + 1
-        return hashes[:num_found], places
+            places.append(self._place(rows, digest))
+            if places[-1] is None:
+                gap_end = index + 1
+                if rows.needs_all:
+                    break
+            if gap_end <= rows.reads((index + 1) * size).start:
+                ends.append(index + 1)
+        for count in reversed(ends):  # a state stands at few of them
+            read = [kind.reads(count * size) for kind in self.kinds[1:]]
+            others = [[self._place(kind, hashes[index]) for index in reads]
+                      for kind, reads in zip(self.kinds[1:], read, strict=True)]  # fmt: skip
+            if all(None not in own for own in others):
+                before = [[None] * reads.start for reads in read]
+                filled = [[*none, *own] for none, own in zip(before, others, strict=True)]
+                return hashes[:count], [places, *filled], ends[-1] * size
+        return [], [[] for _ in self.kinds], ends[-1] * size if ends else 0
 
     def _place(self, kind: Keeps, digest: bytes) -> Place:
         if (block := kind.allocator.find(digest)) is not None or self.store is None:
             return block
         return self.store.find(_stored_name(kind, digest), kind.at)
 
-    def publish(self, text: Text) -> list[Store]:
-        """Publish full blocks that are not published yet, then release blocks not read any more; return the stores."""
+    def publish(self, text: Text, has_ended: bool = False) -> list[Store]:
+        """Publish full blocks that are not published yet, then release blocks not read any more; return the stores.
+
+        has_ended: the text is complete, which may decide that its last block is stored.
+        """
         kept, size, stores = text.kept, self.block_size, list[Store]()
         num_full = kept.num_computed // size if self.prefix_cache and kept.is_own else 0
-        for index in range(kept.num_published, num_full):
+        for index in range(min(kept.num_published, max(num_full - has_ended, 0)), num_full):
             while len(kept.block_hashes) <= index:
                 first = len(kept.block_hashes) * size
                 parent = kept.block_hashes[-1] if kept.block_hashes else kept.salt
                 kept.block_hashes.append(chain_digest(parent, text.tokens[first : first + size]))
             digest = kept.block_hashes[index]
             for kind in self.kinds:
-                if (block := kind.block_at(kept, index)) is not None:
-                    kind.allocator.publish(block, digest)
+                if (block := kind.publish(kept, index, has_ended)) is not None:
                     stores.append(Store(kind.at, _stored_name(kind, digest), block))
             kept.num_published = index + 1
         for kind in self.kinds:

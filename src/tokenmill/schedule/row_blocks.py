@@ -123,10 +123,13 @@ class RowBlocks:
             for block in given:
                 self.allocator.release(block)
 
-    def block_at(self, kept: Kept, index: int) -> int | None:
+    def publish(self, kept: Kept, index: int, has_ended: bool) -> int | None:
         table = kept.tables[self.at]
-        is_whole = index >= self.allocator.count(table.first_row)
-        return table.blocks[index - table.first_row // self.allocator.block_size] if is_whole else None
+        if index < self.allocator.count(table.first_row):
+            return None  # a part of it was given back
+        block = table.blocks[index - table.first_row // self.allocator.block_size]
+        self.allocator.publish(block, kept.block_hashes[index])
+        return block
 
     def num_saved(self, kept: Kept, limit: int) -> int:
         num_rows = min(kept.num_saved, limit)  # 0 if the last token, fed again, reads earlier rows than the file has

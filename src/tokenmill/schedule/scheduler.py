@@ -40,6 +40,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []  # kept after their end, with their blocks, until released
         self.num_preemptions = 0
+        self.num_recomputed = 0  # tokens whose rows were found, fed again because no state was kept at their end
         self.max_prompt_tokens = max_step_tokens
         self._clients = Clients()
         self._num_arrivals = 0
@@ -205,9 +206,9 @@ class Scheduler:
                     break
             if tokens:  # tokens fed for drafts that were not accepted do not count
                 self.memory.settle(sequence, len(sequence.tokens) - 1 if self.cache else 0)
-            stores += self.memory.publish(sequence)
             if sequence.score_from is not None and not sequence.num_pending_tokens:
                 reason = "scored"
+            stores += self.memory.publish(sequence, has_ended=bool(reason))
             if reason:
                 self.finish(sequence, reason)
         return stores
@@ -272,6 +273,8 @@ class Scheduler:
             plan.moves += loads
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.kept.num_computed
+                sequence.num_recomputed_tokens = max(sequence.kept.num_shared - sequence.kept.num_computed, 0)
+                self.num_recomputed += sequence.num_recomputed_tokens
             insort(self.running, sequence, key=_ORDER)
             self.waiting.remove(sequence)
             if not sequence.num_pending_tokens:

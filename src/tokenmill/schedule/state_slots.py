@@ -1,24 +1,28 @@
 """States in slots: a layer keeps tensors of a whole text, which each token changes.
 
 A text has one state after its computed tokens, in a slot that all such layers share. States that may be needed again
-stand in other slots: at the end of a block of tokens, so that a later text with the same beginning finds it, and at the
-begin of drafts, so that rejected ones can be taken back. A slot that others hold or can find is copied before a step
-writes it.
+stand in other slots: at the end of a block of tokens, so that a later text with the same beginning finds it
+(snapshots.py), and at the begin of drafts, so that rejected ones can be taken back. A slot that others hold or can find
+is copied before a step writes it.
+
+Steps end where a state shall be found: near the end of the prompt; where the rows end that the text shares with
+earlier ones, as the third text that begins so will find a state there (the admission of Marconi, Pan et al., MLSys
+2025); wherever a step ends in the midst of a prompt; and at each block of an answer.
 """
 
 from collections.abc import Callable
 
-from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.keeps import Keeps, Kept, Table
+from tokenmill.schedule.snapshots import SnapshotSlots
 
 
 class StateSlots:
-    """The states of all layers that keep a state. The allocator's block_size is the size of the blocks of tokens."""
+    """The states of all layers that keep a state."""
 
     at = 1
     needs_all = False
 
-    def __init__(self, allocator: BlockAllocator, stops_at_blocks: bool = True) -> None:
+    def __init__(self, allocator: SnapshotSlots, stops_at_blocks: bool = True) -> None:
         """Keep the slots. stops_at_blocks: steps end at the end of a block of tokens, whose state can be found."""
         self.allocator, self._stops = allocator, stops_at_blocks
 
@@ -31,6 +35,7 @@ class StateSlots:
 
     def begin(self, kept: Kept, first_row: int, num_tokens: int) -> None:
         kept.tables[self.at].ends = [num_tokens] * bool(kept.tables[self.at].blocks)
+        self.allocator.text_begun()
 
     def max_blocks(self, num_tokens: int, num_fed: int = 1) -> int:
         return 2  # the state that a step begins with, and the one that it writes
@@ -39,9 +44,16 @@ class StateSlots:
         return 0 if table.blocks and self.allocator.references[table.blocks[-1]] == 1 else 1
 
     def max_fed(self, kept: Kept, count: int, budget: int) -> int:
-        size, end = self.allocator.block_size, kept.num_computed + min(count, budget)
+        if not self._stops:
+            return budget
+        start, size = kept.num_computed, self.allocator.block_size
+        if count == 1:  # drafts go to the end of a block
+            return min(budget, size - start % size)
+        end = start + min(count, budget)
+        if stops := [stop for stop in (kept.num_shared, kept.prompt_end) if start < stop < end]:
+            return min(stops) - start
         last = end // size * size  # the last end of a block in reach
-        return last - kept.num_computed if self._stops and count > 1 and last > kept.num_computed else budget
+        return last - start if count > budget and last > start else budget
 
     def reserve(
         self, kept: Kept, count: int, may_go_back: bool, take: Callable[[Keeps], int | None]
@@ -79,9 +91,13 @@ class StateSlots:
             self.allocator.release(block)
         table.blocks, table.ends = table.blocks[-1:], table.ends[-1:]
 
-    def block_at(self, kept: Kept, index: int) -> int | None:
+    def publish(self, kept: Kept, index: int, has_ended: bool) -> int | None:
         table, end = kept.tables[self.at], (index + 1) * self.allocator.block_size
-        return table.blocks[table.ends.index(end)] if end in table.ends else None
+        if end in table.ends:
+            slot = table.blocks[table.ends.index(end)]
+            self.allocator.take(slot, kept.block_hashes, index, kept.num_shared, kept.prompt_end)
+        is_end = has_ended or end in (kept.num_shared, kept.prompt_end)
+        return self.allocator.begin_store(kept.block_hashes[index], is_end)
 
     def num_saved(self, kept: Kept, limit: int) -> int:
         return kept.num_saved if kept.num_saved <= limit else 0

@@ -26,6 +26,7 @@ GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4
 COUNTS = (1, 2, 5, 10, 20)
 LONG = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+RECOMPUTED = "Prompt tokens whose K and V rows were found, computed again because no state was kept there"
 ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 
 
@@ -155,12 +156,13 @@ class _Kept(Collector):
 
     def collect(self) -> Iterable[Metric]:
         running, waiting, usage = self.gauges
-        stats, num_preemptions = self._core.speculation.stats, self._core.scheduler.num_preemptions
+        stats, scheduler = self._core.speculation.stats, self._core.scheduler
         for kind, name, text, value in (
             (GaugeMetricFamily, "num_requests_running", "Sequences that are running", running),
             (GaugeMetricFamily, "num_requests_waiting", "Sequences that wait to be scheduled", waiting),
             (GaugeMetricFamily, "kv_cache_usage_perc", "Share of the KV cache's blocks in use, 0 to 1", usage),
-            (CounterMetricFamily, "num_preemptions", "Sequences that were preempted", num_preemptions),
+            (CounterMetricFamily, "num_preemptions", "Sequences that were preempted", scheduler.num_preemptions),
+            (CounterMetricFamily, "prompt_tokens_recomputed", RECOMPUTED, scheduler.num_recomputed),
             (CounterMetricFamily, "spec_decode_num_drafts", "Passes with drafts, by sequence", stats.histogram.total()),
             (CounterMetricFamily, "spec_decode_num_draft_tokens", "Tokens that were drafted", stats.num_drafted),
             (CounterMetricFamily, "spec_decode_num_accepted_tokens", "Drafts that were accepted", stats.num_accepted),
