@@ -14,7 +14,7 @@ CHAPTERS: dict[str, str] = {
         engine/outputs engine/session engine/scoring""",
     "Who runs next, and what texts keep": """
         schedule/sequence schedule/choosing schedule/matcher schedule/scheduler schedule/fairness schedule/memory
-        schedule/keeps schedule/row_blocks schedule/state_slots schedule/blocks""",
+        schedule/keeps schedule/row_blocks schedule/blocks""",
     "Where rows and states live": """
         cache/spec cache/formats/__init__ cache/formats/dense cache/formats/layer cache/formats/dense_layer cache/pool
         cache/step""",

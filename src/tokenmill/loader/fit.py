@@ -1,5 +1,6 @@
 """Settings for many users at once, chosen from the memory and processors that there are before anything is loaded."""
 
+from bisect import bisect_right
 from dataclasses import replace
 
 from tokenmill.errors import CapacityError
@@ -51,7 +52,20 @@ def _most_tokens(resolved: ResolvedModel, num_engines: int) -> tuple[int, int]:
     spec, weights = resolved.cache, resolved.weight_bytes
     if weights >= available:
         raise CapacityError("memory for the weights", weights, available, "model or scheme", in_bytes=True)
-    spare = int(SHARE * (available - weights)) // spec.bytes_per_token
+    free = int(SHARE * (available - weights))
+    spare = free // max(spec.bytes_per_token, 1)
+    if spec.states:
+        spare = _most_blocks(resolved, free, spare // spec.block_size) * spec.block_size
     if spare == 0:
         raise CapacityError("memory for the cache", spec.bytes_per_token, 0, "model or scheme", in_bytes=True)
     return spare, spare // spec.block_size * spec.block_size
+
+
+def _most_blocks(resolved: ResolvedModel, free: int, most: int) -> int:
+    """Count the blocks of the largest cache, of at most so many, that fits with its states: larger ones have more."""
+
+    def needed(num_blocks: int) -> int:
+        given = replace(resolved.given, cache_tokens=num_blocks * resolved.config.block_size)
+        return resolve(given, resolved.model).cache.num_bytes
+
+    return bisect_right(range(1, most + 1), free, key=needed)

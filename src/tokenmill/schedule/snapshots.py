@@ -22,7 +22,7 @@ its tokens again; fewer do not pay for a file that is as large as the rows of a 
 
 
 @dataclass(slots=True)
-class Snapshot:
+class _Snapshot:
     """A state that can be found. end: the tokens before it. before: the slot of the snapshot before it, of the same
     text. stored_end: where the last snapshot at or before it stands that went to disk. used: when it was last found,
     counted in texts. num_hits: the texts that went on there, without the text whose tip it was. is_tip: nothing of that
@@ -52,7 +52,7 @@ class SnapshotSlots(BlockAllocator):
         is_reachable: Callable[[bytes], bool] | None = None,
     ) -> None:
         self._tokens_per_state, self._is_reachable = tokens_per_state, is_reachable
-        self._snapshots: dict[int, Snapshot] = {}
+        self._snapshots: dict[int, _Snapshot] = {}
         self._clock = 0
         super().__init__(num_blocks, block_size)
 
@@ -80,12 +80,12 @@ class SnapshotSlots(BlockAllocator):
             earlier.is_tip, earlier.num_hits = False, 0  # the text itself has gone on there
             before = earlier.before
 
-    def _after(self, hashes: Sequence[bytes], index: int) -> Snapshot:
+    def _after(self, hashes: Sequence[bytes], index: int) -> _Snapshot:
         """Make the record of a snapshot at the end of that block, with the last one before it."""
         end = (index + 1) * self.block_size
         found = (self.find(hashes[before]) for before in range(index - 1, -1, -1))
         before = next((slot for slot in found if slot is not None), None)
-        return Snapshot(end, before, 0 if before is None else self._snapshots[before].stored_end)
+        return _Snapshot(end, before, 0 if before is None else self._snapshots[before].stored_end)
 
     def begin_store(self, digest: bytes, is_end: bool) -> int | None:
         """Find the slot of a snapshot that is to be written to disk; None if it is not worth its bytes there.
