@@ -8,6 +8,7 @@ def conversations(random, number, beginnings, message, answer, vocabulary, num_o
 
     beginnings, message: ranges of the lengths of what conversations begin with and of new messages. answer: of answers.
     """
+
     def tokens(lengths):
         return [random.randrange(vocabulary) for _ in range(random.randrange(*lengths))]
 

@@ -96,10 +96,15 @@ def weights():
     return found
 
 
-def save_with_states(folder, monkeypatch):
-    """The path of the model, whose family and mixer are registered for as long as the patch lasts."""
+def register(monkeypatch):
+    """Register the family and the mixer for as long as the patch lasts."""
     monkeypatch.setitem(FAMILIES, "summing", Entry("of this test", f"{__name__}:FAMILY"))
     monkeypatch.setitem(MIXERS, "running_sum", Entry("of this test", f"{__name__}:SumBlock", f"{__name__}:RunningSum"))
+
+
+def save_with_states(folder, monkeypatch):
+    """The path of the model, which is registered for as long as the patch lasts."""
+    register(monkeypatch)
     config = {
         "model_type": "summing", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS, "head_dim": WIDTH, "intermediate_size": WIDE, "vocab_size": VOCABULARY,

@@ -115,6 +115,11 @@ class Pool:
             return [rows[first:end] for rows in part.arrays]
         return [torch.cat([rows[first:end].view(-1) for rows in part.bytes]).cpu().numpy()]
 
+    def is_finite(self, block: int, kind: int) -> bool:
+        """Say whether all numbers of a block are finite."""
+        size, named = self._parts[kind].block_size, self._parts[kind].named
+        return all(bool(each[block * size : (block + 1) * size].isfinite().all()) for each in named.values())
+
     def split(self, path: Path, stored: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
         """View the entries in the joined buffers of `block_bytes`. SnapshotError unless as long as a block."""
         part = self._parts[kind]

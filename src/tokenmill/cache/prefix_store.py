@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tokenmill.cache.pool import ROWS, Pool
+from tokenmill.cache.pool import ROWS, STATES, Pool
 from tokenmill.cache.prefix_folders import blocks_folder, is_block, note_model
 from tokenmill.cache.snapshot import read_snapshot, serialise_bytes, write_buffers
 from tokenmill.errors import CapacityError, SnapshotError
@@ -96,11 +96,14 @@ class PrefixStore:
     def save(self, store: Store) -> None:
         """Write a full block, unless it is there. If the disk refuses, warn once and write no more blocks.
 
-        Where another file, which no store has written, has that name, only that block is not written.
+        A state that is not finite is not written: it would spoil every text after it, where a row that no mask admits
+        spoils none. Where another file, which no store has written, has that name, only that block is not written.
         """
         path, block_hash = self._path(store.name), store.name
         if not self._blocks.can_write or self.find(block_hash) or (os.path.lexists(path) and not is_block(path)):
             return
+        if store.kind == STATES and not self._pool.is_finite(store.block, STATES):
+            return  # its text fails at its next logits
         buffers = serialise_bytes(self._facts(block_hash), NAME, self._pool.block_bytes(store.block, store.kind))
         num_bytes = sum(memoryview(buffer).nbytes for buffer in buffers)
         if self._blocks.add(num_bytes, partial(self._write, path, buffers)):

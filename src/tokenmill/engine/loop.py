@@ -143,6 +143,7 @@ class Loop:
                     tracker.logprobs[position + index] = logprobs[row]
                 if row in errors:
                     self.fail(work.sequence, errors[row])
+                    self.scheduler.memory.distrust(work.sequence)
                     break
 
     def fail(self, sequence: Sequence, error: Exception) -> None:

@@ -135,6 +135,14 @@ class Memory:
         for kind in self.kinds:
             kind.allocator.forget_names()
 
+    def distrust(self, text: Text) -> None:
+        """Let nothing be found that a text has computed or taken, since its logits were not finite."""
+        for kind in self.kinds:
+            for digest in text.kept.block_hashes:
+                if (block := kind.allocator.find(digest)) is not None:
+                    kind.allocator.unpublish(block)
+        self.keep(text, 0)
+
     def holds(self, text: Text) -> bool:
         """Say whether a text has blocks."""
         return any(table.blocks for table in text.kept.tables)
