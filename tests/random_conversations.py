@@ -1,6 +1,6 @@
 """Random conversations: shared beginnings, new messages, messages edited, texts cut anywhere, forks, restarts."""
 
-from random import Random
+from itertools import chain
 
 
 def conversations(random, number, beginnings, message, answer, vocabulary, num_open=6, max_length=2048):
@@ -23,7 +23,7 @@ def conversations(random, number, beginnings, message, answer, vocabulary, num_o
         if act < 0.10 and len(parts) > 2:  # one of the last two messages is written anew
             parts = parts[: max(len(parts) - random.choice((2, 2, 4)), 1)]
         elif act < 0.13:  # cut anywhere
-            whole = sum(parts, [])
+            whole = list(chain(*parts))
             parts = [whole[: random.randrange(len(whole) // 2, len(whole)) + 1]]
         elif act < 0.20 and begun < number:
             running.append(list(parts))
@@ -31,7 +31,7 @@ def conversations(random, number, beginnings, message, answer, vocabulary, num_o
         elif act < 0.22:
             yield None
         parts = [*parts, tokens(message)]
-        prompt = sum(parts, [])
+        prompt = list(chain(*parts))
         if len(prompt) + answer[1] > max_length:
             continue
         parts.append((yield prompt, random.randrange(*answer)))

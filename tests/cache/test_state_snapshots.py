@@ -213,7 +213,7 @@ while True:
 
 @pytest.mark.slow
 def test_three_processes_on_one_directory_with_kills(path, tmp_path):
-    """Each is killed at a certain write and started again, until it ends; all texts are equal to those without a cache."""
+    """Each is killed at a certain write and started again; all texts are equal to those without a cache."""
     quiet, folder = summing(path, prefix_cache=False), tmp_path / "blocks"
 
     def begin(seed, last):
@@ -225,7 +225,7 @@ def test_three_processes_on_one_directory_with_kills(path, tmp_path):
         running = [begin(seed, last) for seed in (5, 6, 5)]  # two have the same conversations
         for process in running:
             for line in process.communicate(timeout=300)[0].splitlines():
-                tokens, answer = (eval(part + "]") for part in line.rstrip("]").split("] "))  # noqa: S307
+                tokens, answer = (eval(part + "]") for part in line.rstrip("]").split("] "))
                 if (key := tuple(tokens), len(answer)) not in seen:
                     seen[key] = list(quiet.generate(tokens, max_new_tokens=len(answer), ignore_eos=True).tokens)
                 assert seen[key] == answer

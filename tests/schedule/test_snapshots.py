@@ -5,6 +5,7 @@ sequences of 2,048 tokens by default, and by `num_states` of loader/resolve.py 6
 """
 
 import os
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -78,7 +79,7 @@ def test_the_snapshots_of_a_text_are_thinned_out_evenly():
         slots.take(slot, hashes, index, 0, 0)
         slots.release(slot)
     stand = [0, *sorted(snapshot.end for snapshot in slots._snapshots.values())]
-    gaps = [second - first for first, second in zip(stand, stand[1:], strict=False)]
+    gaps = [second - first for first, second in pairwise(stand)]
     assert len(gaps) == 9 and stand[-1] == 100 and max(gaps) <= 2 * 100 / 9
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes that an engine needs, by purpose, and of one token in the cache. state_bytes: states, a part of the cache."""
+    """Bytes that an engine needs, by purpose, and of one token in the cache. state_bytes: of the cache, the states."""
 
     weights_bytes: int
     cache_bytes: int

@@ -85,7 +85,10 @@ class Keeps(Protocol):
     """One kind of layer. `at`: its place among the kinds. Numbers of tokens are counted from the text's begin."""
 
     at: int
-    allocator: BlockAllocator
+
+    @property
+    def allocator(self) -> BlockAllocator:
+        """Return the allocator of the kind's blocks."""
 
     needs_all: bool
     """A text can go on nowhere after a block of tokens that is missing."""

@@ -19,8 +19,8 @@ from tokenmill.schedule.sequence import Sequence as Text
 Place = int | RowSource | None
 """The place of a block: in the cache, on disk, or nowhere."""
 OPENING = 8
-"""Tokens with which a chat template opens an answer, of which the next turn's prompt may keep only the beginning
-(Qwen 3: `<|im_start|>assistant`, a line break, `<think>`, a line break: 5): a prompt's last state is kept before them."""
+"""Tokens with which a chat template opens an answer, of which the next turn's prompt may keep only the beginning (Qwen
+3: `<|im_start|>assistant`, a line break, `<think>`, a line break: 5). A prompt's last state is kept before them."""
 Take = Callable[[Keeps], int | None]
 """Gives a free block of a kind; None where all are in use."""
 

@@ -35,8 +35,8 @@ class Sequence:
     can be resumed. earlier: if its prompt ends in the midst of a text that it continues, where that text begins and its
     settings. client: for whom it runs; clients share the places in equal parts. priority: lower runs first; arrival
     orders sequences of equal priority and is set by the scheduler. num_cached_tokens: rows that it found, in the cache
-    or in a file, when it first ran; None before that. num_recomputed_tokens: the tokens after them whose rows were there
-    too, computed again because no state was kept there. on_logits: called with each work item and the logits that it
+    or in a file, when it first ran; None before that. num_recomputed_tokens: the tokens after them whose rows were
+    there too, computed again as no state was kept there. on_logits: called with each work item and the logits that it
     wanted, when the sequence is scored.
     """
 
