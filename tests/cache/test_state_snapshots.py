@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -18,7 +19,10 @@ from tests.tiny_models import VOCABULARY, prompt
 from tokenmill.cache.header import shared_fields
 from tokenmill.cache.pool import STATES
 from tokenmill.errors import RequestError, SnapshotError
-from tokenmill.loader import resolve
+from tokenmill.loader import fit, resolve
+from tokenmill.model.families import read_config
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.checkpoint import read_config_json
 
 NUM_CONVERSATIONS = int(os.environ.get("TOKENMILL_CONVERSATIONS", "12"))
 GREEDY = {"max_new_tokens": 6, "ignore_eos": True}
@@ -102,6 +106,21 @@ def test_tokens_that_are_computed_again_are_counted(path):
         tokens, _ = said(engine, [*START[:41], *tail], GREEDY)
         assert engine.core.scheduler.num_recomputed == recomputed, tail
         assert tokens == summing(path, prefix_cache=False).generate([*START[:41], *tail], **GREEDY).tokens
+
+
+def test_a_cache_that_fits_counts_its_states(path, monkeypatch):
+    model = read_config(read_config_json(path))
+    config = EngineConfig(str(path), program="eager", scheme="dense", device="cpu", max_length=64, block_size=4)
+    weights = resolve.resolve(config, model).weight_bytes
+    monkeypatch.setattr(fit, "free_bytes", lambda _: weights + 40_000)
+    found = fit.fit_for_many(config, model, 2)
+
+    def needed(cache_tokens):
+        return resolve.resolve(replace(found, cache_tokens=cache_tokens), model).cache.num_bytes
+
+    assert found.cache_tokens < 128 and needed(found.cache_tokens) <= fit.SHARE * 40_000 < needed(
+        found.cache_tokens + 4
+    )
 
 
 def poison_states(engine):
