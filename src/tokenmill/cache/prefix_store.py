@@ -96,8 +96,8 @@ class PrefixStore:
     def save(self, store: Store) -> None:
         """Write a full block, unless it is there. If the disk refuses, warn once and write no more blocks.
 
-        A state that is not finite is not written: it would spoil every text after it, where a row that no mask admits
-        spoils none. Where another file, which no store has written, has that name, only that block is not written.
+        A state that is not finite is not written: texts that go on from it would fail after each restart. Where another
+        file, which no store has written, has that name, only that block is not written.
         """
         path, block_hash = self._path(store.name), store.name
         if not self._blocks.can_write or self.find(block_hash) or (os.path.lexists(path) and not is_block(path)):
