@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from tests.state_model import KV_HEADS, LAYERS, SUMS, WIDTH, save_with_states, written_out
-from tests.tiny_models import prompt
+from tests.tiny_models import VOCABULARY, prompt
 from tokenmill.engine.load import load
+from tokenmill.engine.loop import Observer
 from tokenmill.errors import ConfigError
 from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.speculate.proposer import Proposer
 
 START = prompt(29, seed=4)
 PROMPTS = [prompt(length, seed=3) for length in (1, 5, 8, 13, 16, 17, 30, 41)]
@@ -127,3 +129,43 @@ def test_its_bytes_are_the_sum_of_its_layers(path):
 def test_what_does_not_know_the_layer_refuses_it(path, settings):
     with pytest.raises(ConfigError, match=r"does not compute running_sum.*the mixer of layer 0"):
         load(path, max_length=64, **{"program": "eager", **settings})
+
+
+class Half(Proposer):
+    """Guesses seven tokens, of which the first three are right."""
+
+    def __init__(self, texts):
+        self.texts, self.num_draft_tokens = texts, 0
+
+    def propose(self, sequences, limit, forced):
+        guesses = {}
+        for sequence in sequences:
+            text, done = self.texts[tuple(sequence.tokens[: sequence.num_prompt_tokens])], len(sequence.tokens)
+            done -= sequence.num_prompt_tokens
+            truth = text[done : done + min(limit, 7)]
+            guesses[sequence.id] = [(t + (i >= 3)) % VOCABULARY for i, t in enumerate(truth)]
+            self.num_draft_tokens += len(truth)
+        return guesses
+
+
+class Works(Observer):
+    """Keeps what each step was planned to do."""
+
+    def __init__(self):
+        self.found = []
+
+    def phase(self, name, plan):
+        if name == "plan" and plan is not None:
+            self.found += plan.work
+
+
+def test_a_rejected_draft_costs_nothing_that_is_computed_again(path, sampling, singles):
+    """Each step feeds the last token and its drafts, and never a token that an earlier step has accepted."""
+    engine = summing(path, max_sequences=1, block_size=64, speculate="suffix", num_draft_tokens=7)
+    engine.core.speculation.proposer = Half({tuple(p): text for p, text in zip(PROMPTS, singles, strict=True)})
+    works = Works()
+    with engine.core.observed_by(works):
+        assert [engine.generate(p, **sampling).tokens for p in PROMPTS] == singles
+    decoding = [work for work in works.found if work.start]
+    assert max(len(work.drafts) for work in decoding) == 7
+    assert all(work.count == 1 + len(work.drafts) for work in decoding)

@@ -28,6 +28,9 @@ bfloat16 would round them."""
 SHARED_BLOCK = 32
 """The default block size, in tokens, where blocks are meant to be shared: as fast as whole sequences for a program that
 reads the cache by itself; kernels of kernels/attend copy the rows of such blocks together at each step."""
+MAX_DRAFT_STATES = 7
+"""Drafts of a step where layers keep states: each takes a slot, of 50 MB for Qwen 3.5 4B, in which the state after it
+stands until it is known how many are accepted."""
 MAX_SNAPSHOTS = 1024  # the choice of the one that goes reads all of them, which takes 0.4 ms
 
 
@@ -199,9 +202,16 @@ def _cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
 
 def _num_states(config: ResolvedConfig, spec: CacheSpec) -> int:
     """Count the slots of states: two of each text that runs, since a step that may go back keeps the one with which it
-    begins; and snapshots, two for each text, where its prompt and its answer end, or as many as take the memory of the
-    rows, if that is more: then a text that fills the cache can go back to one of them within `tokens_per_state` tokens.
+    begins; those of drafts; and snapshots, two for each text, where its prompt and its answer end, or as many as take
+    the memory of the rows, if that is more: then a text that fills the cache can go back to one of them within
+    `tokens_per_state` tokens.
     """
     running, shares = 2 * config.max_sequences, config.prefix_cache and config.cache
     most = min(spec.num_slots // spec.tokens_per_state, spec.num_blocks, MAX_SNAPSHOTS)
-    return running + max(running, most) if shares else running
+    return running + num_draft_states(config) + (max(running, most) if shares else 0)
+
+
+def num_draft_states(config: ResolvedConfig) -> int:
+    """Count the slots for the states after each draft of a step, which all texts share."""
+    drafts = config.speculate not in ("off", "multi_step")  # what the program finds itself is not taken away one by one
+    return min(config.num_draft_tokens, MAX_DRAFT_STATES) if drafts else 0

@@ -7,7 +7,7 @@ memory.py alone, which loops over the kinds of a model.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tokenmill.schedule.blocks import BlockAllocator
 
@@ -65,8 +65,17 @@ class Kept:
 
     @property
     def state(self) -> int | None:
-        """Find the slot of the states after num_computed tokens; None before the first."""
+        """Find the slot of the states after num_computed tokens, between two steps; None before the first."""
         return self.tables[1].blocks[-1] if len(self.tables) > 1 and self.tables[1].blocks else None
+
+    def states(self) -> tuple[int | None, list[tuple[int, int]]]:
+        """Find the slot of the states after num_computed tokens, None before the first; and the slots that the next
+        step fills, each with the number of tokens after num_computed whose states it takes.
+        """
+        table, start = self.tables[1], self.num_computed
+        filled = [(end - start, slot) for end, slot in zip(table.ends, table.blocks, strict=True) if end > start]
+        earlier = [slot for end, slot in zip(table.ends, table.blocks, strict=True) if end == start]
+        return (earlier[-1] if earlier else table.blocks[-1]) if start else None, filled
 
     def row_blocks(self, block_size: int) -> list[int]:
         """List the blocks of the text's rows from position 0 on. In the place of each block that was given back stands
@@ -79,6 +88,15 @@ class Kept:
         """Copy the record for another text. The caller counts the references of the blocks."""
         tables = [replace(table, blocks=list(table.blocks), ends=list(table.ends)) for table in self.tables]
         return replace(self, tables=tables, block_hashes=list(self.block_hashes))
+
+
+class Undo(NamedTuple):
+    """The tokens of a step that may be taken away again. num_drafts: the last so many, of which any number may stay.
+    may_all: all of them, though that is not likely.
+    """
+
+    num_drafts: int = 0
+    may_all: bool = False
 
 
 class Keeps(Protocol):
@@ -111,11 +129,16 @@ class Keeps(Protocol):
     def max_fed(self, kept: Kept, count: int, budget: int) -> int:
         """Count the tokens, of `count` that are pending and a budget that is not less than 1, that a step can feed."""
 
+    def max_drafts(self) -> int | None:
+        """Count the drafts of a text of which any number may be accepted, so that nothing is computed again; None if
+        they are not limited.
+        """
+
     def reserve(
-        self, kept: Kept, count: int, may_go_back: bool, take: Callable[["Keeps"], int | None]
+        self, kept: Kept, count: int, undo: Undo, take: Callable[["Keeps"], int | None]
     ) -> list[tuple[int, int]] | None:
         """Give a text blocks of its own for its next `count` tokens; return the copies before the step, as (source,
-        target). None if `take` gave no block. may_go_back: some of the tokens may be taken away again.
+        target). None if `take` gave no block.
         """
 
     def computed(self, kept: Kept, num_tokens: int) -> None:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from tokenmill.schedule.blocks import chain_digest
-from tokenmill.schedule.keeps import Keeps, Kept, RowSource, Table
+from tokenmill.schedule.keeps import Keeps, Kept, RowSource, Table, Undo
 from tokenmill.schedule.sequence import Copy, Load, Plan, Store
 from tokenmill.schedule.sequence import Sequence as Text
 
@@ -63,10 +63,14 @@ class Memory:
             budget = kind.max_fed(text.kept, text.num_pending_tokens, budget) if budget > 0 else 0
         return budget
 
-    def reserve(self, text: Text, count: int, may_go_back: bool, plan: Plan, take: Take) -> bool:
+    def max_drafts(self) -> int | None:
+        """Count the drafts of a text that can be taken away one by one; None if they are not limited."""
+        return min((most for kind in self.kinds if (most := kind.max_drafts()) is not None), default=None)
+
+    def reserve(self, text: Text, count: int, undo: Undo, plan: Plan, take: Take) -> bool:
         """Give a text blocks of its own for its next `count` tokens; False if `take` gave no block."""
         for kind in self.kinds:
-            copies = kind.reserve(text.kept, count, may_go_back, take)
+            copies = kind.reserve(text.kept, count, undo, take)
             if copies is None:
                 return False
             plan.moves += [Copy(kind.at, *copy) for copy in copies]
@@ -82,11 +86,8 @@ class Memory:
 
     def settle(self, text: Text, num_tokens: int) -> None:
         """Let at most so many computed tokens count at the end of a step, and keep what the next ones read."""
-        kept = text.kept
-        if num_tokens < kept.num_computed:
-            kept.num_computed = num_tokens
-            if (num_kept := self._can_keep(kept, num_tokens)) != num_tokens:
-                self._cut(kept, num_kept)
+        if num_tokens < text.kept.num_computed:
+            self.keep(text, num_tokens)
 
     def keep(self, text: Text, num_tokens: int) -> None:
         """Go back to at most so many tokens, and forget the entries of others."""

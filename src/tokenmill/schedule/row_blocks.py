@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tokenmill.schedule.blocks import BlockAllocator
-from tokenmill.schedule.keeps import Keeps, Kept, Table
+from tokenmill.schedule.keeps import Keeps, Kept, Table, Undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,11 @@ class RowBlocks:
         end = (kept.first_row // self.allocator.block_size + self.allocator.num_blocks) * self.allocator.block_size
         return min(budget, end - kept.num_computed)  # 0: the step in flight has filled the cache, and gives blocks back
 
+    def max_drafts(self) -> int | None:
+        return None
+
     def reserve(
-        self, kept: Kept, count: int, may_go_back: bool, take: Callable[[Keeps], int | None]
+        self, kept: Kept, count: int, undo: Undo, take: Callable[[Keeps], int | None]
     ) -> list[tuple[int, int]] | None:
         table, size, copies = kept.tables[self.at], self.allocator.block_size, list[tuple[int, int]]()
         start, num_before = kept.num_computed, table.first_row // size  # blocks of the text before its table

@@ -18,9 +18,9 @@ from operator import attrgetter
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.fairness import Clients, shares
-from tokenmill.schedule.keeps import Keeps
+from tokenmill.schedule.keeps import Keeps, Undo
 from tokenmill.schedule.memory import Memory
-from tokenmill.schedule.sequence import Plan, Sequence, Store, Work
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Store, Work
 
 _ORDER = attrgetter("priority", "arrival")  # the order of waiting and running sequences, lowest first
 
@@ -234,9 +234,13 @@ class Scheduler:
         drafts: tuple[int, ...] = ()
         if guesses and sequence.num_pending_tokens == 1 and sequence.score_from is None:
             drafts = tuple(guesses[: max(min(budget, sequence.max_tokens - len(sequence.tokens)) - 1, 0)])
+        is_found = drafts[:1] == (UNKNOWN,)  # by the program: all of them stay, unless the text ends
+        if not is_found:
+            drafts = drafts[: self.memory.max_drafts()]
+        undo = Undo(0 if is_found else len(drafts), is_found)
         count = min(sequence.num_pending_tokens, budget) + len(drafts)
         take = partial(self._take_block, sequence, plan)
-        if not self.memory.reserve(sequence, count, bool(drafts), plan, take):
+        if not self.memory.reserve(sequence, count, undo, plan, take):
             return 0
         start, end = sequence.kept.num_computed, sequence.kept.num_computed + count
         num_logits = min(count, max(end - sequence.first_logits, 0))

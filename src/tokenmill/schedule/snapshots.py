@@ -43,7 +43,8 @@ class SnapshotSlots(BlockAllocator):
     """The allocator of the slots of states. A block of it is one slot; block_size counts the tokens between names.
 
     tokens_per_state: the tokens whose rows are as large as a state. is_reachable: says whether the rows of a block can
-    be found, without which its snapshot is useless; None if they may lie on disk.
+    be found, without which its snapshot is useless; None if they may lie on disk. num_spare: so many free slots stay
+    without a snapshot, for the states of drafts.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class SnapshotSlots(BlockAllocator):
         block_size: int,
         tokens_per_state: int = 1,
         is_reachable: Callable[[bytes], bool] | None = None,
+        num_spare: int = 0,
     ) -> None:
+        self._num_spare = num_spare
         self._tokens_per_state, self._is_reachable = tokens_per_state, is_reachable
         self._snapshots: dict[int, _Snapshot] = {}
         self._clock = 0
@@ -125,10 +128,24 @@ class SnapshotSlots(BlockAllocator):
         super().clear()
         self._snapshots.clear()
 
+    def unnamed(self) -> list[int]:
+        """List the free slots without a snapshot."""
+        return [block for block in self._free if block not in self._digest_of]
+
+    def take_unnamed(self, count: int) -> list[int]:
+        """Take so many free slots without a snapshot, of which there must be enough."""
+        taken = self.unnamed()[:count]
+        assert len(taken) == count, "as many drafts as max_drafts allows"
+        for block in taken:
+            del self._free[block]
+            self.references[block] = 1
+        return taken
+
     def _next_free(self) -> int:
-        unnamed = (block for block in self._free if block not in self._digest_of)
-        block = next(unnamed, None)
-        return min(self._free, key=self._worth) if block is None else block
+        unnamed = self.unnamed()
+        if len(unnamed) > self._num_spare or len(unnamed) == len(self._free):
+            return unnamed[0]
+        return min(self._free.keys() - set(unnamed), key=self._worth)
 
     def _worth(self, block: int) -> float:
         if self._is_reachable is not None and not self._is_reachable(self._digest_of[block]):

@@ -2,8 +2,8 @@
 
 A text has one state after its computed tokens, in a slot that all such layers share. States that may be needed again
 stand in other slots: at the end of a block of tokens, so that a later text with the same beginning finds it
-(snapshots.py), and at the begin of drafts, so that rejected ones can be taken back. A slot that others hold or can find
-is copied before a step writes it.
+(snapshots.py), and before and after each draft, until it is known how many are accepted. A slot that others hold or can
+find is not written: the step writes another.
 
 Steps end where a state shall be found: near the end of the prompt; where the rows end that the text shares with
 earlier ones, as the third text that begins so will find a state there (the admission of Marconi, Pan et al., MLSys
@@ -12,7 +12,7 @@ earlier ones, as the third text that begins so will find a state there (the admi
 
 from collections.abc import Callable
 
-from tokenmill.schedule.keeps import Keeps, Kept, Table
+from tokenmill.schedule.keeps import Keeps, Kept, Table, Undo
 from tokenmill.schedule.snapshots import SnapshotSlots
 
 
@@ -55,12 +55,15 @@ class StateSlots:
         last = end // size * size  # the last end of a block in reach
         return last - start if count > budget and last > start else budget
 
+    def max_drafts(self) -> int | None:
+        return max(len(self.allocator.unnamed()) - 1, 0)
+
     def reserve(
-        self, kept: Kept, count: int, may_go_back: bool, take: Callable[[Keeps], int | None]
+        self, kept: Kept, count: int, undo: Undo, take: Callable[[Keeps], int | None]
     ) -> list[tuple[int, int]] | None:
         table, allocator, start = kept.tables[self.at], self.allocator, kept.num_computed
         old = table.blocks[-1] if table.blocks else None
-        stays = may_go_back or (self._stops and start % allocator.block_size == 0 and bool(allocator.num_free))
+        stays = any(undo) or (self._stops and start % allocator.block_size == 0 and bool(allocator.num_free))
         if old is not None and not stays and allocator.references[old] == 1:
             allocator.unpublish(old)  # it is about to change
             table.ends[-1] = start + count
@@ -70,9 +73,9 @@ class StateSlots:
         if old is not None and not stays:
             allocator.release(table.blocks.pop())
             table.ends.pop()
-        table.blocks.append(new)
-        table.ends.append(start + count)
-        return [] if old is None else [(old, new)]
+        table.blocks += [*allocator.take_unnamed(undo.num_drafts), new]
+        table.ends += range(start + count - undo.num_drafts, start + count + 1)
+        return [] if old is None or stays else [(old, new)]
 
     def computed(self, kept: Kept, num_tokens: int) -> None:
         kept.tables[self.at].ends[-1] = num_tokens
