@@ -81,7 +81,7 @@ class SimulatedCache:
         kinds: list[Keeps] = [RowBlocks(BlockAllocator(num_blocks, block_size), self.window)]
         if num_states:
             has_rows = kinds[ROWS].allocator.is_findable if store is None else None
-            slots = SnapshotSlots(num_states, block_size, tokens_per_state, has_rows)
+            slots = SnapshotSlots(num_states, block_size, tokens_per_state, has_rows, num_spare=num_states // 4)
             kinds.append(StateSlots(slots, prefix_cache))
         self.scheduler = Scheduler(Memory(kinds, prefix_cache), max_sequences, max(budget, max_sequences))
         self.max_used = 0  # blocks that were in use at once
@@ -214,11 +214,15 @@ class SimulatedCache:
         known = self._known(work)
         for position in range(work.start, work.start + work.count):
             self.slots[self._slot(work.sequence, position)] = hash(tuple(known[: position + 1]))
-        if (slot := work.sequence.kept.state) is not None:
-            assert not work.start or self.states[slot] == hash(tuple(known[: work.start])), (
-                f"sequence {work.sequence.id} would go on with somebody else's state at position {work.start}"
-            )
-            self.states[slot] = hash(tuple(known[: work.start + work.count]))
+        if len(work.sequence.kept.tables) <= STATES:
+            return
+        slot, filled = work.sequence.kept.states(work.start)
+        assert slot is None or self.states[slot] == hash(tuple(known[: work.start])), (
+            f"sequence {work.sequence.id} would go on with somebody else's state at position {work.start}"
+        )
+        assert filled[-1][0] == work.count and bool(slot is None) == (not work.start)
+        for count, slot in filled:
+            self.states[slot] = hash(tuple(known[: work.start + count]))
 
     def _check_reads(self, work: Work) -> None:
         sequence, known = work.sequence, self._known(work)

@@ -118,9 +118,9 @@ def test_its_bytes_are_the_sum_of_its_layers(path):
     assert (spec.bytes_per_token, spec.bytes_per_state, spec.num_states) == (
         rows,
         states,
-        6 + 48,
-    )  # as many as there are blocks
-    assert engine.memory["cache_bytes"] == spec.num_bytes == rows * spec.num_slots + states * 54
+        6 + 7 + 48,
+    )  # two of each text, those of drafts, and as many as there are blocks
+    assert engine.memory["cache_bytes"] == spec.num_bytes == rows * spec.num_slots + states * 61
     shape = engine.core.loaded.compatibility["shape"]
     assert shape["num_layers"] == LAYERS and [number for number, *_ in shape["states"]] == [0, 2]
 

@@ -71,7 +71,7 @@ class Runner:
         for sequence, start, count, num_logits, drafts, _ in plan.work:
             end, first, kept = start + count, len(token_ids), sequence.kept
             blocks = kept.row_blocks(size) if kept.tables[ROWS].first_row else kept.tables[ROWS].blocks
-            state, saves = kept.states() if len(kept.tables) > STATES else (None, ())
+            state, saves = kept.states(start) if len(kept.tables) > STATES else (None, ())
             token_ids += sequence.tokens[start:end]
             if drafts:
                 token_ids += drafts
@@ -83,7 +83,7 @@ class Runner:
             if end <= size:
                 base = blocks[0] * size
                 slots += range(base + start, base + end)
-                spans.append(Span(first, count, start, base, None, num_logits, blocks, state, tuple(saves)))
+                spans.append(Span(first, count, start, base, None, num_logits, blocks, state, saves))
             else:
                 slots += [blocks[p // size] * size + p % size for p in range(start, end)]
                 slots_L = self.pool.slots_of(blocks[: -(-end // size)], end)

@@ -68,13 +68,14 @@ class Kept:
         """Find the slot of the states after num_computed tokens, between two steps; None before the first."""
         return self.tables[1].blocks[-1] if len(self.tables) > 1 and self.tables[1].blocks else None
 
-    def states(self) -> tuple[int | None, list[tuple[int, int]]]:
-        """Find the slot of the states after num_computed tokens, None before the first; and the slots that the next
-        step fills, each with the number of tokens after num_computed whose states it takes.
+    def states(self, start: int) -> tuple[int | None, tuple[tuple[int, int], ...]]:
+        """Find the slot of the states after `start` tokens, with which a step begins, None before the first; and the
+        slots that it fills, each with the number of its tokens after which the states are taken.
         """
-        table, start = self.tables[1], self.num_computed
-        filled = [(end - start, slot) for end, slot in zip(table.ends, table.blocks, strict=True) if end > start]
-        earlier = [slot for end, slot in zip(table.ends, table.blocks, strict=True) if end == start]
+        table = self.tables[1]
+        pairs = list(zip(table.ends, table.blocks, strict=True))
+        filled = tuple((end - start, slot) for end, slot in pairs if end > start)
+        earlier = [slot for end, slot in pairs if end == start]
         return (earlier[-1] if earlier else table.blocks[-1]) if start else None, filled
 
     def row_blocks(self, block_size: int) -> list[int]:
