@@ -1,4 +1,8 @@
-"""The fixtures and settings that every test shares."""
+"""The fixtures and settings that every test shares.
+
+What takes seconds to import is imported where it is used: pytest-xdist's first process reads this file, too, and runs
+no test.
+"""
 
 import asyncio
 import gc
@@ -11,22 +15,11 @@ from pathlib import Path
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: its idle threads would spin beside the other worker
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import gguf
 import pytest
-import torch
-import transformers
-import uvicorn.server
-from hypothesis import HealthCheck, settings
 
 import tokenmill
-from tests.tiny_models import save
-from tokenmill.cli.main import main
 from tokenmill.hub.download import cache_folder
 from tokenmill.hub.names import SHORT_NAMES, locate
-
-# No test may depend on how fast the machine is.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
 
 THREADED = (
     *("laws", "program", "kernels", "parallel", "quant", "sample", "model/test_activations.py", "model/test_layers.py"),
@@ -37,9 +30,6 @@ changes no bit, so other tests compute in one thread: a step of a tiny model tak
 two threads that wait for each other take nine times the processor time.
 """
 
-torch.set_num_threads(1)
-
-
 NAMED = ("browser", "compiler", "ray")
 """Markers that a test's own file names: a run of one of them imports no other files."""
 
@@ -47,10 +37,19 @@ LONGEST = ("test_documents.py", "test_blocks.py")
 """Files with tests of a minute. One that begins last would leave the other worker idle."""
 
 
-def pytest_configure():
-    """Have Ctrl-C work here and in children also where a shell began the tests in the background, and so ignores it."""
+def pytest_configure(config):
+    """Have Ctrl-C work here and in children also where a shell began the tests in the background, and so ignores it.
+
+    No test may depend on how fast the machine is.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.set_threshold(20_000, 20, 50)  # with the default of 700 collections take 7 % of the processor time
+    if config.getoption("numprocesses", None) is None or "PYTEST_XDIST_WORKER" in os.environ:
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("patient")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -104,6 +103,7 @@ def users_cache(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def quick_ends():
     """A server looks a hundred times a second whether it is to end, and not ten times, since tests end hundreds."""
+    import uvicorn.server
 
     class Quick:
         def __getattr__(self, name):
@@ -117,9 +117,19 @@ def quick_ends():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """What is made for all tests is computed in one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def num_threads(request):
     """The number of threads in which torch computes, and engines that are not told another one."""
+    import torch
+
     path = request.path.relative_to(Path(__file__).parent).as_posix()
     torch.set_num_threads(2 if path.startswith(THREADED) else 1)
 
@@ -127,6 +137,7 @@ def num_threads(request):
 @pytest.fixture
 def tm(capsys):
     """Runs one command line; gives exit code, stdout and stderr."""
+    from tokenmill.cli.main import main
 
     def run(*arguments):
         capsys.readouterr()
@@ -145,6 +156,8 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def llama(models):
     """The tiny one that most things are tried on."""
+    from tests.tiny_models import save
+
     return save("llama", models)
 
 
@@ -181,6 +194,10 @@ def real_peer(real_model):
     """The same model in transformers, float32, loaded once. transformers reads the whole header twice and makes a table
     of names for each of 397 modules; here each is made once.
     """
+    import gguf
+    import torch
+    import transformers
+
     with pytest.MonkeyPatch.context() as patch:
         for name in ("GGUFReader", "get_tensor_name_map"):
             patch.setattr(gguf, name, cache(getattr(gguf, name)))

@@ -23,10 +23,17 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All of a file, as many tests read it."""
+    return tuple(ast.walk(parsed(path)))
+
+
+@cache
 def imports(path: Path) -> list[str]:
     """Modules of ours that a file imports, at its top or in a function, at run time or for types alone."""
     found = []
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tokenmill"):
             found.append(node.module)
         elif isinstance(node, ast.Import):
@@ -44,7 +51,7 @@ def modules() -> dict[str, Path]:
 def files_imported(path: Path) -> set[Path]:
     """The files that a file imports, also by `from package import module`."""
     found = set(imports(path))
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return {modules()[name] for name in found if name in modules()}

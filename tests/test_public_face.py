@@ -4,6 +4,7 @@ import ast
 import builtins
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import get_args, get_origin, get_type_hints
@@ -11,6 +12,7 @@ from typing import get_args, get_origin, get_type_hints
 import pytest
 
 import tokenmill
+from tests.imports import nodes
 from tokenmill.engine import core, engine, session
 
 ROOT = Path(tokenmill.__file__).parent
@@ -35,12 +37,13 @@ def classes() -> dict[str, tuple[str, list[str]]]:
     """The room of each class in src, and the names of its bases."""
     found = {}
     for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 found[node.name] = (path.relative_to(ROOT).parts[0], [ast.unparse(base) for base in node.bases])
     return found
 
 
+@cache
 def errors() -> set[str]:
     """Names of the classes of exceptions that a library user can meet."""
     known = classes()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.imports import nodes
 from tokenmill import registry
 from tokenmill.errors import ConfigError
 from tokenmill.settings.engine_config import EngineConfig
@@ -55,7 +56,7 @@ def test_no_list_repeats_a_table():
     for path in sorted((REPOSITORY / "src").rglob("*.py")):
         if path.name == "registry.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             words = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
             names = {each.value for each in words if isinstance(each, ast.Constant)}
             for title, table in known.items():

@@ -16,21 +16,22 @@ PROMPTS = [prompt(length, seed=3) for length in (1, 5, 8, 13, 16, 17, 30, 41)]
 SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.8, "top_k": 40, "seed": 11}}
 
 
-@pytest.fixture
-def path(tmp_path, monkeypatch):
-    return save_with_states(tmp_path / "summing", monkeypatch)
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        yield save_with_states(tmp_path_factory.mktemp("states") / "summing", patch)
 
 
 def summing(path, **settings):
     return load(path, max_length=64, program="eager", scheme="dense", **settings)
 
 
-@pytest.fixture(params=SAMPLING)
+@pytest.fixture(scope="module", params=SAMPLING)
 def sampling(request):
     return {"max_new_tokens": 14, "ignore_eos": True, **SAMPLING[request.param]}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def singles(path, sampling):
     engine = summing(path, prefix_cache=False)
     return [engine.generate(each, **sampling).tokens for each in PROMPTS]

@@ -448,7 +448,7 @@ def test_short_names_are_listed_with_size_context_and_kind(tm):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+@pytest.mark.parametrize("name", ["smollm2-135m", pytest.param("gemma3-270m", marks=pytest.mark.long)])  # 253 MB
 def test_what_the_table_of_names_says_is_so(name):
     path, model = locate(name), SHORT_NAMES[name]
     facts = facts_of(path)

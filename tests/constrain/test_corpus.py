@@ -33,4 +33,4 @@ def test_what_a_framework_sends_is_accepted_and_what_is_written_fits(bytes_only,
 
 def test_the_corpus_is_of_many_frameworks_and_nearly_all_of_it_is_of_a_draft():
     assert len({name for row in SCHEMAS for name in row["sent_by"]}) >= 60
-    assert sum(validator(row["schema"]) is None for row in SCHEMAS) <= 1
+    assert sum(validator(json.dumps(row["schema"])) is None for row in SCHEMAS) <= 1

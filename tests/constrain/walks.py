@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import cache
 
 import jsonschema
 import numpy as np
@@ -37,11 +38,11 @@ def walk(constraint, seed, most=200, closers=CLOSING):
     while len(tokens) < most:
         found = allowed(matcher, vocabulary)
         assert found, f"nothing may follow {vocabulary.tokens.decode_bytes(tokens)!r}"
-        ends = [number for number in found if number in vocabulary.ends]
+        ends = set(vocabulary.ends).intersection(found)
         assert bool(ends) == matcher.is_accepting()
         if ends and (chance.random() < 0.5 or len(ends) == len(found)):
             return vocabulary.tokens.decode_bytes(tokens), True
-        found = [number for number in found if number not in ends]
+        found = [number for number in found if number not in ends] if ends else found
         if chance.random() < 0.5:
             found = sorted(closing.intersection(found)) or found
         tokens.append(chance.choice(found))
@@ -56,11 +57,13 @@ def accepts(constraint, text):
     return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
 
 
-def validator(schema):
-    """jsonschema's own, of the draft that the schema names or the first by whose rules it is one, with the formats that
-    it knows. None where it is one by no draft, as one of semantic-kernel, in which a description is an object; it is
-    accepted all the same.
+@cache
+def validator(text):
+    """jsonschema's own for the text of a schema: of the draft that it names or the first by whose rules it is one, with
+    the formats that it knows. None where it is one by no draft, as one of semantic-kernel, in which a description is an
+    object; it is accepted all the same.
     """
+    schema = json.loads(text)
     for kind in (jsonschema.validators.validator_for(schema, DRAFTS[0]), *DRAFTS):
         try:
             kind.check_schema(schema)
@@ -72,10 +75,13 @@ def validator(schema):
 
 def faults(schema, value):
     """What jsonschema says against a value, but for what an answer's warnings tell."""
-    check = validator(schema)
-    may_repeat = any(NOT_ENFORCED in each for each in annotations(schema))
+    check = validator(json.dumps(schema))
     errors = check.iter_errors(value) if check is not None else ()
-    return [each.message for each in errors if not (may_repeat and each.validator == "uniqueItems")]
+    return [each.message for each in errors if each.validator != "uniqueItems" or not _may_repeat(schema)]
+
+
+def _may_repeat(schema):
+    return any(NOT_ENFORCED in each for each in annotations(schema))
 
 
 def compact(value):

@@ -126,8 +126,8 @@ def test_a_model_may_be_loaded_in_a_forked_child(how, llama):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"program": "eager"},
         pytest.param({}, marks=needs_native),
+        pytest.param({"program": "eager"}, marks=pytest.mark.slow),
         pytest.param({"program": "eager", "tensor_parallel": 2}, marks=pytest.mark.slow),
         pytest.param({"program": "native", "tensor_parallel": 2}, marks=[pytest.mark.slow, needs_native]),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 
 import pytest
 
@@ -37,14 +38,18 @@ def plain(path):
     return engine_for(path, program="eager", speculate="off")
 
 
-def limited(plain, prompt, budget, count, settings, opening=()):
+@cache
+def free_text(plain, prompt, count, how):
+    return plain.generate(prompt, max_new_tokens=count, **SETTINGS[how]).tokens
+
+
+def limited(plain, prompt, budget, count, how, opening=()):
     """What the model says with a limit, by two calls without one."""
-    prompt = [*plain.encode(prompt), *opening]
-    thought = plain.generate(prompt, max_new_tokens=budget, **settings).tokens if budget else ()
+    prompt = (*plain.encode(prompt), *opening)
+    thought = free_text(plain, prompt, budget, how) if budget else ()
     if END in thought:
-        return plain.generate(prompt, max_new_tokens=count, **settings).tokens
-    rest = plain.generate([*prompt, *thought, END], max_new_tokens=count - budget - 1, **settings)
-    return (*thought, END, *rest.tokens)
+        return free_text(plain, prompt, count, how)
+    return (*thought, END, *free_text(plain, (*prompt, *thought, END), count - budget - 1, how))
 
 
 @pytest.mark.parametrize("how", SETTINGS)
@@ -60,8 +65,8 @@ def test_the_text_with_a_limit(program, how, path, plain):
     free = core.request([1, 2, 3], SamplingParams(max_new_tokens=24, **settings))
     *found, other = core.finish([*requests, free])
     for (prompt, budget), done in zip(cases, found, strict=True):
-        assert done.tokens == limited(plain, prompt, budget, 24, settings, (BEGIN,)), (prompt, budget)
-    assert other.tokens == plain.generate([1, 2, 3], max_new_tokens=24, **settings).tokens
+        assert done.tokens == limited(plain, prompt, budget, 24, how, (BEGIN,)), (prompt, budget)
+    assert other.tokens == free_text(plain, (1, 2, 3), 24, how)
 
 
 def test_a_model_that_begins_the_thought_itself_or_does_not_think(plain):
@@ -105,7 +110,7 @@ def test_a_session_keeps_to_the_limit_in_several_calls(path, plain):
     for count in (3, 4, 1, 2, 10):
         found += session.generate(max_new_tokens=count, **settings).tokens
         settings = {}
-    assert found == limited(plain, "hello", 7, 20, {"ignore_eos": True}, (BEGIN,))
+    assert found == limited(plain, "hello", 7, 20, "greedy", (BEGIN,))
 
 
 def test_a_model_without_marks_refuses_a_limit(tmp_path):

@@ -3,6 +3,8 @@
 Every build of the native kernels: tests/program/test_native.py.
 """
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -19,17 +21,19 @@ PROGRAMS = {
 }
 
 
+@cache
+def texts(path, sampling, **program):
+    engine = load(path, dtype="float32", max_sequences=3, block_size=8, max_length=64, **program)
+    done = engine.generate(PROMPTS, max_new_tokens=12, ignore_eos=True, **SAMPLING[sampling])
+    return [each.tokens for each in done]
+
+
 @pytest.mark.parametrize("how", PROGRAMS.values())
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("family", each(FAMILY_NAMES))
 def test_every_program_says_what_eager_says(family, sampling, how, models):
-    settings = {"dtype": "float32", "max_sequences": 3, "block_size": 8, "max_length": 64}
-    texts = [
-        [done.tokens for done in load(save(family, models), **settings, **program).generate(PROMPTS, **asked)]
-        for program in ({"program": "eager"}, how)
-        for asked in ({"max_new_tokens": 12, "ignore_eos": True, **SAMPLING[sampling]},)
-    ]
-    assert texts[0] == texts[1]
+    path = save(family, models)
+    assert texts(path, sampling, **how) == texts(path, sampling, program="eager")
 
 
 @needs_native

@@ -4,6 +4,7 @@ Pieces of a session that is cut anywhere are those of one call.
 """
 
 import codecs
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -22,6 +23,7 @@ from tokenmill.text.token_bytes import token_bytes
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import tokenizer_from_gguf
 
+EXAMPLES = int(os.environ.get("TOKENMILL_EXAMPLES", "40"))
 CUTS = st.lists(st.integers(0, 60), max_size=5)
 TEXTS = st.one_of(
     st.text(max_size=20),
@@ -59,7 +61,7 @@ def first_match(text: str, stops: list[str]) -> tuple[int, int] | None:
 
 
 def test_text_in_any_split(tokenizer):
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=4 * EXAMPLES, deadline=None)
     @given(text=TEXTS, cuts=CUTS)
     def check(text: str, cuts: list[int]) -> None:
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -71,7 +73,7 @@ def test_text_in_any_split(tokenizer):
 def test_any_tokens_in_any_split(tokenizer):
     """Random ids: bytes that are no characters, special tokens in between."""
 
-    @settings(max_examples=600, deadline=None)
+    @settings(max_examples=6 * EXAMPLES, deadline=None)
     @given(ids=st.lists(st.integers(0, tokenizer.num_tokens - 1), max_size=20), cuts=CUTS, skips=st.booleans())
     def check(ids: list[int], cuts: list[int], skips: bool) -> None:
         assert stream(tokenizer, ids, cuts, skip_special=skips)[0] == tokenizer.decode(ids, skips)
@@ -83,7 +85,7 @@ def test_text_that_continues_a_prompt(tokenizer):
     """After a prompt that is text nothing of the answer is left out, not even sentencepiece's first space."""
     prompt = tokenizer.encode("the quick")
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=3 * EXAMPLES, deadline=None)
     @given(text=TEXTS, cuts=CUTS)
     def check(text: str, cuts: list[int]) -> None:
         ids = tokenizer.encode(text, continues=True)
@@ -96,7 +98,7 @@ def test_text_that_continues_a_prompt(tokenizer):
 
 @pytest.mark.parametrize("include_stop", [False, True])
 def test_stop_strings_in_any_split(tokenizer, include_stop):
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=4 * EXAMPLES, deadline=None)
     @given(text=TEXTS, stops=STOPS, cuts=CUTS)
     def check(text: str, stops: list[str], cuts: list[int]) -> None:
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -119,7 +121,7 @@ def test_stop_strings_in_any_split(tokenizer, include_stop):
 def test_until_min_tokens_no_stop_string_is_complete(tokenizer, include_stop):
     """vLLM's rule (v1/engine/detokenizer.py): a match must end in text that comes after that of the first tokens."""
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=3 * EXAMPLES, deadline=None)
     @given(text=TEXTS, stops=STOPS, cuts=CUTS, least=st.integers(0, 8))
     def check(text: str, stops: list[str], cuts: list[int], least: int) -> None:
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -146,7 +148,7 @@ def test_until_min_tokens_no_stop_string_is_complete(tokenizer, include_stop):
 
 
 def test_a_character_that_a_limit_cuts_is_left_out(tokenizer):
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=3 * EXAMPLES, deadline=None)
     @given(text=st.text(st.sampled_from("a é你🙂\ufffd"), max_size=8), cuts=CUTS, size=st.integers(0, 20))
     def check(text: str, cuts: list[int], size: int) -> None:
         ids = tokenizer.encode(text.replace("\ufffd", ""), add_special_tokens=False)[:size]
@@ -162,7 +164,7 @@ def test_a_character_that_a_limit_cuts_is_left_out(tokenizer):
 
 
 def test_text_goes_on_where_it_was_cut(tokenizer):
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=3 * EXAMPLES, deadline=None)
     @given(text=TEXTS, stops=STOPS, cuts=CUTS)
     def check(text: str, stops: list[str], cuts: list[int]) -> None:
         ids = tokenizer.encode(text, add_special_tokens=False)

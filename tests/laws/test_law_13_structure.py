@@ -11,7 +11,7 @@ import pytest
 
 import tokenmill
 from tests import trunk
-from tests.imports import FILES, imports, module, parsed, room
+from tests.imports import FILES, imports, module, nodes, parsed, room
 from tests.rooms import PAGE, RANK, ROOT, page
 from tokenmill.registry import (
     ATTEND,
@@ -114,10 +114,9 @@ def test_only_registries_import_by_name(path):
     """`lookup(TABLE, ...)` is the only way to an object by name; a reader, mypy and a rename follow everything else."""
     if path == ROOT / "registry.py":
         return
-    tree = parsed(path)
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    names = {alias.name for node in nodes(path) if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert not names & {"import_module", "__import__"}, f"{path} imports by name"
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "lookup":
             table = node.args[0]
             assert isinstance(table, ast.Name) and table.id.isupper(), f"{path}:{node.lineno}: give lookup a registry"
@@ -127,7 +126,7 @@ def test_only_registries_import_by_name(path):
 def test_no_table_of_names_stands_outside_the_registry(path):
     """But the public face, which imports nothing by itself. The tables of verbs are of modules, not of objects."""
     if path not in (ROOT / "registry.py", ROOT / "__init__.py"):
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             is_place = isinstance(node, ast.Constant) and re.match(r"tokenmill\.[\w.]+:\w+$", str(node.value))
             assert not is_place, f"{path}:{node.lineno} names an object by text"
 
@@ -143,7 +142,7 @@ def test_our_own_modules_are_imported_at_the_top_only(path):
     """A verb of the command line may import what is slow when it runs; the public face imports nothing by itself."""
     if room(path) in ("cli", "__init__"):
         return
-    for function in ast.walk(parsed(path)):
+    for function in nodes(path):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in ast.walk(function):
                 names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -156,7 +155,7 @@ def test_our_own_modules_are_imported_at_the_top_only(path):
 def test_files_and_functions_stay_short(path):
     text = path.read_text(encoding="utf-8")
     assert text.count("\n") <= LONGEST_FILE, f"{path} has {text.count(chr(10))} lines"
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
             assert length <= LONGEST_FUNCTION, f"{path}: {node.name} has {length} lines"
@@ -166,7 +165,7 @@ def test_files_and_functions_stay_short(path):
 def private_names(path: Path) -> frozenset[str]:
     """Private attributes and methods that the classes of a file define."""
     found = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ClassDef):
             for inner in ast.walk(node):
                 if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -179,10 +178,15 @@ def private_names(path: Path) -> frozenset[str]:
     return frozenset(name for name in found if name.startswith("_") and not name.startswith("__"))
 
 
+@cache
+def all_private_names() -> frozenset[str]:
+    return frozenset().union(*map(private_names, FILES))
+
+
 @in_each_file
 def test_nobody_reads_what_is_private_to_a_class_of_another_file(path):
-    ours = frozenset().union(*(private_names(other) for other in FILES)) - private_names(path)
-    for node in ast.walk(parsed(path)):
+    ours = all_private_names() - private_names(path)
+    for node in nodes(path):
         if isinstance(node, ast.Attribute) and node.attr in ours:
             is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "torch")
             assert is_own, f"{path}:{node.lineno} reads {ast.unparse(node)}"
@@ -200,7 +204,7 @@ def test_every_module_says_what_lives_in_it(path):
 def test_names_that_say_nothing_are_not_used(path):
     for word in ("utils", "helpers", "manager", "common", "misc"):
         assert word not in path.stem.lower()
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ClassDef):
             assert not node.name.endswith("Manager"), node.name
             assert not node.name.startswith("Base"), node.name
@@ -210,7 +214,7 @@ def test_few_classes_have_a_name_that_another_class_has():
     """A reader who looks for a class finds one."""
     places: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(module(path))
     twice = {name: modules for name, modules in places.items() if len(modules) > 1}
@@ -263,7 +267,7 @@ def imported_at_once(body: list[ast.stmt]) -> list[str]:
 
 def external(path: Path) -> list[str]:
     found = []
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         found += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
     return found

@@ -2,6 +2,8 @@
 of classes, and llama.cpp's architectures from the gguf package.
 """
 
+from functools import cache
+
 import gguf
 import pytest
 import transformers
@@ -27,6 +29,7 @@ def refused(config):
     return str(error.value)
 
 
+@cache
 def config_of(name):
     """The config that transformers has of it, with the class of its first use; its name alone where it has none."""
     try:

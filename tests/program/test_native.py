@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import hatch_build
 import pytest
@@ -30,6 +31,12 @@ def native(path, dtype="float32", **settings):
     return load(path, program="native", dtype=dtype, **{"threads": 1, **settings})
 
 
+@cache
+def eager_logits(path, **settings):
+    """Computed once for all builds."""
+    return load(path, program="eager", dtype="float32", **settings).logits(LONG)
+
+
 def save_sized(path, kind, seed, **sizes):
     """A model of any sizes, with 101 tokens."""
     config = transformers.AutoConfig.for_model(kind, vocab_size=101, **sizes)
@@ -49,8 +56,7 @@ def build(request, monkeypatch):
 def test_logits_are_those_of_eager(family, build, models):
     """float32 on both sides; the sums run in another order: 48 terms of size 1, a few units in the last place."""
     path = save(family, models)
-    ours, eager = native(path).logits(LONG), load(path, program="eager", dtype="float32").logits(LONG)
-    torch.testing.assert_close(ours, eager, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(native(path).logits(LONG), eager_logits(path), atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -314,8 +320,7 @@ def test_the_cache_in_bytes(family, build, models):
     """Both programs store the same codes, but for entries whose last bit decides between two; then 1 / 254 of a row."""
     path = save(family, models)
     ours = native(path, cache_format="int8")
-    eager = load(path, program="eager", dtype="float32", cache_format="int8")
-    found, expected = ours.logits(LONG), eager.logits(LONG)
+    found, expected = ours.logits(LONG), eager_logits(path, cache_format="int8")
     assert (found - expected).pow(2).mean().sqrt() < 0.01 * expected.pow(2).mean().sqrt()
     for settings in ({"max_step_tokens": 1}, {"max_step_tokens": 7, "block_size": 3}, {"threads": 2}):
         assert torch.equal(native(path, cache_format="int8", **settings).logits(LONG), found)

@@ -2,7 +2,6 @@
 
 import shutil
 from contextlib import closing
-from itertools import permutations
 from pathlib import Path
 
 import gguf
@@ -86,12 +85,12 @@ def model(tmp_path):
 
 MODELS = [experts, biases, tied, positions, mixed]
 FLOATS = [positions, mixed]  # tiny models have more of these for their codes than models have
-ORDERS = list(permutations(DTYPES))
+ORDERS = [(first, *(other for other in DTYPES if other != first)) for first in DTYPES]
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 def test_one_copy_has_the_bits_of_the_model_in_every_dtype(make, tmp_path, folder, opened, monkeypatch):
-    """In whatever order they are loaded."""
+    """Whichever is loaded first."""
     if make in FLOATS:
         monkeypatch.setattr(weights, "FLOATS_SHARE", 10.0)
     one_copy_has_the_bits_of(make(tmp_path / "x.gguf"), folder, opened)
@@ -110,11 +109,11 @@ def one_copy_has_the_bits_of(path, folder, opened):
     for order in ORDERS:
         shutil.rmtree(folder, ignore_errors=True)
         opened.clear()
-        for dtype in (*order, *order):
+        for dtype in (*order, order[0]):
             engine = load(path, dtype=dtype)
             assert torch.equal(engine.logits(LONG), want[dtype]), (order, dtype)
             assert engine.config.dtype == dtype and engine.memory == models[dtype].memory
-        assert opened == ["model"] + 5 * ["copy"]
+        assert opened == ["model"] + 3 * ["copy"]
         assert [copy.kind for copy in copies()] == ["native any-dtype file"]
         assert [name for name in there(folder) if "-native-any-dtype-file-" in name] == there(folder)
 
