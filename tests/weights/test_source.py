@@ -194,8 +194,9 @@ def test_rows_of_a_gguf_file_are_those_of_the_matrix(name, kind, tmp_path):
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_rows_of_an_export_are_those_of_the_matrix(method, models, tmp_path):
+    checkpoint = open_checkpoint(export(save("llama", models), tmp_path / "out", method))
     for scheme in ("dense", "file"):
-        check_rows(open_checkpoint(export(save("llama", models), tmp_path / scheme, method)), scheme)
+        check_rows(checkpoint, scheme)
 
 
 @pytest.mark.parametrize("bits", ["q4", "q8"])
