@@ -13,15 +13,23 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 17 };
+enum { TM_ABI = 18 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
 // stream, for a linear without a norm before it. TM_HEADS: handles heads as TM_QKV does, after norms over all of them.
-enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5, TM_COPY = 6, TM_HEADS = 7 };
+//
+// Layers that keep a state in the place of rows store the products of their linears, and compute in their place. TM_CONVOLVE: a
+// convolution over the tokens of each channel. TM_RECUR: a state of each head, which every token decays, changes and reads; the
+// result takes the place of the value. TM_GATE: the results, normed and multiplied by gates, as the input of a linear.
+enum TmKind {
+  TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5, TM_COPY = 6, TM_HEADS = 7,
+  TM_CONVOLVE = 8, TM_RECUR = 9, TM_GATE = 10
+};
 // The use of a linear's products. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
 // TM_GATED: f(gate) * up. TM_ACTIVATED: f(up). TM_ROUTER: the logits of experts. TM_EXPERT: outputs of experts. TM_STORE: kept
-// for the operation that follows: TM_HEADS, a norm, or TM_COMBINE, which adds them as outputs of the shared expert.
+// for the operations that follow: TM_HEADS, a norm, TM_CONVOLVE, TM_RECUR and TM_GATE, or TM_COMBINE, which adds them as outputs
+// of the shared expert.
 // TM_SHARED_GATE: the factor of the shared expert, before the sigmoid. A TM_NORM with TM_LOGITS is the norm before the head,
 // which takes only the rows whose logits are computed; a TM_NORM with TM_ADD takes stored products, and adds its results to the
 // residual stream; any other TM_NORM has TM_TO_BUFFER. A TM_COMBINE with TM_STORE stores its sums, for such a norm.
@@ -56,9 +64,19 @@ typedef struct {
   int32_t rotary;         // of TM_QKV and TM_HEADS: entries of a head that rotary embedding rotates; 0 without
   int32_t norm_scope;     // of the norms of q and k: TmNormScope
   int32_t norms_after_rope;
+  int32_t gated;          // of TM_QKV and TM_HEADS: as many heads of gates stand before q, and are stored; of TM_ATTEND: results are
+                          // multiplied by their sigmoids; of TM_CONVOLVE: inputs are multiplied by the numbers from `gate` on
+  int32_t column, gate;   // among stored products: where TM_STORE writes, and where the numbers of TM_CONVOLVE and TM_GATE are;
+                          // where the gates are
+  int32_t block;          // of TM_CONVOLVE: channels of a task; of TM_GATE: entries that are normed together, 0 without a norm
+  int32_t taps, unit_blocks;  // of TM_CONVOLVE: the first blocks of results are brought to length 1; their first half, which are
+                          // queries, are then multiplied by `scale`
+  int32_t query, key, value, decay, strength;  // of TM_RECUR: their columns; strength -1: there is no delta rule
+  int32_t heads, key_heads, key_dim, columns;  // of TM_RECUR: columns of a slice of the state
+  int32_t gate_first;     // of TM_GATE: gates multiply before the norm
   const TmUnit* units;    // with experts: all units of expert 0, of expert 1, …
-  const float* weight;    // of a norm
-  const float* bias;      // of a norm or a linear; null without
+  const float* weight;    // of a norm; of TM_CONVOLVE [taps, outputs]
+  const float* bias;      // of a norm, a linear or a convolution; null without
   const float* q_norm;    // weights of the norms of q and k heads; null without
   const float* k_norm;
   const float* q_norm_bias;  // null without
@@ -77,14 +95,20 @@ typedef struct {
   void* v_rows;
   float* k_scales;        // of a cache in int8 [num_slots, kv heads]
   float* v_scales;
+  const float* a_log;     // of TM_RECUR [heads]: decays are exp(-exp(a_log) * step), a step is softplus(decay + dt_bias)
+  const float* dt_bias;
+  const float* skip;      // [heads]: factors of values that are added to the results; null with the delta rule
+  float* state;           // of TM_CONVOLVE [num_states, taps - 1, outputs], the last inputs; of TM_RECUR
+                          // [num_states, heads, slices, key_dim, columns]
   float eps;
   float scale;            // of TM_EMBED, TM_ADD, TM_LOGITS and TM_COMBINE: the results are multiplied by it; of TM_ATTEND the
-                          // scores, of TM_CHOOSE the weights of the chosen experts
+                          // scores, of TM_CHOOSE the weights of the chosen experts, of TM_RECUR the strengths
   float softcap;
   float act_a, act_b;     // numbers of the activation: of SwiGLU alpha and limit, of xIELU alpha of positive and of negative inputs
+  float min_step, max_step;  // of TM_RECUR without the delta rule: limits of a step
   int32_t window;         // positions that a token attends to, itself included; 0 for all
   int32_t experts, chosen;
-  int32_t normalise;      // the weights of the chosen experts are divided by their sum
+  int32_t normalise;      // the weights of the chosen experts are divided by their sum plus eps
   int32_t sigmoid;        // of TM_CHOOSE: the scores are sigmoids of the router's logits, not their softmax
   int32_t groups, chosen_groups;  // of TM_CHOOSE: experts are chosen within the best groups; 0 for no groups
   int32_t shared;         // of TM_COMBINE: TmShared
@@ -100,6 +124,7 @@ typedef struct {
   const char* build;      // of the kernels: "amx", "avx512", "avx2", "dotprod", "portable", or "" for the best that runs
   int64_t num_positions;  // positions are below it
   int64_t num_slots;      // slots of the cache are below it
+  int64_t num_states;     // slots of states are below it; 0 where no layer keeps a state
   int32_t rank, num_ranks; // processes that compute every step together, each with num_threads threads
   int32_t max_tokens;     // of a step, where there are several ranks
   int32_t num_processors; // of this machine, where it has several memory nodes
@@ -109,11 +134,18 @@ typedef struct {
   void* shared;           // memory that all ranks map, zeros at first, tm_shared_bytes(model) of it; null for one rank
 } TmModel;
 
+// After `count` tokens of a span the states are stored in a slot.
+typedef struct {
+  int64_t count, slot;
+} TmSave;
+
 // The tokens [first, first + count) of a step: positions [start, start + count) of one sequence.
 typedef struct {
   int64_t first, count, start;
   int64_t base;           // slot of position 0 where slots follow each other; -1 where `slots` has them
   const int64_t* slots;   // of the positions [0, start + count)
+  int64_t state;          // slot of the states before the span; -1 where the text begins
+  int64_t first_save, num_saves;  // in TmStep.saves, with rising counts; the last one is after all tokens
 } TmSpan;
 
 // One step. The spans follow each other and have all tokens. A token of -1 is the most probable one after the token before it,
@@ -126,6 +158,7 @@ typedef struct {
   const int64_t* slots;   // where a token's K and V rows are written
   const int64_t* rows;    // the tokens whose logits are computed; null for all
   const TmSpan* spans;
+  const TmSave* saves;    // of all spans, where layers keep states
   const int64_t* stops;
   float* logits;          // [num_rows, vocab]
 } TmStep;

@@ -13,6 +13,7 @@
 #include "kernels/round_group.h"
 #include "kernels/rows.h"
 #include "kernels/sample.h"
+#include "kernels/states.h"
 
 #define TM_JOIN2(a, b) a##b
 #define TM_JOIN(a, b) TM_JOIN2(a, b)
@@ -53,6 +54,8 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     merge,
     add_rows,
     add_weighted,
+    convolve,
+    recur,
     argmax,
     sample,
     fit_grid,

@@ -20,7 +20,7 @@ enum Scheme {
 enum Format { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2, AS_FLOAT16 = 3, NUM_FORMATS = 4 };
 // The minimums that the grid of a group may have: any, a minimum where a code stands for zero, or where the middle code does.
 enum GridKind { GRID_MINIMUM = 0, GRID_ZERO_POINT = 1, GRID_SYMMETRIC = 2 };
-enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, XIELU = 6, SWIGLU = 7, NUM_ACTIVATIONS = 8 };
+enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, XIELU = 6, SWIGLU = 7, SIGMOID = 8, NUM_ACTIVATIONS = 9 };
 
 enum {
   TILE = 16,            // rows of a weight tile, and lanes of a vector
@@ -86,6 +86,36 @@ struct AttentionJob {
   int64_t seen_begin, seen_end;  // the positions to which at least one query attends, or all; the kernel finds them
 };
 
+// A convolution of some channels over `count` tokens of one sequence, in the place of its inputs. Rows of x are `stride` floats
+// apart.
+struct ConvolutionJob {
+  float* x;
+  int64_t stride;
+  const float* before;  // [taps - 1, channels]: the inputs before the first token
+  const float* weight;  // [taps], from the oldest input to the newest, weight_stride apart
+  int64_t weight_stride;
+  const float* bias;    // or null
+  int count, channels, taps, activation;
+  bool unit;            // each token's results are brought to length 1, then multiplied by `scale`
+  float eps, scale;
+};
+
+// The recurrence of one slice of one head's state [keys, columns], in place, over `count` tokens of one sequence:
+//     state = decay * state + key (x) change;  result = queryT state + skip * value,  in the place of the value
+// change is strength * (value - keyT (decay * state)) by the delta rule, else step * value. Pointers are to the first token;
+// `stride` floats are from one token to the next.
+struct RecurrenceJob {
+  float* state;
+  const float* query;
+  const float* key;
+  float* value;
+  const float* decay;     // see TmOp.a_log
+  const float* strength;  // before the sigmoid; null without the delta rule
+  int64_t stride;
+  int count, keys, columns;
+  float a_log, dt_bias, scale, skip, min_step, max_step;
+};
+
 struct Kernels {
   const char* name;
   // Called by every thread around the operations of a step: they configure and release the matrix unit, and have subnormal
@@ -112,6 +142,8 @@ struct Kernels {
                 int n);
   void (*add)(float* x, const float* y, int n);
   void (*add_weighted)(float* x, const float* y, float weight, int n);
+  void (*convolve)(const ConvolutionJob& job);
+  void (*recur)(const RecurrenceJob& job);
   int64_t (*argmax)(const float* x, int64_t n);  // the first among equals; NaN counts as the largest
   void (*sample)(const float* x, int64_t n, TmSample* wants, uint8_t* scratch);  // see tm_sample and sample_scratch_bytes
   // See tm_fit_grid and tm_round_group.

@@ -55,6 +55,7 @@ TM_INLINE F swiglu(F gate, F up, float alpha, float limit) {
 
 TM_INLINE F activation(F x, int kind, float a, float b) {
   if (kind == SILU) return div(x, add(set1(1), exp(sub(set1(0), x))));
+  if (kind == SIGMOID) return div(set1(1), add(set1(1), exp(sub(set1(0), x))));
   if (kind == RELU) return max(x, set1(0));
   if (kind == RELU2) return mul(max(x, set1(0)), max(x, set1(0)));
   if (kind == XIELU) return xielu(x, a, b);

@@ -28,28 +28,33 @@ bool is_buffer(int buffer) { return buffer >= 0 && buffer < NUM_BUFFERS; }
 // Operations on which later ones depend: the last of each kind so far.
 struct Before {
   TmOp heads{};      // TM_QKV, or TM_HEADS
-  TmOp attention{};
   TmOp inner{};      // TM_GATED or TM_ACTIVATED
   TmOp stored{};     // the operation that has stored products
+  int64_t attended = 0;      // columns of TM_ATTENDED
+  int64_t stored_width = 0;  // columns of all stored products so far
 };
 
 bool is_inner(const TmOp& op) { return op.kind == TM_LINEAR && (op.epilogue == TM_GATED || op.epilogue == TM_ACTIVATED); }
 
 // Columns of the buffer that a linear reads.
-int64_t buffer_width(const TmModel& m, int buffer, const TmOp& attention, const TmOp& inner) {
-  if (buffer == TM_MLP_INNER) return inner.outputs;
-  return buffer == TM_ATTENDED ? (int64_t)m.num_heads * attention.head_dim : m.hidden;
+int64_t buffer_width(const TmModel& m, int buffer, const Before& before) {
+  if (buffer == TM_MLP_INNER) return before.inner.outputs;
+  return buffer == TM_ATTENDED ? before.attended : m.hidden;
+}
+
+int64_t all_heads(const TmModel& m, const TmOp& op) {
+  return ((1ll + !!op.gated) * m.num_heads + 2ll * op.num_kv_heads) * op.head_dim;
 }
 
 int64_t max_outputs(const TmModel& m, const TmOp& op) {
   switch (op.epilogue) {
-    case TM_QKV: return (m.num_heads + 2ll * op.num_kv_heads) * op.head_dim;
+    case TM_QKV: return all_heads(m, op);
     case TM_GATED:
     case TM_ACTIVATED: return std::min(op.outputs, m.intermediate);
     case TM_LOGITS: return m.vocab;
     case TM_ROUTER: return op.outputs;
     case TM_SHARED_GATE: return 1;
-    case TM_STORE: return op.head_dim ? (m.num_heads + 2ll * op.num_kv_heads) * op.head_dim : m.hidden;
+    case TM_STORE: return op.head_dim ? all_heads(m, op) : op.outputs;
     default: return m.hidden;
   }
 }
@@ -83,15 +88,17 @@ void check_unit(const TmOp& op, const TmUnit& unit) {
   require(!unit.gate || is_scheme(unit.gate_scheme), "a unit's gate has an unknown scheme");
   require(unit.first >= 0 && unit.count > 0 && unit.count <= limit && unit.first <= op.outputs - unit.count,
           "a unit's rows are not those of its linear");
-  const int step = is_head ? op.head_dim : op.epilogue == TM_ROUTER ? (int)TILE : (int)GROUP;
+  // What is stored begins anywhere: parts of a matrix have any number of rows.
+  const int step = is_head ? op.head_dim : op.epilogue == TM_STORE ? 1 : op.epilogue == TM_ROUTER ? (int)TILE : (int)GROUP;
   require(unit.first % step == 0 && (!is_head || unit.count == step), "a unit is not a whole head, or begins within a tile");
 }
 
 void check_linear(const TmModel& m, const TmOp& op, const Before& before) {
   require(op.epilogue >= TM_ADD && op.epilogue <= TM_SHARED_GATE, "a linear has an unknown epilogue");
-  const int64_t inputs = is_buffer(op.from) ? buffer_width(m, op.from, before.attention, before.inner) : 0;
+  const int64_t inputs = is_buffer(op.from) ? buffer_width(m, op.from, before) : 0;
   require(inputs > 0 && op.inputs == inputs, "a linear's inputs are not those of its buffer");
   if (op.epilogue == TM_QKV) check_cache(m, op);
+  require(op.column >= 0, "products are stored before the first column");
   require(op.outputs > 0 && op.outputs == max_outputs(m, op), "a linear has other outputs than its epilogue takes");
   require(op.units && op.num_units > 0 && (!op.experts || op.num_units % op.experts == 0), "a linear has no units");
   require(!is_inner(op) || op.to == TM_MLP_INNER, "an MLP writes to another buffer than its inner one");
@@ -131,6 +138,42 @@ void check_combine(const TmModel& m, const TmOp& op, const TmOp& stored) {
   require(!op.shared || stored.outputs == m.hidden, "a shared expert that was not stored");
 }
 
+// Whether the columns [first, first + count) hold stored products.
+bool are_stored(const Before& before, int64_t first, int64_t count) {
+  return first >= 0 && count > 0 && first <= before.stored_width - count;
+}
+
+void check_keeps_states(const TmModel& m, const TmOp& op) {
+  require(op.state && m.num_states > 0, "a layer with states has no slots of them");
+  require(m.num_ranks == 1, "several ranks do not compute states");
+}
+
+void check_convolution(const TmModel& m, const TmOp& op, const Before& before) {
+  check_keeps_states(m, op);
+  require(op.weight && op.taps > 0 && op.block > 0 && op.unit_blocks >= 0, "a convolution has no taps, or blocks without channels");
+  require(op.activation == IDENTITY || op.activation == SILU, "a convolution has an unknown activation");
+  require(are_stored(before, op.column, op.outputs), "a convolution of what was not stored");
+  require(!op.gated || are_stored(before, op.gate, op.outputs), "a convolution whose factors were not stored");
+}
+
+void check_recurrence(const TmModel& m, const TmOp& op, const Before& before) {
+  check_keeps_states(m, op);
+  require(op.key_heads > 0 && op.heads > 0 && op.heads % op.key_heads == 0, "heads are no multiple of key heads");
+  require(op.key_dim > 0 && op.columns > 0 && op.head_dim > 0 && op.head_dim % op.columns == 0, "slices do not divide a head");
+  require(op.a_log && op.dt_bias, "a recurrence has no decays");
+  const int64_t keys = (int64_t)op.key_heads * op.key_dim, values = (int64_t)op.heads * op.head_dim;
+  require(are_stored(before, op.query, keys) && are_stored(before, op.key, keys) && are_stored(before, op.value, values) &&
+              are_stored(before, op.decay, op.heads) && (op.strength < 0 || are_stored(before, op.strength, op.heads)),
+          "a recurrence of what was not stored");
+}
+
+void check_gate(const TmOp& op, const Before& before) {
+  require(op.to == TM_ATTENDED, "gated results are written to another buffer");
+  require(are_stored(before, op.column, op.outputs) && are_stored(before, op.gate, op.outputs), "gates of what was not stored");
+  require(op.activation >= IDENTITY && op.activation < NUM_ACTIVATIONS, "an activation is unknown");
+  require(op.block >= 0 && (!op.block || (op.weight && op.outputs % op.block == 0)), "norms do not divide what is gated");
+}
+
 void check_op(const TmModel& m, const TmOp& op, const Before& before) {
   check_experts(op);
   switch (op.kind) {
@@ -139,15 +182,20 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
     case TM_COPY: return require(op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN, "a copy has no buffer");
     case TM_LINEAR: return check_linear(m, op, before);
     case TM_HEADS:
-      require(before.stored.num_kv_heads == op.num_kv_heads && before.stored.head_dim == op.head_dim, "heads that were not stored");
+      require(before.stored.num_kv_heads == op.num_kv_heads && before.stored.head_dim == op.head_dim &&
+                  before.stored.gated == op.gated,
+              "heads that were not stored");
       return check_cache(m, op);
     case TM_ATTEND:
       require(op.to == TM_ATTENDED && op.window >= 0, "an attention writes to another buffer, or its window is negative");
-      require(op.num_kv_heads == before.heads.num_kv_heads && op.head_dim == before.heads.head_dim,
+      require(op.num_kv_heads == before.heads.num_kv_heads && op.head_dim == before.heads.head_dim && op.gated == before.heads.gated,
               "an attention has other heads than its rows");
       return check_cache(m, op);
     case TM_CHOOSE: return require(op.experts && op.from == TM_MLP_IN && op.to == TM_GATHERED, "experts of other buffers");
     case TM_COMBINE: return check_combine(m, op, before.stored);
+    case TM_CONVOLVE: return check_convolution(m, op, before);
+    case TM_RECUR: return check_recurrence(m, op, before);
+    case TM_GATE: return check_gate(op, before);
     default: require(false, "an operation is of an unknown kind");
   }
 }
@@ -162,12 +210,24 @@ void check_span(const TmModel& m, const TmSpan& span, int64_t first, int64_t num
   require_below(span.slots, end, 0, m.num_slots, "span's slot");
 }
 
+void check_states(const TmModel& m, const TmStep& step, const TmSpan& span) {
+  require(span.state >= -1 && span.state < m.num_states, "a span begins with a state behind the last slot");
+  require(step.saves && span.first_save >= 0 && span.num_saves > 0, "a span's states are stored nowhere");
+  int64_t before = 0;
+  for (const TmSave *save = step.saves + span.first_save, *end = save + span.num_saves; save < end; save++) {
+    require(save->count > before && save->count <= span.count, "states are stored after other tokens than the span has");
+    require(save->slot >= 0 && save->slot < m.num_states, "states are stored behind the last slot");
+    before = save->count;
+  }
+  require(before == span.count, "the states after a span are stored nowhere");
+}
+
 }  // namespace
 
 void check_model(const TmModel& m) {
   for (int size : {m.hidden, m.num_heads, m.intermediate, m.vocab, m.num_ops, m.num_threads})
     require(size > 0, "a size of the model is not positive");
-  require(m.num_positions > 0 && m.num_slots > 0, "the model has no positions or slots");
+  require(m.num_positions > 0 && m.num_slots > 0 && m.num_states >= 0, "the model has no positions or slots");
   require(m.cache_format >= 0 && m.cache_format < NUM_FORMATS, "the cache has an unknown format");
   require(m.ops && m.build, "the model has no operations or build");
   require(m.num_ranks > 0 && m.rank >= 0 && m.rank < m.num_ranks, "the model's rank is not one of its ranks");
@@ -179,9 +239,11 @@ void check_model(const TmModel& m) {
     const TmOp& op = m.ops[i];
     check_op(m, op, before);
     if (op.kind == TM_HEADS || (op.kind == TM_LINEAR && op.epilogue == TM_QKV)) before.heads = op;
-    if (op.kind == TM_ATTEND) before.attention = op;
+    if (op.kind == TM_ATTEND) before.attended = (int64_t)m.num_heads * op.head_dim;
+    if (op.kind == TM_GATE) before.attended = op.outputs;
     if (is_inner(op)) before.inner = op;
     if (op.kind == TM_LINEAR && op.epilogue == TM_STORE) before.stored = op;
+    before.stored_width = std::max(before.stored_width, stored_columns(op, m.num_heads));
     if (op.kind == TM_COMBINE && op.epilogue == TM_STORE) before.stored = op, before.stored.outputs = m.hidden;
     experts = std::max(experts, op.experts);
   }
@@ -199,6 +261,9 @@ void check_step(const TmModel& m, const TmStep& step) {
   if (step.rows) require_below(step.rows, step.num_rows, 0, step.num_tokens, "row");
   require(step.rows || step.num_rows <= step.num_tokens, "there are more rows than tokens");
   int64_t first = 0;
-  for (int i = 0; i < step.num_spans; i++) check_span(m, step.spans[i], first, step.num_tokens), first += step.spans[i].count;
+  for (int i = 0; i < step.num_spans; i++) {
+    check_span(m, step.spans[i], first, step.num_tokens), first += step.spans[i].count;
+    if (m.num_states) check_states(m, step, step.spans[i]);
+  }
   require(first == step.num_tokens, "the spans do not have all tokens");
 }

@@ -15,6 +15,13 @@ int64_t unit_bytes(const TmOp& op, const TmUnit& unit) {
 
 }  // namespace
 
+int64_t stored_columns(const TmOp& op, int num_heads) {
+  const int64_t gates = op.gated ? (int64_t)num_heads * op.head_dim : 0;
+  if (op.kind == TM_LINEAR && op.epilogue == TM_QKV) return gates;
+  if (op.kind == TM_LINEAR && op.epilogue == TM_STORE) return (int64_t)op.column + op.outputs;
+  return 0;
+}
+
 Model::Model(const TmModel& description)
     : shape(description),
       nodes{description.thread_nodes, description.processor_nodes, description.num_processors},
@@ -27,8 +34,11 @@ Model::Model(const TmModel& description)
       max_head_dim = std::max(max_head_dim, op.head_dim), max_group = std::max(max_group, group(op));
       if (std::find(kv_heads.begin(), kv_heads.end(), op.num_kv_heads) == kv_heads.end()) kv_heads.push_back(op.num_kv_heads);
     }
-    const bool stores = op.epilogue == TM_STORE && (op.kind == TM_LINEAR || op.kind == TM_COMBINE);
-    if (stores) stored_stride = std::max(stored_stride, rounded(op.kind == TM_LINEAR ? op.outputs : shape.hidden, PAD));
+    const bool combines = op.kind == TM_COMBINE && op.epilogue == TM_STORE;
+    stored_stride = std::max(stored_stride, rounded(combines ? shape.hidden : stored_columns(op, shape.num_heads), PAD));
+    if (op.kind == TM_CONVOLVE) max_before = std::max(max_before, (op.taps - 1) * (int64_t)op.block);
+    if (op.kind == TM_GATE) max_gated = std::max<int64_t>(max_gated, op.outputs);
+    if (op.kind == TM_ATTEND && op.gated) max_gated = std::max(max_gated, attended_width(op));
     max_chosen = std::max(max_chosen, op.chosen), max_experts = std::max(max_experts, op.experts);
   }
   next_attention.resize(ops.size() + 1);

@@ -16,6 +16,9 @@ struct BufferLayout {
   int formats = 0;  // bit 1 << Format for each format that one of them reads
 };
 
+// The end of the columns of stored products that an operation writes.
+int64_t stored_columns(const TmOp& op, int num_heads);
+
 struct Model {
   explicit Model(const TmModel& description);
 
@@ -26,7 +29,8 @@ struct Model {
   int max_head_dim = 0, max_group = 0;  // of all layers
   std::vector<int> kv_heads;            // the different numbers of kv heads
   int max_experts = 0, max_chosen = 0;
-  int64_t stored_stride = 0;            // columns of TM_STORE, padded to PAD
+  int64_t stored_stride = 0;            // columns of stored products, padded to PAD
+  int64_t max_before = 0, max_gated = 0;  // inputs that a task of a convolution begins with; columns of TM_GATE
   BufferLayout buffers[NUM_BUFFERS];
   std::vector<std::vector<std::vector<int>>> shares;  // [op][thread of this rank]: the units that this thread computes first
   std::vector<const TmOp*> next_attention;            // [op]: the first attention from this operation on, or null

@@ -18,12 +18,13 @@ void MultiStep::begin(const TmStep& step) {
 
 const TmStep* MultiStep::next_pass() {
   for (auto* list : {&tokens_, &positions_, &slots_, &rows_, &logit_rows_}) list->clear();
-  spans_.clear(), span_numbers_.clear();
+  spans_.clear(), saves_.clear(), span_numbers_.clear();
   for (int i = 0; i < step_->num_spans; i++) add_known_tokens(i);
   if (spans_.empty()) return nullptr;
   pass_.num_tokens = (int32_t)tokens_.size(), pass_.num_spans = (int32_t)spans_.size(), pass_.num_rows = (int32_t)rows_.size();
   pass_.tokens = tokens_.data(), pass_.positions = positions_.data(), pass_.slots = slots_.data();
-  pass_.rows = rows_.data(), pass_.spans = spans_.data(), pass_.logits = step_->logits;
+  pass_.rows = rows_.data(), pass_.spans = spans_.data(), pass_.saves = saves_.data();
+  pass_.logits = step_->logits;
   if (!shared_max_) max_.resize((size_t)pass_.num_rows * (size_t)model_.num_threads());
   return &pass_;
 }
@@ -42,9 +43,27 @@ void MultiStep::add_known_tokens(int number) {
   }
   const int64_t count = (int64_t)tokens_.size() - first;
   if (!count) return;
-  spans_.push_back({first, count, span.start + done, span.base, span.slots});
+  TmSpan part = states_of_pass(span, done, count);
+  part.first = first, part.count = count, part.start += done;
+  spans_.push_back(part);
   span_numbers_.push_back(number);
   num_done_[(size_t)number] += count;
+}
+
+// Where the step stores no states between two passes, they wait in the slot of the last ones.
+TmSpan MultiStep::states_of_pass(const TmSpan& span, int64_t done, int64_t count) {
+  TmSpan part = span;
+  if (!span.num_saves) return part;
+  const TmSave *save = step_->saves + span.first_save, *last = save + span.num_saves - 1;
+  part.first_save = (int64_t)saves_.size();
+  if (done) part.state = last->slot;
+  for (; save <= last && save->count <= done + count; save++) {
+    if (save->count == done) part.state = save->slot;
+    if (save->count > done) saves_.push_back({save->count - done, save->slot});
+  }
+  if ((int64_t)saves_.size() == part.first_save || saves_.back().count != count) saves_.push_back({count, last->slot});
+  part.num_saves = (int64_t)saves_.size() - part.first_save;
+  return part;
 }
 
 // A thread takes about those logits that it has written itself.

@@ -32,6 +32,7 @@ class MultiStep {
  private:
   MaxLogit* max_of(int64_t row) { return (shared_max_ ? shared_max_ : max_.data()) + row * model_.num_threads(); }
   void add_known_tokens(int span);
+  TmSpan states_of_pass(const TmSpan& span, int64_t done, int64_t count);
   int64_t argmax(int64_t row);
 
   const Model& model_;
@@ -39,6 +40,7 @@ class MultiStep {
   TmStep pass_{};
   std::vector<int64_t> tokens_, positions_, slots_, rows_, logit_rows_;  // of the pass
   std::vector<TmSpan> spans_;       // of the pass
+  std::vector<TmSave> saves_;       // of the pass
   std::vector<int> span_numbers_;   // [span of the pass]: the step's span
   std::vector<int64_t> num_done_;   // [span of the step]: its tokens that are computed
   std::vector<int64_t> row_of_;     // [token of the step]: the row of its logits, or -1

@@ -115,10 +115,17 @@ void Worker::merge_splits(const TmOp& op, const Span& span, int token, float* ro
 void Worker::store_attended(const TmOp& op, int token) {
   const Span& span = plan_.spans[(size_t)plan_.span_of[(size_t)token]];
   const int64_t width = model_.attended_width(op), padded = rounded(width, PAD);
-  const bool is_whole = span.partials < 0 && padded == width;
+  const bool is_whole = span.partials < 0 && padded == width && !op.gated;
   float* row = is_whole ? attended(token) : scratch_.row.get();  // padded in a copy: in a small step every thread stores all tokens
   if (span.partials >= 0) merge_splits(op, span, token, row);
   else if (!is_whole) memcpy(row, attended(token), sizeof(float) * (size_t)width);
   memset(row + width, 0, sizeof(float) * (size_t)(padded - width));
+  if (op.gated) {
+    float* gates = scratch_.gates.get();
+    memcpy(gates, stored(token), sizeof(float) * (size_t)width);
+    memset(gates + width, 0, sizeof(float) * (size_t)(padded - width));
+    kernels_.activate(gates, row, (int)padded, SIGMOID, 0, 0);
+    row = gates;
+  }
   input(op.to).store(kernels_, row, 0, token, 1, 0, (int)padded, (int)padded);
 }

@@ -51,8 +51,13 @@ void Worker::apply_epilogue(const TmOp& op, const TmUnit& unit, int token, float
     case TM_ADD:
       add_scaled(op, token, unit.first, out, unit.count);
       break;
-    case TM_QKV: store_head(op, unit.first / op.head_dim, token, out); break;
-    case TM_STORE: memcpy(stored(token) + unit.first, out, bytes); break;
+    case TM_QKV:
+      if (op.gated && unit.first < model_.attended_width(op))
+        memcpy(stored(token) + unit.first, out, bytes);
+      else
+        store_head(op, unit.first / op.head_dim - (op.gated ? model_.shape.num_heads : 0), token, out);
+      break;
+    case TM_STORE: memcpy(stored(token) + op.column + unit.first, out, bytes); break;
     case TM_SHARED_GATE: routing_.shared_gates.get()[token] = out[0]; break;
     case TM_ROUTER: memcpy(routing_.logits.get() + (int64_t)token * op.outputs + unit.first, out, bytes); break;
     case TM_EXPERT: memcpy(routing_.outputs.get() + (int64_t)token * model_.shape.hidden + unit.first, out, bytes); break;
@@ -74,7 +79,7 @@ void Worker::store_heads(const TmOp& op) {
   const auto [from, to] = share(plan_.step->num_tokens);
   float *row = scratch_.row.get(), *out = scratch_.head.get();
   for (int t = from; t < to; t++) {
-    const float* part = stored(t);
+    const float* part = stored(t) + (op.gated ? model_.attended_width(op) : 0);
     for (int kind = 0, head = 0; kind < 3; part += heads[kind] * dim, kind++) {
       const int width = heads[kind] * dim;
       memcpy(row, part, sizeof(float) * (size_t)width);

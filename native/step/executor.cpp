@@ -71,6 +71,12 @@ void Executor::fill_queues() {
       const int64_t rounds = (plan_.step->num_tokens + tokens_per_round(op) - 1) / tokens_per_round(op);
       for (size_t thread = 0; thread < scratch_.size(); thread++)
         queues_.fill(number, thread, model_.shares[number][thread].size() * (uint64_t)rounds);
+    } else if (op.kind == TM_RECUR) {
+      const int slices = op.heads * (op.head_dim / op.columns), num_threads = threads_.count();
+      for (int thread = 0; thread < num_threads; thread++) {
+        const auto [from, to] = share_of(slices, thread, num_threads);
+        queues_.fill(number, (size_t)thread, (uint64_t)(to - from) * plan_.spans.size());
+      }
     } else if (op.kind == TM_ATTEND) {
       const size_t first = (size_t)ranks_.rank() * scratch_.size();
       for (size_t thread = 0; thread < scratch_.size(); thread++)

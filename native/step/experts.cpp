@@ -17,7 +17,7 @@ float ExpertChooser::score(const TmOp& op, const float* token_logits) {
     total += scores_[(size_t)e] = op.sigmoid ? 1 / (1 + std::exp(-logit)) : std::exp(logit - max_logit);
   }
   if (op.sigmoid) return 1;
-  if (!op.correction && !op.groups) return total;
+  if (!op.correction && !op.groups && !op.eps) return total;
   for (int e = 0; e < op.experts; e++) scores_[(size_t)e] /= total;
   return 1;
 }
@@ -54,7 +54,7 @@ void ExpertChooser::take_best(const TmOp& op, int* chosen) const {
   }
 }
 
-// normalise: the weights are divided by their sum over the chosen experts.
+// normalise: the weights are divided by their sum over the chosen experts, plus eps.
 void ExpertChooser::choose(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights) {
   const float total = score(op, token_logits);
   for (int e = 0; e < op.experts; e++) wanted_[(size_t)e] = scores_[(size_t)e] + (op.correction ? op.correction[e] : 0);
@@ -64,7 +64,7 @@ void ExpertChooser::choose(const TmOp& op, const float* token_logits, int* chose
   for (int c = 0; c < op.chosen; c++) chosen_total += scores_[(size_t)chosen[c]];
   std::sort(chosen, chosen + op.chosen);
   for (int c = 0; c < op.chosen; c++) {
-    chosen_weights[c] = scores_[(size_t)chosen[c]] / (op.normalise ? chosen_total : total);
+    chosen_weights[c] = scores_[(size_t)chosen[c]] / (op.normalise ? chosen_total + op.eps : total);
     if (op.scale != 1) chosen_weights[c] *= op.scale;
   }
 }

@@ -42,6 +42,8 @@ struct KvPrefetch {
 
 struct ThreadScratch {
   AlignedBuffer<float> row;                // a token's activations, any width
+  AlignedBuffer<float> gates;              // a token's, as wide as TM_GATE
+  AlignedBuffer<float> before;             // inputs before the tokens of one task of a convolution
   AlignedBuffer<float> head;               // one head of q, k or v
   AlignedBuffer<float> zeros;              // as many as a head has entries, or PAD
   ActivationBuffer buffers[NUM_BUFFERS];   // of a small step, in which every thread computes all rows
@@ -54,7 +56,9 @@ struct ThreadScratch {
     const TmModel& shape = model.shape;
     for (int i = 0; i < NUM_BUFFERS; i++)
       if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], small_step ? SMALL_STEP : 0);
-    row.reserve(rounded(std::max({shape.hidden, shape.num_heads * model.max_head_dim, shape.intermediate}), PAD));
+    const int64_t attended = std::max<int64_t>(model.max_gated, shape.num_heads * model.max_head_dim);
+    row.reserve(rounded(std::max<int64_t>({shape.hidden, attended, shape.intermediate}), PAD));
+    gates.reserve(rounded(model.max_gated, PAD)), before.reserve(model.max_before);
     const int64_t width = std::max<int64_t>(model.max_head_width(), PAD);
     chooser.reserve(model);
     head.reserve(width), zeros.reserve(width);

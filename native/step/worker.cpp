@@ -19,6 +19,9 @@ void Worker::perform(size_t number) {
     case TM_ATTEND: attend(op, number); break;
     case TM_CHOOSE: choose_experts(op, number); break;
     case TM_COMBINE: combine_experts(op), ranks_.meet(); break;
+    case TM_CONVOLVE: convolve(op), ranks_.meet(); break;
+    case TM_RECUR: recur(op, number), ranks_.meet(); break;
+    case TM_GATE: gate(op); break;
   }
 }
 

@@ -86,6 +86,14 @@ class Worker {
   void merge_splits(const TmOp& op, const Span& span, int token, float* row);
   void store_attended(const TmOp& op, int token);
 
+  // states.cpp: layers that keep a state
+  void convolve(const TmOp& op);
+  void convolve_block(const TmOp& op, const Span& span, int block);
+  void recur(const TmOp& op, size_t number);
+  void recur_slice(const TmOp& op, const Span& span, int head, int slice);
+  void gate(const TmOp& op);
+  void norm_blocks(const TmOp& op, float* row) const;
+
   // experts.cpp
   void choose_experts(const TmOp& op, size_t number);
   void list_expert_work(const TmOp& op, size_t number);

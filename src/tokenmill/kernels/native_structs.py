@@ -18,14 +18,15 @@ class TmUnit(Structure):
 class TmOp(Structure):
     _fields_ = _fields(
         (c_int32, "kind epilogue activation centred from_ to inputs outputs num_units scheme num_kv_heads head_dim"),
-        (c_int32, "rotary norm_scope norms_after_rope"),
+        (c_int32, "rotary norm_scope norms_after_rope gated column gate block taps unit_blocks"),
+        (c_int32, "query key value decay strength heads key_heads key_dim columns gate_first"),
         (POINTER(TmUnit), "units"),
         (
             c_void_p,
             "weight bias q_norm k_norm q_norm_bias k_norm_bias cosines sines temperatures sinks correction biases",
         ),
-        (c_void_p, "table positions k_rows v_rows k_scales v_scales"),
-        (c_float, "eps scale softcap act_a act_b"),
+        (c_void_p, "table positions k_rows v_rows k_scales v_scales a_log dt_bias skip state"),
+        (c_float, "eps scale softcap act_a act_b min_step max_step"),
         (c_int32, "window experts chosen normalise sigmoid groups chosen_groups shared"),
     )
 
@@ -36,23 +37,31 @@ class TmModel(Structure):
         (POINTER(TmOp), "ops"),
         (c_int32, "num_ops num_threads"),
         (c_char_p, "build"),
-        (c_int64, "num_positions num_slots"),
+        (c_int64, "num_positions num_slots num_states"),
         (c_int32, "rank num_ranks max_tokens num_processors"),
         (POINTER(c_int32), "processor_nodes thread_nodes"),
         (c_void_p, "shared"),
     )
 
 
-class TmSpan(Structure):
-    """A span. Steps have it as five numbers of an array; the struct only compares the layout."""
+class TmSave(Structure):
+    """A slot for the states after some tokens of a span; two numbers of an array, as TmSpan is eight."""
 
-    _fields_ = _fields((c_int64, "first count start base"), (c_void_p, "slots"))
+    _fields_ = _fields((c_int64, "count slot"))
+
+
+class TmSpan(Structure):
+    """A span. Steps have it as numbers of an array; the struct only compares the layout."""
+
+    _fields_ = _fields(
+        (c_int64, "first count start base"), (c_void_p, "slots"), (c_int64, "state first_save num_saves")
+    )
 
 
 class TmStep(Structure):
     _fields_ = _fields(
         (c_int32, "num_tokens num_spans num_rows num_stops"),
-        (c_void_p, "tokens positions slots rows spans stops logits"),
+        (c_void_p, "tokens positions slots rows spans saves stops logits"),
     )
 
 
@@ -73,7 +82,7 @@ class TmSample(Structure):
 def layout() -> str:
     """Write size of each struct, offset and size of each field, as tm_layout does if it was built for these."""
     lines = []
-    for struct in (TmUnit, TmOp, TmModel, TmSpan, TmStep, TmSample):
+    for struct in (TmUnit, TmOp, TmModel, TmSave, TmSpan, TmStep, TmSample):
         name = struct.__name__
         lines.append(f"{name} 0 {sizeof(struct)}")
         for field, *_ in struct._fields_:

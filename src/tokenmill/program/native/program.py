@@ -52,7 +52,7 @@ class Native(Program):
             self._weights = Packed(
                 torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"], config.dtype, rank
             )
-        self._ops = Ops(description, source.scheme, config.dtype, pool.rows, self._weights, config.max_length)
+        self._ops = Ops(description, source.scheme, config.dtype, pool.layers, self._weights, config.max_length)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
         self._spec = native_structs.TmModel(
             hidden=shape.hidden_size,
@@ -66,6 +66,7 @@ class Native(Program):
             build=self.build.encode(),
             num_positions=config.max_length,
             num_slots=pool.spec.num_slots,
+            num_states=pool.spec.num_states,
             rank=rank.number,
             num_ranks=rank.count,
             max_tokens=config.max_step_tokens,
@@ -138,9 +139,16 @@ class Native(Program):
         numbers.extend(step.slots)
         numbers.extend(step.rows or ())
         first_span = len(numbers)
+        num_saves = 0
         for span in step.spans:  # TmSpan
             slots = 0 if span.slots_L is None else span.slots_L.data_ptr()
             numbers.extend((span.first, span.count, span.start, -1 if span.base is None else span.base, slots))
+            numbers.extend((-1 if span.state is None else span.state, num_saves, len(span.saves)))
+            num_saves += len(span.saves)
+        first_save = len(numbers)
+        for span in step.spans:
+            for save in span.saves:
+                numbers.extend(save)
         first_stop = len(numbers)
         numbers.extend(step.stop_ids)
         call, at, size = self._call, numbers.buffer_info()[0], numbers.itemsize
@@ -148,6 +156,7 @@ class Native(Program):
         call.tokens, call.positions, call.slots = at, at + size * count, at + 2 * size * count
         call.rows = None if step.rows is None else at + 3 * size * count
         call.spans, call.logits = at + size * first_span, logits_RV.data_ptr()
+        call.saves = at + size * first_save
         call.stops, call.num_stops = at + size * first_stop, len(step.stop_ids)
         if native_library.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
             self._ranks.check()

@@ -29,6 +29,7 @@ ACTIVATIONS = {
 
 class NativeSpec(ProgramSpec):
     attends = finds_drafts = packs = prefers_codes = has_threads = multiplies_float16 = shares_memory = True
+    mixers = ("attention", "short_conv")
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
@@ -105,9 +106,9 @@ def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme, rank: Rank) ->
     layout, itemsize = matrix_layout(scheme, dtype), DTYPES[dtype]
     assert layout is not None, "other schemes are refused"
     decoder = describe(model)
-    packed = numbers = 0
+    packed, numbers, head_dims = 0, 0, {block.qkv: block.head_dim for block in decoder.attentions}
     for matrix, count in decoder.matrices.items():
-        unit = {"router": TILE, "qkv": matrix.parts[0] // model.num_heads}.get(matrix.role, GROUP)
+        unit = TILE if matrix.role == "router" else head_dims.get(matrix, GROUP)
         stored = dtype if matrix.role == "router" else layout  # no scheme rounds a router
         tile = int(native_library.library().tm_tile_bytes(LAYOUTS[stored], matrix.inputs))
         # Gates are divided as their rows are.

@@ -41,13 +41,15 @@ hundredth, and an embedding table in floating point takes more than the codes.""
 class SmallTensor(NamedTuple):
     """A tensor that is read without packing, plus `offset`. parameter: None for zeros.
 
-    in_float32: it is held in float32, with values rounded to the model's dtype; otherwise in that dtype.
+    in_float32: it is held in float32, with values rounded to the model's dtype; otherwise in that dtype. transposed: a
+    matrix is held column by column.
     """
 
     parameter: str | None
     shape: tuple[int, ...]
     offset: float = 0.0
     in_float32: bool = True
+    transposed: bool = False
 
     def held_in(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which a model of this dtype holds the tensor."""
@@ -58,6 +60,7 @@ class SmallTensor(NamedTuple):
         dtype = self.held_in(source.dtype)
         zeros = torch.zeros(self.shape, dtype=dtype)
         held = zeros if self.parameter is None else source.tensor(self.parameter).to(dtype)
+        held = held.T.contiguous() if self.transposed else held
         return held + self.offset if self.offset else held
 
 
