@@ -8,6 +8,7 @@ from tokenmill.kernels.devices import kind_of
 from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, count_parameters, describe
+from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout
 from tokenmill.program.spec import ProgramSpec
@@ -29,7 +30,7 @@ ACTIVATIONS = {
 
 class NativeSpec(ProgramSpec):
     attends = finds_drafts = packs = prefers_codes = has_threads = multiplies_float16 = shares_memory = True
-    mixers = ("attention", "short_conv")
+    mixers = ("attention", "short_conv", "delta_net", "mamba2")
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
@@ -69,6 +70,9 @@ class NativeSpec(ProgramSpec):
 
 
 def _refuse(decoder: DecoderDescription) -> str | None:
+    for number, layer in enumerate(decoder.layers):
+        if isinstance(layer.mixer, Mamba2Block) and set(layer.mixer.multipliers) != {1.0}:
+            return f"has no multipliers of the parts of mamba2, which layer {number} has"
     name = decoder.config.activation
     return None if name in ACTIVATIONS else f"has no activation {name!r}"
 

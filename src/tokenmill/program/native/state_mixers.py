@@ -6,13 +6,30 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenmill.cache.pool import LayerStates
+from tokenmill.model.blocks import Norm
 from tokenmill.model.mixers import Mixer
+from tokenmill.model.mixers.delta_net import DeltaNetBlock
+from tokenmill.model.mixers.delta_net_module import EPS
+from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.model.mixers.short_conv import ShortConvBlock
 from tokenmill.model.parameters import join
-from tokenmill.program.native.op_list import ATTENDED, ATTENTION_IN, CONVOLVE, GATE, IDENTITY, STORE, OpList
+from tokenmill.program.native.op_list import (
+    ATTENDED,
+    ATTENTION_IN,
+    CONVOLVE,
+    EACH_HEAD,
+    GATE,
+    IDENTITY,
+    OWN_HEAD,
+    RECUR,
+    SILU,
+    STORE,
+    OpList,
+)
 
 CHANNELS = 64
 """Channels of a task of a convolution: four cache lines of a token."""
+NO_DELTA_RULE = -1  # in the place of the column of its strengths
 
 
 def add_mixer(ops: OpList, layer: int, block: Mixer, kept: LayerStates, joins: dict[str, Any]) -> None:
@@ -27,6 +44,7 @@ class _Parts:
     def __init__(self, ops: OpList, layer: int, block: Mixer, kept: LayerStates) -> None:
         self.add, self._ops, self._layer, self._block = ops.add, ops, layer, block
         self.states = [tensor.data_ptr() for tensor in kept.tensors]
+        self._shapes = [tensor.shape for tensor in kept.tensors]
         self._columns = 0
 
     def store(self, role: str) -> list[int]:
@@ -49,6 +67,16 @@ class _Parts:
         bias = self.tensor("conv_bias") if "conv_bias" in self._block.vectors else None
         self.add(CONVOLVE, bias=bias, **taps, **fields)
 
+    def recurrence(self, **fields: Any) -> None:
+        """Add the recurrence of all heads, whose states are the second one."""
+        decays = {"a_log": self.tensor("A_log"), "dt_bias": self.tensor("dt_bias"), "state": self.states[1]}
+        self.add(RECUR, columns=self._shapes[1][-1], **decays, **fields)
+
+    def norm(self, norm: Norm) -> dict[str, Any]:
+        """Make the fields of the norm of the results."""
+        path = join(self._layer, f"{self._block.name}.norm")
+        return {"weight": self._ops.factors(path, norm), "eps": norm.eps}
+
 
 def _short_conv(parts: _Parts, block: ShortConvBlock) -> None:
     b, c, x, _ = parts.store("inner")
@@ -57,4 +85,34 @@ def _short_conv(parts: _Parts, block: ShortConvBlock) -> None:
     parts.add(GATE, to=ATTENDED, gate=c, activation=IDENTITY, **width)
 
 
-MAKE: dict[str, Callable[[_Parts, Any], None]] = {"short_conv": _short_conv}
+def _delta_net(parts: _Parts, block: DeltaNetBlock) -> None:
+    q, k, v, end = parts.store("qkv")
+    (z, _), (b, a, _) = parts.store("z"), parts.store("gates")
+    unit: dict[str, Any] = {"unit_blocks": 2 * block.num_k_heads, "eps": EPS, "scale": block.key_dim**-0.5}
+    parts.convolution(column=q, outputs=end, taps=block.num_taps, block=block.key_dim, activation=SILU, **unit)
+    keys = {"query": q, "key": k, "key_heads": block.num_k_heads, "key_dim": block.key_dim}
+    values = {"value": v, "heads": block.num_v_heads, "head_dim": block.value_dim}
+    parts.recurrence(decay=a, strength=b, scale=block.max_beta, **keys, **values)
+    norm = {"block": block.value_dim, "norm_scope": EACH_HEAD} | parts.norm(block.norm)
+    parts.add(GATE, to=ATTENDED, column=v, gate=z, outputs=block.z.outputs, activation=SILU, **norm)
+
+
+def _mamba2(parts: _Parts, block: Mamba2Block) -> None:
+    z, x, b, c, dt, _ = parts.store("inner")
+    parts.convolution(column=x, outputs=block.num_channels, taps=block.num_taps, block=CHANNELS, activation=SILU)
+    keys = {"query": c, "key": b, "key_heads": block.num_groups, "key_dim": block.state_dim}
+    values = {"value": x, "heads": block.num_heads, "head_dim": block.head_dim}
+    limits = dict(zip(("min_step", "max_step"), block.dt_limits, strict=True))
+    parts.recurrence(decay=dt, strength=NO_DELTA_RULE, skip=parts.tensor("D"), **keys, **values, **limits)
+    norm: dict[str, Any] = {}
+    if block.norm is not None:
+        norm = {"block": block.width // block.num_groups, "norm_scope": OWN_HEAD, "gate_first": int(block.gate_first)}
+        norm |= parts.norm(block.norm)
+    parts.add(GATE, to=ATTENDED, column=x, gate=z, outputs=block.width, activation=SILU, **norm)
+
+
+MAKE: dict[str, Callable[[_Parts, Any], None]] = {
+    "short_conv": _short_conv,
+    "delta_net": _delta_net,
+    "mamba2": _mamba2,
+}
