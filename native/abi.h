@@ -32,13 +32,15 @@ enum TmKind {
 // of the shared expert.
 // TM_SHARED_GATE: the factor of the shared expert, before the sigmoid. A TM_NORM with TM_LOGITS is the norm before the head,
 // which takes only the rows whose logits are computed; a TM_NORM with TM_ADD takes stored products, and adds its results to the
-// residual stream; any other TM_NORM has TM_TO_BUFFER. A TM_COMBINE with TM_STORE stores its sums, for such a norm.
+// residual stream; any other TM_NORM has TM_TO_BUFFER. A TM_COMBINE with TM_STORE stores its sums, for such a norm;
+// with TM_TO_BUFFER they are the input of a linear.
 enum TmEpilogue {
   TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_EXPERT = 6, TM_STORE = 7,
   TM_SHARED_GATE = 8, TM_TO_BUFFER = 9
 };
-// Activation buffers. TM_GATHERED: the rows of TM_MLP_IN, copied expert by expert.
-enum TmBuffer { TM_ATTENTION_IN = 0, TM_MLP_IN = 1, TM_MLP_INNER = 2, TM_ATTENDED = 3, TM_GATHERED = 4 };
+// Activation buffers. TM_GATHERED: the rows of TM_MLP_IN or TM_LATENT, copied expert by expert. TM_LATENT: rows of another width
+// than the residual stream's, which experts read; then the sums of what they write.
+enum TmBuffer { TM_ATTENTION_IN = 0, TM_MLP_IN = 1, TM_MLP_INNER = 2, TM_ATTENDED = 3, TM_GATHERED = 4, TM_LATENT = 5 };
 
 // A norm of q or k takes one head with the weights of all heads, one head with its own weights, or all heads as one row.
 enum TmNormScope { TM_EACH_HEAD = 0, TM_OWN_HEAD = 1, TM_ALL_HEADS = 2 };

@@ -30,15 +30,18 @@ struct Before {
   TmOp heads{};      // TM_QKV, or TM_HEADS
   TmOp inner{};      // TM_GATED or TM_ACTIVATED
   TmOp stored{};     // the operation that has stored products
-  int64_t attended = 0;      // columns of TM_ATTENDED
+  int64_t attended = 0, gathered = 0, latent = 0;  // columns of these buffers
   int64_t stored_width = 0;  // columns of all stored products so far
 };
 
-bool is_inner(const TmOp& op) { return op.kind == TM_LINEAR && (op.epilogue == TM_GATED || op.epilogue == TM_ACTIVATED); }
+bool activates(const TmOp& op) { return op.kind == TM_LINEAR && (op.epilogue == TM_GATED || op.epilogue == TM_ACTIVATED); }
+bool is_inner(const TmOp& op) { return activates(op) && op.to == TM_MLP_INNER; }
 
 // Columns of the buffer that a linear reads.
 int64_t buffer_width(const TmModel& m, int buffer, const Before& before) {
   if (buffer == TM_MLP_INNER) return before.inner.outputs;
+  if (buffer == TM_GATHERED) return before.gathered;
+  if (buffer == TM_LATENT) return before.latent;
   return buffer == TM_ATTENDED ? before.attended : m.hidden;
 }
 
@@ -50,7 +53,8 @@ int64_t max_outputs(const TmModel& m, const TmOp& op) {
   switch (op.epilogue) {
     case TM_QKV: return all_heads(m, op);
     case TM_GATED:
-    case TM_ACTIVATED: return std::min(op.outputs, m.intermediate);
+    case TM_ACTIVATED: return std::min(op.outputs, op.to == TM_LATENT ? m.hidden : m.intermediate);
+    case TM_EXPERT: return std::min(op.outputs, m.hidden);
     case TM_LOGITS: return m.vocab;
     case TM_ROUTER: return op.outputs;
     case TM_SHARED_GATE: return 1;
@@ -101,7 +105,7 @@ void check_linear(const TmModel& m, const TmOp& op, const Before& before) {
   require(op.column >= 0, "products are stored before the first column");
   require(op.outputs > 0 && op.outputs == max_outputs(m, op), "a linear has other outputs than its epilogue takes");
   require(op.units && op.num_units > 0 && (!op.experts || op.num_units % op.experts == 0), "a linear has no units");
-  require(!is_inner(op) || op.to == TM_MLP_INNER, "an MLP writes to another buffer than its inner one");
+  require(!activates(op) || op.to == TM_MLP_INNER || op.to == TM_LATENT, "an MLP writes to another buffer than its inner one");
   require(op.activation >= IDENTITY && op.activation < NUM_ACTIVATIONS, "an activation is unknown");
   require(!op.biases || op.experts, "a bias for each expert, of which there are none");
   for (int e = 0; op.biases && e < op.experts; e++) require(op.biases[e], "an expert has no bias");
@@ -133,7 +137,9 @@ void check_norm(const TmModel& m, const TmOp& op, const TmOp& stored) {
 
 void check_combine(const TmModel& m, const TmOp& op, const TmOp& stored) {
   require(op.experts, "experts of which there are none");
-  require(op.epilogue == TM_ADD || op.epilogue == TM_STORE, "the sums of experts have an unknown epilogue");
+  const bool is_latent = op.epilogue == TM_TO_BUFFER && op.to == TM_LATENT && op.outputs > 0 && op.outputs <= m.hidden;
+  require(op.epilogue == TM_ADD || op.epilogue == TM_STORE || is_latent, "the sums of experts have an unknown epilogue");
+  require(!is_latent || !op.shared, "a shared expert beside latent rows");
   require(op.shared >= TM_NO_SHARED && op.shared <= TM_GATED_SHARED, "a shared expert of an unknown kind");
   require(!op.shared || stored.outputs == m.hidden, "a shared expert that was not stored");
 }
@@ -191,7 +197,9 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
       require(op.num_kv_heads == before.heads.num_kv_heads && op.head_dim == before.heads.head_dim && op.gated == before.heads.gated,
               "an attention has other heads than its rows");
       return check_cache(m, op);
-    case TM_CHOOSE: return require(op.experts && op.from == TM_MLP_IN && op.to == TM_GATHERED, "experts of other buffers");
+    case TM_CHOOSE:
+      require(op.from == TM_MLP_IN || (op.from == TM_LATENT && before.latent), "experts of other buffers");
+      return require(op.experts && op.to == TM_GATHERED, "experts of other buffers");
     case TM_COMBINE: return check_combine(m, op, before.stored);
     case TM_CONVOLVE: return check_convolution(m, op, before);
     case TM_RECUR: return check_recurrence(m, op, before);
@@ -241,6 +249,8 @@ void check_model(const TmModel& m) {
     if (op.kind == TM_HEADS || (op.kind == TM_LINEAR && op.epilogue == TM_QKV)) before.heads = op;
     if (op.kind == TM_ATTEND) before.attended = (int64_t)m.num_heads * op.head_dim;
     if (op.kind == TM_GATE) before.attended = op.outputs;
+    if (activates(op) && op.to == TM_LATENT) before.latent = op.outputs;
+    if (op.kind == TM_CHOOSE) before.gathered = op.from == TM_LATENT ? before.latent : m.hidden;
     if (is_inner(op)) before.inner = op;
     if (op.kind == TM_LINEAR && op.epilogue == TM_STORE) before.stored = op;
     before.stored_width = std::max(before.stored_width, stored_columns(op, m.num_heads));

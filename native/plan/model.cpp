@@ -45,8 +45,8 @@ Model::Model(const TmModel& description)
   for (size_t i = ops.size(); i-- > 0;) next_attention[i] = ops[i].kind == TM_ATTEND ? &ops[i] : next_attention[i + 1];
 }
 
-// A buffer holds every format that a linear reads from it. Rows of TM_GATHERED are copies of rows of TM_MLP_IN, which therefore
-// has the same formats.
+// A buffer holds every format that a linear reads from it. Rows of TM_GATHERED are copies of rows of another buffer, which
+// therefore has the same formats.
 void Model::lay_out_buffers() {
   for (const TmOp& op : ops) {
     if (op.kind != TM_LINEAR) continue;
@@ -58,7 +58,8 @@ void Model::lay_out_buffers() {
       if (op.units[i].gate) layout.formats |= 1 << format_of(op.units[i].gate_scheme);
     }
   }
-  buffers[TM_MLP_IN].formats |= buffers[TM_GATHERED].formats;
+  for (const TmOp& op : ops)
+    if (op.kind == TM_CHOOSE) buffers[op.from].formats |= buffers[TM_GATHERED].formats;
 }
 
 // Each thread gets units of about the same number of bytes, in the order in which they lie in memory. It is not known yet which

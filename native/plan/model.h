@@ -8,7 +8,7 @@
 #include "kernels/kernels.h"
 #include "threads/nodes.h"
 
-constexpr int NUM_BUFFERS = 5;  // enum TmBuffer
+constexpr int NUM_BUFFERS = 6;  // enum TmBuffer
 
 // The contents of an activation buffer for the linears that read it.
 struct BufferLayout {

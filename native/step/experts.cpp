@@ -113,7 +113,7 @@ void Worker::choose_experts(const TmOp& op, size_t number) {
   ranks_.meet_own();
   const auto [from, to] = share(routing_.num_pairs);
   for (int p = from; p < to; p++)
-    memory_.buffers[op.to].copy_row(p, input(op.from), routing_.token_of[(size_t)p]);
+    memory_.buffers[op.to].copy_row(p, source(op.from), routing_.token_of[(size_t)p]);
   ranks_.meet();
 }
 
@@ -129,20 +129,23 @@ void Worker::list_expert_work(const TmOp& op, size_t number) {
 }
 
 void Worker::combine_experts(const TmOp& op) {
-  const int hidden = model_.shape.hidden;
+  const int hidden = model_.shape.hidden, width = op.epilogue == TM_TO_BUFFER ? op.outputs : hidden;
   const auto [from, to] = share(plan_.step->num_tokens);
+  const int padded = (int)rounded(width, PAD);
   float* sum = scratch_.row.get();
   for (int t = from; t < to; t++) {
-    std::fill_n(sum, hidden, 0.0f);
+    std::fill_n(sum, padded, 0.0f);
     for (int c = 0; c < op.chosen; c++) {
       const size_t at = (size_t)t * (size_t)op.chosen + (size_t)c;
-      kernels_.add_weighted(sum, routing_.outputs.get() + (int64_t)routing_.pairs[at] * hidden, routing_.weights[at], hidden);
+      kernels_.add_weighted(sum, routing_.outputs.get() + (int64_t)routing_.pairs[at] * hidden, routing_.weights[at], width);
     }
     if (op.shared) {
       const float gate = op.shared == TM_GATED_SHARED ? 1 / (1 + std::exp(-routing_.shared_gates.get()[t])) : 1;
       kernels_.add_weighted(sum, stored(t), gate, hidden);
     }
-    if (op.epilogue == TM_STORE)
+    if (op.epilogue == TM_TO_BUFFER)
+      memory_.buffers[op.to].store(kernels_, sum, 0, t, 1, 0, padded, padded);
+    else if (op.epilogue == TM_STORE)
       memcpy(stored(t), sum, sizeof(float) * (size_t)hidden);
     else
       add_scaled(op, t, 0, sum, hidden);

@@ -25,10 +25,8 @@ int64_t tokens_per_round(const TmOp& op) {
 // An entry of a work queue is one unit and one round of tokens: all units for the first round come before all for the next. The
 // shares of an experts' linear are units of each expert.
 void Worker::linear(const TmOp& op, size_t number) {
-  // The inner activations of an MLP and the rows of the experts are computed by all threads together, even in a small step.
-  const bool together = op.from == TM_MLP_INNER || op.from == TM_GATHERED;
   const int width = (int)rounded(op.inputs, PAD);
-  Activations x = (together ? memory_.buffers[op.from] : input(op.from)).as(format_of(op.units[0].scheme), width);
+  Activations x = source(op.from).as(format_of(op.units[0].scheme), width);
   const int tokens = op.epilogue == TM_LOGITS ? plan_.step->num_rows : plan_.step->num_tokens;
   for (WorkItem item; (item = queues_.take(number, own_thread_)).owner >= 0;) {
     const std::vector<int>& units = model_.shares[number][(size_t)item.owner];

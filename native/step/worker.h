@@ -106,6 +106,11 @@ class Worker {
   void meet_unless_small() {
     if (!plan_.small) ranks_.meet();
   }
+  // What linears write is computed by all threads together, even in a small step.
+  ActivationBuffer& source(int number) {
+    const bool together = number == TM_MLP_INNER || number == TM_GATHERED || number == TM_LATENT;
+    return together ? memory_.buffers[number] : input(number);
+  }
   ActivationBuffer& input(int number) { return plan_.small ? scratch_.buffers[number] : memory_.buffers[number]; }
   float* residual(int64_t token) { return memory_.residual.get() + token * model_.hidden_stride(); }
   float* stored(int64_t token) { return memory_.stored.get() + token * model_.stored_stride; }

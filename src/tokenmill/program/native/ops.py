@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.pool import LayerKept, LayerStates
 from tokenmill.kernels.threads import torch_threads
-from tokenmill.model.blocks import Norm
+from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.description import DecoderDescription, ExpertsBlock, LayerDescription, MlpBlock
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.attention_module import temperatures
@@ -38,6 +38,8 @@ from tokenmill.program.native.op_list import (
     GATED_SHARED,
     GATHERED,
     HEADS,
+    IDENTITY,
+    LATENT,
     LOGITS,
     MLP_IN,
     MLP_INNER,
@@ -103,22 +105,29 @@ class Ops:
 
     def _layer(self, layer: int, description: LayerDescription, kept: LayerKept) -> None:
         mlp_norm = "attention_norm" if description.shared_norm else "mlp_norm"
-        self._before(layer, "attention_norm", description, ATTENTION_IN)
+        if description.mixes:
+            self._before(layer, "attention_norm", description, ATTENTION_IN)
         if description.parallel:
             self._before(layer, mlp_norm, description, MLP_IN)
+        if description.mixes:
+            self._mixer(layer, description, kept)
+        if description.mlp is None:
+            return
+        if not description.parallel:
+            self._before(layer, mlp_norm, description, MLP_IN)
+        if isinstance(description.mlp, ExpertsBlock):
+            self._experts(layer, description.mlp, description)
+        else:
+            self._mlp(layer, ["mlp"], description.mlp, MLP_IN, **self._joins(description))
+        self._after(layer, "mlp_after_norm", description)
+
+    def _mixer(self, layer: int, description: LayerDescription, kept: LayerKept) -> None:
         if isinstance(kept, LayerStates):
             add_mixer(self._list, layer, description.mixer, kept, self._joins(description))
         else:
             assert isinstance(description.mixer, AttentionBlock), "other mixers keep states"
             self._attention(layer, description, description.mixer, kept)
         self._after(layer, "attention_after_norm", description)
-        if not description.parallel:
-            self._before(layer, mlp_norm, description, MLP_IN)
-        if isinstance(description.mlp, ExpertsBlock):
-            self._experts(layer, description.mlp, description)
-        elif description.mlp is not None:
-            self._mlp(layer, ["mlp"], description.mlp, MLP_IN, **self._joins(description))
-        self._after(layer, "mlp_after_norm", description)
 
     def _before(self, layer: int, role: str, description: LayerDescription, to: int) -> None:
         """Add the operation that makes the input of attention or of an MLP."""
@@ -182,9 +191,16 @@ class Ops:
         groups, chosen_groups = block.groups or (0, 0)
         choice = {"groups": groups, "chosen_groups": chosen_groups, "scale": block.scale, "correction": correction}
         choice |= {"eps": block.eps, "normalise": int(block.normalise), "sigmoid": int(block.scores == "sigmoid")}
-        self._list.add(CHOOSE, from_=MLP_IN, to=GATHERED, **mixture, **choice)
+        source = MLP_IN
+        if block.latent is not None:
+            source, latent = LATENT, [(layer, "mlp.latent_in")]
+            self._list.linear(latent, block.latent[0], ACTIVATED, MLP_IN, to=LATENT, activation=IDENTITY)
+        self._list.add(CHOOSE, from_=source, to=GATHERED, **mixture, **choice)
         experts = [f"mlp.experts.{expert}" for expert in range(block.num)]
         self._mlp(layer, experts, block.expert, GATHERED, EXPERT, **mixture)
+        if block.latent is not None:
+            self._leave_latent(layer, block, block.latent[1], description, mixture)
+            return
         shared = NO_SHARED
         if block.shared is not None:
             self._mlp(layer, ["mlp.shared"], block.shared, MLP_IN, STORE)
@@ -193,6 +209,20 @@ class Ops:
             self._list.linear([(layer, "mlp.shared_gate")], block.shared_gate, SHARED_GATE, MLP_IN)
             shared = GATED_SHARED
         self._list.add(COMBINE, shared=shared, **mixture, **self._joins(description))
+
+    def _leave_latent(
+        self,
+        layer: int,
+        block: ExpertsBlock,
+        matrix: Projection,
+        description: LayerDescription,
+        mixture: dict[str, Any],
+    ) -> None:
+        """Add the sums of experts that write latent rows, and the shared expert, to the residual stream one by one."""
+        self._list.add(COMBINE, epilogue=TO_BUFFER, to=LATENT, outputs=matrix.inputs, **mixture)
+        self._list.linear([(layer, "mlp.latent_out")], matrix, source=LATENT, **self._joins(description))
+        if block.shared is not None:
+            self._mlp(layer, ["mlp.shared"], block.shared, MLP_IN, **self._joins(description))
 
     def _mlp(
         self,

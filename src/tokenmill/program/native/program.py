@@ -57,7 +57,7 @@ class Native(Program):
         self._spec = native_structs.TmModel(
             hidden=shape.hidden_size,
             num_heads=shape.num_heads,
-            intermediate=max(mlp.down.inputs for layer in description.layers for mlp in layer.mlps),
+            intermediate=max((mlp.down.inputs for layer in description.layers for mlp in layer.mlps), default=1),
             vocab=shape.vocab_size,
             cache_format=kv_number(pool.spec.format, pool.spec.dtype),
             ops=self._ops.array,
