@@ -104,12 +104,13 @@ template <int N> TM_INLINE void add_times(Columns<N>& sums, const Columns<N>& ro
 // keyT state of one token: even and odd keys in sums of their own, which do not wait for each other.
 template <int N, bool WHOLE> TM_INLINE Columns<N> recall(const RecurrenceJob& job, const float* state, const float* key, int n) {
   Columns<N> even = zero_columns<N>(), odd = zero_columns<N>();
+  const int keys = job.keys, columns = job.columns;
   int k = 0;
-  for (; k + 2 <= job.keys; k += 2, state += 2 * job.columns) {
+  for (; k + 2 <= keys; k += 2, state += 2 * columns) {
     add_times(even, load_columns<N, WHOLE>(state, n), set1(key[k]));
-    add_times(odd, load_columns<N, WHOLE>(state + job.columns, n), set1(key[k + 1]));
+    add_times(odd, load_columns<N, WHOLE>(state + columns, n), set1(key[k + 1]));
   }
-  if (k < job.keys) add_times(even, load_columns<N, WHOLE>(state, n), set1(key[k]));
+  if (k < keys) add_times(even, load_columns<N, WHOLE>(state, n), set1(key[k]));
   TM_UNROLL for (int i = 0; i < N; i++) even.part[i] = add(even.part[i], odd.part[i]);
   return even;
 }
@@ -117,6 +118,7 @@ template <int N, bool WHOLE> TM_INLINE Columns<N> recall(const RecurrenceJob& jo
 // All tokens pass through these columns of the state, which stay in the first-level cache.
 template <int N, bool WHOLE> void recur_columns(const RecurrenceJob& job, int column, int n) {
   alignas(64) float decays[16], strengths[16];
+  const int keys = job.keys, columns = job.columns;  // not read again after every store
   for (int t = 0; t < job.count; t++) {
     if (t % 16 == 0) find_decays(job, t, job.count - t < 16 ? job.count - t : 16, decays, strengths);
     const float *query = job.query + t * job.stride, *key = job.key + t * job.stride;
@@ -129,7 +131,7 @@ template <int N, bool WHOLE> void recur_columns(const RecurrenceJob& job, int co
       TM_UNROLL for (int i = 0; i < N; i++) change.part[i] = sub(given.part[i], mul(recalled.part[i], decay));
     }
     TM_UNROLL for (int i = 0; i < N; i++) change.part[i] = mul(change.part[i], strength);
-    for (int k = 0; k < job.keys; k++, state += job.columns) {
+    for (int k = 0; k < keys; k++, state += columns) {
       Columns<N> row = load_columns<N, WHOLE>(state, n);
       TM_UNROLL for (int i = 0; i < N; i++) row.part[i] = mul(row.part[i], decay);
       add_times(row, change, set1(key[k]));

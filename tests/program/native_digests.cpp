@@ -194,6 +194,30 @@ static void attention(const Kernels& kernels, int format, int head_dim) {
   digest.add(best), digest.add(total), digest.add(values);
 }
 
+static void states(const Kernels& kernels, int keys, int columns, bool delta) {
+  Digest digest(kernels, "recur:" + std::to_string(columns) + ":" + std::to_string(delta));
+  const int tokens = 19, stride = 2 * keys + columns + 2;
+  std::vector<float> x = numbers<float>((size_t)(tokens * stride)), state = numbers<float>((size_t)(keys * columns));
+  for (int t = 0; t < tokens; t++) x[(size_t)(t * stride + stride - 1)] *= 40;  // steps of all sizes
+  RecurrenceJob job{};
+  job.state = state.data(), job.query = x.data(), job.key = x.data() + keys, job.value = x.data() + 2 * keys;
+  job.decay = x.data() + stride - 1, job.strength = delta ? x.data() + stride - 2 : nullptr, job.stride = stride;
+  job.count = tokens, job.keys = keys, job.columns = columns, job.a_log = -1.5f, job.dt_bias = 0.7f, job.scale = 2;
+  job.skip = delta ? 0 : 0.6f, job.min_step = 0.01f, job.max_step = INFINITY;
+  kernels.recur(job);
+  digest.add(x), digest.add(state);
+}
+
+static void convolutions(const Kernels& kernels, int channels, int taps, bool unit) {
+  Digest digest(kernels, "convolve:" + std::to_string(channels) + ":" + std::to_string(taps));
+  const int tokens = 9, stride = channels + 3;
+  std::vector<float> x = numbers<float>((size_t)(tokens * stride), 2), bias = numbers<float>((size_t)channels);
+  const std::vector<float> before = numbers<float>((size_t)(taps * channels)), weight = numbers<float>((size_t)(taps * stride));
+  kernels.convolve({x.data(), stride, before.data(), weight.data(), stride, unit ? nullptr : bias.data(), tokens, channels, taps,
+                    unit ? SILU : IDENTITY, unit, 1e-6f, 0.3f});
+  digest.add(x);
+}
+
 static void grids(const Kernels& kernels, int bits, int kind) {
   Digest digest(kernels, "grid:" + std::to_string(bits) + ":" + std::to_string(kind));
   const size_t rows = 21, inputs = 32;
@@ -233,12 +257,15 @@ int main() {
     for (int scheme = 0; scheme < NUM_SCHEMES; scheme++) products(*kernels, scheme, false);
     for (int scheme = Q8; scheme < NUM_SCHEMES; scheme++) products(*kernels, scheme, true);
     conversions(*kernels), subnormals(*kernels), single_rows(*kernels);
-    for (int kind : {SILU, GELU_TANH, RELU, RELU2, SWIGLU}) activations(*kernels, kind, "activate:");
+    for (int kind : {SILU, GELU_TANH, RELU, RELU2, SWIGLU, SIGMOID}) activations(*kernels, kind, "activate:");
     for (int kind : {GELU, XIELU}) activations(*kernels, kind, "libm:activate:");
     for (int format = 0; format < NUM_FORMATS; format++)
       for (int head_dim : {20, 64, 80}) attention(*kernels, format, head_dim);
     for (int bits : {4, 8})
       for (int kind : {GRID_MINIMUM, GRID_ZERO_POINT, GRID_SYMMETRIC}) grids(*kernels, bits, kind);
+    for (bool delta : {false, true})
+      for (int columns : {12, 32, 80}) states(*kernels, columns == 80 ? 17 : 128, columns, delta);
+    convolutions(*kernels, 64, 3, false), convolutions(*kernels, 40, 4, true);
     samples(*kernels, 0.8, 1, 0), samples(*kernels, 0.7, 0.95, 0), samples(*kernels, 1.3, 0.9, 50), samples(*kernels, 0, 1, 0);
     kernels->end_step(mode);
   }

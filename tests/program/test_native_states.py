@@ -104,7 +104,7 @@ def test_builds_store_the_same_states(family, models, monkeypatch):
 def test_a_span_that_stores_its_states_nowhere_is_refused(models):
     text = Text(save("lfm2", models))
     for saves in ([], [(22, 0)], [(23, 1000)], [(9, 0), (9, 1), (23, 2)]):
-        with pytest.raises(RuntimeError, match="states (are stored|after a span)"):
+        with pytest.raises(RuntimeError, match=r"states (are stored|after a span)"):
             text.run(TOKENS, 0, None, saves)
     with pytest.raises(RuntimeError, match="begins with a state behind the last slot"):
         text.run(TOKENS, 0, 1000, [(23, 0)])

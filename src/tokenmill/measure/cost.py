@@ -177,11 +177,14 @@ def _workspace_bytes(config: ResolvedConfig, model: ModelConfig) -> int:
     """Estimate the activations at the widest point of the largest step, the logits, and the rotary table."""
     itemsize, decoder = DTYPES[config.dtype], describe(model)
     tokens = min(config.max_step_tokens, config.max_sequences * config.max_length)
-    # Residual and normed input; then either q, k, v with their rotated copies and the result, or the two halves of the
-    # MLP with their product. Norms and logits are computed in float32 beside their own dtype.
-    attention = max((2 * block.qkv.outputs + block.out.inputs for block in decoder.attentions), default=0)
+    # Residual and normed input; then either q, k, v (or the products of another mixer) with copies, rotated or
+    # convolved, and the result, or the two halves of the MLP with their product. Norms and logits are computed in
+    # float32 beside their own dtype.
+    mixers = [layer.mixer.matrices for layer in decoder.layers if layer.mixes]
+    products = [sum(matrix.outputs for role, matrix in each.items() if role != "out") for each in mixers]
+    mixed = max((2 * count + each["out"].inputs for count, each in zip(products, mixers, strict=True)), default=0)
     mlp = (4 if model.gated_mlp else 2) * max(model.intermediate_size, model.shared_expert_size)
-    activations = tokens * ((2 * model.hidden_size + max(attention, mlp)) * itemsize + 2 * model.hidden_size * 4)
+    activations = tokens * ((2 * model.hidden_size + max(mixed, mlp)) * itemsize + 2 * model.hidden_size * 4)
     logits = config.max_sequences * model.vocab_size * (itemsize + 2 * 4)
     rotary = sum(2 * config.max_length * rope.dim * itemsize for rope in decoder.ropes)
     return activations + logits + rotary
