@@ -11,6 +11,7 @@ _GEMMA3 = {"query_pre_attn_scalar": 12, "layer_types": None, "sliding_window_pat
 _MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 _MSCALE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "beta_fast": 32.0, "beta_slow": 1.0}
 _LONG = {"original_max_position_embeddings": 1024, "max_position_embeddings": 4096}
+_SQUARE = {"linear_value_head_dim": 8}  # states with as many numbers for a value as for a key
 CHANGES: dict[str, dict[str, Any]] = {
     "starcoder2-window": {"use_bias": True, **_WIDE},
     **dict.fromkeys(("mistral", "phi3-window", "ministral3-window", "mistral3-mistral"), _WIDE),
@@ -41,6 +42,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_num_shared_experts": 1},
     "phi3-short": _LONG,
     "minimax_m2": {"scoring_func": "sigmoid"},
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"), _SQUARE),
+    "qwen3_5_text-departures": {**_SQUARE, "attention_bias": False},
+    "lfm2-departures": {"conv_bias": False},
+    "lfm2_moe-departures": {"use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
     "dots1": {"num_key_value_heads": 6, "scoring_func": "sigmoid"},
 }
 

@@ -63,13 +63,15 @@ def file_errors(path: Path, done: str) -> Iterator[None]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Put the path of a model before what is said against it, where the message does not name it."""
+def naming(what: Path | str) -> Iterator[None]:
+    """Put the path of a model, or the name of a tensor, before what is said against it, where the message does not
+    name it.
+    """
     try:
         yield
     except CheckpointError as error:
-        if str(path) not in str(error):
-            error.args = (f"{path}: {error}",)
+        if str(what) not in str(error):
+            error.args = (f"{what}: {error}",)
         raise
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tokenmill.errors import CheckpointError
+from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
 from tokenmill.weights.transforms import TRANSFORMS
 
@@ -13,7 +15,18 @@ CONFIG = read_config(
     | {"num_attention_heads": 4, "num_key_value_heads": 4}
 )  # heads of 6 entries
 PARTIAL = replace(CONFIG, rope=replace(CONFIG.rope, dim=4))
+NARROW = {"linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 4}
+DELTA_NETS = read_config(
+    {"model_type": "qwen3_5_text", "vocab_size": 10, "hidden_size": 24, "num_hidden_layers": 1, "intermediate_size": 8}
+    | {"num_attention_heads": 4, "num_key_value_heads": 4, **NARROW}
+)  # q and k of 24 rows, v of 24
 SHAPES = {"one row": (1, 5), "as a row": (5,), "pairs_to_halves of heads": (4, 6)}
+SHAPES |= {"depthwise": (5, 1, 4), "gate before query": (48, 6)}
+
+
+def config_for(name: str, config: ModelConfig = CONFIG) -> ModelConfig:
+    """The config, or one with delta nets where a transform is theirs."""
+    return DELTA_NETS if name.startswith("tiled") else config
 
 
 def numbered(*shape: int) -> torch.Tensor:
@@ -25,17 +38,22 @@ def numbered(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_each_is_undone(name, config):
     torch.manual_seed(1)
-    tensor, transform = torch.randn(SHAPES.get(name, (72, 6))), TRANSFORMS[name]
+    tensor, transform, config = torch.randn(SHAPES.get(name, (72, 6))), TRANSFORMS[name], config_for(name, config)
+    if name.endswith("log of minus"):
+        tensor = -tensor.exp()
     there = transform.to_decoder(tensor, config)
     torch.testing.assert_close(transform.to_file(there, config), tensor, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name, transform in TRANSFORMS.items() if transform.orders_rows])
 def test_what_orders_rows_changes_nothing_else(name):
-    rows = TRANSFORMS[name].to_decoder(numbered(72, 3), CONFIG)
-    assert rows.shape == (72, 3) and sorted(rows[:, 0].tolist()) == list(range(72))
+    config, count = config_for(name), SHAPES.get(name, (72, 6))[0]
+    rows = TRANSFORMS[name].to_decoder(numbered(count, 3), config)
+    assert rows.shape == (count, 3) and sorted(rows[:, 0].tolist()) == list(range(count))
     assert torch.equal(rows, rows[:, :1].expand(-1, 3))
-    assert torch.equal(TRANSFORMS[name].to_decoder(numbered(72), CONFIG), rows[:, 0]), "a bias is ordered as rows are"
+    assert torch.equal(TRANSFORMS[name].to_decoder(numbered(count), config), rows[:, 0]), (
+        "a bias is ordered as rows are"
+    )
 
 
 def test_pairs_become_halves_in_the_rotated_part_of_each_head():
@@ -50,3 +68,27 @@ def test_pairs_become_halves_in_the_rotated_part_of_each_head():
 def test_what_is_left_for_rows_is_a_transform():
     for transform in TRANSFORMS.values():
         assert transform.of_rows is None or TRANSFORMS[transform.of_rows].orders_rows
+
+
+def test_heads_of_v_are_grouped_by_the_heads_of_k_that_serve_them():
+    """As llama.cpp's converter has them the other way round: of two heads of v for each of three of k, first all
+    first ones.
+    """
+    assert TRANSFORMS["tiled"].to_decoder(numbered(6), DELTA_NETS).tolist() == [0, 3, 1, 4, 2, 5]
+    assert TRANSFORMS["tiled"].to_decoder(numbered(24, 2), DELTA_NETS)[4:12, 0].tolist() == [
+        *range(12, 16),
+        *range(4, 8),
+    ]
+    rows = TRANSFORMS["tiled after keys"].to_decoder(numbered(72, 2), DELTA_NETS)[:, 0].tolist()
+    assert rows[:48] == list(range(48)) and rows[52:56] == list(range(60, 64))
+
+
+def test_what_has_no_logarithm_is_refused():
+    with pytest.raises(CheckpointError, match="holds numbers that are not below 0"):
+        TRANSFORMS["log of minus"].to_decoder(torch.tensor([-1.0, 0.0]), CONFIG)
+
+
+def test_codes_of_several_heads_under_one_scale_are_refused():
+    """A column of scales is for 32 inputs, and a head has four here."""
+    with pytest.raises(CheckpointError, match="--scheme dense reads the file's values instead"):
+        TRANSFORMS["tiled columns"].to_decoder(torch.ones(5, 2), DELTA_NETS)

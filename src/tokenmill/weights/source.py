@@ -164,7 +164,8 @@ class WeightSource:
             return None
         if places_R is not None:
             return stored.map(lambda part: part[places_R].to(self.device))
-        stored = stored.map(lambda part: transform.to_decoder(part, self.model).to(self.device))
+        with naming(name):
+            stored = stored.map(lambda part: transform.to_decoder(part, self.model).to(self.device))
         return stored if rows is None or read is not None else stored.rows(rows)
 
     def _values(
@@ -180,7 +181,8 @@ class WeightSource:
         if change is not None:
             values = change(name, (values.t() if target.is_transposed else values).float())
             transform = of_rows(target.transform)
-        values = transform.to_decoder(values, self.model)
+        with naming(name):
+            values = transform.to_decoder(values, self.model)
         return values if rows is None or read is not None else values[rows.start : rows.stop]
 
     def _stretch(self, name: str, transform: Transform, rows: range | None) -> tuple[range | None, Tensor | None]:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
+from tokenmill.model.mixers.delta_net import DeltaNetBlock
 
 Layout = Callable[[Tensor, ModelConfig], Tensor]
 
@@ -83,6 +85,52 @@ def _interleaved(rows: Tensor, _: ModelConfig) -> Tensor:
     return rows.reshape(-1, 2, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
+def _log_of_minus(tensor: Tensor, _: ModelConfig) -> Tensor:
+    """Take A_log from -exp(A_log)."""
+    if not bool((tensor < 0).all()):
+        raise CheckpointError("a tensor that has -exp(A_log) holds numbers that are not below 0")
+    return torch.log(-tensor)
+
+
+def _minus_exp(tensor: Tensor, _: ModelConfig) -> Tensor:
+    return -torch.exp(tensor)
+
+
+def _tiled_to_grouped(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Reorder rows of the heads of v in a delta net from [of each k head the first, then the second, …] to [all of the
+    first k head, all of the second, …].
+    """
+    block = _delta_net(config)
+    heads = tensor.reshape(block.num_v_heads // block.num_k_heads, block.num_k_heads, -1, *tensor.shape[1:])
+    return heads.transpose(0, 1).reshape(tensor.shape)
+
+
+def _tiled_after_keys(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Reorder the rows of v alone, which stand behind q and k."""
+    block = _delta_net(config)
+    first = 2 * block.num_k_heads * block.key_dim
+    return torch.cat([tensor[:first], _tiled_to_grouped(tensor[first:], config)])
+
+
+def _of_columns(of_rows: Layout) -> Layout:
+    """Make the layout that orders columns, of values or of codes and their scales, as another one orders rows of
+    heads.
+    """
+
+    def layout(tensor: Tensor, config: ModelConfig) -> Tensor:
+        heads = _delta_net(config).num_v_heads
+        if tensor.shape[1] % heads:
+            what = f"codes whose scales are for the inputs of several of {heads} heads cannot be put in another order"
+            raise CheckpointError(f"{what}; --scheme dense reads the file's values instead")
+        return of_rows(tensor.t(), config).t().contiguous()
+
+    return layout
+
+
+def _delta_net(config: ModelConfig) -> DeltaNetBlock:
+    return next(mixer for mixer in config.mixers if isinstance(mixer, DeltaNetBlock))
+
+
 def _undone(to_decoder: Layout) -> Layout:
     """Make the layout that brings rows back into the order that they had before `to_decoder`."""
 
@@ -112,6 +160,14 @@ TRANSFORMS: dict[str, Transform] = {
     ),
     "pairs_to_halves of qkv": _of_order(_qkv_to_halves),
     "gate before query": _of_order(_gate_before_query),
+    "log of minus": Transform(_log_of_minus, _minus_exp),
+    "tiled": _of_order(_tiled_to_grouped),
+    "tiled after keys": _of_order(_tiled_after_keys),
+    "tiled columns": Transform(_of_columns(_tiled_to_grouped), _of_columns(_undone(_tiled_to_grouped))),
+    "tiled log of minus": Transform(
+        lambda tensor, config: _tiled_to_grouped(_log_of_minus(tensor, config), config),
+        lambda tensor, config: _minus_exp(_undone(_tiled_to_grouped)(tensor, config), config),
+    ),
     "interleaved": _of_order(_interleaved),
     "transpose interleaved": Transform(
         lambda tensor, config: _interleaved(tensor.t(), config),

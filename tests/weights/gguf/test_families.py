@@ -39,6 +39,7 @@ SKIPPED = {
     "hunyuan-dense": "context_length rope.scaling.original_context_length",
     "nemotron": "attention.layer_norm_rms_epsilon",
     "phi2": "feed_forward_length",
+    **dict.fromkeys(("qwen35", "qwen35moe"), "rope.dimension_sections"),  # of which a small head has fewer
     "phi3": "rope.scaling.original_context_length",  # of two lists of factors, which those models do not have
 }
 # What llama.cpp takes where these keys are absent.

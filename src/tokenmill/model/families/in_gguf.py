@@ -63,10 +63,10 @@ def fused_qkv(names: Mapping[str, str] = NAMES) -> dict[str, str]:
 
 def as_stored(names: Mapping[str, str], stored: Collection[str]) -> dict[str, str]:
     """Name the tensors of a file that has Q, K and V, or gate and up of the experts, in one tensor where others have
-    several, as llama.cpp's converter can be asked to write it.
+    several, as llama.cpp's converter can be asked to write it. Delta nets have Q, K and V in one tensor anyway.
     """
-    found = dict(names)
-    if "blk.0.attn_qkv.weight" in stored and QKV.keys() <= names.keys():
+    found, has_delta_nets = dict(names), "blk.{i}.attn_qkv.weight" in names
+    if "blk.0.attn_qkv.weight" in stored and QKV.keys() <= names.keys() and not has_delta_nets:
         is_paired = "pairs_to_halves" in names["blk.{i}.attn_q{p}"]
         found = fused_qkv(found)
         found["blk.{i}.attn_qkv{p}"] += " | pairs_to_halves of qkv" if is_paired else ""
@@ -160,12 +160,32 @@ class GGUFKeys(ValueReader):
         list of the layers (llama.cpp's load_swa_pattern).
         """
         key = "attention.sliding_window_pattern"
-        given = super().take(key, None)
-        if isinstance(given, list):
-            if len(given) != num_layers or not all(isinstance(entry, bool | int) for entry in given):
-                raise self.refuse(key, given, f"true or false for each of {num_layers} layers")
+        given = self.by_layer(key, num_layers)
+        if given is not None:
             return [SLIDING if entry else FULL for entry in given]
         return layer_types(num_layers, self.count(key, pattern, 0, MAX_LAYERS))
+
+    def by_layer(self, key: str, num_layers: int) -> list[bool | int] | None:
+        """Read a list of true or false, or of whole numbers, for each layer; None where the key has no list."""
+        given = super().take(key, None)
+        if not isinstance(given, list):
+            return None
+        if len(given) != num_layers or not all(isinstance(entry, bool | int) for entry in given):
+            raise self.refuse(key, given, f"true or false, or a whole number, for each of {num_layers} layers")
+        return given
+
+    def attends(self, num_layers: int) -> list[bool]:
+        """Read which layers attend: a list of their heads of K and V has 0 for layers that keep a state. From then on
+        the number of the others is read.
+        """
+        key = "attention.head_count_kv"
+        given = self.by_layer(key, num_layers)
+        if given is None:
+            return [True] * num_layers
+        if not any(given):
+            raise self.refuse(key, given, "a number above 0 for some layer")
+        self.values = {**self.values, self.name(key): [entry for entry in given if entry]}
+        return [bool(entry) for entry in given]
 
     def sizes(self, names: Mapping[str, str] = SIZES) -> dict[str, int]:
         longest = {"context_length": MAX_POSITIONS}
@@ -298,6 +318,10 @@ NEEDS: dict[str, Need] = {
     "own head": (lambda model: not model.tie_embeddings, "with a head of its own"),
     "tied head": (lambda model: model.tie_embeddings, "whose head is its embedding"),
     "square": (lambda model: model.num_heads * model.head_dim == model.hidden_size, "whose heads are as wide as it"),
+    "no conv bias": (
+        lambda model: not any(getattr(m, "bias", False) for m in model.mixers),
+        "without convolution biases",
+    ),
     "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
 }
 """The requirements of llama.cpp's loader, by name: a test of the model, and the requirement in words."""

@@ -5,8 +5,10 @@ LFM2-MoE has experts in all layers except the first ones.
 
 from typing import Any
 
-from tokenmill.model.config import ConfigReader, QKNorm
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, like_llama
 from tokenmill.model.mixers.short_conv import short_conv
 
 _FULL, _CONV = "full_attention", "conv"
@@ -46,6 +48,13 @@ _MOE_NAMES = {
 _MOE_ALSO = {
     _FFN + "experts.gate_up_proj[{e}]": _LAYER + "mlp.experts.{e}.up.weight",
     _FFN + "experts.down_proj[{e}]": _LAYER + "mlp.experts.{e}.down.weight",
+}
+_STORED = {
+    **{name: target for name, target in IN_GGUF.items() if name != "output_norm{p}"},
+    "token_embd_norm.weight": "norm.weight",  # behind the last layer, whatever its name says
+    "blk.{i}.shortconv.in_proj.weight": _LAYER + "short_conv.inner.weight",
+    "blk.{i}.shortconv.out_proj.weight": _LAYER + "short_conv.out.weight",
+    "blk.{i}.shortconv.conv.weight": _LAYER + "short_conv.conv",
 }
 
 
@@ -88,6 +97,36 @@ def _lfm2_moe(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    num_layers = keys.count("block_count", maximum=MAX_LAYERS)
+    types = [_FULL if attends else _CONV for attends in keys.attends(num_layers)]
+    config = like_llama(keys) | {"conv_L_cache": keys.count("shortconv.l_cache"), "layer_types": types}
+    return config | {"norm_eps": config.pop("rms_norm_eps"), "block_auto_adjust_ff_dim": False}
+
+
+def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    keys.expect("expert_gating_func", ..., 2)  # sigmoid
+    keys.expect("expert_weights_norm", True, False)  # llama.cpp norms them, whatever these two keys say
+    keys.expect("expert_weights_scale", 1.0, 0.0)
+    config = _read_gguf(keys) | keys.experts("num_experts")
+    del config["block_auto_adjust_ff_dim"]
+    return config | {
+        "moe_intermediate_size": keys.expert_width(),
+        "num_dense_layers": keys.count("leading_dense_block_count", 0, minimum=0),
+    }
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    taps = next((mixer.num_taps for mixer in model.mixers if mixer is not None), 0)
+    heads = [0 if mixer is not None else model.num_kv_heads for mixer in model.mixers]
+    return {"attention.head_count_kv": heads, "shortconv.l_cache": taps}
+
+
+def _moe_metadata(model: ModelConfig) -> dict[str, Any]:
+    dense = model.expert_layers.index(True) if True in model.expert_layers else model.num_layers
+    return _metadata(model) | expert_metadata(model) | {"leading_dense_block_count": dense, "expert_gating_func": 2}
+
+
 _DEFAULTS = {
     "conv_bias": False,
     "conv_L_cache": 3,
@@ -109,6 +148,7 @@ LFM2 = Family(
         "block_multiple_of": 256,
     },
     aliases={**_TIED, "block_ff_dim": "intermediate_size"},
+    gguf=InGGUF("lfm2", _STORED, _read_gguf, _metadata, needs=("no conv bias", "square")),
 )
 LFM2_MOE = Family(
     _MOE_NAMES,
@@ -126,5 +166,6 @@ LFM2_MOE = Family(
         "use_expert_bias": True,
     },
     aliases=_TIED,
+    gguf=InGGUF("lfm2moe", _STORED, _read_moe_gguf, _moe_metadata, needs=("no conv bias", "square")),
     also=_MOE_ALSO,
 )

@@ -10,11 +10,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.model.config import ConfigReader, QKNorm
+from tokenmill.errors import ConfigError
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InnerTextModel, sizes
+from tokenmill.model.families.in_gguf import (
+    GGUFKeys,
+    InGGUF,
+    expert_metadata,
+    like_llama,
+    mlp_norm_after_attention,
+    norms_less_one,
+)
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import mlp_names
-from tokenmill.model.mixers.delta_net import delta_net
+from tokenmill.model.mixers.delta_net import DeltaNetBlock, delta_net
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 _FILE, _OURS = "layers.{i}.linear_attn.", "layers.{i}.delta_net."
@@ -42,6 +51,20 @@ _ROUTED = {
     "layers.{i}.mlp.shared_expert_gate.weight": "layers.{i}.mlp.shared_gate.weight",
     **mlp_names("shared_expert", "shared"),
 }
+# llama.cpp has the heads of v in another order wherever they stand: see "tiled" in weights/transforms.py.
+_STORED = {
+    **norms_less_one(mlp_norm_after_attention()),
+    "blk.{i}.attn_q{p}": "layers.{i}.attention.qkv{p}:q | gate before query",
+    "blk.{i}.attn_qkv.weight": _OURS + "qkv.weight | tiled after keys",
+    "blk.{i}.attn_gate.weight": _OURS + "z.weight | tiled",
+    "blk.{i}.ssm_beta.weight": _OURS + "gates.weight:b | tiled",
+    "blk.{i}.ssm_alpha.weight": _OURS + "gates.weight:a | tiled",
+    "blk.{i}.ssm_conv1d.weight": _OURS + "conv | tiled after keys",
+    "blk.{i}.ssm_a": _OURS + "A_log | tiled log of minus",
+    "blk.{i}.ssm_dt.bias": _OURS + "dt_bias | tiled",
+    "blk.{i}.ssm_norm.weight": _OURS + "norm.weight",
+    "blk.{i}.ssm_out.weight": _OURS + "out.weight | tiled columns",
+}
 _PER_EXPERT = mlp_names("experts.{e}", "experts.{e}")
 
 
@@ -49,7 +72,7 @@ def _mixed(reader: ConfigReader) -> dict[str, Any]:
     """Read what all of them have: the mixers of the layers, and attention with a gate."""
     _drop_sections(reader)
     num_layers, interval = reader.num_layers(), reader.count("full_attention_interval")
-    default = [_LINEAR if layer % interval else _FULL for layer in range(1, num_layers + 1)]
+    default = _layer_types(num_layers, interval)
     block = delta_net(
         reader.count("hidden_size"),
         num_k_heads=reader.count("linear_num_key_heads"),
@@ -70,6 +93,10 @@ def _mixed(reader: ConfigReader) -> dict[str, Any]:
         "norm_unit_offset": True,
         "qk_norm": QKNorm(),
     }
+
+
+def _layer_types(num_layers: int, interval: int) -> list[str]:
+    return [_LINEAR if layer % interval else _FULL for layer in range(1, num_layers + 1)]
 
 
 def _drop_sections(reader: ConfigReader) -> None:
@@ -97,6 +124,60 @@ def _qwen3_5_moe(reader: ConfigReader) -> dict[str, Any]:
     return {**fields, "intermediate_size": fields["expert_size"]}
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    keys.read.add(keys.name("rope.dimension_sections"))
+    config = like_llama(keys, rotates_all=False)
+    blocks = keys.count("block_count", maximum=MAX_LAYERS)  # with those that predict further tokens
+    num_layers = blocks - keys.count("nextn_predict_layers", 0, minimum=0, maximum=blocks - 1)
+    types = _layer_types(num_layers, keys.count("full_attention_interval", 4))
+    given = keys.by_layer("attention.recurrent_layers", blocks)
+    if given is not None:
+        types = [_LINEAR if each else _FULL for each in given[:num_layers]]
+    heads, width = keys.count("ssm.time_step_rank"), keys.count("ssm.state_size")
+    keys.expect("ssm.inner_size", heads * width)  # a key and a value have as many numbers there
+    return config | {
+        "num_hidden_layers": num_layers,
+        "layer_types": types,
+        "linear_num_key_heads": keys.count("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": width,
+        "linear_value_head_dim": width,
+        "linear_conv_kernel_dim": keys.count("ssm.conv_kernel"),
+    }
+
+
+def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    keys.softmax_routing(True)
+    width = keys.expert_width()
+    keys.values = {keys.name("feed_forward_length"): width, **keys.values}  # no layer is without experts
+    config = _read_gguf(keys) | keys.experts("num_experts")
+    del config["intermediate_size"]
+    return config | {
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
+    }
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    block = next((mixer for mixer in model.mixers if isinstance(mixer, DeltaNetBlock)), None)
+    if block is None:
+        raise ConfigError("model", model.family, "for a GGUF file, one that has a delta net in some layer")
+    types = [_FULL if mixer is None else _LINEAR for mixer in model.mixers]
+    intervals = [number for number in range(2, len(types) + 2) if types == _layer_types(len(types), number)]
+    pairs = model.head_dim // 2 if model.rope is None else model.rope.dim // 2
+    return expert_metadata(model) | {
+        # Of three positions, which are one for text; llama.cpp wants them. Published are 11, 11 and 10 of 32 pairs.
+        "rope.dimension_sections": [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0],
+        "full_attention_interval": intervals[0] if intervals else 4,  # which the list overrules
+        "attention.recurrent_layers": [kind == _LINEAR for kind in types],
+        "ssm.group_count": block.num_k_heads,
+        "ssm.time_step_rank": block.num_v_heads,
+        "ssm.state_size": block.key_dim,
+        "ssm.inner_size": block.out.inputs,
+        "ssm.conv_kernel": block.num_taps,
+    }
+
+
 _DELTA = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,
@@ -122,6 +203,7 @@ QWEN3_5_TEXT = Family(
     expected=_EXPECTED,
     harmless=_HARMLESS,
     further=("mtp.",),
+    gguf=InGGUF("qwen35", _STORED, _read_gguf, _metadata, needs=("no o_bias",), further=True),
 )
 QWEN3_5_MOE_TEXT = Family(
     {**_NAMES, **_ROUTED, **PACKED_EXPERTS},
@@ -131,6 +213,7 @@ QWEN3_5_MOE_TEXT = Family(
     aliases={"num_local_experts": "num_experts"},
     harmless=_HARMLESS,
     further=("mtp.",),
+    gguf=InGGUF("qwen35moe", _STORED, _read_moe_gguf, _metadata, needs=("no o_bias",), further=True),
     also=_PER_EXPERT,
 )
 _TEXT = InnerTextModel(("qwen3_5_text",), ignored=("vision_config", *_SEEN), tied=False)

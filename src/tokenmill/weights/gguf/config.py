@@ -26,7 +26,14 @@ ROPE_FREQS = "rope_freqs.weight"
 ROPE_LISTS = (ROPE_FREQS, "rope_factors_long.weight", "rope_factors_short.weight")
 log = logging.getLogger(__name__)
 
-_ALWAYS_F32 = ("position_embd.weight", ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight", ".bias")
+_ALWAYS_F32 = (
+    "position_embd.weight",
+    ".ffn_gate_inp.weight",
+    ".ffn_gate_inp_shexp.weight",
+    ".bias",
+    ".shortconv.conv.weight",
+    ".ssm_conv1d.weight",
+)
 """Tensors of two dimensions that llama.cpp wants in F32, whatever the type of the model."""
 _YARN = {"yarn_beta_fast": ("beta_fast", 32.0), "yarn_beta_slow": ("beta_slow", 1.0)}
 """GGUF's key → Hugging Face's, and the value with which llama.cpp computes, whatever the file says."""

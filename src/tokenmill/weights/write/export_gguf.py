@@ -52,7 +52,12 @@ _FILE_TYPES = {
     KIND.F16: FILE.MOSTLY_F16,
     KIND.BF16: FILE.MOSTLY_BF16,
 }
-_ALWAYS_F32 = ("position_embedding.weight", ".router.weight", "_norm.weight")  # parameters that llama.cpp wants so
+_ALWAYS_F32 = (
+    "position_embedding.weight",
+    ".router.weight",
+    "_norm.weight",
+    ".conv",
+)  # parameters that llama.cpp wants so
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,223 @@
+"""Files of families whose layers keep a state, written the way llama.cpp's converter writes them.
+
+The keys are those that the converter wrote (converted_keys.json). The tensors are turned round here as it does
+(conversion/lfm2.py and conversion/qwen.py of the source in llama-cpp-python 0.3.36).
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.gguf_files import ADD, random_rows
+from tests.gguf_models import numbers_of
+from tests.tiny_models import VOCABULARY, build, prompt
+from tokenmill.engine.load import load
+from tokenmill.errors import CheckpointError
+from tokenmill.model.families import read_config
+from tokenmill.quant.schemes import find_scheme
+from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.source import WeightSource
+
+RECORDED = json.loads(Path(__file__).with_name("converted_keys.json").read_text())
+NAMES = [name for name in RECORDED if name.startswith(("lfm2", "qwen3_5"))]
+KIND = gguf.GGMLQuantizationType
+
+
+def tiled(tensor: Tensor, heads: tuple[int, int], dim: int = 0) -> Tensor:
+    """Heads of v, grouped by the heads of k, as llama.cpp repeats the latter: K0 K1 K0 K1, and not K0 K0 K1 K1."""
+    k, v = heads
+    width = tensor.shape[dim] // v
+    order = [head * (v // k) + turn for turn in range(v // k) for head in range(k)]
+    places = [place for head in order for place in range(head * width, (head + 1) * width)]
+    return tensor.index_select(dim, torch.tensor(places))
+
+
+def turned(name: str, tensor: Tensor, heads: tuple[int, int], keys: int) -> Tensor:
+    """One tensor of Qwen 3.5; keys: the rows of q and k together."""
+    part = name.partition("linear_attn.")[2]
+    if part.startswith(("in_proj_qkv", "conv1d")):
+        rows = tensor.squeeze(1) if part.startswith("conv1d") else tensor
+        return torch.cat([rows[:keys], tiled(rows[keys:], heads)])
+    if part.startswith(("in_proj_", "dt_bias")):
+        return tiled(tensor, heads)
+    if part == "A_log":
+        return tiled(-tensor.exp(), heads)
+    if part.startswith("out_proj"):
+        return tiled(tensor, heads, dim=1)
+    return tensor + 1 if name.endswith("norm.weight") and not part else tensor
+
+
+def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The experts of a layer in one tensor."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        stack, number = re.sub(r"experts\.\d+\.", "experts.", name), re.search(r"experts\.(\d+)\.", name)
+        if number is None:
+            found[name] = tensor
+        else:
+            found.setdefault(stack, {})[int(number[1])] = tensor
+    return {
+        name: torch.stack([each[number] for number in sorted(each)]) if isinstance(each, dict) else each
+        for name, each in found.items()
+    }
+
+
+def arrays_of(name: str, directory: Path) -> dict[str, np.ndarray]:
+    arch, config = RECORDED[name]["general.architecture"], json.loads((directory / "config.json").read_text())
+    config = config.get("text_config", config)
+    kind = next(kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == arch)
+    names, found = gguf.get_tensor_name_map(kind, config["num_hidden_layers"]), {}
+    tensors = stacked(load_file(directory / "model.safetensors"))
+    for label in (label for label in tensors if ".visual." not in label):
+        tensor = tensors[label]
+        if arch.startswith("qwen35"):
+            heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+            tensor = turned(label, tensor, heads, 2 * heads[0] * config["linear_key_head_dim"])
+        elif label.endswith("conv.conv.weight"):
+            tensor = tensor.squeeze(1)
+        found[names.get_name(known_as(label), (".weight", ".bias"))] = tensor.contiguous().numpy()
+    return found
+
+
+def known_as(label: str) -> str:
+    """The name that the map of the gguf package has, for which the converter changes some."""
+    for old, new in ((".language_model", ""), (".expert_bias", ".expert_bias.bias"), (".dt_bias", ".dt_proj.bias")):
+        label = label.replace(old, new)
+    return label.removeprefix("model.") if ".feed_forward.experts." in label else label
+
+
+def write(path: Path, name: str, directory: Path, stored: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """stored: bytes in the place of a tensor, and their type; or None in the place of both. changes: of the keys, with
+    _ for a point."""
+    metadata = {**RECORDED[name], f"{RECORDED[name]['general.architecture']}.vocab_size": VOCABULARY}
+    arch = metadata.pop("general.architecture")
+    metadata |= {f"{arch}.{key.replace('__', '.')}": value for key, value in changes.items()}
+    data = {label: (array, KIND.F32) for label, array in arrays_of(name, directory).items()} | (stored or {})
+    writer = gguf.GGUFWriter(None, arch)
+    for key, value in metadata.items():
+        if value is not None:
+            ADD[type(value)](writer, key, value)
+    for label, entry in data.items():
+        if entry is not None:
+            writer.add_tensor(label, entry[0], raw_dtype=entry[1])
+    writer.write_header_to_file(path)
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("states")
+
+    def of(name: str) -> Path:
+        if not (folder / name).exists():
+            build(*numbers_of(name)).save_pretrained(folder / name)
+        return folder / name
+
+    return of
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_of_the_converter_has_the_logits_of_transformers(tmp_path, directories, name):
+    path, ids = write(tmp_path / "x.gguf", name, directories(name)), prompt(24)
+    found = load(path, program="eager", scheme="dense", dtype="float32", threads=1, max_length=48).logits(ids)
+    with torch.inference_mode():
+        wanted = build(*numbers_of(name))(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    # Delta nets of transformers differ from each other by this much, chunks against steps.
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-4 * wanted.abs().max().item())
+
+
+WIDE = {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "hidden_size": 64}
+WIDE_KEYS = {"embedding_length": 64, "ssm__state_size": 64, "ssm__inner_size": 256}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("wide") / "model"
+    build(*numbers_of("qwen3_5_text", **WIDE)).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("kind", [KIND.Q4_0, KIND.Q8_0, KIND.Q4_K, KIND.Q5_K, KIND.Q6_K], ids=lambda kind: kind.name)
+def test_codes_are_kept_in_the_order_of_the_model(tmp_path, wide, kind):
+    """A head of v is a part of a block there, whose groups go with it."""
+    out, z = random_rows(kind, 64, 256), random_rows(KIND.Q4_1, 256, 64)
+    stored = {"blk.0.ssm_out.weight": (out, kind), "blk.0.attn_gate.weight": (z, KIND.Q4_1)}
+    path = write(tmp_path / "x.gguf", "qwen3_5_text", wide, stored, **WIDE_KEYS)
+    checkpoint = open_checkpoint(path)
+    source = WeightSource(checkpoint, read_config(checkpoint.config), find_scheme("file"), torch.float32)
+    for role, rows, dim, file_kind in (("out", out, 1, kind), ("z", z, 0, KIND.Q4_1)):
+        (found,) = source.matrix(0, f"delta_net.{role}")
+        assert found.codes is not None or found.halves is not None
+        wanted = torch.from_numpy(gguf.dequantize(rows, file_kind))
+        assert torch.equal(tiled(found.values(), (2, 4), dim), wanted)
+        (some,) = source.matrix(0, f"delta_net.{role}", range(16, 48))
+        assert torch.equal(some.values(), found.values()[16:48])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("lfm2", {"attention__head_count_kv": [0, 2]}, "for each of 3 layers"),
+        ("lfm2", {"attention__head_count_kv": [0, 0, 0]}, "a number above 0 for some layer"),
+        ("lfm2", {"attention__head_count_kv": [0, 2, 3]}, "it differs by layer"),
+        ("lfm2", {"attention__sliding_window": 8}, "does not know: lfm2.attention.sliding_window = 8"),
+        ("lfm2_moe", {"expert_gating_func": 1}, "expert_gating_func = 1 is not implemented"),
+        ("lfm2_moe", {"expert_weights_scale": 2.5}, "expert_weights_scale = 2.5 is not implemented"),
+        ("qwen3_5_text", {"attention__recurrent_layers": [True]}, "for each of 4 layers"),
+        ("qwen3_5_text", {"attention__recurrent_layers": [True, True, False, True]}, "does not fit its config"),
+        ("qwen3_5_text", {"ssm__inner_size": 48}, "ssm.inner_size = 48 is not implemented: only 32"),
+        ("qwen3_5_text", {"ssm__group_count": 3}, "linear_num_value_heads = 4 is not allowed"),
+        ("qwen3_5_text", {"ssm__dt_b_c_rms": True}, "does not know: qwen35.ssm.dt_b_c_rms"),
+    ],
+)
+def test_other_layers_are_refused(tmp_path, directories, name, changes, message):
+    path = write(tmp_path / "x.gguf", name, directories(name), **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(path, program="eager", scheme="dense")
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"blk.0.ssm_conv1d.weight": (np.zeros((4, 64), np.float32), KIND.F32)}, r"ssm_conv1d.weight \[4, 64\] where"),
+        ({"blk.0.ssm_in.weight": (np.zeros((4, 48), np.float32), KIND.F32)}, "1 unexpected: blk.0.ssm_in.weight"),
+        ({"blk.0.ssm_a": (np.ones(4, np.float32), KIND.F32)}, r"blk.0.ssm_a: .* not below 0"),
+        ({"blk.0.ssm_a": None}, "1 missing: blk.0.ssm_a"),
+    ],
+)
+def test_other_tensors_of_states_are_refused(tmp_path, directories, stored, message):
+    path = write(tmp_path / "x.gguf", "qwen3_5_text", directories("qwen3_5_text"), stored)
+    with pytest.raises(CheckpointError, match=message):
+        load(path, program="eager", scheme="dense")
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path, directories):
+    """They attend, and stand behind the others."""
+    extra = {f"blk.4.{name}.weight": (np.ones(48, np.float32), KIND.F32) for name in ("attn_norm", "nextn.enorm")}
+    keys = {
+        "block_count": 5,
+        "nextn_predict_layers": 1,
+        "attention__recurrent_layers": [True, True, True, False, False],
+    }
+    plain = write(tmp_path / "plain.gguf", "qwen3_5_text", directories("qwen3_5_text"))
+    path = write(tmp_path / "x.gguf", "qwen3_5_text", directories("qwen3_5_text"), extra, **keys)
+    assert read_config(open_checkpoint(path).config) == read_config(open_checkpoint(plain).config)
+    assert open_checkpoint(path).shapes == open_checkpoint(plain).shapes
+
+
+def test_older_files_have_an_interval_alone(tmp_path, directories):
+    keys = {"attention__recurrent_layers": None}
+    path = write(tmp_path / "x.gguf", "qwen3_5_text", directories("qwen3_5_text"), **keys)
+    mixers = read_config(open_checkpoint(path).config).mixers
+    assert [mixer is None for mixer in mixers] == [False, False, False, True]
