@@ -74,7 +74,7 @@ def _rope(kind: str, **numbers: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **numbers}}
 
 
-_CORRECTIONS = ("e_score_correction_bias", "expert_bias")  # buffers that are weights
+CORRECTIONS = ("e_score_correction_bias", "expert_bias")  # buffers that are weights
 _LESS_ONE = ("nemotron", "gemma", "gemma2", "gemma3_text", "gemma3")  # whose norms multiply by 1 + weight
 
 _GEMMA = _LLAMA | {"num_hidden_layers": 4, "head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 7}
@@ -472,7 +472,7 @@ def build(kind: str, numbers: dict[str, Any]) -> transformers.PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(20)
         model = auto_class(config).from_config(config, attn_implementation="eager")
-        corrections = [pair for pair in model.named_buffers() if pair[0].endswith(_CORRECTIONS)]
+        corrections = [pair for pair in model.named_buffers() if pair[0].endswith(CORRECTIONS)]
         for label, parameter in [*model.named_parameters(), *corrections]:
             # Norm weights and biases too, so that none of them is a silent 1 or 0.
             is_norm = parameter.dim() == 1 and label.endswith("weight") and kind not in _LESS_ONE

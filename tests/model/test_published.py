@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from tests.published import PUBLISHED, READ, REFUSED, without_codes
-from tests.tiny_models import auto_class
+from tests.tiny_models import CORRECTIONS, auto_class
 from tokenmill.errors import CheckpointError
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import read_config
@@ -28,7 +28,7 @@ def counted(config):
     model.tie_weights()
     tower = ("vision", "visual", "multi_modal", "audio")
     parameters = {id(each): each for name, each in model.named_parameters() if not any(part in name for part in tower)}
-    corrections = [each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    corrections = [each for name, each in model.named_buffers() if name.endswith(CORRECTIONS)]
     return sum(each.numel() for each in [*parameters.values(), *corrections])
 
 

@@ -182,7 +182,9 @@ def test_a_part_is_refused_where_transformers_rotates_whole_heads(family, beside
     theirs = AutoConfig.for_model(**copy.deepcopy(config))
     with torch.device("meta"):
         buffers = auto_class(theirs).from_config(theirs).named_buffers()
-    rotated = 2 * next(each for key, each in buffers if key.endswith("rotary_emb.inv_freq")).numel()
+    rotated = (
+        2 * next(each for key, each in buffers if key.endswith(("rotary_emb.inv_freq", ".pos_emb.inv_freq"))).numel()
+    )
     head_dim = inner.get("head_dim") or inner["hidden_size"] // inner["num_attention_heads"]
     if rotated == head_dim:
         with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.5: transformers rotates whole heads"):

@@ -210,7 +210,6 @@ QWEN3_5_MOE_TEXT = Family(
     _qwen3_5_moe,
     defaults={**sizes(248320, 2048, None, 40, 16, 2, head_dim=256, context=32768), **_DELTA, **_MOE},
     expected=_EXPECTED,
-    aliases={"num_local_experts": "num_experts"},
     harmless=_HARMLESS,
     further=("mtp.",),
     gguf=InGGUF("qwen35moe", _STORED, _read_moe_gguf, _metadata, needs=("no o_bias",), further=True),
