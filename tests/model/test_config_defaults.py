@@ -34,7 +34,7 @@ REFUSED = (
 # sizes that a family lacks, for which ones stand.
 IN_CODE: dict[str, set[str]] = {
     "mamba2": {"intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"},
-    "nemotron_h": {"num_key_value_heads"},
+    "nemotron_h": {"num_key_value_heads", "num_hidden_layers", "mamba_n_groups", "mamba_d_conv", "mamba_conv_bias"},
     "lfm2": {"block_ff_dim", "tie_embedding"},
     "lfm2_moe": {"tie_embedding"},
     "qwen3_5_text": {"full_attention_interval"},

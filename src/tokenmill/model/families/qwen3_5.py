@@ -206,14 +206,14 @@ QWEN3_5_TEXT = Family(
     gguf=InGGUF("qwen35", _STORED, _read_gguf, _metadata, needs=("no o_bias",), further=True),
 )
 QWEN3_5_MOE_TEXT = Family(
-    {**_NAMES, **_ROUTED, **PACKED_EXPERTS},
+    {**_NAMES, **_ROUTED, **_PER_EXPERT},
     _qwen3_5_moe,
     defaults={**sizes(248320, 2048, None, 40, 16, 2, head_dim=256, context=32768), **_DELTA, **_MOE},
     expected=_EXPECTED,
     harmless=_HARMLESS,
     further=("mtp.",),
     gguf=InGGUF("qwen35moe", _STORED, _read_moe_gguf, _metadata, needs=("no o_bias",), further=True),
-    also=_PER_EXPERT,
+    also=PACKED_EXPERTS,
 )
 _TEXT = InnerTextModel(("qwen3_5_text",), ignored=("vision_config", *_SEEN), tied=False)
 QWEN3_5 = replace(QWEN3_5_TEXT, text=_TEXT)
