@@ -66,10 +66,10 @@ REFUSALS = """## What is refused, and why
 The refusal of a family is a sentence with the word that matters, found by the keys of its config.json, the names of its
 classes, or its own name; a misspelt name gets the nearest one.
 
- - **States.** Layers that keep a state in the place of K and V rows (Mamba, linear attention, short convolutions,
-   RWKV) are not implemented, nor is latent attention (MLA).
- - **Pictures and sound.** Of models that see, `gemma3`, `mistral3`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl` and
-   `qwen3_vl_moe` are read for their text part; no inputs but text are taken.
+ - **States.** Of layers that keep a state in the place of K and V rows, short convolutions, gated delta nets and
+   Mamba 2 are implemented; Mamba 1, RWKV and other linear attention are not, nor is latent attention (MLA).
+ - **Pictures and sound.** Of models that see, `gemma3`, `mistral3`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`,
+   `qwen3_vl_moe`, `qwen3_5` and `qwen3_5_moe` are read for their text part; no inputs but text are taken.
  - **phimoe**: its router weighs each expert by a softmax of its own. **olmo** with `clip_qkv`: values are clipped
    there. **nanochat**: a norm behind the embedding. **bitnet**: norms inside attention and MLP. **llama4**: chunked
    attention, and weights of experts on their input. **internlm3**: its code is not in transformers, so there is

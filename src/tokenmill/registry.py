@@ -128,7 +128,7 @@ FAMILIES: Names = {
     "granite": Entry("Granite 3, 4.1 and 4.2", "tokenmill.model.families.granite:GRANITE"),
     "granitemoe": Entry("Granite 3 with experts", "tokenmill.model.families.granite:GRANITEMOE"),
     "granitemoeshared": Entry("Granite with a shared expert", "tokenmill.model.families.granite:GRANITEMOESHARED"),
-    "granitemoehybrid": Entry("Granite 4.0 without Mamba layers", "tokenmill.model.families.granite:GRANITEMOEHYBRID"),
+    "granitemoehybrid": Entry("Granite 4.0", "tokenmill.model.families.granite:GRANITEMOEHYBRID"),
     "glm4": Entry("GLM-4-0414", "tokenmill.model.families.glm:GLM4"),
     "glm": Entry("GLM-4", "tokenmill.model.families.glm:GLM"),
     "starcoder2": Entry("StarCoder 2", "tokenmill.model.families.starcoder2:STARCODER2"),

@@ -118,6 +118,7 @@ def test_a_row_for_each_head_and_a_tensor_of_one_row():
     }
     target = found[f"{norms}1.weight"]
     assert rows_of(target, 2, read_config(config)) == range(1, 2)
-    assert target.shape_in_file(1, (2,)) == (2,)
-    assert Target("layers.0.mlp.correction", "", "one row").shape_in_file(5, ()) == (1, 5)
+    model = read_config(config)
+    assert target.shape_in_file(1, (2,), model) == (2,)
+    assert Target("layers.0.mlp.correction", "", "one row").shape_in_file(5, (), model) == (1, 5)
     assert torch.equal(TRANSFORMS["one row"].to_decoder(torch.ones(1, 5), read_config(config)), torch.ones(5))

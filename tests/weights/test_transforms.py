@@ -8,6 +8,7 @@ import torch
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
+from tokenmill.model.mixers.mamba2 import mamba2
 from tokenmill.weights.transforms import TRANSFORMS
 
 CONFIG = read_config(
@@ -20,13 +21,31 @@ DELTA_NETS = read_config(
     {"model_type": "qwen3_5_text", "vocab_size": 10, "hidden_size": 24, "num_hidden_layers": 1, "intermediate_size": 8}
     | {"num_attention_heads": 4, "num_key_value_heads": 4, **NARROW}
 )  # q and k of 24 rows, v of 24
+MAMBA = replace(
+    CONFIG,
+    mixers=(
+        mamba2(
+            24,
+            num_heads=4,
+            head_dim=3,
+            num_groups=2,
+            state_dim=8,
+            num_taps=4,
+            eps=1e-5,
+            bias=False,
+            out_bias=False,
+            conv_bias=True,
+        ),
+    ),
+)
 SHAPES = {"one row": (1, 5), "as a row": (5,), "pairs_to_halves of heads": (4, 6)}
+SHAPES |= {"column log of minus": (6, 1), "as a column": (6, 1), "by groups": (2, 6)}
 SHAPES |= {"depthwise": (5, 1, 4), "gate before query": (48, 6)}
 
 
 def config_for(name: str, config: ModelConfig = CONFIG) -> ModelConfig:
     """The config, or one with delta nets where a transform is theirs."""
-    return DELTA_NETS if name.startswith("tiled") else config
+    return DELTA_NETS if name.startswith("tiled") else MAMBA if name == "by groups" else config
 
 
 def numbered(*shape: int) -> torch.Tensor:
@@ -85,7 +104,7 @@ def test_heads_of_v_are_grouped_by_the_heads_of_k_that_serve_them():
 
 def test_what_has_no_logarithm_is_refused():
     with pytest.raises(CheckpointError, match="holds numbers that are not below 0"):
-        TRANSFORMS["log of minus"].to_decoder(torch.tensor([-1.0, 0.0]), CONFIG)
+        TRANSFORMS["column log of minus"].to_decoder(torch.tensor([[-1.0], [0.0]]), CONFIG)
 
 
 def test_codes_of_several_heads_under_one_scale_are_refused():

@@ -13,6 +13,7 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import Family
+from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.value_reader import brief
 from tokenmill.weights.plain import Checkpoint
@@ -34,7 +35,7 @@ class Target:
         """Tell whether a matrix lies in the file as [inputs, outputs]."""
         return self.transform.startswith("transpose")
 
-    def shape_in_file(self, num_rows: int, inputs: tuple[int, ...]) -> tuple[int, ...]:
+    def shape_in_file(self, num_rows: int, inputs: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
         """Return the shape of a file's tensor that fills num_rows rows of [rows, *inputs]."""
         if self.part.isdigit():
             return inputs
@@ -43,6 +44,11 @@ class Target:
             return (1, *shape) if self.transform == "one row" else inputs
         if self.transform == "depthwise":
             return (num_rows, 1, *inputs)
+        if self.transform in ("as a column", "column log of minus"):
+            return (num_rows, 1)
+        if self.transform == "by groups":
+            groups = next(mixer.num_groups for mixer in config.mixers if isinstance(mixer, Mamba2Block))
+            return (groups, num_rows // groups)
         return shape[::-1] if self.is_transposed else shape
 
 
@@ -75,7 +81,7 @@ def expected_tensors(family: Family, config: ModelConfig) -> dict[str, tuple[Tar
     shapes, found = parameter_shapes(describe(config)), {}
     for name, target in expand(family, config, shapes).items():
         outputs, *inputs = shapes[target.parameter]
-        found[name] = target, target.shape_in_file(len(rows_of(target, outputs, config)), tuple(inputs))
+        found[name] = target, target.shape_in_file(len(rows_of(target, outputs, config)), tuple(inputs), config)
     return found
 
 

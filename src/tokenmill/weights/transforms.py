@@ -13,6 +13,7 @@ from torch import Tensor
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.mixers.delta_net import DeltaNetBlock
+from tokenmill.model.mixers.mamba2 import Mamba2Block
 
 Layout = Callable[[Tensor, ModelConfig], Tensor]
 
@@ -96,6 +97,12 @@ def _minus_exp(tensor: Tensor, _: ModelConfig) -> Tensor:
     return -torch.exp(tensor)
 
 
+def _by_groups(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Split the weights of a norm into rows of the groups of Mamba 2."""
+    block = next(mixer for mixer in config.mixers if isinstance(mixer, Mamba2Block))
+    return tensor.reshape(block.num_groups, -1)
+
+
 def _tiled_to_grouped(tensor: Tensor, config: ModelConfig) -> Tensor:
     """Reorder rows of the heads of v in a delta net from [of each k head the first, then the second, …] to [all of the
     first k head, all of the second, …].
@@ -160,7 +167,12 @@ TRANSFORMS: dict[str, Transform] = {
     ),
     "pairs_to_halves of qkv": _of_order(_qkv_to_halves),
     "gate before query": _of_order(_gate_before_query),
-    "log of minus": Transform(_log_of_minus, _minus_exp),
+    "column log of minus": Transform(
+        lambda tensor, config: _log_of_minus(tensor[:, 0], config),
+        lambda tensor, config: _minus_exp(tensor, config)[:, None],
+    ),
+    "as a column": Transform(lambda tensor, _: tensor[:, 0], lambda tensor, _: tensor[:, None]),
+    "by groups": Transform(lambda tensor, _: tensor.flatten(), _by_groups),
     "tiled": _of_order(_tiled_to_grouped),
     "tiled after keys": _of_order(_tiled_after_keys),
     "tiled columns": Transform(_of_columns(_tiled_to_grouped), _of_columns(_undone(_tiled_to_grouped))),

@@ -36,6 +36,8 @@ FEW = {"exaone4": {"num_hidden_layers": 4}}  # the number by which llama.cpp kno
 # What the converter writes that llama.cpp does not use for the architecture, or otherwise than the config has it.
 SKIPPED = {
     "chatglm": "context_length",
+    # A context of 2^20 where there is no rope, and a shared expert where there are no experts.
+    "granitehybrid": "context_length expert_shared_feed_forward_length",
     "hunyuan-dense": "context_length rope.scaling.original_context_length",
     "nemotron": "attention.layer_norm_rms_epsilon",
     "phi2": "feed_forward_length",
@@ -48,6 +50,8 @@ ABSENT = {
     "rope.scaling.factor": 1.0,
     "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0,
+    "expert_count": 0,
+    "expert_used_count": 0,
     "expert_group_count": 1,
     "expert_group_used_count": 1,
     "nextn_predict_layers": 0,

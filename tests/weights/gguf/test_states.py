@@ -1,7 +1,7 @@
 """Files of families whose layers keep a state, written the way llama.cpp's converter writes them.
 
 The keys are those that the converter wrote (converted_keys.json). The tensors are turned round here as it does
-(conversion/lfm2.py and conversion/qwen.py of the source in llama-cpp-python 0.3.36).
+(conversion/lfm2.py, qwen.py, mamba.py and granite.py of the source in llama-cpp-python 0.3.36).
 """
 
 import json
@@ -18,16 +18,18 @@ from torch import Tensor
 
 from tests.gguf_files import ADD, random_rows
 from tests.gguf_models import numbers_of
-from tests.tiny_models import VOCABULARY, build, prompt
+from tests.tiny_models import TINY, VOCABULARY, build, prompt
 from tokenmill.engine.load import load
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.hub.progress import Silent
 from tokenmill.model.families import read_config
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.source import WeightSource
+from tokenmill.weights.write.quantize import quantize
 
 RECORDED = json.loads(Path(__file__).with_name("converted_keys.json").read_text())
-NAMES = [name for name in RECORDED if name.startswith(("lfm2", "qwen3_5"))]
+NAMES = [name for name in RECORDED if name.startswith(("lfm2", "qwen3_5", "granitemoehybrid-"))]
 KIND = gguf.GGMLQuantizationType
 
 
@@ -55,6 +57,34 @@ def turned(name: str, tensor: Tensor, heads: tuple[int, int], keys: int) -> Tens
     return tensor + 1 if name.endswith("norm.weight") and not part else tensor
 
 
+def turned_mamba(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
+    """One tensor of Mamba 2, or of attention in Granite, whose rows rotate in pairs."""
+    if name.endswith(".conv1d.weight"):
+        return tensor.squeeze(1)
+    if name.endswith((".A_log", ".D")):
+        return (tensor if name.endswith(".D") else -tensor.exp())[:, None]
+    if name.endswith(".mamba.norm.weight"):
+        return tensor.reshape(config["mamba_n_groups"], -1)
+    if name.endswith((".q_proj.weight", ".k_proj.weight")):
+        heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
+        return tensor.reshape(heads, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
+    return tensor
+
+
+def split_gates(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Granite's matrices of gate and up as two, under their names in a file; without experts there is one MLP."""
+    has_experts, found = any("block_sparse_moe" in name for name in tensors), {}
+    for name, tensor in tensors.items():
+        _, _, layer, *_ = name.split(".") if ".layers." in name else ("", "", "")
+        kind = "_exps" if "block_sparse_moe" in name else "_shexp" if has_experts else ""
+        if "input_linear" in name:
+            gate, up = tensor.chunk(2, dim=-2)
+            found |= {f"blk.{layer}.ffn_gate{kind}.weight": gate, f"blk.{layer}.ffn_up{kind}.weight": up}
+        else:
+            found[f"blk.{layer}.ffn_down{kind}.weight" if "output_linear" in name else name] = tensor
+    return found
+
+
 def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The experts of a layer in one tensor."""
     found: dict[str, Any] = {}
@@ -76,6 +106,7 @@ def arrays_of(name: str, directory: Path) -> dict[str, np.ndarray]:
     kind = next(kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == arch)
     names, found = gguf.get_tensor_name_map(kind, config["num_hidden_layers"]), {}
     tensors = stacked(load_file(directory / "model.safetensors"))
+    tensors = split_gates(tensors) if arch == "granitehybrid" else tensors
     for label in (label for label in tensors if ".visual." not in label):
         tensor = tensors[label]
         if arch.startswith("qwen35"):
@@ -83,7 +114,10 @@ def arrays_of(name: str, directory: Path) -> dict[str, np.ndarray]:
             tensor = turned(label, tensor, heads, 2 * heads[0] * config["linear_key_head_dim"])
         elif label.endswith("conv.conv.weight"):
             tensor = tensor.squeeze(1)
-        found[names.get_name(known_as(label), (".weight", ".bias"))] = tensor.contiguous().numpy()
+        elif arch == "granitehybrid":
+            tensor = turned_mamba(label, tensor, config)
+        own = label if label.startswith("blk.") else names.get_name(known_as(label), (".weight", ".bias"))
+        found[own] = tensor.contiguous().numpy()
     return found
 
 
@@ -221,3 +255,18 @@ def test_older_files_have_an_interval_alone(tmp_path, directories):
     path = write(tmp_path / "x.gguf", "qwen3_5_text", directories("qwen3_5_text"), **keys)
     mixers = read_config(open_checkpoint(path).config).mixers
     assert [mixer is None for mixer in mixers] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lfm2-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
+        ("qwen3_5_text", "ssm.inner_size = 48 is not implemented: only 32"),
+        ("granitemoehybrid-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
+        ("lfm2_moe-departures", "norm_top_k = False, read as True; .*; router_scale = 1.5, read as 1.0"),
+    ],
+)
+def test_what_llama_cpp_cannot_hold_is_refused(tmp_path, name, message):
+    build(*TINY[name]).save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match=message):
+        quantize(open_checkpoint(tmp_path / "model"), tmp_path / "x.gguf", Silent(), "none", head="none", export="gguf")

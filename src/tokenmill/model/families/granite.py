@@ -6,11 +6,12 @@ in most of its layers Mamba 2 takes the place of attention.
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.model.config import ConfigReader, ModelConfig
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama, paired
 from tokenmill.model.families.llama import NAMES
-from tokenmill.model.families.mamba2 import MAMBA_DEFAULTS, MAMBA_KEYS, mamba_names, read_mamba
+from tokenmill.model.families.mamba2 import IN_GGUF as MAMBA_IN_GGUF
+from tokenmill.model.families.mamba2 import MAMBA_DEFAULTS, MAMBA_KEYS, mamba_names, read_mamba, read_ssm, ssm_metadata
 
 _MOE, _MLP = "layers.{i}.block_sparse_moe.", "layers.{i}.mlp."
 _MOE_NAMES = {
@@ -81,6 +82,9 @@ def _granitemoehybrid(reader: ConfigReader) -> dict[str, Any]:
     return {**fields, "intermediate_size": size}
 
 
+_KV_HEADS = "attention.head_count_kv"  # 0 for layers that do not attend
+
+
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     """Read Granite of any kind in which all layers attend. With experts it is GraniteMoeShared, even without a shared
     one.
@@ -115,6 +119,36 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     }
 
 
+def _read_hybrid_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Read Granite of which some layers are Mamba 2."""
+    attends = keys.layers_with(_KV_HEADS, keys.count("block_count", maximum=MAX_LAYERS))
+    config, ssm = _read_gguf(keys), read_ssm(keys)
+    keys.expect("ssm.inner_size", 2 * config["hidden_size"])  # which llama.cpp requires
+    experts = "num_local_experts" in config and config["num_local_experts"]
+    return config | {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["attention" if each else "mamba" for each in attends],
+        "num_local_experts": experts or 0,
+        "shared_intermediate_size": config["shared_intermediate_size"] if experts else config["intermediate_size"],
+        "position_embedding_type": "rope" if keys.take("rope.scaling.finetuned", True) else "nope",
+        "mamba_n_heads": ssm["num_heads"],
+        "mamba_d_head": ssm["head_dim"],
+        "mamba_n_groups": ssm["num_groups"],
+        "mamba_d_state": ssm["state_dim"],
+        "mamba_d_conv": ssm["num_taps"],
+        "mamba_conv_bias": keys.has("ssm_conv1d.bias"),
+    }
+
+
+def _hybrid_metadata(model: ModelConfig) -> dict[str, Any]:
+    block = next((mixer for mixer in model.mixers if mixer is not None), None)
+    if block is None:
+        return {"general.architecture": "granite", **_metadata(model)}
+    pairs = _metadata(model) | ssm_metadata(block)
+    pairs[_KV_HEADS] = [0 if mixer is not None else model.num_kv_heads for mixer in model.mixers]
+    return pairs | {"general.architecture": "granitehybrid"}
+
+
 def _metadata(model: ModelConfig) -> dict[str, Any]:
     pairs: dict[str, Any] = {
         "embedding_scale": model.embedding_multiplier,
@@ -129,6 +163,13 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 
 
 _IN_GGUF = InGGUF("granite", paired(), _read_gguf, _metadata)
+_HYBRID_IN_GGUF = InGGUF(
+    "granitehybrid",
+    {**paired(), **MAMBA_IN_GGUF},
+    _read_hybrid_gguf,
+    _hybrid_metadata,
+    needs=("no state bias", "conv bias"),
+)
 _MOE_IN_GGUF = replace(_IN_GGUF, architecture="granitemoe")
 
 # transformers before 5 writes the first of each.
@@ -155,6 +196,6 @@ GRANITEMOEHYBRID = Family(
     },
     aliases={"layers_block_type": "layer_types"},
     harmless=("mamba_chunk_size", "init_method"),
-    gguf=_IN_GGUF,
+    gguf=_HYBRID_IN_GGUF,
     also=_ALSO,
 )

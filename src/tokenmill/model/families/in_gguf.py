@@ -174,11 +174,8 @@ class GGUFKeys(ValueReader):
             raise self.refuse(key, given, f"true or false, or a whole number, for each of {num_layers} layers")
         return given
 
-    def attends(self, num_layers: int) -> list[bool]:
-        """Read which layers attend: a list of their heads of K and V has 0 for layers that keep a state. From then on
-        the number of the others is read.
-        """
-        key = "attention.head_count_kv"
+    def layers_with(self, key: str, num_layers: int) -> list[bool]:
+        """Read in which layers a number is not 0. From then on the number of these layers is read."""
         given = self.by_layer(key, num_layers)
         if given is None:
             return [True] * num_layers
@@ -309,6 +306,10 @@ def expert_metadata(model: ModelConfig) -> dict[str, Any]:
     return {key: size for key, size in pairs.items() if size}
 
 
+def _has_state_bias(model: ModelConfig) -> bool:
+    return any(matrix.bias for mixer in model.mixers if mixer for matrix in mixer.matrices.values())
+
+
 Need = tuple[Callable[[ModelConfig], bool], str]
 NEEDS: dict[str, Need] = {
     "biases": (lambda model: model.qkv_bias, "with biases"),
@@ -318,10 +319,8 @@ NEEDS: dict[str, Need] = {
     "own head": (lambda model: not model.tie_embeddings, "with a head of its own"),
     "tied head": (lambda model: model.tie_embeddings, "whose head is its embedding"),
     "square": (lambda model: model.num_heads * model.head_dim == model.hidden_size, "whose heads are as wide as it"),
-    "no conv bias": (
-        lambda model: not any(getattr(m, "bias", False) for m in model.mixers),
-        "without convolution biases",
-    ),
+    "no state bias": (lambda model: not _has_state_bias(model), "without biases in layers that keep a state"),
+    "conv bias": (lambda model: all(getattr(m, "conv_bias", True) for m in model.mixers), "with convolution biases"),
     "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
 }
 """The requirements of llama.cpp's loader, by name: a test of the model, and the requirement in words."""

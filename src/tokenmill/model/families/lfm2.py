@@ -97,9 +97,12 @@ def _lfm2_moe(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+_KV_HEADS = "attention.head_count_kv"  # 0 for layers that do not attend
+
+
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     num_layers = keys.count("block_count", maximum=MAX_LAYERS)
-    types = [_FULL if attends else _CONV for attends in keys.attends(num_layers)]
+    types = [_FULL if attends else _CONV for attends in keys.layers_with(_KV_HEADS, num_layers)]
     config = like_llama(keys) | {"conv_L_cache": keys.count("shortconv.l_cache"), "layer_types": types}
     return config | {"norm_eps": config.pop("rms_norm_eps"), "block_auto_adjust_ff_dim": False}
 
@@ -119,7 +122,7 @@ def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
 def _metadata(model: ModelConfig) -> dict[str, Any]:
     taps = next((mixer.num_taps for mixer in model.mixers if mixer is not None), 0)
     heads = [0 if mixer is not None else model.num_kv_heads for mixer in model.mixers]
-    return {"attention.head_count_kv": heads, "shortconv.l_cache": taps}
+    return {_KV_HEADS: heads, "shortconv.l_cache": taps}
 
 
 def _moe_metadata(model: ModelConfig) -> dict[str, Any]:
@@ -148,7 +151,7 @@ LFM2 = Family(
         "block_multiple_of": 256,
     },
     aliases={**_TIED, "block_ff_dim": "intermediate_size"},
-    gguf=InGGUF("lfm2", _STORED, _read_gguf, _metadata, needs=("no conv bias", "square")),
+    gguf=InGGUF("lfm2", _STORED, _read_gguf, _metadata, needs=("no state bias", "square")),
 )
 LFM2_MOE = Family(
     _MOE_NAMES,
@@ -166,6 +169,6 @@ LFM2_MOE = Family(
         "use_expert_bias": True,
     },
     aliases=_TIED,
-    gguf=InGGUF("lfm2moe", _STORED, _read_moe_gguf, _moe_metadata, needs=("no conv bias", "square")),
+    gguf=InGGUF("lfm2moe", _STORED, _read_moe_gguf, _moe_metadata, needs=("no state bias", "square")),
     also=_MOE_ALSO,
 )

@@ -6,6 +6,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import GGUFKeys
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.mixers.mamba2 import Mamba2Block, mamba2
 from tokenmill.value_reader import brief
@@ -36,6 +37,47 @@ _NAMES = {
 def mamba_names(prefix: str) -> dict[str, str]:
     """Name the tensors of a Mamba 2 mixer, whose names begin with the prefix."""
     return {f"{prefix}{name}": f"layers.{{i}}.mamba2.{ours}" for name, ours in _NAMES.items()}
+
+
+# llama.cpp's names, of Mamba 2 without biases in its matrices.
+IN_GGUF = {
+    f"blk.{{i}}.ssm_{name}": f"layers.{{i}}.mamba2.{target}"
+    for name, target in {
+        "in.weight": "inner.weight",
+        "conv1d.weight": "conv",
+        "conv1d.bias": "conv_bias",
+        "dt.bias": "dt_bias",
+        "a": "A_log | column log of minus",
+        "d": "D | as a column",
+        "norm.weight": "norm.weight | by groups",
+        "out.weight": "out.weight",
+    }.items()
+}
+
+
+def read_ssm(keys: GGUFKeys) -> dict[str, int]:
+    """Read the numbers of Mamba 2, under their names in mamba2()."""
+    heads, width = keys.count("ssm.time_step_rank"), keys.count("ssm.inner_size")
+    if width % heads:
+        raise keys.refuse("ssm.inner_size", width, f"a multiple of ssm.time_step_rank, {heads}")
+    return {
+        "num_heads": heads,
+        "head_dim": width // heads,
+        "num_groups": keys.count("ssm.group_count"),
+        "state_dim": keys.count("ssm.state_size"),
+        "num_taps": keys.count("ssm.conv_kernel"),
+    }
+
+
+def ssm_metadata(block: Mamba2Block) -> dict[str, int]:
+    """Make the keys of Mamba 2."""
+    return {
+        "ssm.time_step_rank": block.num_heads,
+        "ssm.inner_size": block.width,
+        "ssm.group_count": block.num_groups,
+        "ssm.state_size": block.state_dim,
+        "ssm.conv_kernel": block.num_taps,
+    }
 
 
 def read_mamba(reader: ConfigReader) -> Mamba2Block:

@@ -33,6 +33,9 @@ _ALWAYS_F32 = (
     ".bias",
     ".shortconv.conv.weight",
     ".ssm_conv1d.weight",
+    ".ssm_a",
+    ".ssm_d",
+    ".ssm_norm.weight",
 )
 """Tensors of two dimensions that llama.cpp wants in F32, whatever the type of the model."""
 _YARN = {"yarn_beta_fast": ("beta_fast", 32.0), "yarn_beta_slow": ("beta_slow", 1.0)}

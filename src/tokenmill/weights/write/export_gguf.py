@@ -52,12 +52,15 @@ _FILE_TYPES = {
     KIND.F16: FILE.MOSTLY_F16,
     KIND.BF16: FILE.MOSTLY_BF16,
 }
-_ALWAYS_F32 = (
+_ALWAYS_F32 = (  # parameters that llama.cpp wants so
     "position_embedding.weight",
     ".router.weight",
     "_norm.weight",
     ".conv",
-)  # parameters that llama.cpp wants so
+    ".A_log",
+    ".D",
+    ".mamba2.norm.weight",
+)
 
 
 @dataclass(frozen=True)
