@@ -45,7 +45,7 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(20_000, 20, 50)  # with the default of 700 collections take 7 % of the processor time
-    if config.getoption("numprocesses", None) is None or "PYTEST_XDIST_WORKER" in os.environ:
+    if not config.getoption("numprocesses", None) or "PYTEST_XDIST_WORKER" in os.environ:
         from hypothesis import HealthCheck, settings
 
         settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

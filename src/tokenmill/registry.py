@@ -100,8 +100,7 @@ FAMILIES: Names = {
     "gemma": Entry("Gemma", "tokenmill.model.families.gemma:GEMMA"),
     "gemma2": Entry("Gemma 2", "tokenmill.model.families.gemma:GEMMA2"),
     "gemma3_text": Entry("Gemma 3", "tokenmill.model.families.gemma:GEMMA3"),
-    "gemma3": Entry("Gemma 3 with vision, whose text part is read",
-        "tokenmill.model.families.gemma:GEMMA3_VISION"),
+    "gemma3": Entry("Gemma 3 with vision, whose text part is read", "tokenmill.model.families.gemma:GEMMA3_VISION"),
     "qwen2_vl": Entry("Qwen2-VL, whose text part is read", "tokenmill.model.families.qwen_vl:QWEN2_VL"),
     "qwen2_5_vl": Entry("Qwen2.5-VL, whose text part is read", "tokenmill.model.families.qwen_vl:QWEN2_5_VL"),
     "qwen3_vl": Entry("Qwen3-VL, whose text part is read", "tokenmill.model.families.qwen_vl:QWEN3_VL"),
@@ -183,22 +182,14 @@ CODES: Names = {
 
 # Methods that are known and not read: what they are.
 REFUSED_CODES: dict[str, str] = {
-    "aqlm": "AQLM's codebooks",
-    "bitnet": "ternary weights",
-    "eetq": "EETQ's codes",
-    "exl2": "ExLlamaV2's codes",
-    "exl3": "ExLlamaV3's codes",
-    "fp_quant": "FP-Quant's codes",
-    "higgs": "HIGGS's codebooks",
-    "hqq": "HQQ's codes",
-    "modelopt": "NVIDIA ModelOpt's numbers in fp8 or NVFP4",
-    "quanto": "Quanto's codes",
-    "quark": "AMD Quark's codes",
-    "quip": "QuIP's codebooks",
-    "quip#": "QuIP#'s codebooks",
-    "sinq": "SINQ's codes",
-    "spqr": "SpQR's sparse codes",
-    "torchao": "tensor classes of torchao",
+    "aqlm": "AQLM's codebooks", "bitnet": "ternary weights",
+    "eetq": "EETQ's codes", "exl2": "ExLlamaV2's codes",
+    "exl3": "ExLlamaV3's codes", "fp_quant": "FP-Quant's codes",
+    "higgs": "HIGGS's codebooks", "hqq": "HQQ's codes",
+    "modelopt": "NVIDIA ModelOpt's numbers in fp8 or NVFP4", "quanto": "Quanto's codes",
+    "quark": "AMD Quark's codes", "quip": "QuIP's codebooks",
+    "quip#": "QuIP#'s codebooks", "sinq": "SINQ's codes",
+    "spqr": "SpQR's sparse codes", "torchao": "tensor classes of torchao",
     "vptq": "VPTQ's codebooks",
 }
 
@@ -219,8 +210,7 @@ TOOL_FORMATS: Names = {
     "harmony": Entry("messages in channels: gpt-oss", "tokenmill.text.tools.harmony:HARMONY", also=("openai",)),
     "functiongemma": Entry("call:name{…} between <start_function_call> and <end_function_call>: FunctionGemma",
         "tokenmill.text.tools.gemma:FUNCTION_GEMMA"),
-    "gemma4": Entry("call:name{…} between <|tool_call> and <tool_call|>: Gemma 4",
-        "tokenmill.text.tools.gemma:GEMMA4"),
+    "gemma4": Entry("call:name{…} between <|tool_call> and <tool_call|>: Gemma 4", "tokenmill.text.tools.gemma:GEMMA4"),
     "hunyuan": Entry("a JSON list between <tool_calls> and </tool_calls>: Hunyuan",
         "tokenmill.text.tools.hunyuan:HUNYUAN", also=("hunyuan_a13b",)),
     "deepseek_v3": Entry("JSON in a fence between DeepSeek's tokens: DeepSeek V3, R1",
@@ -316,15 +306,11 @@ TENSOR_FILES: Names = {
     "bin": "tokenmill.weights.bin_file:BinFile",
 }
 TENSOR_READERS: Names = {
-    "codes": "tokenmill.weights.codes.reader",
-    "gguf": "tokenmill.weights.gguf.tensors",
+    "codes": "tokenmill.weights.codes.reader", "gguf": "tokenmill.weights.gguf.tensors",
     "meta": "tokenmill.weights.meta.tensors",
 }
 GRAMMARS: Names = {"llguidance": "tokenmill.constrain.constraints:Constraints"}
-TEMPLATES: Names = {
-    "jinja": "tokenmill.text.chat:render_chat",
-    "names": "tokenmill.text.chat:names_in",
-}
+TEMPLATES: Names = {"jinja": "tokenmill.text.chat:render_chat", "names": "tokenmill.text.chat:names_in"}
 # fmt: on
 
 

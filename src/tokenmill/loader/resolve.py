@@ -202,8 +202,8 @@ def _cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
 
 def _num_states(config: ResolvedConfig, spec: CacheSpec) -> int:
     """Count the slots of states: two of each text that runs, since a step that may go back keeps the one with which it
-    begins; those of drafts; and snapshots, two for each text, where its prompt and its answer end, or as many as take
-    the memory of the rows, if that is more: then a text that fills the cache can go back to one of them within
+    begins; as many after drafts; and snapshots, two for each text, where its prompt and its answer end, or as many as
+    take the memory of the rows, if that is more: then a text that fills the cache can go back to one of them within
     `tokens_per_state` tokens.
     """
     running, shares = 2 * config.max_sequences, config.prefix_cache and config.cache

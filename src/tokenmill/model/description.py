@@ -17,7 +17,6 @@ from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model.blocks import Norm, Projection, norm_of
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.mixers import Mixer
-from tokenmill.model.mixers.absent import AbsentBlock
 from tokenmill.model.mixers.attention import AttentionBlock, attention_of
 
 
@@ -105,7 +104,7 @@ class LayerDescription:
     @property
     def mixes(self) -> bool:
         """Tell whether the layer has a mixer."""
-        return not isinstance(self.mixer, AbsentBlock)
+        return self.mixer.name != "absent"
 
     @property
     def norms(self) -> dict[str, Norm]:

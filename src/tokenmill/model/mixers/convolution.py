@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tokenmill.cache.pool import LayerStates
 from tokenmill.cache.step import Step
-from tokenmill.model.mixers.turns import taps_of
+from tokenmill.model.mixers.rounds import taps_of
 
 
 def convolve(x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None, kept: LayerStates, step: Step) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokenmill.cache.pool import LayerStates
 from tokenmill.cache.step import Step
-from tokenmill.model.mixers.turns import turns_of
+from tokenmill.model.mixers.rounds import rounds_of
 
 
 def recur(
@@ -27,14 +27,14 @@ def recur(
 
     beta_TN: for the delta rule, None without. The states are the second state of the layer.
     """
-    whole = turns_of(step)
+    whole = rounds_of(step)
     state_BNSKC = kept.read(whole.slots, 1)
     shape = (*state_BNSKC.shape[1:3], state_BNSKC.shape[-1])
     key_TNK, query_TNK = key_TNK[:, :, None, :, None], query_TNK[:, :, None, :, None]
     value_TNSC = value_TNV.view(-1, *shape)
     out_TNSC = torch.empty_like(value_TNSC)
-    for turn in whole.turns:
-        rows = turn.rows_B
+    for each in whole.rounds:
+        rows = each.rows_B
         state, key = state_BNSKC[: len(rows)], key_TNK[rows]
         state *= decay_TN[rows][:, :, None, None, None]
         change = value_TNSC[rows]
@@ -42,6 +42,6 @@ def recur(
             change = (change - (state * key).sum(-2)) * beta_TN[rows][:, :, None, None]
         state += key * change[..., None, :]
         out_TNSC[rows] = (state * query_TNK[rows]).sum(-2)
-        for text, slot in turn.saved:
+        for text, slot in each.saved:
             kept.write(1, [slot], state[text : text + 1])
     return out_TNSC.flatten(-2)

@@ -1,7 +1,7 @@
 """The tokens of a step in the order in which states take them.
 
 The tokens of one text change its states one after the other; texts do not depend on each other. So all texts take their
-first token in one turn, then their second, and so on. The bits of a text then depend neither on its chunks nor on its
+first token in one round, then their second, and so on. The bits of a text then depend neither on its chunks nor on its
 neighbours. Everything here depends on the step alone, not on the layer.
 """
 
@@ -14,8 +14,8 @@ from tokenmill.cache.step import Step
 
 
 @dataclass(frozen=True)
-class Turn:
-    """The rows of one turn: a token of each of the first texts. rows_B: their places among the packed tokens. saved:
+class Round:
+    """The rows of one round: a token of each of the first texts. rows_B: their places among the packed tokens. saved:
     (text, slot) for states that are stored after it.
     """
 
@@ -24,11 +24,11 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Turns:
-    """slots: of each text's states before the step, long spans first, None where a text begins. turns: see Turn."""
+class Rounds:
+    """slots: of each text's states before the step, long spans first, None where a text begins. rounds: see Round."""
 
     slots: list[int | None]
-    turns: list[Turn]
+    rounds: list[Round]
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Taps:
     saved: list[int]
 
 
-def turns_of(step: Step) -> Turns:
-    return step.once("turns", lambda: _turns(step))
+def rounds_of(step: Step) -> Rounds:
+    return step.once("rounds", lambda: _rounds(step))
 
 
 def taps_of(step: Step, length: int) -> Taps:
@@ -54,15 +54,15 @@ def taps_of(step: Step, length: int) -> Taps:
     return step.once(("taps", length), lambda: _taps(step, length))
 
 
-def _turns(step: Step) -> Turns:
+def _rounds(step: Step) -> Rounds:
     spans = sorted(step.spans, key=lambda span: -span.count)
-    turns = []
+    rounds = []
     for number in range(spans[0].count if spans else 0):
         there = [span for span in spans if span.count > number]
         rows = torch.tensor([span.first + number for span in there], device=step.device)
         saved = [(text, slot) for text, span in enumerate(there) for count, slot in span.saves if count == number + 1]
-        turns.append(Turn(rows, tuple(saved)))
-    return Turns([span.state for span in spans], turns)
+        rounds.append(Round(rows, tuple(saved)))
+    return Rounds([span.state for span in spans], rounds)
 
 
 def _taps(step: Step, length: int) -> Taps:
