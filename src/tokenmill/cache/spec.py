@@ -79,11 +79,6 @@ class CacheSpec:
         return sum(state.num_bytes for state in self.states)
 
     @property
-    def tokens_per_state(self) -> int:
-        """Count the tokens whose rows are as large as a slot of states; 1 where no layer keeps rows."""
-        return -(-self.bytes_per_state // self.bytes_per_token) if self.bytes_per_token else 1
-
-    @property
     def num_bytes(self) -> int:
         return self.bytes_per_token * self.num_slots + self.bytes_per_state * self.num_states
 

@@ -20,7 +20,7 @@ from tokenmill.loader.copies import start_reading
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.packed_copy import Adjust, load_with_copy, open_files, open_model, resolve_opened
-from tokenmill.loader.resolve import num_draft_states
+from tokenmill.loader.resolve import num_draft_states, tokens_per_state
 from tokenmill.memory.disk_limit import free_disk, limit_of
 from tokenmill.model.families import read_config
 from tokenmill.registry import PROPOSERS, lookup
@@ -164,7 +164,7 @@ def _scheduler(loaded: LoadedModel) -> Scheduler:
     if spec.num_states:
         has_rows = rows.is_findable if config.prefix_dir is None else None
         slots = SnapshotSlots(
-            spec.num_states, spec.block_size, spec.tokens_per_state, has_rows, num_draft_states(config)
+            spec.num_states, spec.block_size, tokens_per_state(spec), has_rows, num_draft_states(config)
         )
         kinds.append(StateSlots(slots, stops_at_blocks=is_shared))
     return Scheduler(Memory(kinds, is_shared), config.max_sequences, config.max_step_tokens, config.cache)

@@ -207,8 +207,13 @@ def _num_states(config: ResolvedConfig, spec: CacheSpec) -> int:
     `tokens_per_state` tokens.
     """
     running, shares = 2 * config.max_sequences, config.prefix_cache and config.cache
-    most = min(spec.num_slots // spec.tokens_per_state, spec.num_blocks, MAX_SNAPSHOTS)
+    most = min(spec.num_slots // tokens_per_state(spec), spec.num_blocks, MAX_SNAPSHOTS)
     return running + num_draft_states(config) + (max(running, most) if shares else 0)
+
+
+def tokens_per_state(spec: CacheSpec) -> int:
+    """Count the tokens whose rows are as large as a slot of states; 1 where no layer keeps rows."""
+    return -(-spec.bytes_per_state // spec.bytes_per_token) if spec.bytes_per_token else 1
 
 
 def num_draft_states(config: ResolvedConfig) -> int:

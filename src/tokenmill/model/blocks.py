@@ -43,12 +43,6 @@ class Projection:
     def outputs(self) -> int:
         return sum(self.parts)
 
-    def rows(self, name: str) -> range:
-        """Find the rows of a part."""
-        number = self.names.index(name)
-        first = sum(self.parts[:number])
-        return range(first, first + self.parts[number])
-
     @property
     def num_weights(self) -> int:
         return self.outputs * self.inputs

@@ -183,4 +183,7 @@ def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
         half = num_rows // 2
         return range(half) if target.part == "gate" else range(half, num_rows)
     _, layer, _, role, *_ = target.parameter.split(".")  # layers.{i}.attention.qkv
-    return describe(config).layers[int(layer)].mixer.matrices[role].rows(target.part)
+    matrix = describe(config).layers[int(layer)].mixer.matrices[role]
+    number = matrix.names.index(target.part)
+    first = sum(matrix.parts[:number])
+    return range(first, first + matrix.parts[number])
