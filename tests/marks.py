@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.tiny_models import KINDS
+from tests.tiny_models import HYBRIDS, KINDS
 from tokenmill.kernels.native_library import builds, why_not
 
 needs_native = pytest.mark.skipif(why_not() is not None, reason=f"the library {why_not()}")
@@ -41,7 +41,7 @@ def crossed(families: Iterable[str], others: Iterable[Any], always: Iterable[Any
 
 
 def _marks(pair: tuple[str, Any], always: tuple[Any, ...]) -> Any:
-    if pair[0] not in KINDS:
+    if pair[0] not in (*KINDS, *HYBRIDS):
         return pytest.mark.long
     return () if pair[1] in always or pair[0] in QUICK_FAMILIES else pytest.mark.slow
 
@@ -53,4 +53,6 @@ def slow_but(cases: Iterable[str], *quick: str) -> list[Any]:
 
 def each(families: Iterable[str]) -> list[Any]:
     """The families; `make test-long` alone tries those whose arithmetic others have, too."""
-    return [family if family in KINDS else pytest.param(family, marks=pytest.mark.long) for family in families]
+    return [
+        family if family in (*KINDS, *HYBRIDS) else pytest.param(family, marks=pytest.mark.long) for family in families
+    ]
