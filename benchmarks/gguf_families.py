@@ -40,6 +40,7 @@ RECORD = REPOSITORY / "tests" / "weights" / "gguf" / "converted_keys.json"
 REFUSED = (RuntimeError, TokenmillError, subprocess.TimeoutExpired)
 NEW, PROMPT, END = 16, 40, 0  # tokens; END is never chosen
 THREADS = 2
+_LETTERS = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-"}
 BOUND = 5e-4  # of differences from transformers, where those of delta nets are up to 2e-4
 
 CONVERT = """
@@ -48,13 +49,15 @@ from pathlib import Path
 source, jobs = sys.argv[1], json.loads(sys.argv[2])
 sys.path[:0] = [source, source + "/gguf-py"]
 import gguf, torch
-from conversion import ModelBase, get_model_class
-from conversion.base import TextModel, ModelType, get_model_architecture
+from conversion import ModelBase, base, get_model_class
+from conversion.base import AutoConfig, TextModel, ModelType, get_model_architecture
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 logging.disable(logging.WARNING)
 for directory, out in jobs:
     try:
         with torch.inference_mode():
+            as_it_is = "hybrid_override_pattern" in Path(directory, "config.json").read_text()
+            base.AutoConfig = None if as_it_is else AutoConfig  # which adds keys of experts where there are no experts
             hparams = ModelBase.load_hparams(Path(directory), False)
             found = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
             for each in (found, *(inner for inner in vars(found).values() if isinstance(inner, type))):
@@ -129,6 +132,14 @@ def made(name: str, folder: Path) -> tuple[Path, Any]:
         text = (path / "config.json").read_text()
         text = text.replace('"full_attention"', '"attention"').replace('"linear_attention"', '"mamba"')
         (path / "config.json").write_text(text)
+    if kind == "nemotron_h":  # likewise
+        config = json.loads((path / "config.json").read_text())
+        kinds = config.pop("layers_block_type")
+        config["num_hidden_layers"] = len(kinds)
+        config["hybrid_override_pattern"] = "".join(_LETTERS[kind] for kind in kinds)
+        if "moe" not in kinds:
+            del config["num_experts_per_tok"], config["n_routed_experts"], config["n_group"], config["topk_group"]
+        (path / "config.json").write_text(json.dumps(config))
     tokenizer = tokenizer_from_gguf(gguf_files.vocabulary())
     tokenizer.backend.save(str(path / "tokenizer.json"))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_texts}

@@ -12,6 +12,7 @@ _MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_
 _MSCALE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "beta_fast": 32.0, "beta_slow": 1.0}
 _LONG = {"original_max_position_embeddings": 1024, "max_position_embeddings": 4096}
 _SQUARE = {"linear_value_head_dim": 8}  # states with as many numbers for a value as for a key
+_HEADS = {"mamba_head_dim": 16}  # which are 64 wide together
 CHANGES: dict[str, dict[str, Any]] = {
     "starcoder2-window": {"use_bias": True, **_WIDE},
     **dict.fromkeys(("mistral", "phi3-window", "ministral3-window", "mistral3-mistral"), _WIDE),
@@ -53,6 +54,14 @@ CHANGES: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 80,
         "num_experts_per_tok": 0,
     },
+    "nemotron_h": {**_HEADS, "layers_block_type": ["moe", "linear_attention", "full_attention", "moe"]},
+    "nemotron_h-departures": {
+        **_HEADS,
+        "layers_block_type": ["linear_attention", "full_attention", "moe"],
+        "mlp_bias": False,
+        "use_bias": False,
+    },
+    "nemotron_h-dense": {**_HEADS, "use_conv_bias": True, "mlp_bias": True},
     "lfm2-departures": {"conv_bias": False},
     "lfm2_moe-departures": {"use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
     "dots1": {"num_key_value_heads": 6, "scoring_func": "sigmoid"},

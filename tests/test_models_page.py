@@ -107,7 +107,7 @@ def families():
             registry.help_of(known[family]),
             len(tiny) or "",
             "yes" if tiny and all(map(is_native, tiny)) else "",
-            f"`{gguf.architecture}`" if gguf else "",
+            ", ".join(f"`{each}`" for each in (gguf.architecture, gguf.with_experts) if each) if gguf else "",
             len(compared & set(tiny)) or "",
             len(read) or "",
             ", ".join(f"`{name}`" for name, real in REAL.items() if real == family),

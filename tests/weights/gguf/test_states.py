@@ -1,7 +1,7 @@
 """Files of families whose layers keep a state, written the way llama.cpp's converter writes them.
 
 The keys are those that the converter wrote (converted_keys.json). The tensors are turned round here as it does
-(conversion/lfm2.py, qwen.py, mamba.py and granite.py of the source in llama-cpp-python 0.3.36).
+(conversion/lfm2.py, qwen.py, mamba.py, granite.py and nemotron.py of the source in llama-cpp-python 0.3.36).
 """
 
 import json
@@ -29,7 +29,7 @@ from tokenmill.weights.source import WeightSource
 from tokenmill.weights.write.quantize import quantize
 
 RECORDED = json.loads(Path(__file__).with_name("converted_keys.json").read_text())
-NAMES = [name for name in RECORDED if name.startswith(("lfm2", "qwen3_5", "granitemoehybrid-"))]
+NAMES = [name for name in RECORDED if name.startswith(("lfm2", "qwen3_5", "granitemoehybrid-", "nemotron_h"))]
 KIND = gguf.GGMLQuantizationType
 
 
@@ -58,13 +58,13 @@ def turned(name: str, tensor: Tensor, heads: tuple[int, int], keys: int) -> Tens
 
 
 def turned_mamba(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
-    """One tensor of Mamba 2, or of attention in Granite, whose rows rotate in pairs."""
+    """One tensor of Mamba 2, or of attention, whose rows rotate in pairs; in Nemotron-H none rotates."""
     if name.endswith(".conv1d.weight"):
         return tensor.squeeze(1)
     if name.endswith((".A_log", ".D")):
         return (tensor if name.endswith(".D") else -tensor.exp())[:, None]
-    if name.endswith(".mamba.norm.weight"):
-        return tensor.reshape(config["mamba_n_groups"], -1)
+    if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
+        return tensor.reshape(config["mamba_n_groups" if ".mamba." in name else "n_groups"], -1)
     if name.endswith((".q_proj.weight", ".k_proj.weight")):
         heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
         return tensor.reshape(heads, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
@@ -104,7 +104,7 @@ def arrays_of(name: str, directory: Path) -> dict[str, np.ndarray]:
     arch, config = RECORDED[name]["general.architecture"], json.loads((directory / "config.json").read_text())
     config = config.get("text_config", config)
     kind = next(kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == arch)
-    names, found = gguf.get_tensor_name_map(kind, config["num_hidden_layers"]), {}
+    names, found = gguf.get_tensor_name_map(kind, RECORDED[name][f"{arch}.block_count"]), {}
     tensors = stacked(load_file(directory / "model.safetensors"))
     tensors = split_gates(tensors) if arch == "granitehybrid" else tensors
     for label in (label for label in tensors if ".visual." not in label):
@@ -114,7 +114,7 @@ def arrays_of(name: str, directory: Path) -> dict[str, np.ndarray]:
             tensor = turned(label, tensor, heads, 2 * heads[0] * config["linear_key_head_dim"])
         elif label.endswith("conv.conv.weight"):
             tensor = tensor.squeeze(1)
-        elif arch == "granitehybrid":
+        elif arch in ("granitehybrid", "nemotron_h", "nemotron_h_moe"):
             tensor = turned_mamba(label, tensor, config)
         own = label if label.startswith("blk.") else names.get_name(known_as(label), (".weight", ".bias"))
         found[own] = tensor.contiguous().numpy()
@@ -123,8 +123,15 @@ def arrays_of(name: str, directory: Path) -> dict[str, np.ndarray]:
 
 def known_as(label: str) -> str:
     """The name that the map of the gguf package has, for which the converter changes some."""
-    for old, new in ((".language_model", ""), (".expert_bias", ".expert_bias.bias"), (".dt_bias", ".dt_proj.bias")):
+    for old, new in (
+        (".language_model", ""),
+        (".expert_bias", ".expert_bias.bias"),
+        (".dt_bias", ".dt_proj.bias"),
+        (".e_score_correction_bias", ".e_score_correction.bias"),
+    ):
         label = label.replace(old, new)
+    if ".mixer.experts." in label:
+        label = label.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
     return label.removeprefix("model.") if ".feed_forward.experts." in label else label
 
 
@@ -212,6 +219,17 @@ def test_codes_are_kept_in_the_order_of_the_model(tmp_path, wide, kind):
         ("qwen3_5_text", {"attention__recurrent_layers": [True, True, False, True]}, "does not fit its config"),
         ("qwen3_5_text", {"ssm__inner_size": 48}, "ssm.inner_size = 48 is not implemented: only 32"),
         ("qwen3_5_text", {"ssm__group_count": 3}, "linear_num_value_heads = 4 is not allowed"),
+        ("nemotron_h", {"feed_forward_length": [0, 0, 0, 0]}, "a number above 0 for some layer"),
+        ("nemotron_h", {"feed_forward_length": [40, 0, 40, 40]}, "does not fit its config"),
+        ("nemotron_h", {"expert_used_count": [2, 2, 2, 1]}, "it differs by layer"),
+        ("nemotron_h", {"expert_gating_func": 1}, "expert_gating_func = 1 is not implemented"),
+        ("nemotron_h", {"ssm__inner_size": 66}, "ssm.inner_size = 66 is not allowed: a multiple of ssm.time_step_rank"),
+        ("nemotron_h", {"attention__scale": 0.5}, "does not know: nemotron_h_moe.attention.scale"),
+        (
+            "nemotron_h-dense",
+            {"attention__layer_norm_epsilon": None},
+            "has no .nemotron_h.attention.layer_norm_epsilon",
+        ),
         ("qwen3_5_text", {"ssm__dt_b_c_rms": True}, "does not know: qwen35.ssm.dt_b_c_rms"),
     ],
 )
@@ -250,6 +268,23 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path, directories):
     assert open_checkpoint(path).shapes == open_checkpoint(plain).shapes
 
 
+def test_of_nemotron_3_such_a_layer_attends_and_has_experts(tmp_path, directories):
+    extra = {"blk.4.nextn.eh_proj.weight": (np.ones((48, 96), np.float32), KIND.F32)}
+    keys = {"block_count": 5, "nextn_predict_layers": 1}
+    keys |= {"attention__head_count_kv": [0, 0, 2, 0, 2], "feed_forward_length": [40, 0, 0, 40, 40]}
+    plain = write(tmp_path / "plain.gguf", "nemotron_h", directories("nemotron_h"))
+    path = write(tmp_path / "x.gguf", "nemotron_h", directories("nemotron_h"), extra, **keys)
+    assert read_config(open_checkpoint(path).config) == read_config(open_checkpoint(plain).config)
+    assert open_checkpoint(path).shapes == open_checkpoint(plain).shapes
+
+
+def test_older_files_of_nemotron_3_tell_the_width_of_an_expert_by_its_matrices(tmp_path, directories):
+    """feed_forward_length was the width of all chosen experts there."""
+    keys = {"expert_feed_forward_length": None, "feed_forward_length": [80, 0, 0, 80]}
+    path = write(tmp_path / "x.gguf", "nemotron_h", directories("nemotron_h"), **keys)
+    assert read_config(open_checkpoint(path).config).expert_size == 40
+
+
 def test_older_files_have_an_interval_alone(tmp_path, directories):
     keys = {"attention__recurrent_layers": None}
     path = write(tmp_path / "x.gguf", "qwen3_5_text", directories("qwen3_5_text"), **keys)
@@ -263,10 +298,19 @@ def test_older_files_have_an_interval_alone(tmp_path, directories):
         ("lfm2-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
         ("qwen3_5_text", "ssm.inner_size = 48 is not implemented: only 32"),
         ("granitemoehybrid-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
+        ("nemotron_h", "it has no key for intermediate_size = 80, read as 40; expert_layers = "),
+        ("nemotron_h-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
+        ("nemotron_h-dense", "one with convolution biases, which llama.cpp requires"),
         ("lfm2_moe-departures", "norm_top_k = False, read as True; .*; router_scale = 1.5, read as 1.0"),
     ],
 )
 def test_what_llama_cpp_cannot_hold_is_refused(tmp_path, name, message):
     build(*TINY[name]).save_pretrained(tmp_path / "model")
     with pytest.raises(ConfigError, match=message):
+        quantize(open_checkpoint(tmp_path / "model"), tmp_path / "x.gguf", Silent(), "none", head="none", export="gguf")
+
+
+def test_experts_with_biases_are_refused(tmp_path):
+    build(*numbers_of("nemotron_h", mlp_bias=True)).save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match="one whose experts have no biases, which"):
         quantize(open_checkpoint(tmp_path / "model"), tmp_path / "x.gguf", Silent(), "none", head="none", export="gguf")

@@ -180,11 +180,12 @@ def in_gguf(name: str, stored: Collection[str] = ()) -> Family:
 
 
 def architectures() -> dict[str, str]:
-    """Map families to llama.cpp's names of their architectures. Of families that share one the first is the plain
-    one.
-    """
-    found = {name: find_family({"model_type": name}).gguf for name in FAMILIES}
-    return {name: facts.architecture for name, facts in found.items() if facts is not None}
+    """Map llama.cpp's names of architectures to families; of families that share one to the first, the plain one."""
+    found = {name: find_family({"model_type": name}).gguf for name in reversed(FAMILIES)}
+    names = (
+        (name, each) for name, facts in found.items() if facts for each in (facts.architecture, facts.with_experts)
+    )
+    return {each: name for name, each in names if each}
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:

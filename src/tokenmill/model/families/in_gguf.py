@@ -320,6 +320,7 @@ NEEDS: dict[str, Need] = {
     "tied head": (lambda model: model.tie_embeddings, "whose head is its embedding"),
     "square": (lambda model: model.num_heads * model.head_dim == model.hidden_size, "whose heads are as wide as it"),
     "no state bias": (lambda model: not _has_state_bias(model), "without biases in layers that keep a state"),
+    "no expert bias": (lambda model: not (model.num_experts and model.mlp_bias), "whose experts have no biases"),
     "conv bias": (lambda model: all(getattr(m, "conv_bias", True) for m in model.mixers), "with convolution biases"),
     "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
 }
@@ -334,7 +335,7 @@ class InGGUF:
     the keys of this architecture. metadata: makes the keys of a model that not all architectures have. ignored: names
     of tensors that are no weights; their values are read with the config. needs: requirements of llama.cpp's loader,
     keys of NEEDS. windows: whether llama.cpp computes a model's windows. yarn: the numbers of YaRN that it reads.
-    further: whether there may be layers that predict further tokens.
+    further: whether there may be layers that predict further tokens. with_experts: its name for models with experts.
     """
 
     architecture: str
@@ -346,3 +347,4 @@ class InGGUF:
     windows: Callable[[ModelConfig], bool] = lambda _: False
     yarn: tuple[str, ...] = ()
     further: bool = False
+    with_experts: str = ""

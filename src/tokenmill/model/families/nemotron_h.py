@@ -8,11 +8,12 @@ not where it computes one. The kernels of training and llama.cpp have no such mi
 from typing import Any
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.config import MAX_LAYERS, ConfigReader
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family, sizes
-from tokenmill.model.families.mamba2 import mamba_names
+from tokenmill.model.families.in_gguf import PLAIN_MLP, QKV, GGUFKeys, InGGUF, expert_metadata
+from tokenmill.model.families.mamba2 import IN_GGUF, mamba_names, read_ssm, ssm_metadata
 from tokenmill.model.mixers.absent import AbsentBlock
-from tokenmill.model.mixers.mamba2 import mamba2
+from tokenmill.model.mixers.mamba2 import Mamba2Block, mamba2
 from tokenmill.value_reader import brief
 
 _MAMBA, _FULL, _MOE, _MLP = "linear_attention", "full_attention", "moe", "mlp"
@@ -44,6 +45,25 @@ _NAMES = {
 _ALSO = {
     _MIXER + "experts.up_proj[{e}]": _OURS + "experts.{e}.up.weight",
     _MIXER + "experts.down_proj[{e}]": _OURS + "experts.{e}.down.weight",
+}
+_STORED = {
+    "token_embd.weight": "embedding.weight",
+    "output_norm.weight": "norm.weight",
+    "output.weight": "head.weight",
+    "blk.{i}.attn_norm.weight": "layers.{i}.attention_norm.weight",
+    "blk.{i}.attn_norm{p}": "layers.{i}.mlp_norm{p}",
+    **IN_GGUF,
+    **QKV,
+    "blk.{i}.attn_output.weight": "layers.{i}.attention.out.weight",
+    **PLAIN_MLP,
+    "blk.{i}.ffn_gate_inp.weight": _OURS + "router.weight",
+    "blk.{i}.exp_probs_b.bias": _OURS + "correction",
+    "blk.{i}.ffn_latent_down.weight": _OURS + "latent_in.weight",
+    "blk.{i}.ffn_latent_up.weight": _OURS + "latent_out.weight",
+    "blk.{i}.ffn_up_exps.weight[{e}]": _OURS + "experts.{e}.up.weight",
+    "blk.{i}.ffn_down_exps.weight[{e}]": _OURS + "experts.{e}.down.weight",
+    "blk.{i}.ffn_up_shexp.weight": _OURS + "shared.up.weight",
+    "blk.{i}.ffn_down_shexp.weight": _OURS + "shared.down.weight",
 }
 
 
@@ -91,7 +111,11 @@ def _nemotron_h(reader: ConfigReader) -> dict[str, Any]:
         "gated_mlp": False,
         "mlp_bias": reader.flag("mlp_bias"),
     }
-    return {**fields, **_experts(reader, types)} if _MOE in types else fields
+    fields |= _experts(reader, types) if _MOE in types else {}
+    if _MLP not in types and _MOE in types:
+        reader.read.add("intermediate_size")  # which no layer has
+        fields["intermediate_size"] = fields["expert_size"]
+    return fields
 
 
 def _experts(reader: ConfigReader, types: list[str]) -> dict[str, Any]:
@@ -109,6 +133,80 @@ def _experts(reader: ConfigReader, types: list[str]) -> dict[str, Any]:
         "router_scale": reader.number("routed_scaling_factor"),
         "norm_top_k": reader.flag("norm_topk_prob"),
         "norm_top_k_eps": 1e-20,
+    }
+
+
+_KV_HEADS = "attention.head_count_kv"  # 0 for layers that do not attend, as the width of an MLP for those without one
+_GROUPS = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
+
+
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    keys.read.update(key for key in keys.values if key.startswith(keys.name("rope.")))  # which its attention lacks
+    blocks = keys.count("block_count", maximum=MAX_LAYERS)  # with those that predict further tokens
+    num_layers = blocks - keys.count("nextn_predict_layers", 0, minimum=0, maximum=blocks - 1)
+    transforms, attends = (keys.layers_with(key, blocks) for key in ("feed_forward_length", _KV_HEADS))
+    experts = _read_experts(keys) if keys.take("expert_count", 0) else {}
+    mlp = _MOE if experts else _MLP
+    types = [mlp if has else _FULL if attends[layer] else _MAMBA for layer, has in enumerate(transforms)]
+    sizes, ssm = keys.sizes(), read_ssm(keys)
+    return experts | {
+        "model_type": keys.family,
+        **sizes,
+        "num_hidden_layers": num_layers,
+        "layers_block_type": types[:num_layers],
+        "num_key_value_heads": keys.count(_KV_HEADS),
+        "head_dim": keys.head_dim(sizes["hidden_size"] // sizes["num_attention_heads"]),
+        "layer_norm_epsilon": keys.positive(
+            "attention.layer_norm_rms_epsilon", keys.positive("attention.layer_norm_epsilon")
+        ),
+        "mamba_num_heads": ssm["num_heads"],
+        "mamba_head_dim": ssm["head_dim"],
+        "n_groups": ssm["num_groups"],
+        "ssm_state_size": ssm["state_dim"],
+        "conv_kernel": ssm["num_taps"],
+        "use_conv_bias": keys.has("ssm_conv1d.bias"),
+        "mlp_bias": keys.has("ffn_up.bias"),
+    }
+
+
+def _read_experts(keys: GGUFKeys) -> dict[str, Any]:
+    keys.expect("expert_gating_func", 2, 0)  # llama.cpp computes a sigmoid, whatever this key says
+    keys.take("expert_shared_count", None)  # whose width is told together
+    return {
+        **keys.experts("n_routed_experts"),
+        "moe_intermediate_size": keys.expert_width(),
+        "moe_latent_size": keys.count("moe_latent_size", 0, minimum=0) or None,
+        "moe_shared_expert_intermediate_size": keys.count("expert_shared_feed_forward_length"),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "routed_scaling_factor": keys.scale("expert_weights_scale"),
+        **{name: keys.count(key, 1, minimum=0) or 1 for name, key in _GROUPS.items()},
+    }
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    width = model.expert_size or model.intermediate_size
+    block = next((mixer for mixer in model.mixers if isinstance(mixer, Mamba2Block)), None)
+    pairs = {
+        "feed_forward_length": [width if has else 0 for has in model.mlp_layers],
+        _KV_HEADS: [0 if mixer is not None else model.num_kv_heads for mixer in model.mixers],
+        "attention.layer_norm_epsilon": model.norm_eps,  # llama.cpp wants both
+        "rope.scaling.finetuned": False,
+        **(ssm_metadata(block) if block else {}),
+    }
+    if not model.num_experts:
+        return pairs
+    groups = dict(zip(_GROUPS.values(), model.router_groups or (1, 1), strict=True))
+    latent = {"moe_latent_size": model.expert_latent_size} if model.expert_latent_size else {}
+    return {
+        **pairs,
+        **expert_metadata(model),
+        **groups,
+        **latent,
+        "general.architecture": "nemotron_h_moe",
+        "expert_gating_func": 2,  # sigmoid
+        "expert_shared_count": 1,
+        "expert_weights_norm": model.norm_top_k,
+        "expert_weights_scale": model.router_scale,
     }
 
 
@@ -162,5 +260,14 @@ NEMOTRON_H = Family(
     ),
     prefix="backbone.",
     further=("mtp.",),
+    gguf=InGGUF(
+        "nemotron_h",
+        _STORED,
+        _read_gguf,
+        _metadata,
+        needs=("no state bias", "conv bias", "no expert bias"),
+        further=True,
+        with_experts="nemotron_h_moe",
+    ),
     also=_ALSO,
 )

@@ -50,8 +50,8 @@ def read_gguf_config(
     rope_lists: the values of those tensors among ROPE_LISTS that the file has. warn: is told, as a format and its
     values, where llama.cpp computes otherwise.
     """
-    names, arch = architectures(), _architecture(path, header)
-    family = next(name for name, architecture in names.items() if architecture == arch)
+    arch = _architecture(path, header)
+    family = architectures()[arch]
     rope_lists = rope_lists or {}
     keys = GGUFKeys(path, header.metadata, header.tensors, warn, family, arch, rope_lists)
     config = gguf_facts(family).read(keys) | _shared(keys, header)
@@ -66,7 +66,7 @@ def read_gguf_config(
 
 def _architecture(path: Path, header: Header) -> str:
     general = ValueReader(header.metadata, str(path), CheckpointError)
-    arch, known = general.text("general.architecture"), set(architectures().values())
+    arch, known = general.text("general.architecture"), architectures().keys()
     if arch not in known:
         own = {key.removeprefix(f"{arch}."): value for key, value in header.metadata.items()}
         raise CheckpointError(f"{path}: general.architecture = {why_not(arch, known, features_of_keys(own))}")

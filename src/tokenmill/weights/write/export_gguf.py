@@ -22,7 +22,7 @@ from tokenmill.errors import CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.memory.atomic_file import writing
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.families import architectures, gguf_facts, in_gguf, read_config
+from tokenmill.model.families import find_family, gguf_facts, in_gguf, read_config
 from tokenmill.model.families.in_gguf import NEEDS
 from tokenmill.quant.schemes import GROUP
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
@@ -79,7 +79,7 @@ class GGUFExport(Export):
 
     def lay_out(self, checkpoint: Checkpoint) -> Checkpoint:
         name = read_config(checkpoint.config).family
-        if name not in architectures():
+        if find_family({"model_type": name}).gguf is None:
             raise ConfigError("model", name, "for a GGUF file, a family for which llama.cpp has an architecture")
         return in_layout(checkpoint, in_gguf(name))
 
