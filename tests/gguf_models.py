@@ -62,6 +62,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "use_bias": False,
     },
     "nemotron_h-dense": {**_HEADS, "use_conv_bias": True, "mlp_bias": True},
+    "mamba2-departures": {"use_bias": False, "use_conv_bias": True, "time_step_limit": None},
     "lfm2-departures": {"conv_bias": False},
     "lfm2_moe-departures": {"use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
     "dots1": {"num_key_value_heads": 6, "scoring_func": "sigmoid"},

@@ -29,7 +29,7 @@ from tokenmill.weights.source import WeightSource
 from tokenmill.weights.write.quantize import quantize
 
 RECORDED = json.loads(Path(__file__).with_name("converted_keys.json").read_text())
-NAMES = [name for name in RECORDED if name.startswith(("lfm2", "qwen3_5", "granitemoehybrid-", "nemotron_h"))]
+NAMES = [name for name in RECORDED if name.startswith(("lfm2", "qwen3_5", "granitemoehybrid-", "nemotron_h", "mamba2"))]
 KIND = gguf.GGMLQuantizationType
 
 
@@ -114,7 +114,7 @@ def arrays_of(name: str, directory: Path) -> dict[str, np.ndarray]:
             tensor = turned(label, tensor, heads, 2 * heads[0] * config["linear_key_head_dim"])
         elif label.endswith("conv.conv.weight"):
             tensor = tensor.squeeze(1)
-        elif arch in ("granitehybrid", "nemotron_h", "nemotron_h_moe"):
+        elif arch in ("granitehybrid", "nemotron_h", "nemotron_h_moe", "mamba2"):
             tensor = turned_mamba(label, tensor, config)
         own = label if label.startswith("blk.") else names.get_name(known_as(label), (".weight", ".bias"))
         found[own] = tensor.contiguous().numpy()
@@ -230,6 +230,8 @@ def test_codes_are_kept_in_the_order_of_the_model(tmp_path, wide, kind):
             {"attention__layer_norm_epsilon": None},
             "has no .nemotron_h.attention.layer_norm_epsilon",
         ),
+        ("mamba2", {"attention__head_count": 4}, "attention.head_count = 4 is not implemented: only 0"),
+        ("mamba2", {"ssm__inner_size": 104}, "ssm.inner_size = 104 is not allowed: a multiple of embedding_length, 48"),
         ("qwen3_5_text", {"ssm__dt_b_c_rms": True}, "does not know: qwen35.ssm.dt_b_c_rms"),
     ],
 )
@@ -301,6 +303,7 @@ def test_older_files_have_an_interval_alone(tmp_path, directories):
         ("nemotron_h", "it has no key for intermediate_size = 80, read as 40; expert_layers = "),
         ("nemotron_h-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
         ("nemotron_h-dense", "one with convolution biases, which llama.cpp requires"),
+        ("mamba2-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
         ("lfm2_moe-departures", "norm_top_k = False, read as True; .*; router_scale = 1.5, read as 1.0"),
     ],
 )
@@ -310,7 +313,14 @@ def test_what_llama_cpp_cannot_hold_is_refused(tmp_path, name, message):
         quantize(open_checkpoint(tmp_path / "model"), tmp_path / "x.gguf", Silent(), "none", head="none", export="gguf")
 
 
-def test_experts_with_biases_are_refused(tmp_path):
-    build(*numbers_of("nemotron_h", mlp_bias=True)).save_pretrained(tmp_path / "model")
-    with pytest.raises(ConfigError, match="one whose experts have no biases, which"):
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("nemotron_h", {"mlp_bias": True}, "one whose experts have no biases, which"),
+        ("mamba2", {"time_step_limit": [0.5, 0.9]}, r"it has no key for mixers = .* dt_limits=\(0.5, 0.9\)"),
+    ],
+)
+def test_so_is_what_the_models_of_its_converter_lack(tmp_path, name, changes, message):
+    build(*numbers_of(name, **changes)).save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match=message):
         quantize(open_checkpoint(tmp_path / "model"), tmp_path / "x.gguf", Silent(), "none", head="none", export="gguf")

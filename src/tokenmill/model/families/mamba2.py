@@ -4,12 +4,12 @@ from math import inf
 from typing import Any
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.config import ConfigReader
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family, sizes
-from tokenmill.model.families.in_gguf import GGUFKeys
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.mixers.mamba2 import Mamba2Block, mamba2
-from tokenmill.value_reader import brief
+from tokenmill.value_reader import MAX_POSITIONS, brief
 
 MAMBA_DEFAULTS: dict[str, Any] = {
     "mamba_conv_bias": True,
@@ -148,6 +148,40 @@ def _mamba2(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+_NO_ATTENTION = (
+    *("feed_forward_length", "attention.head_count", "attention.head_count_kv"),
+    *("attention.key_length", "attention.value_length"),
+)  # and no MLP
+
+
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    keys.read.update(key for key in keys.values if key.startswith(keys.name("rope.")))  # which no layer has
+    for key in _NO_ATTENTION:
+        keys.expect(key, 0)
+    ssm, hidden, width = read_ssm(keys), keys.count("embedding_length"), keys.count("ssm.inner_size")
+    if width % hidden:
+        raise keys.refuse("ssm.inner_size", width, f"a multiple of embedding_length, {hidden}")
+    return {
+        "model_type": keys.family,
+        "hidden_size": hidden,
+        "num_hidden_layers": keys.count("block_count", maximum=MAX_LAYERS),
+        "max_position_embeddings": keys.count("context_length", maximum=MAX_POSITIONS),
+        "layer_norm_epsilon": keys.positive("attention.layer_norm_rms_epsilon"),
+        "expand": width // hidden,
+        "num_heads": ssm["num_heads"],
+        "head_dim": ssm["head_dim"],
+        "n_groups": ssm["num_groups"],
+        "state_size": ssm["state_dim"],
+        "conv_kernel": ssm["num_taps"],
+        "use_conv_bias": keys.has("ssm_conv1d.bias"),
+    }
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    block = next(mixer for mixer in model.mixers if isinstance(mixer, Mamba2Block))
+    return {**dict.fromkeys(_NO_ATTENTION, 0), **ssm_metadata(block)}
+
+
 def _bamba(reader: ConfigReader) -> dict[str, Any]:
     # Its class overwrites what a config says of the rotated part.
     reader.values = {**reader.values, "partial_rotary_factor": 0.5}
@@ -186,6 +220,19 @@ MAMBA2 = Family(
     ),
     expected={"hidden_act": "silu"},
     prefix="backbone.",
+    gguf=InGGUF(
+        "mamba2",
+        {
+            "token_embd.weight": "embedding.weight",
+            "output_norm.weight": "norm.weight",
+            "output.weight": "head.weight",
+            "blk.{i}.attn_norm.weight": _LAYER + "attention_norm.weight",
+            **IN_GGUF,
+        },
+        _read_gguf,
+        _metadata,
+        needs=("no state bias", "conv bias"),
+    ),
 )
 _ELSEWHERE = ("norm.weight", "layers.{i}.post_attention_layernorm.weight")
 BAMBA = Family(
