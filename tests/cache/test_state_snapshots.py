@@ -15,7 +15,7 @@ from tests.cache.test_state_layers import said, summing
 from tests.empty import check_empty
 from tests.random_conversations import conversations
 from tests.state_model import save_with_states
-from tests.tiny_models import VOCABULARY, prompt
+from tests.tiny_models import VOCABULARY, prompt, save
 from tokenmill.cache.header import shared_fields
 from tokenmill.cache.pool import STATES
 from tokenmill.errors import RequestError, SnapshotError
@@ -98,6 +98,17 @@ def in_a_session(engine, tokens, sampling, random, file):
                 with engine.open_session(file) as opened:
                     return opened.generate(**sampling).tokens
             return session.generate(**sampling).tokens
+
+
+def test_where_no_layer_keeps_rows_a_restart_finds_the_states(tmp_path):
+    """The blocks of rows have no bytes then, and their names tell where a text can go on."""
+    path = save("mamba2", tmp_path)
+    start = lambda: summing(path, block_size=4, prefix_dir=str(tmp_path / "blocks"))  # noqa: E731
+    wanted = summing(path, prefix_cache=False).generate(START, **GREEDY).tokens
+    for cached in (0, 36):  # the last end of a block before the 8 tokens that may open an answer
+        engine = start()
+        assert said(engine, START, GREEDY) == (wanted, cached)
+        engine.close()
 
 
 def test_tokens_that_are_computed_again_are_counted(path):

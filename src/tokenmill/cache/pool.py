@@ -53,7 +53,7 @@ class _Part:
         self.bytes = [tensor.view(num_blocks * block_size, -1).view(torch.uint8) for tensor in named.values()]
         # Slicing an array costs a tenth of slicing a tensor, and a block has a slice in every layer.
         on_cpu = all(tensor.device.type == "cpu" for tensor in named.values())
-        self.arrays = [rows.numpy() for rows in self.bytes] if on_cpu else []
+        self.arrays = [rows.numpy() for rows in self.bytes] if on_cpu else None
 
 
 class Pool:
@@ -111,7 +111,7 @@ class Pool:
         """Return all entries of a block, layer by layer, as buffers for `split`; on a CPU they view the cache."""
         part = self._parts[kind]
         first, end = block * part.block_size, (block + 1) * part.block_size
-        if part.arrays:
+        if part.arrays is not None:  # empty where no layer is of that kind
             return [rows[first:end] for rows in part.arrays]
         return [torch.cat([rows[first:end].view(-1) for rows in part.bytes]).cpu().numpy()]
 
