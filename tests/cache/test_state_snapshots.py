@@ -111,6 +111,15 @@ def test_where_no_layer_keeps_rows_a_restart_finds_the_states(tmp_path):
         engine.close()
 
 
+@pytest.mark.parametrize("num_sequences", [1, 8])
+def test_where_no_layer_keeps_rows_each_text_has_two_snapshots(num_sequences, tmp_path):
+    """As many as there are blocks would take 90 GB for Mamba 2 2.7B and eight sequences of 2,048 tokens."""
+    spec = summing(save("mamba2", tmp_path), block_size=4, max_sequences=num_sequences).core.loaded.pool.spec
+    # in 2 layers, 3 inputs of 128 convolved channels, and 8 heads of 12 x 16
+    assert spec.bytes_per_token == 0 and spec.bytes_per_state == 2 * 4 * (128 * 3 + 8 * 12 * 16)
+    assert spec.num_states == 4 * num_sequences + 7  # and the slots of drafts
+
+
 def test_tokens_that_are_computed_again_are_counted(path):
     engine = summing(path, block_size=4, max_step_tokens=12)
     for tail, recomputed in (([], 0), ([1] * 9, 40 - 32), ([2] * 9, 40 - 32)):

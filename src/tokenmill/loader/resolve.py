@@ -212,8 +212,8 @@ def _num_states(config: ResolvedConfig, spec: CacheSpec) -> int:
 
 
 def tokens_per_state(spec: CacheSpec) -> int:
-    """Count the tokens whose rows are as large as a slot of states; 1 where no layer keeps rows."""
-    return -(-spec.bytes_per_state // spec.bytes_per_token) if spec.bytes_per_token else 1
+    """Count the tokens whose rows are as large as a slot of states; no number reaches it where no layer keeps rows."""
+    return -(-spec.bytes_per_state // spec.bytes_per_token) if spec.bytes_per_token else sys.maxsize
 
 
 def num_draft_states(config: ResolvedConfig) -> int:
