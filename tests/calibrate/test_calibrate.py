@@ -9,7 +9,7 @@ import torch
 
 import tokenmill
 from tests.calibrate.runs import TEXTS, calibrated, entries, save_wide
-from tests.tiny_models import KINDS, prompt, save
+from tests.tiny_models import HYBRIDS, KINDS, prompt, save
 from tests.word_model import save_word_model
 from tokenmill.calibrate.layers import LayerWalk
 from tokenmill.calibrate.rounding import Rounding
@@ -98,7 +98,7 @@ def test_a_matrix_whose_inputs_are_no_numbers_is_rounded_to_nearest(caplog, algo
 # ---- layer by layer
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", [*KINDS, *HYBRIDS])
 def test_layers_see_what_the_model_computes(models, family):
     """The hidden states after the last layer, through the engine's norm and head, are the engine's logits."""
     source = save(family, models)

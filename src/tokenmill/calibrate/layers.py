@@ -11,6 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from tokenmill.cache.pool import LayerStates
+from tokenmill.cache.spec import StateSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.kernels.attend.gather import Gather
 from tokenmill.model.families import read_config
@@ -127,7 +129,10 @@ class LayerWalk:
         return self._decoder.end(x_TD)
 
     def _apply(self, number: int, x_TD: Tensor) -> Tensor:
-        found: Tensor = self._decoder.layers[number](x_TD, self._angles[number], _Rows(), self._step, Gather())
+        layer = self._decoder.layers[number]
+        keeps = layer.description.mixer.keeps
+        kept = LayerStates(1, keeps, _zeros) if isinstance(keeps, StateSpec) else _Rows()  # no text goes on
+        found: Tensor = layer(x_TD, self._angles[number], kept, self._step, Gather())
         return found
 
     def _matrices(self, number: int) -> dict[str, Matrix]:
@@ -143,6 +148,10 @@ class LayerWalk:
     def _empty(self, number: int) -> None:
         for matrix in self._matrices(number).values():
             matrix.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
 
 
 def _step(texts: list[list[int]]) -> Step:
