@@ -2,6 +2,7 @@
 
 Bounds are assert_close's defaults for float32 (rtol 1.3e-6, atol 1e-5), and 2e-4 of the largest logit for delta nets:
 transformers computes them in chunks of 64 tokens, whose sums run in another order, and differs as much from itself.
+Mamba 2, which it computes in chunks of 256, has the native program's bound.
 """
 
 from functools import cache
@@ -37,6 +38,7 @@ def test_every_family_of_the_registry_has_a_tiny_model():
 
 
 DELTA = ("qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear")
+MAMBA = ("mamba2", "bamba", "granitemoehybrid", "nemotron_h")
 WAYS = [(name, "eager", "packed") for name in TINY]
 WAYS += [(name, "eager", "dense") for name in KINDS] + [(name, "native", "dense") for name in TINY]
 WAYS.sort()  # those of one model beside each other, for which transformers computes once
@@ -52,7 +54,7 @@ def test_logits_of_prompts_of_several_lengths(name, program, scheme, models):
 
 def check_logits(found: torch.Tensor, name: str, tokens: list[int], program: str = "eager") -> None:
     expected = expected_logits(name, tokens)
-    bound = 2e-4 if name.startswith(DELTA) else 1e-4 if program == "native" else None
+    bound = 2e-4 if name.startswith(DELTA) else 1e-4 if program == "native" or name.startswith(MAMBA) else None
     bounds = {} if bound is None else {"rtol": 0.0, "atol": bound * float(expected.abs().max())}
     torch.testing.assert_close(found, expected, **bounds)
 

@@ -130,7 +130,7 @@ class LayerWalk:
 
     def _apply(self, number: int, x_TD: Tensor) -> Tensor:
         layer = self._decoder.layers[number]
-        keeps = layer.description.mixer.keeps
+        keeps = self._decoder.description.layers[number].mixer.keeps
         kept = LayerStates(1, keeps, _zeros) if isinstance(keeps, StateSpec) else _Rows()  # no text goes on
         found: Tensor = layer(x_TD, self._angles[number], kept, self._step, Gather())
         return found

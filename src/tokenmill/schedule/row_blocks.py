@@ -128,8 +128,8 @@ class RowBlocks:
 
     def publish(self, kept: Kept, index: int, has_ended: bool) -> int | None:
         table = kept.tables[self.at]
-        if index < self.allocator.count(table.first_row):
-            return None  # a part of it was given back
+        if index < max(kept.num_published, self.allocator.count(table.first_row)):
+            return None  # it was offered before, or a part of it was given back
         block = table.blocks[index - table.first_row // self.allocator.block_size]
         self.allocator.publish(block, kept.block_hashes[index])
         return block

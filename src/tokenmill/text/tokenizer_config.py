@@ -30,10 +30,11 @@ _REGISTERED: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("cohere", "cohere2"), "CohereTokenizer"),
         **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
         **dict.fromkeys(("gpt2", "phi", "starcoder2"), "GPT2Tokenizer"),
-        **dict.fromkeys(("gpt_neox", "olmo", "olmoe"), "GPTNeoXTokenizer"),
+        **dict.fromkeys(("gpt_neox", "mamba2", "olmo", "olmoe"), "GPTNeoXTokenizer"),
         **dict.fromkeys(
             "qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl qwen3_vl_moe".split(), "Qwen2Tokenizer"
         ),
+        **dict.fromkeys("qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text".split(), "Qwen3_5Tokenizer"),
         **dict.fromkeys(
             """ernie4_5 ernie4_5_moe glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoehybrid granitemoeshared
             minimax_m2 ministral3 mistral mistral3 mixtral nemotron olmo2 olmo3 phi3 stablelm""".split(),
@@ -41,9 +42,12 @@ _REGISTERED: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-_REGISTERED_COUNTS = ("qwen2",)  # whatever class the file names
+# Whatever class the file names.
+_REGISTERED_COUNTS = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
 # Classes that put a space before a text where `add_prefix_space` says so, and only there.
-_BYTE_LEVEL = frozenset("CodeGenTokenizer CohereTokenizer GPT2Tokenizer GPTNeoXTokenizer Qwen2Tokenizer".split())
+_BYTE_LEVEL = frozenset(
+    "CodeGenTokenizer CohereTokenizer GPT2Tokenizer GPTNeoXTokenizer Qwen2Tokenizer Qwen3_5Tokenizer".split()
+)
 _SENTENCEPIECE = frozenset("CodeLlamaTokenizer LlamaTokenizer".split())  # classes that put one unless it says no
 
 # The tokens that a class has where a file does not name its own, if they are in the vocabulary.
@@ -58,7 +62,10 @@ _DEFAULT_TOKENS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "GPTNeoXTokenizer": {**_ENDOFTEXT, "pad_token": "<|padding|>"},
         "GemmaTokenizer": {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad", "mask")},
         "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
-        "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
+        **dict.fromkeys(
+            ("Qwen2Tokenizer", "Qwen3_5Tokenizer"),
+            dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
+        ),
     }
 )
 

@@ -11,7 +11,15 @@ from tokenmill.model.families import Family
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama, paired
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.families.mamba2 import IN_GGUF as MAMBA_IN_GGUF
-from tokenmill.model.families.mamba2 import MAMBA_DEFAULTS, MAMBA_KEYS, mamba_names, read_mamba, read_ssm, ssm_metadata
+from tokenmill.model.families.mamba2 import (
+    MAMBA_DEFAULTS,
+    MAMBA_KEYS,
+    MAMBA_NULLS,
+    mamba_names,
+    read_mamba,
+    read_ssm,
+    ssm_metadata,
+)
 
 _MOE, _MLP = "layers.{i}.block_sparse_moe.", "layers.{i}.mlp."
 _MOE_NAMES = {
@@ -194,6 +202,7 @@ GRANITEMOEHYBRID = Family(
         "shared_intermediate_size": 1024,
         **MAMBA_DEFAULTS,
     },
+    nulls=MAMBA_NULLS,
     aliases={"layers_block_type": "layer_types"},
     harmless=("mamba_chunk_size", "init_method"),
     gguf=_HYBRID_IN_GGUF,

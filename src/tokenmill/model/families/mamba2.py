@@ -21,6 +21,7 @@ MAMBA_DEFAULTS: dict[str, Any] = {
     "mamba_n_heads": 128,
     "mamba_proj_bias": False,
 }
+MAMBA_NULLS: dict[str, Any] = {"mamba_conv_bias": False, "mamba_proj_bias": False}
 MAMBA_KEYS = (*MAMBA_DEFAULTS, "time_step_limit")
 _NAMES = {
     "in_proj{p}": "inner{p}",
@@ -250,6 +251,6 @@ BAMBA = Family(
         "partial_rotary_factor": 0.5,
         "rms_norm_eps": 1e-5,
     },
-    nulls={"num_key_value_heads": None},
+    nulls={"num_key_value_heads": None, **MAMBA_NULLS},
     harmless=("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
 )
