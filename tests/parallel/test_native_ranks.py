@@ -9,10 +9,11 @@ from tests import gguf_files
 from tests.calibrate.runs import calibrated
 from tests.marks import crossed
 from tests.parallel.ranks_in_threads import RanksInThreads
-from tests.tiny_models import TINY, prompt, save
+from tests.tiny_models import ATTENTION, HYBRIDS, prompt, save
 from tests.unequal_model import save_unequal
 from tokenmill import EngineConfig, load
 from tokenmill.bench.golden import check_text, reference_for
+from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.loader import ranks
 from tokenmill.loader.pack import save_packed_model
@@ -44,10 +45,16 @@ def same_bits(path, tokens=LONG, counts=(2, 3), **settings):
             assert torch.equal(ranks.logits(tokens[:7]), whole[:7]), count
 
 
-@pytest.mark.parametrize(("family", "form"), crossed(TINY, FORMS, ["bfloat16 q4"]))
+@pytest.mark.parametrize(("family", "form"), crossed(ATTENTION, FORMS, ["bfloat16 q4"]))
 def test_the_same_bits_with_any_number_of_ranks(family, form, models):
     path, (dtype, scheme) = save(family, models), form.split()
     same_bits(path, dtype=dtype, scheme=scheme)
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_ranks_refuse_layers_that_keep_states(family, models):
+    with pytest.raises(ConfigError, match="in 2 ranks, the mixer of layer"):
+        native(save(family, models), tensor_parallel=2)
 
 
 @pytest.mark.parametrize("family", PLAIN)
