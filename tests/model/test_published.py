@@ -60,7 +60,7 @@ def test_transformers_counts_as_many(name):
 
 
 # Whose defaults are no model: widths that do not fit, or nothing where a number is needed. Or one that is refused.
-NO_DEFAULTS = {"glm4_moe", "nemotron", "hunyuan_v1_dense", "hunyuan_v1_moe", "dots1", "granitemoehybrid"}
+NO_DEFAULTS = {"lfm2_moe", "glm4_moe", "nemotron", "hunyuan_v1_dense", "hunyuan_v1_moe", "dots1", "granitemoehybrid"}
 
 
 @pytest.mark.slow

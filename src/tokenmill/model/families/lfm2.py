@@ -138,11 +138,13 @@ _DEFAULTS = {
     "rms_norm_eps": 1e-5,
 }
 _KEYS = {"rms_norm_eps": "norm_eps"}
+_EXPECTED = {"hidden_act": "silu"}  # which its class does not read
 _TIED = {"tie_embedding": "tie_word_embeddings"}
 LFM2 = Family(
     _NAMES,
     _lfm2,
     keys=_KEYS,
+    expected=_EXPECTED,
     defaults={
         **sizes(65536, 2560, 12288, 32, 32, 8, context=128_000),
         **_DEFAULTS,
@@ -157,6 +159,7 @@ LFM2_MOE = Family(
     _MOE_NAMES,
     _lfm2_moe,
     keys=_KEYS,
+    expected=_EXPECTED,
     defaults={
         **sizes(65536, 2048, 7168, 32, 32, 8, context=128_000),
         **_DEFAULTS,

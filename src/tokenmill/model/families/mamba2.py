@@ -144,6 +144,7 @@ def _mamba2(reader: ConfigReader) -> dict[str, Any]:
     return {
         "mixers": (block,) * num_layers,
         "mlp_layers": (False,) * num_layers,
+        "intermediate_size": 1,
         "rope": None,
         "ropes": (None,) * num_layers,
     }

@@ -109,6 +109,7 @@ def _nemotron_h(reader: ConfigReader) -> dict[str, Any]:
         "mixers": tuple(mixers.get(kind, AbsentBlock()) for kind in types),
         "mlp_layers": tuple(kind not in mixers for kind in types),
         "gated_mlp": False,
+        "tie_embeddings": False,  # whatever a config says: its class ties nothing
         "mlp_bias": reader.flag("mlp_bias"),
     }
     fields |= _experts(reader, types) if _MOE in types else {}
@@ -251,6 +252,7 @@ NEMOTRON_H = Family(
     expected={"mamba_hidden_act": "silu", "attention_bias": False, "mamba_ssm_cache_dtype": "float32"},
     harmless=(
         *_OF_EXPERTS,
+        "tie_word_embeddings",  # its class has no tied weights
         *("rope_theta", "partial_rotary_factor", "rope_parameters", "sliding_window"),  # which its attention lacks
         *("n_shared_experts", "moe_shared_expert_overlap", "num_logits_to_keep", "use_mamba_kernels", "chunk_size"),
         *("expand", "mamba_expand", "mamba_proj_bias", "mamba_chunk_size", "norm_eps", "residual_in_fp32"),
