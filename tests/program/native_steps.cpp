@@ -269,7 +269,7 @@ static std::vector<float> run(Running& running, const std::vector<Part>& parts, 
     const int64_t end = part.start + (int64_t)part.tokens.size();
     const int64_t* table = nullptr;
     if (part.slots) exact.emplace_back(part.slots->begin(), part.slots->begin() + end), table = exact.back().data();
-    spans.push_back({(int64_t)tokens.size(), (int64_t)part.tokens.size(), part.start, part.slots ? -1 : part.base, table});
+    spans.push_back({(int64_t)tokens.size(), (int64_t)part.tokens.size(), part.start, part.slots ? -1 : part.base, table, -1, 0, 0});
     for (size_t i = 0; i < part.tokens.size(); i++) {
       const int64_t position = part.start + (int64_t)i;
       tokens.push_back(part.tokens[i]), positions.push_back(position);
@@ -355,9 +355,9 @@ static void check_multi_step(Running& running, const std::string& name) {
 
 static void check_refused(TestModel& test, Running& running) {
   std::vector<int64_t> tokens = {1, 2, 3}, positions = {0, 1, 2}, slots = {5, 6, 7}, rows = {2}, table = {5, 6, 7};
-  TmSpan span{0, 3, 0, 5, nullptr};
+  TmSpan span{0, 3, 0, 5, nullptr, -1, 0, 0};
   std::vector<float> logits(3 * VOCAB);
-  TmStep good{3, 1, 1, 0, tokens.data(), positions.data(), slots.data(), rows.data(), &span, nullptr, logits.data()};
+  TmStep good{3, 1, 1, 0, tokens.data(), positions.data(), slots.data(), rows.data(), &span, nullptr, nullptr, logits.data()};
   const auto refused = [&](const char* what) {
     char why[200] = "";
     expect(tm_run(running.model, &good, why, sizeof why) == 1 && *why, std::string("not refused: ") + what);
