@@ -33,7 +33,6 @@ MAMBA = replace(
             num_taps=4,
             eps=1e-5,
             bias=False,
-            out_bias=False,
             conv_bias=True,
         ),
     ),

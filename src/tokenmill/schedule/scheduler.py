@@ -232,12 +232,12 @@ class Scheduler:
         if (budget := self.memory.max_fed(sequence, budget)) < 1:
             return 0
         drafts: tuple[int, ...] = ()
+        undo = Undo()
         if guesses and sequence.num_pending_tokens == 1 and sequence.score_from is None:
             drafts = tuple(guesses[: max(min(budget, sequence.max_tokens - len(sequence.tokens)) - 1, 0)])
-        is_found = drafts[:1] == (UNKNOWN,)  # by the program: all of them stay, unless the text ends
-        if not is_found:
-            drafts = drafts[: self.memory.max_drafts()]
-        undo = Undo(0 if is_found else len(drafts), is_found)
+            is_found = drafts[:1] == (UNKNOWN,)  # by the program: all of them stay, unless the text ends
+            drafts = drafts if is_found else drafts[: self.memory.max_drafts()]
+            undo = Undo(0 if is_found else len(drafts), is_found)
         count = min(sequence.num_pending_tokens, budget) + len(drafts)
         take = partial(self._take_block, sequence, plan)
         if not self.memory.reserve(sequence, count, undo, plan, take):

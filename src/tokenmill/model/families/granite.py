@@ -132,11 +132,11 @@ def _read_hybrid_gguf(keys: GGUFKeys) -> dict[str, Any]:
     attends = keys.layers_with(_KV_HEADS, keys.count("block_count", maximum=MAX_LAYERS))
     config, ssm = _read_gguf(keys), read_ssm(keys)
     keys.expect("ssm.inner_size", 2 * config["hidden_size"])  # which llama.cpp requires
-    experts = "num_local_experts" in config and config["num_local_experts"]
+    experts = config.get("num_local_experts", 0)
     return config | {
         "model_type": "granitemoehybrid",
         "layer_types": ["attention" if each else "mamba" for each in attends],
-        "num_local_experts": experts or 0,
+        "num_local_experts": experts,
         "shared_intermediate_size": config["shared_intermediate_size"] if experts else config["intermediate_size"],
         "position_embedding_type": "rope" if keys.take("rope.scaling.finetuned", True) else "nope",
         "mamba_n_heads": ssm["num_heads"],

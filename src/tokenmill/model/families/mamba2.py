@@ -100,7 +100,6 @@ def read_mamba(reader: ConfigReader) -> Mamba2Block:
         num_taps=reader.count("mamba_d_conv"),
         eps=reader.number("rms_norm_eps", maximum=1.0),
         bias=reader.flag("mamba_proj_bias"),
-        out_bias=reader.flag("mamba_proj_bias"),
         conv_bias=reader.flag("mamba_conv_bias"),
         dt_limits=read_limits(reader, "time_step_limit"),
     )
@@ -132,7 +131,6 @@ def _mamba2(reader: ConfigReader) -> dict[str, Any]:
         num_taps=reader.count("conv_kernel"),
         eps=reader.number("rms_norm_eps", maximum=1.0),
         bias=reader.flag("use_bias"),
-        out_bias=reader.flag("use_bias"),
         conv_bias=reader.flag("use_conv_bias"),
         dt_limits=read_limits(reader, "time_step_limit"),
     )

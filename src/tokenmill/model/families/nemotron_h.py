@@ -95,7 +95,6 @@ def _nemotron_h(reader: ConfigReader) -> dict[str, Any]:
         num_taps=reader.count("conv_kernel"),
         eps=eps,
         bias=reader.flag("use_bias"),
-        out_bias=reader.flag("use_bias"),
         conv_bias=reader.flag("use_conv_bias"),
     )
     if mamba.num_heads % mamba.num_groups:

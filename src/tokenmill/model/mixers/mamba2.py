@@ -18,9 +18,8 @@ class Mamba2Block:
     """It keeps the last inputs of the convolution, and a state of each head.
 
     Each of num_groups has a B and a C of its own, which num_heads / num_groups heads in succession share. inner: z, x,
-    B, C and dt, in this order. norm: with the weights of all groups, of which each is normed by itself, or None.
-    gate_first: the output is multiplied by silu(z) before the norm, and not after it. dt_limits: a head's step is
-    brought between them. multipliers: of z, x, B, C and dt.
+    B, C and dt, in this order. norm: of the output, multiplied by silu(z) before; it has the weights of all groups, and
+    norms each group by itself. dt_limits: a head's step is brought between them.
     """
 
     num_heads: int
@@ -30,11 +29,9 @@ class Mamba2Block:
     num_taps: int
     inner: Projection
     out: Projection
-    norm: Norm | None
+    norm: Norm
     conv_bias: bool = True
-    gate_first: bool = True
     dt_limits: tuple[float, float] = (0.0, inf)
-    multipliers: tuple[float, ...] = (1.0,) * 5
 
     name = "mamba2"
     rope = None
@@ -59,7 +56,7 @@ class Mamba2Block:
 
     @property
     def norms(self) -> dict[str, Norm]:
-        return {} if self.norm is None else {"norm": self.norm}
+        return {"norm": self.norm}
 
     @property
     def vectors(self) -> dict[str, tuple[int, ...]]:
@@ -78,11 +75,10 @@ def mamba2(
     num_taps: int,
     eps: float,
     bias: bool,
-    out_bias: bool,
     conv_bias: bool,
     dt_limits: tuple[float, float] = (0.0, inf),
 ) -> Mamba2Block:
-    """Describe Mamba 2 with a norm behind its gate. bias, out_bias: of the matrices."""
+    """Describe Mamba 2. bias: of both matrices."""
     width, shared = num_heads * head_dim, num_groups * state_dim
     return Mamba2Block(
         num_heads,
@@ -91,7 +87,7 @@ def mamba2(
         state_dim,
         num_taps,
         inner=Projection("inner", hidden, (width, width, shared, shared, num_heads), bias),
-        out=Projection("out", width, (hidden,), out_bias),
+        out=Projection("out", width, (hidden,), bias),
         norm=Norm(width, "rms", eps),
         conv_bias=conv_bias,
         dt_limits=dt_limits,

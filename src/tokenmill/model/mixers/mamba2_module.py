@@ -31,11 +31,9 @@ class Mamba2(nn.Module):
 
     def forward(self, x_TD: Tensor, angles: Angles | None, kept: LayerStates, step: Step, attend: Attend) -> Tensor:
         block = self.block
-        inner = torch.split(self.inner(x_TD), list(block.inner.parts), dim=-1)
-        z_TI, x_TI, b_TS, c_TS, dt_TN = (
-            part if by == 1.0 else part * by for part, by in zip(inner, block.multipliers, strict=True)
-        )
-        mixed_TC = silu(convolve(torch.cat([x_TI, b_TS, c_TS], -1), self.conv, self.conv_bias, kept, step))
+        parts = [block.width, block.num_channels, block.num_heads]
+        z_TI, mixed_TC, dt_TN = torch.split(self.inner(x_TD), parts, dim=-1)
+        mixed_TC = silu(convolve(mixed_TC, self.conv, self.conv_bias, kept, step))
         x_TI, b_TS, c_TS = torch.split(mixed_TC, list(block.inner.parts[1:4]), dim=-1)
         x_TNV = x_TI.reshape(-1, block.num_heads, block.head_dim)
         b_TNK, c_TNK = (
@@ -46,14 +44,11 @@ class Mamba2(nn.Module):
         decay_TN = torch.exp(-torch.exp(self.A_log.float()) * step_TN)
         out_TNV = recur(c_TNK, b_TNK, x_TNV * step_TN[..., None], decay_TN, None, kept, step)
         out_TNV += x_TNV * self.D.float()[:, None]
-        return self.out(self._gated(out_TNV.flatten(1), silu(z_TI.float())).to(x_TD.dtype))  # type: ignore[no-any-return]
+        normed_TI = self._normed(out_TNV.flatten(1) * silu(z_TI.float()))
+        return self.out(normed_TI.to(x_TD.dtype))  # type: ignore[no-any-return]
 
-    def _gated(self, out_TI: Tensor, gate_TI: Tensor) -> Tensor:
-        """Multiply by the gate, before or after the norm of each group."""
-        first_TI = out_TI * gate_TI if self.norm is None or self.block.gate_first else out_TI
-        if self.norm is None:
-            return first_TI
-        groups_TGI = first_TI.view(len(first_TI), self.block.num_groups, -1)
-        groups_TGI = groups_TGI * torch.rsqrt(groups_TGI.square().mean(-1, keepdim=True) + self.norm.eps)
-        normed_TI = groups_TGI.flatten(1) * self.norm.weight.float()
-        return normed_TI if self.block.gate_first else normed_TI * gate_TI  # type: ignore[no-any-return]
+    def _normed(self, x_TI: Tensor) -> Tensor:
+        """Norm each group by itself."""
+        x_TGI = x_TI.view(len(x_TI), self.block.num_groups, -1)
+        x_TGI = x_TGI * torch.rsqrt(x_TGI.square().mean(-1, keepdim=True) + self.norm.eps)
+        return x_TGI.flatten(1) * self.norm.weight.float()  # type: ignore[no-any-return]

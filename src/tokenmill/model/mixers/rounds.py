@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.step import Step
+from tokenmill.memory.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def _rounds(step: Step) -> Rounds:
     rounds = []
     for number in range(spans[0].count if spans else 0):
         there = [span for span in spans if span.count > number]
-        rows = torch.tensor([span.first + number for span in there], device=step.device)
+        rows = to_device([span.first + number for span in there], step.device)
         saved = [(text, slot) for text, span in enumerate(there) for count, slot in span.saves if count == number + 1]
         rounds.append(Round(rows, tuple(saved)))
     return Rounds([span.state for span in spans], rounds)

@@ -8,7 +8,6 @@ from tokenmill.kernels.devices import kind_of
 from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, ExpertsBlock, count_parameters, describe
-from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout
 from tokenmill.program.spec import ProgramSpec
@@ -71,8 +70,6 @@ class NativeSpec(ProgramSpec):
 
 def _refuse(decoder: DecoderDescription) -> str | None:
     for number, layer in enumerate(decoder.layers):
-        if isinstance(layer.mixer, Mamba2Block) and set(layer.mixer.multipliers) != {1.0}:
-            return f"has no multipliers of the parts of mamba2, which layer {number} has"
         mlp = layer.mlp
         if isinstance(mlp, ExpertsBlock) and mlp.latent is not None and (layer.after or mlp.shared_gate):
             return f"has neither a norm nor a gate beside experts behind a latent row, which layer {number} has"
