@@ -13,6 +13,7 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import Family
+from tokenmill.model.families.hybrids import mixer_of
 from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.value_reader import brief
@@ -47,8 +48,9 @@ class Target:
         if self.transform in ("as a column", "column log of minus"):
             return (num_rows, 1)
         if self.transform == "by groups":
-            groups = next(mixer.num_groups for mixer in config.mixers if isinstance(mixer, Mamba2Block))
-            return (groups, num_rows // groups)
+            block = mixer_of(config, Mamba2Block)
+            assert block is not None, "Mamba 2 alone has such a norm"
+            return (block.num_groups, num_rows // block.num_groups)
         return shape[::-1] if self.is_transposed else shape
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
+from tokenmill.model.families.hybrids import mixer_of
 from tokenmill.model.mixers.delta_net import DeltaNetBlock
 from tokenmill.model.mixers.mamba2 import Mamba2Block
 
@@ -99,7 +100,8 @@ def _minus_exp(tensor: Tensor, _: ModelConfig) -> Tensor:
 
 def _by_groups(tensor: Tensor, config: ModelConfig) -> Tensor:
     """Split the weights of a norm into rows of the groups of Mamba 2."""
-    block = next(mixer for mixer in config.mixers if isinstance(mixer, Mamba2Block))
+    block = mixer_of(config, Mamba2Block)
+    assert block is not None, "Mamba 2 alone has such a norm"
     return tensor.reshape(block.num_groups, -1)
 
 
@@ -135,7 +137,9 @@ def _of_columns(of_rows: Layout) -> Layout:
 
 
 def _delta_net(config: ModelConfig) -> DeltaNetBlock:
-    return next(mixer for mixer in config.mixers if isinstance(mixer, DeltaNetBlock))
+    block = mixer_of(config, DeltaNetBlock)
+    assert block is not None, "delta nets alone have heads in that order"
+    return block
 
 
 def _undone(to_decoder: Layout) -> Layout:

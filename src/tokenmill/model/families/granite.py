@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family
+from tokenmill.model.families.hybrids import KV_HEADS, kv_heads, mixer_of
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama, paired
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.families.mamba2 import IN_GGUF as MAMBA_IN_GGUF
@@ -20,6 +21,7 @@ from tokenmill.model.families.mamba2 import (
     read_ssm,
     ssm_metadata,
 )
+from tokenmill.model.mixers.mamba2 import Mamba2Block
 
 _MOE, _MLP = "layers.{i}.block_sparse_moe.", "layers.{i}.mlp."
 _MOE_NAMES = {
@@ -90,9 +92,6 @@ def _granitemoehybrid(reader: ConfigReader) -> dict[str, Any]:
     return {**fields, "intermediate_size": size}
 
 
-_KV_HEADS = "attention.head_count_kv"  # 0 for layers that do not attend
-
-
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     """Read Granite of any kind in which all layers attend. With experts it is GraniteMoeShared, even without a shared
     one.
@@ -129,7 +128,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 def _read_hybrid_gguf(keys: GGUFKeys) -> dict[str, Any]:
     """Read Granite of which some layers are Mamba 2."""
-    attends = keys.layers_with(_KV_HEADS, keys.count("block_count", maximum=MAX_LAYERS))
+    attends = keys.layers_with(KV_HEADS, keys.count("block_count", maximum=MAX_LAYERS))
     config, ssm = _read_gguf(keys), read_ssm(keys)
     keys.expect("ssm.inner_size", 2 * config["hidden_size"])  # which llama.cpp requires
     experts = config.get("num_local_experts", 0)
@@ -149,12 +148,10 @@ def _read_hybrid_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _hybrid_metadata(model: ModelConfig) -> dict[str, Any]:
-    block = next((mixer for mixer in model.mixers if mixer is not None), None)
+    block = mixer_of(model, Mamba2Block)
     if block is None:
         return {"general.architecture": "granite", **_metadata(model)}
-    pairs = _metadata(model) | ssm_metadata(block)
-    pairs[_KV_HEADS] = [0 if mixer is not None else model.num_kv_heads for mixer in model.mixers]
-    return pairs | {"general.architecture": "granitehybrid"}
+    return _metadata(model) | ssm_metadata(block) | kv_heads(model) | {"general.architecture": "granitehybrid"}
 
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.hybrids import KV_HEADS, kv_heads, mixer_of
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, like_llama
-from tokenmill.model.mixers.short_conv import short_conv
+from tokenmill.model.mixers.short_conv import ShortConvBlock, short_conv
 
 _FULL, _CONV = "full_attention", "conv"
 _LAYER, _FFN = "layers.{i}.", "layers.{i}.feed_forward."
@@ -97,12 +98,9 @@ def _lfm2_moe(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
-_KV_HEADS = "attention.head_count_kv"  # 0 for layers that do not attend
-
-
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     num_layers = keys.count("block_count", maximum=MAX_LAYERS)
-    types = [_FULL if attends else _CONV for attends in keys.layers_with(_KV_HEADS, num_layers)]
+    types = [_FULL if attends else _CONV for attends in keys.layers_with(KV_HEADS, num_layers)]
     config = like_llama(keys) | {"conv_L_cache": keys.count("shortconv.l_cache"), "layer_types": types}
     return config | {"norm_eps": config.pop("rms_norm_eps"), "block_auto_adjust_ff_dim": False}
 
@@ -120,9 +118,8 @@ def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:
-    taps = next((mixer.num_taps for mixer in model.mixers if mixer is not None), 0)
-    heads = [0 if mixer is not None else model.num_kv_heads for mixer in model.mixers]
-    return {_KV_HEADS: heads, "shortconv.l_cache": taps}
+    block = mixer_of(model, ShortConvBlock)
+    return kv_heads(model) | {"shortconv.l_cache": 0 if block is None else block.num_taps}
 
 
 def _moe_metadata(model: ModelConfig) -> dict[str, Any]:

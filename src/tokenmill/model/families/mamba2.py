@@ -1,4 +1,6 @@
-"""Mamba 2, whose layers are Mamba 2 alone, and Bamba; the names and keys that families with Mamba 2 layers share."""
+"""The families Mamba 2, whose layers have no attention and no MLP, and Bamba; and the tensor names and config keys that
+all families with Mamba 2 layers share.
+"""
 
 from math import inf
 from typing import Any
@@ -178,8 +180,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:
-    block = next(mixer for mixer in model.mixers if isinstance(mixer, Mamba2Block))
-    return {**dict.fromkeys(_NO_ATTENTION, 0), **ssm_metadata(block)}
+    return {**dict.fromkeys(_NO_ATTENTION, 0), **ssm_metadata(model.mixers[0])}  # all layers have the same mixer
 
 
 def _bamba(reader: ConfigReader) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.hybrids import KV_HEADS, count_blocks, kv_heads, mixer_of
 from tokenmill.model.families.in_gguf import PLAIN_MLP, QKV, GGUFKeys, InGGUF, expert_metadata
 from tokenmill.model.families.mamba2 import IN_GGUF, mamba_names, read_ssm, ssm_metadata
 from tokenmill.model.mixers.absent import AbsentBlock
@@ -136,15 +137,13 @@ def _experts(reader: ConfigReader, types: list[str]) -> dict[str, Any]:
     }
 
 
-_KV_HEADS = "attention.head_count_kv"  # 0 for layers that do not attend, as the width of an MLP for those without one
 _GROUPS = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     keys.read.update(key for key in keys.values if key.startswith(keys.name("rope.")))  # which its attention lacks
-    blocks = keys.count("block_count", maximum=MAX_LAYERS)  # with those that predict further tokens
-    num_layers = blocks - keys.count("nextn_predict_layers", 0, minimum=0, maximum=blocks - 1)
-    transforms, attends = (keys.layers_with(key, blocks) for key in ("feed_forward_length", _KV_HEADS))
+    num_layers, blocks = count_blocks(keys)
+    transforms, attends = (keys.layers_with(key, blocks) for key in ("feed_forward_length", KV_HEADS))
     experts = _read_experts(keys) if keys.take("expert_count", 0) else {}
     mlp = _MOE if experts else _MLP
     types = [mlp if has else _FULL if attends[layer] else _MAMBA for layer, has in enumerate(transforms)]
@@ -154,7 +153,7 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
         **sizes,
         "num_hidden_layers": num_layers,
         "layers_block_type": types[:num_layers],
-        "num_key_value_heads": keys.count(_KV_HEADS),
+        "num_key_value_heads": keys.count(KV_HEADS),
         "head_dim": keys.head_dim(sizes["hidden_size"] // sizes["num_attention_heads"]),
         "layer_norm_epsilon": keys.positive(
             "attention.layer_norm_rms_epsilon", keys.positive("attention.layer_norm_epsilon")
@@ -185,10 +184,10 @@ def _read_experts(keys: GGUFKeys) -> dict[str, Any]:
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:
     width = model.expert_size or model.intermediate_size
-    block = next((mixer for mixer in model.mixers if isinstance(mixer, Mamba2Block)), None)
+    block = mixer_of(model, Mamba2Block)
     pairs = {
         "feed_forward_length": [width if has else 0 for has in model.mlp_layers],
-        _KV_HEADS: [0 if mixer is not None else model.num_kv_heads for mixer in model.mixers],
+        **kv_heads(model),
         "attention.layer_norm_epsilon": model.norm_eps,  # llama.cpp wants both
         "rope.scaling.finetuned": False,
         **(ssm_metadata(block) if block else {}),

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from tokenmill.errors import ConfigError
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InnerTextModel, sizes
+from tokenmill.model.families.hybrids import count_blocks, mixer_of
 from tokenmill.model.families.in_gguf import (
     GGUFKeys,
     InGGUF,
@@ -127,8 +128,7 @@ def _qwen3_5_moe(reader: ConfigReader) -> dict[str, Any]:
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     keys.read.add(keys.name("rope.dimension_sections"))
     config = like_llama(keys, rotates_all=False)
-    blocks = keys.count("block_count", maximum=MAX_LAYERS)  # with those that predict further tokens
-    num_layers = blocks - keys.count("nextn_predict_layers", 0, minimum=0, maximum=blocks - 1)
+    num_layers, blocks = count_blocks(keys)
     types = _layer_types(num_layers, keys.count("full_attention_interval", 4))
     given = keys.by_layer("attention.recurrent_layers", blocks)
     if given is not None:
@@ -159,7 +159,7 @@ def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _metadata(model: ModelConfig) -> dict[str, Any]:
-    block = next((mixer for mixer in model.mixers if isinstance(mixer, DeltaNetBlock)), None)
+    block = mixer_of(model, DeltaNetBlock)
     if block is None:
         raise ConfigError("model", model.family, "for a GGUF file, one that has a delta net in some layer")
     types = [_FULL if mixer is None else _LINEAR for mixer in model.mixers]
