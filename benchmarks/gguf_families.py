@@ -41,7 +41,9 @@ REFUSED = (RuntimeError, TokenmillError, subprocess.TimeoutExpired)
 NEW, PROMPT, END = 16, 40, 0  # tokens; END is never chosen
 THREADS = 2
 _LETTERS = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-"}
-BOUND = 5e-4  # of differences from transformers, where those of delta nets are up to 2e-4
+BOUND = (
+    5e-4  # the largest difference of log probabilities from transformers; models with delta nets differ by up to 2e-4
+)
 
 CONVERT = """
 import json, logging, sys, traceback
@@ -128,7 +130,9 @@ def made(name: str, folder: Path) -> tuple[Path, Any]:
     kind, numbers = gguf_models.numbers_of(name, vocab_size=gguf_files.VOCABULARY)
     model, path = build(kind, numbers), folder / name
     model.save_pretrained(path)
-    if kind == "granitemoehybrid":  # whose converter knows the names of layers in published files alone
+    if (
+        kind == "granitemoehybrid"
+    ):  # llama.cpp's converter knows only the `layer_types` of published files, not transformers 5's
         text = (path / "config.json").read_text()
         text = text.replace('"full_attention"', '"attention"').replace('"linear_attention"', '"mamba"')
         (path / "config.json").write_text(text)
