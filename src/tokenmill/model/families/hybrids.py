@@ -1,4 +1,4 @@
-"""What llama.cpp's files of families share in which some layers attend and others keep a state."""
+"""Keys and facts that GGUF readers and writers of hybrids share, whose layers attend or keep a state."""
 
 from typing import Any, TypeVar
 
