@@ -1,10 +1,12 @@
 """A GGUF file of a well-known shape with random weights: as large and as quick as the real one, without a download.
 
 Run: python benchmarks/random_gguf.py SHAPE KIND FILE
-SHAPE is one of the Llamas that `tokenmill bench --shape` knows, KIND is q4_0, q8_0 or bf16. The tokenizer, and so the
-vocabulary, are those of SmolLM2.
+SHAPE is one that `tokenmill bench --shape` knows and llama.cpp has an architecture for, with a number of layers behind
+a colon or all of them. KIND is bf16, q8_0, q4_0 or q4_k_m; the last one has the types that llama-quantize gives a model
+without experts. The tokenizer is SmolLM2's, with unused words up to the vocabulary of the shape.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,85 +16,120 @@ from numpy.typing import NDArray
 
 from tokenmill.bench.shapes import find_shape
 from tokenmill.hub.names import locate
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.families import in_gguf, read_config
+from tokenmill.weights.gguf.checkpoint import is_number
+from tokenmill.weights.names import expected_tensors
+from tokenmill.weights.write.export_gguf import ALWAYS_F32
+from tokenmill.weights.write.gguf_metadata import metadata_of, rope_lists
 
-KINDS = {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q8_0": gguf.GGMLQuantizationType.Q8_0, "bf16": None}
+TYPE = gguf.GGMLQuantizationType
+KINDS = {"bf16": TYPE.BF16, "q8_0": TYPE.Q8_0, "q4_0": TYPE.Q4_0, "q4_k_m": TYPE.Q4_K}
 SPREAD = 0.02  # of the weights
-
-
-class Writer:
-    """Matrices of random blocks in a file that begins with another file's tokenizer."""
-
-    def __init__(self, target: Path, kind: str) -> None:
-        self.file, self._kind = gguf.GGUFWriter(str(target), "llama", use_temp_file=True), KINDS[kind]
-        self._random = np.random.default_rng(1)
-
-    def copy_tokenizer(self, source: Path) -> None:
-        for key, field in gguf.GGUFReader(source).fields.items():
-            if key.startswith("tokenizer."):
-                self.file.add_key_value(key, field.contents(), field.types[0], field.types[-1])
-
-    def matrix(self, name: str, rows: int, columns: int) -> None:
-        if self._kind is None:
-            bits = (self._random.standard_normal((rows, columns), np.float32) * SPREAD).view(np.uint32) + 0x8000 >> 16
-            raw, kind = bits.astype(np.uint16).view(np.uint8), gguf.GGMLQuantizationType.BF16
-        else:
-            raw, kind = self._blocks(rows, columns), self._kind
-        self.file.add_tensor(name, raw, raw_dtype=kind)
-
-    def _blocks(self, rows: int, columns: int) -> NDArray[np.uint8]:
-        """Random codes, with a scale near that of weights of this spread."""
-        size, num_bytes = gguf.GGML_QUANT_SIZES[self._kind]
-        blocks = self._random.integers(0, 256, (rows, columns // size, num_bytes), np.uint8)
-        largest = 8 if self._kind == gguf.GGMLQuantizationType.Q4_0 else 128
-        scales = SPREAD * 2 / largest * (1 + self._random.random((rows, columns // size), np.float32))
-        blocks[:, :, :2] = scales.astype(np.float16)[:, :, None].view(np.uint8)
-        return blocks.reshape(rows, -1)
+# Factors for the scale of a block, and of its minimum, so that random codes have that spread; the minimum is a mean.
+SCALES = {
+    TYPE.Q8_0: (1 / 74, None),  # codes of -128 … 127
+    TYPE.Q4_0: (1 / 4.6, None),  # -8 … 7
+    TYPE.Q5_0: (1 / 9.2, None),  # -16 … 15
+    TYPE.Q4_K: (1 / 4.6 / 36, 7.5 / 4.6 / 36),  # 0 … 15, with scales of 0 … 63
+    TYPE.Q5_K: (1 / 9.2 / 36, 15.5 / 9.2 / 36),  # 0 … 31
+    TYPE.Q6_K: (1 / 18.5 / 74, None),  # -32 … 31, with scales of -128 … 127
+}
+AT_END = (TYPE.Q6_K,)  # types whose scale stands behind the codes
+NARROW = {TYPE.Q4_K: TYPE.Q5_0, TYPE.Q5_K: TYPE.Q5_0, TYPE.Q6_K: TYPE.Q8_0}  # where 256 does not divide a row
+UNUSED = int(gguf.TokenType.UNUSED)
 
 
 def write(shape: str, kind: str, target: Path) -> None:
-    """All tensors of a Llama, with a head of its own."""
-    config, tokenizer_of = find_shape(shape).config, locate("smollm2-135m")
-    width, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    writer = Writer(target, kind)
-    writer.copy_tokenizer(tokenizer_of)
-    vocabulary = len(gguf.GGUFReader(tokenizer_of).fields["tokenizer.ggml.tokens"].contents())
-    numbers = {
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": width,
-        "block_count": layers,
-        "feed_forward_length": inner,
-        "head_count": heads,
-        "head_count_kv": kv_heads,
-        "rope_dimension_count": width // heads,
-        "vocab_size": vocabulary,
-    }
-    for name, value in numbers.items():
-        getattr(writer.file, f"add_{name}")(value)
-    writer.file.add_layer_norm_rms_eps(1e-5)
-    writer.file.add_rope_freq_base(config.get("rope_theta", 10000.0))
-    shapes = {
-        "attn_q": (width, width),
-        "attn_k": (width * kv_heads // heads, width),
-        "attn_v": (width * kv_heads // heads, width),
-        "attn_output": (width, width),
-        "ffn_gate": (inner, width),
-        "ffn_up": (inner, width),
-        "ffn_down": (width, inner),
-    }
-    for name in ("token_embd", "output"):
-        writer.matrix(f"{name}.weight", vocabulary, width)
-    writer.file.add_tensor("output_norm.weight", np.ones(width, np.float32))
-    for layer in range(layers):
-        for name in ("attn_norm", "ffn_norm"):
-            writer.file.add_tensor(f"blk.{layer}.{name}.weight", np.ones(width, np.float32))
-        for name, size in shapes.items():
-            writer.matrix(f"blk.{layer}.{name}.weight", *size)
-    writer.file.write_header_to_file()
-    writer.file.write_kv_data_to_file()
-    writer.file.write_tensors_to_file(progress=False)
-    writer.file.close()
+    """Write the tensors that our own reader expects of this shape."""
+    config = find_shape(shape).config
+    model = read_config(config)
+    metadata = metadata_of(model)
+    file = gguf.GGUFWriter(str(target), metadata.pop("general.architecture"), use_temp_file=True)
+    for key, value in metadata.items():
+        _ADD[type(value)](file, key, value)
+    _copy_tokenizer(file, model.vocab_size)
+    random = np.random.default_rng(1)
+    for name, factors in rope_lists(model.rope).items():
+        file.add_tensor(name, np.array(factors, np.float32))
+    for name, (size, is_plain) in _tensors(model).items():
+        if len(size) == 1 or is_plain:
+            file.add_tensor(name, np.ones(size, np.float32) * (-1 if name.endswith("ssm_a") else 1))
+        else:
+            chosen = _type(name, KINDS[kind], model)
+            chosen = NARROW.get(chosen, chosen) if size[-1] % gguf.GGML_QUANT_SIZES[chosen][0] else chosen
+            file.add_tensor(name, _matrix(random, chosen, size), raw_dtype=chosen)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file(progress=False)
+    file.close()
 
+
+def _tensors(model: ModelConfig) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """Map the name of each tensor to its shape, and to whether llama.cpp wants it in float32."""
+    found: dict[str, tuple[tuple[int, ...], bool]] = {}
+    experts: dict[str, int] = {}
+    for name, (goal, size) in expected_tensors(in_gguf(model.family), model).items():
+        stored, bracket, _ = name.partition("[")
+        if is_number(name):
+            continue
+        experts[stored] = experts.get(stored, 0) + 1
+        whole = (experts[stored], *size) if bracket else size
+        found[stored] = whole, goal.parameter.endswith(ALWAYS_F32)
+    return found
+
+
+def _type(name: str, kind: gguf.GGMLQuantizationType, model: ModelConfig) -> gguf.GGMLQuantizationType:
+    """Choose the type that llama-quantize gives a matrix in a Q4_K_M file."""
+    if kind != TYPE.Q4_K:
+        return kind
+    if name == "output.weight" or (name == "token_embd.weight" and model.tie_embeddings):
+        return TYPE.Q6_K
+    layer = re.search(r"\d+", name)
+    if layer and ".attn_v." in name or ".ffn_down" in name:
+        index, layers = int(layer.group()), model.num_layers
+        is_dearer = index < layers // 8 or index >= 7 * layers // 8 or (index - layers // 8) % 3 == 2
+        return TYPE.Q6_K if is_dearer else TYPE.Q4_K
+    return TYPE.Q5_K if ".attn_qkv." in name else TYPE.Q4_K
+
+
+def _matrix(random: np.random.Generator, kind: gguf.GGMLQuantizationType, size: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Make random codes of a matrix, or of the matrices of all experts."""
+    rows, columns = int(np.prod(size[:-1])), size[-1]
+    if kind == TYPE.BF16:
+        bits = (random.standard_normal((rows, columns), np.float32) * SPREAD).view(np.uint32) + 0x8000 >> 16
+        return bits.astype(np.uint16).view(np.uint8).reshape(*size[:-1], -1)
+    block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (rows, columns // block, num_bytes), np.uint8)
+    first = num_bytes - 2 if kind in AT_END else 0
+    for factor in SCALES[kind]:
+        if factor is not None:
+            numbers = SPREAD * factor * (0.75 + 0.5 * random.random((rows, columns // block), np.float32))
+            blocks[:, :, first : first + 2] = numbers.astype(np.float16)[:, :, None].view(np.uint8)
+            first += 2
+    return blocks.reshape(*size[:-1], -1)
+
+
+def _copy_tokenizer(file: gguf.GGUFWriter, vocabulary: int) -> None:
+    for key, field in gguf.GGUFReader(locate("smollm2-135m")).fields.items():
+        if key.startswith("tokenizer."):
+            value = field.contents()
+            if key == "tokenizer.ggml.tokens":
+                value = (value + [f"<unused {number}>" for number in range(vocabulary)])[:vocabulary]
+            elif key == "tokenizer.ggml.token_type":
+                value = (value + [UNUSED] * vocabulary)[:vocabulary]
+            elif key == "tokenizer.ggml.merges":
+                value = value[: max(vocabulary - 1000, 0)]
+            file.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
+
+
+_ADD = {
+    bool: gguf.GGUFWriter.add_bool,
+    int: gguf.GGUFWriter.add_uint32,
+    float: gguf.GGUFWriter.add_float32,
+    str: gguf.GGUFWriter.add_string,
+    list: gguf.GGUFWriter.add_array,
+}
 
 if __name__ == "__main__":
     if len(sys.argv) != 4 or sys.argv[2] not in KINDS:

@@ -134,6 +134,14 @@ def num_threads(request):
     torch.set_num_threads(2 if path.startswith(THREADED) else 1)
 
 
+@pytest.fixture(autouse=True)
+def same_numbers():
+    """A test draws the same random numbers whatever ran before it."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def tm(capsys):
     """Runs one command line; gives exit code, stdout and stderr."""

@@ -49,6 +49,13 @@ _ROPE_3 = {
         "original_max_position_embeddings": 8192,
     },
 }
+_QWEN_3_5 = {
+    "model_type": "qwen3_5_text",
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
+_ATTENDS = "full_attention"
 _ROPE_32 = {**_ROPE_3, "rope_scaling": {**_ROPE_3["rope_scaling"], "factor": 32.0}}  # type: ignore[dict-item]
 
 SHAPES |= {
@@ -68,6 +75,35 @@ SHAPES |= {
     "qwen3-0.6b": {
         **_llama(1024, 28, 16, 8, 3072, 151936, 40960, rope_theta=1e6, tie_word_embeddings=True, head_dim=128),
         "model_type": "qwen3",
+    },
+    "qwen3-4b": {
+        **_llama(2560, 36, 32, 8, 9728, 151936, 40960, rope_theta=1e6, tie_word_embeddings=True, head_dim=128),
+        "model_type": "qwen3",
+    },
+    "qwen3.5-4b": {
+        **_llama(2560, 32, 16, 4, 9216, 248320, 262144, tie_word_embeddings=True, head_dim=256),
+        **_QWEN_3_5,
+    },
+    "qwen3.6-35b-a3b": {
+        **_QWEN_3_5,
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "max_position_embeddings": 262144,
+        "torch_dtype": "bfloat16",
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+    "lfm2-1.2b": {
+        **_llama(2048, 16, 32, 8, 12288, 65536, 128000, tie_word_embeddings=True),
+        "model_type": "lfm2",
+        "layer_types": [_ATTENDS if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)],
+        "conv_L_cache": 3,
     },
     "mixtral-8x7b": {
         **_llama(4096, 32, 32, 8, 14336, 32000, 32768, rope_theta=1e6),
@@ -162,4 +198,6 @@ def find_shape(text: str) -> Shape:
         return Shape(name)
     if not layers.isdecimal() or not int(layers):
         raise ConfigError("--shape", text, f"a positive number of layers behind the colon, as {name}:4")
-    return Shape(name, **{"n_layer" if "n_layer" in SHAPES[name] else "num_hidden_layers": int(layers)})
+    given, count = SHAPES[name], int(layers)
+    types = {"layer_types": given["layer_types"][:count]} if "layer_types" in given else {}
+    return Shape(name, **{"n_layer" if "n_layer" in given else "num_hidden_layers": count}, **types)

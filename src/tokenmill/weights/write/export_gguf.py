@@ -52,7 +52,7 @@ _FILE_TYPES = {
     KIND.F16: FILE.MOSTLY_F16,
     KIND.BF16: FILE.MOSTLY_BF16,
 }
-_ALWAYS_F32 = (  # parameters that llama.cpp wants so
+ALWAYS_F32 = (  # parameters that llama.cpp wants so
     "position_embedding.weight",
     ".router.weight",
     "_norm.weight",
@@ -177,7 +177,7 @@ def _info(name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, of
 def _kind(plan: ExportPlan, name: str) -> gguf.GGMLQuantizationType:
     if name in plan.bits:
         return KIND.Q8_0 if plan.bits[name] == 8 else KIND.Q4_0 if plan.symmetric else KIND.Q4_1
-    small = len(plan.shapes[name]) == 1 or plan.targets[name].parameter.endswith(_ALWAYS_F32)
+    small = len(plan.shapes[name]) == 1 or plan.targets[name].parameter.endswith(ALWAYS_F32)
     return KIND.F32 if small else _KIND_OF[plan.model.dtype]
 
 
