@@ -80,6 +80,13 @@ TEMPLATES = {
         ),
         "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>",
     ),
+    "glm47": chatml(
+        each(
+            "<tool_call>{{ f.name }}{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>"
+            "<arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor %}</tool_call>"
+        ),
+        "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>",
+    ),
     "llama3_json": "{% if tools %}<|start_header_id|>user<|end_header_id|>\n\n"
     'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
     "{% for t in tools %}{{ t | tojson(indent=4) }}\n\n{% endfor %}<|eot_id|>{% endif %}{% for m in messages %}"
@@ -132,13 +139,28 @@ TEMPLATES = {
         "{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}\n{% endif %}{% endfor %}\n</function_calls>",
         "<function_calls></function_calls>",
     ),
-    "lfm2": chatml(
-        each("{{ f.name }}(" + LISTED + ")", "<|tool_call_start|>[", "]<|tool_call_end|>", ", "),
-        "List of tools: <|tool_list_start|>",
+    # Published templates of LFM2 show no calls: these are part of a message's text.
+    "lfm2": "{% if tools %}<|im_start|>system\nList of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>"
+    "<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    + OPEN,
+    "lfm2_5": chatml(
+        each(
+            "{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={% if v is string %}'{{ v }}'{% else %}{{ v | tojson }}"
+            "{% endif %}{% if not loop.last %}, {% endif %}{% endfor %})",
+            "<|tool_call_start|>[",
+            "]<|tool_call_end|>",
+            ", ",
+        ),
+        "List of tools: ",
     ),
     "pythonic": chatml(
         each("{{ f.name }}(" + LISTED + ")", "[", "]", ", "),
         "[func_name1(params_name1=params_value1), func_name2(params)]",
+    ),
+    "nemotron_json": chatml(
+        each(JSON_CALL, "<TOOLCALL>[", "]</TOOLCALL>", ", "),
+        "<AVAILABLE_TOOLS>",
+        "<TOOL_RESPONSE>[{{ m.content }}]</TOOL_RESPONSE>",
     ),
     "hunyuan": chatml(each(JSON_CALL, "<tool_calls>[", "]</tool_calls>", ", "), "<tool_calls>[…]</tool_calls>"),
     "functiongemma": GEMMA.replace("OPEN", "<start_function_call>")

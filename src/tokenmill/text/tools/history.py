@@ -122,9 +122,7 @@ def as_plain_turns(messages: Sequence[Message], tools: Sequence[Mapping[str, Any
         content = message.get("content") or ""
         is_result = message.get("role") == "tool" and not message.get("tool_calls")
         if message.get("tool_calls"):
-            calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
-            content = f"{content}{form.lead if content else ''}{form.text(calls)}"
-            new = {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}
+            new = with_calls_in_text(message, form)
         elif is_result:
             new = {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
         else:
@@ -143,6 +141,16 @@ def as_plain_turns(messages: Sequence[Message], tools: Sequence[Mapping[str, Any
         made[0] = made[0] | {"content": f"{made[0].get('content') or ''}\n\n{told}".lstrip()}
         return made
     return [{"role": "system", "content": told}, *made]
+
+
+def with_calls_in_text(message: Message, form: ToolFormat) -> Message:
+    """Return a message whose text ends with its calls, as a model writes them, where it has calls."""
+    if not message.get("tool_calls"):
+        return message
+    content = message.get("content") or ""
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+    content = f"{content}{form.lead if content else ''}{form.text(calls)}"
+    return {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}
 
 
 def _calls(given: Any, where: str) -> list[Mapping[str, Any]]:

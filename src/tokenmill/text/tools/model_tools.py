@@ -10,18 +10,20 @@ from tokenmill.text.thinking import Thinking, marks_of
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.tools.functions import Function, ToolChoice
 from tokenmill.text.tools.grammar import calls_grammar
-from tokenmill.text.tools.history import as_plain_turns, with_objects
+from tokenmill.text.tools.history import as_plain_turns, with_calls_in_text, with_objects
 from tokenmill.text.tools.parser import Parser
 from tokenmill.text.tools.tool_format import ToolFormat
 
 FALLBACK = "hermes"
+_CALLED = "called_by_nobody"  # the name of a function that no template knows
 
 
 @dataclass(frozen=True)
 class ModelTools:
     """The tool calls of one model. form: how calls are written. thinking: the marks of thinking, if the family has
     them. is_native: the chat template shows functions; else they are told in the system message. takes_text: the
-    template joins arguments with other texts, so they are JSON text to it. control: spelling → id of control tokens.
+    template joins arguments with other texts, so they are JSON text to it. shows_calls: the template shows them; else
+    they are part of the text of a message, as LFM2's users write them. control: spelling → id of control tokens.
     shown_ids: control tokens that must be in the text of an answer for its parser. note: how this was chosen.
     """
 
@@ -29,6 +31,7 @@ class ModelTools:
     thinking: Thinking | None
     is_native: bool
     takes_text: bool
+    shows_calls: bool
     control: Mapping[str, int]
     shown_ids: frozenset[int]
     note: str
@@ -39,6 +42,8 @@ class ModelTools:
         """Return the messages, and the variables beside them, for the chat template. tools: as the request has them."""
         made = with_objects(messages, self.form, as_text=self.takes_text)
         if self.is_native:
+            if not self.shows_calls:
+                made = [with_calls_in_text(message, self.form) for message in made]
             return made, {"tools": list(tools)} if tools else {}
         return as_plain_turns(made, tools, self.form), {}
 
@@ -81,8 +86,10 @@ def tools_of(tokenizer: Tokenizer, name: str = "auto") -> ModelTools:
         note = f"the chat template's way of calling is not known, so it is taken for tool format {FALLBACK}"
     else:
         note = f"tool format {found}, by the words of the chat template"
-    takes_text = is_native and template is not None and _takes_text(template, form, tokenizer.special_texts)
-    return ModelTools(form, thinking, is_native, takes_text, tokenizer.control_ids, frozenset(shown), note)
+    shows, takes_text = True, False
+    if is_native and template is not None:
+        shows, takes_text = _how_shown(template, form, tokenizer.special_texts)
+    return ModelTools(form, thinking, is_native, takes_text, shows, tokenizer.control_ids, frozenset(shown), note)
 
 
 def _format_in(template: str) -> str | None:
@@ -95,15 +102,16 @@ def _format_in(template: str) -> str | None:
     return None
 
 
-def _takes_text(template: str, form: ToolFormat, special_texts: Mapping[str, str]) -> bool:
-    """Return whether a template shows a call whose arguments are JSON text, and none whose arguments are an object."""
+def _how_shown(template: str, form: ToolFormat, special_texts: Mapping[str, str]) -> tuple[bool, bool]:
+    """Return whether a template shows calls, and whether it takes those alone whose arguments are JSON text."""
     render = lookup(TEMPLATES, "jinja", "chat_template")
     for as_text in (False, True):
-        call = {"id": form.new_id(), "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+        call = {"id": form.new_id(), "type": "function", "function": {"name": _CALLED, "arguments": '{"x": 1}'}}
         asked, called = {"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}
+        messages = [asked, called, {"role": "tool", "tool_call_id": call["id"], "content": "x"}]
         try:
-            render(template, with_objects([asked, called], form, as_text=as_text), special_texts=special_texts)
+            text = render(template, with_objects(messages, form, as_text=as_text), special_texts=special_texts)
         except RequestError:
             continue
-        return as_text
-    return False
+        return _CALLED in text, as_text
+    return True, False

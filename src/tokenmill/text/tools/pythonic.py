@@ -7,7 +7,7 @@ The grammar writes values as JSON, and truth values and nothing as Python does; 
 import json
 import re
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenmill.text.tools.functions import Function
@@ -173,10 +173,12 @@ OLMO3 = ToolFormat(
 
 LFM2 = ToolFormat(
     name="lfm2",
-    words=("<|tool_list_start|>",),
+    words=("List of tools: ",),
     body=PythonCall(),
     mark="<|tool_call_start|>",
     opening="<|tool_call_start|>[",
     closing="]<|tool_call_end|>",
     comma=", ",
 )
+
+LFM25 = replace(LFM2, name="lfm2_5", words=("List of tools: ", "<|tool_call_start|>"), body=PythonCall(single=True))
