@@ -29,6 +29,7 @@ TESTS = (
     "tests/program/test_native_float16.py",
     "tests/program/test_native_codes.py",
     "tests/program/test_native_unequal.py",
+    "tests/program/test_native_states.py",
     "tests/program/test_native_nodes.py",
     "tests/parallel/test_native_ranks.py",
     "tests/speculate/test_multi_step.py",
