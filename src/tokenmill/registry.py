@@ -54,6 +54,13 @@ MATRICES: Names = {
     "codes": "tokenmill.quant.quantized:QuantizedLinear",
 }
 
+# The second halves of layers.
+MLPS: Names = {
+    "mlp": Entry("one MLP", "tokenmill.model.description:MlpBlock", "tokenmill.model.layers:MLP"),
+    "experts": Entry("a mixture of experts", "tokenmill.model.description:ExpertsBlock",
+        "tokenmill.model.experts:MoE"),
+}
+
 FORMATS: Names = {
     "dense": Entry("rows in the cache's dtype", "tokenmill.cache.formats.dense:Dense",
         "tokenmill.cache.formats.dense_layer:DenseLayer"),

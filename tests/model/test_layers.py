@@ -11,10 +11,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tokenmill.errors import CheckpointError
 from tokenmill.kernels.attend import AttentionShape
-from tokenmill.model import layers
+from tokenmill.model import experts as experts_module
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.description import ExpertsBlock, MlpBlock
-from tokenmill.model.layers import ACTIVATIONS, MLP, Embedding, MoE, make_linear, make_norm
+from tokenmill.model.experts import MoE
+from tokenmill.model.layers import ACTIVATIONS, MLP, Embedding, make_linear, make_norm
 from tokenmill.model.mixers import attention_module
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.attention_module import Attention
@@ -150,7 +151,7 @@ def experts(**how):
     ids=str,
 )
 def test_a_token_is_the_weighted_sum_of_its_experts(monkeypatch, how, traced):
-    monkeypatch.setattr(layers, "is_traced", lambda: traced)
+    monkeypatch.setattr(experts_module, "is_traced", lambda: traced)
     block = experts(**how)
     module, x = filled(MoE(block, Scheme(), ALL)), torch.randn(6, 5)
     expected = []

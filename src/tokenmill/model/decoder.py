@@ -16,11 +16,11 @@ from tokenmill.cache.step import AnyStep
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import LayerDescription, describe
-from tokenmill.model.layers import Embedding, make_linear, make_mlp, make_norm
+from tokenmill.model.layers import Embedding, make_linear, make_norm
 from tokenmill.model.rope import Angles, RotaryTable
 from tokenmill.quant.matrix import product
 from tokenmill.quant.schemes import Scheme
-from tokenmill.registry import MIXERS, lookup
+from tokenmill.registry import MIXERS, MLPS, lookup
 
 
 class Layer(nn.Module):
@@ -36,7 +36,7 @@ class Layer(nn.Module):
         self.add_module(self.mixer_name, make(description.mixer, scheme, fused))
         self.attention_after_norm = make_norm(norms.get("attention_after_norm"), fused)
         self.mlp_norm = make_norm(norms.get("mlp_norm"), fused)
-        self.mlp = None if mlp is None else make_mlp(mlp, scheme, fused)
+        self.mlp = None if mlp is None else lookup(MLPS, mlp.name, "mlp", computes=True)(mlp, scheme, fused)
         self.mlp_after_norm = make_norm(norms.get("mlp_after_norm"), fused)
         self.mixes = description.mixes
         self.parallel, self.multiplier = description.parallel, description.multiplier

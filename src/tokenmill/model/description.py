@@ -33,6 +33,8 @@ class MlpBlock:
     gated: bool
     swiglu: tuple[float, float] | None = None
 
+    name = "mlp"
+
     @property
     def act_parameters(self) -> tuple[str, ...]:
         """The learned numbers of the activation."""
@@ -66,6 +68,8 @@ class ExpertsBlock:
     latent: tuple[Projection, Projection] | None = None
     shared: MlpBlock | None = None
     shared_gate: Projection | None = None
+
+    name = "experts"
 
     @property
     def matrices(self) -> Counter[Projection]:

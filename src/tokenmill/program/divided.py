@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tokenmill.model.decoder import Decoder, Layer
-from tokenmill.model.layers import MLP, MoE, WideNorm
+from tokenmill.model.experts import MoE
+from tokenmill.model.layers import MLP, WideNorm
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.attention_module import Attention
 from tokenmill.model.parameters import join, matrices_of
