@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 18 };
+enum { TM_ABI = 19 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
@@ -22,9 +22,12 @@ enum { TM_ABI = 18 };
 // Layers that keep a state in the place of rows store the products of their linears, and compute in their place. TM_CONVOLVE: a
 // convolution over the tokens of each channel. TM_RECUR: a state of each head, which every token decays, changes and reads; the
 // result takes the place of the value. TM_GATE: the results, normed and multiplied by gates, as the input of a linear.
+//
+// TM_INPUTS: the inputs that all layers have of a token beside the residual stream, kept for the step: stored products times act_a,
+// normed by blocks, plus the row of a table times `scale`, all times act_b.
 enum TmKind {
   TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5, TM_COPY = 6, TM_HEADS = 7,
-  TM_CONVOLVE = 8, TM_RECUR = 9, TM_GATE = 10
+  TM_CONVOLVE = 8, TM_RECUR = 9, TM_GATE = 10, TM_INPUTS = 11
 };
 // The use of a linear's products. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
 // TM_GATED: f(gate) * up. TM_ACTIVATED: f(up). TM_ROUTER: the logits of experts. TM_EXPERT: outputs of experts. TM_STORE: kept
@@ -32,7 +35,8 @@ enum TmKind {
 // of the shared expert.
 // TM_SHARED_GATE: the factor of the shared expert, before the sigmoid. A TM_NORM with TM_LOGITS is the norm before the head,
 // which takes only the rows whose logits are computed; a TM_NORM with TM_ADD takes stored products, and adds its results to the
-// residual stream; any other TM_NORM has TM_TO_BUFFER. A TM_COMBINE with TM_STORE stores its sums, for such a norm;
+// residual stream; one with TM_STORE norms the stored columns from `column` on in their place, and with `gated` adds those from
+// `gate` on; any other TM_NORM has TM_TO_BUFFER. A TM_COMBINE with TM_STORE stores its sums, for such a norm;
 // with TM_TO_BUFFER they are the input of a linear.
 enum TmEpilogue {
   TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_EXPERT = 6, TM_STORE = 7,
@@ -63,6 +67,9 @@ typedef struct {
   int32_t from, to;       // buffers: linears and TM_CHOOSE read `from`; norms, attention, TM_CHOOSE and MLPs write `to`
   int32_t inputs, outputs, num_units, scheme;
   int32_t num_kv_heads, head_dim;  // of TM_QKV, TM_HEADS and TM_ATTEND: layers may differ
+  int32_t kv_parts;       // of TM_QKV and TM_HEADS: 2, behind q stand k and v; 1, k alone, whose heads before norm and rope are the
+                          // values, too; 0, none: the layer reads the rows of another one
+  int32_t of_inputs;      // of TM_GATE: what is gated are columns of the inputs of TM_INPUTS
   int32_t rotary;         // of TM_QKV and TM_HEADS: entries of a head that rotary embedding rotates; 0 without
   int32_t norm_scope;     // of the norms of q and k: TmNormScope
   int32_t norms_after_rope;
@@ -81,6 +88,7 @@ typedef struct {
   const float* bias;      // of a norm, a linear or a convolution; null without
   const float* q_norm;    // weights of the norms of q and k heads; null without
   const float* k_norm;
+  const float* v_norm;    // null without
   const float* q_norm_bias;  // null without
   const float* k_norm_bias;
   const float* cosines;      // [num_positions, rotary / 2]
@@ -88,6 +96,7 @@ typedef struct {
   const float* temperatures; // [num_positions]: factors of queries; null without
   const float* sinks;        // of TM_ATTEND [num_heads]: scores whose exponentials join the softmax's sum; null without
   const float* correction;   // of TM_CHOOSE [experts]: added to the scores where experts are chosen; null without
+  const float* expert_scales;  // of TM_CHOOSE [experts]: factors of the weights of chosen experts; null without
   const float* const* biases;  // of a linear of experts: the bias of each; null without
   const void* table;      // embeddings [vocab, hidden], in float32, bfloat16 or float16 by `scheme`; null where `units` hold quantised
                           // embeddings, whose dequantised values are rounded to the type that `scheme` names, and without units
@@ -105,6 +114,7 @@ typedef struct {
   float eps;
   float scale;            // of TM_EMBED, TM_ADD, TM_LOGITS and TM_COMBINE: the results are multiplied by it; of TM_ATTEND the
                           // scores, of TM_CHOOSE the weights of the chosen experts, of TM_RECUR the strengths
+  float rescale;          // of TM_ADD: the sums in the residual stream are multiplied by it
   float softcap;
   float act_a, act_b;     // numbers of the activation: of SwiGLU alpha and limit, of xIELU alpha of positive and of negative inputs
   float min_step, max_step;  // of TM_RECUR without the delta rule: limits of a step

@@ -68,7 +68,7 @@ classes, or its own name; a misspelt name gets the nearest one.
 
  - **States.** Of layers that keep a state in the place of K and V rows, short convolutions, gated delta nets and
    Mamba 2 are implemented; Mamba 1, RWKV and other linear attention are not, nor is latent attention (MLA).
- - **Pictures and sound.** Of models that see, `gemma3`, `mistral3`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`,
+ - **Pictures and sound.** Of models that see, `gemma3`, `gemma4`, `mistral3`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`,
    `qwen3_vl_moe`, `qwen3_5` and `qwen3_5_moe` are read for their text part; no inputs but text are taken.
  - **phimoe**: its router weighs each expert by a softmax of its own. **olmo** with `clip_qkv`: values are clipped
    there. **nanochat**: a norm behind the embedding. **bitnet**: norms inside attention and MLP. **llama4**: chunked

@@ -74,13 +74,39 @@ def _rope(kind: str, **numbers: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **numbers}}
 
 
-CORRECTIONS = ("e_score_correction_bias", "expert_bias")  # buffers that are weights
+CORRECTIONS = ("e_score_correction_bias", "expert_bias", "layer_scalar")  # buffers that are weights
+_AROUND_ONE = ("layer_scalar", "router.scale", "per_expert_scale")
 _LESS_ONE = ("nemotron", "gemma", "gemma2", "gemma3_text", "gemma3")  # whose norms multiply by 1 + weight
 
 _GEMMA = _LLAMA | {"num_hidden_layers": 4, "head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 7}
 _GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+_GEMMA4 = _LLAMA | {
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "global_head_dim": 16,
+    "sliding_window": 7,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 20.0,
+}
+_FEW_KEYS = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+_SMALL_GEMMA4 = {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+_GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24}
+_GEMMA4_VISION = {
+    "text_config": _GEMMA4 | _FEW_KEYS | {"pad_token_id": 0},
+    "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    },
+    "audio_config": None,
 }
 _GEMMA_VISION = {
     "text_config": _GEMMA | {"sliding_window_pattern": 2},
@@ -205,6 +231,10 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("gemma3_text", _GEMMA | {"layer_types": ["sliding_attention", "full_attention"] * 2}),
     "gemma3_text-linear": ("gemma3_text", _GEMMA | {"rope_parameters": _GEMMA_ROPES, "attention_bias": True}),
     "gemma3": ("gemma3", _GEMMA_VISION),
+    "gemma4_text": ("gemma4_text", _GEMMA4 | _FEW_KEYS),
+    "gemma4_text-small": ("gemma4_text", _GEMMA4 | _SMALL_GEMMA4),
+    "gemma4_text-experts": ("gemma4_text", _GEMMA4 | _FEW_KEYS | _GEMMA4_EXPERTS),
+    "gemma4": ("gemma4", _GEMMA4_VISION),
     "gpt_neox": ("gpt_neox", _NEOX),
     "gpt_neox-serial": ("gpt_neox", _NEOX | {"use_parallel_residual": False, "attention_bias": False}),
     "gpt2": ("gpt2", _GPT),
@@ -483,6 +513,7 @@ def build(kind: str, numbers: dict[str, Any]) -> transformers.PreTrainedModel:
         for label, parameter in [*model.named_parameters(), *corrections]:
             # Norm weights and biases too, so that none of them is a silent 1 or 0.
             is_norm = parameter.dim() == 1 and label.endswith("weight") and kind not in _LESS_ONE
+            is_norm = is_norm or label.endswith(_AROUND_ONE)
             torch.nn.init.normal_(parameter, mean=1.0 if is_norm else 0.0, std=0.15)
     return model.float().eval()
 

@@ -32,6 +32,7 @@ struct Before {
   TmOp stored{};     // the operation that has stored products
   int64_t attended = 0, gathered = 0, latent = 0;  // columns of these buffers
   int64_t stored_width = 0;  // columns of all stored products so far
+  int64_t inputs = 0;        // columns of the inputs of all layers
 };
 
 bool activates(const TmOp& op) { return op.kind == TM_LINEAR && (op.epilogue == TM_GATED || op.epilogue == TM_ACTIVATED); }
@@ -46,7 +47,7 @@ int64_t buffer_width(const TmModel& m, int buffer, const Before& before) {
 }
 
 int64_t all_heads(const TmModel& m, const TmOp& op) {
-  return ((1ll + !!op.gated) * m.num_heads + 2ll * op.num_kv_heads) * op.head_dim;
+  return ((1ll + !!op.gated) * m.num_heads + (int64_t)op.kv_parts * op.num_kv_heads) * op.head_dim;
 }
 
 int64_t max_outputs(const TmModel& m, const TmOp& op) {
@@ -70,7 +71,9 @@ void check_cache(const TmModel& m, const TmOp& op) {
   require(op.rotary <= op.head_dim, "rotary entries are more than a head has");
   require(!op.rotary || (op.cosines && op.sines), "rotary embedding has no table");
   require(op.norm_scope >= TM_EACH_HEAD && op.norm_scope <= TM_ALL_HEADS, "a norm of heads has an unknown scope");
-  require(!op.q_norm == !op.k_norm, "one of q and k has a norm, and the other has none");
+  require(op.kv_parts >= 0 && op.kv_parts <= 2, "behind q stand more parts than k and v");
+  require(op.kv_parts == 2 || op.norm_scope != TM_ALL_HEADS, "a norm over all heads of k that are not there");
+  require(!op.kv_parts || !op.q_norm == !op.k_norm, "one of q and k has a norm, and the other has none");
   require(op.k_rows && op.v_rows, "an attention has no cache");
   require(m.cache_format != AS_INT8 || (op.k_scales && op.v_scales), "a cache in int8 has no scales");
 }
@@ -128,11 +131,21 @@ void check_embedding(const TmModel& m, const TmOp& op) {
   }
 }
 
-void check_norm(const TmModel& m, const TmOp& op, const TmOp& stored) {
-  const bool adds = op.epilogue == TM_ADD, is_last = op.epilogue == TM_LOGITS;
+// Whether the columns [first, first + count) hold stored products.
+bool are_stored(const Before& before, int64_t first, int64_t count) {
+  return first >= 0 && count > 0 && first <= before.stored_width - count;
+}
+
+void check_norm(const TmModel& m, const TmOp& op, const Before& before) {
+  const bool adds = op.epilogue == TM_ADD, is_last = op.epilogue == TM_LOGITS, stores = op.epilogue == TM_STORE;
+  if (stores) {
+    require(op.weight && are_stored(before, op.column, m.hidden), "a norm of what was not stored");
+    return require(!op.gated || are_stored(before, op.gate, m.hidden), "a norm is added to what was not stored");
+  }
   require(adds || is_last || op.epilogue == TM_TO_BUFFER, "a norm has an unknown epilogue");
   require(op.weight && (adds || op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN), "a norm has no weight or buffer");
-  require(!adds || stored.outputs == m.hidden, "a norm of what was not stored");
+  require(!adds || (are_stored(before, op.column, m.hidden) && (op.column || before.stored.outputs == m.hidden)),
+          "a norm of what was not stored");
 }
 
 void check_combine(const TmModel& m, const TmOp& op, const TmOp& stored) {
@@ -144,9 +157,11 @@ void check_combine(const TmModel& m, const TmOp& op, const TmOp& stored) {
   require(!op.shared || stored.outputs == m.hidden, "a shared expert that was not stored");
 }
 
-// Whether the columns [first, first + count) hold stored products.
-bool are_stored(const Before& before, int64_t first, int64_t count) {
-  return first >= 0 && count > 0 && first <= before.stored_width - count;
+void check_inputs(const TmModel& m, const TmOp& op, const Before& before) {
+  require(op.outputs > 0 && op.block > 0 && op.outputs % op.block == 0, "inputs of layers have no blocks");
+  require(op.weight && op.table && is_table(op.scheme), "inputs of layers have no norm or table");
+  require(are_stored(before, op.column, op.outputs), "inputs of layers that were not stored");
+  require(m.num_ranks == 1, "several ranks do not compute inputs of layers");
 }
 
 void check_keeps_states(const TmModel& m, const TmOp& op) {
@@ -175,7 +190,9 @@ void check_recurrence(const TmModel& m, const TmOp& op, const Before& before) {
 
 void check_gate(const TmOp& op, const Before& before) {
   require(op.to == TM_ATTENDED, "gated results are written to another buffer");
-  require(are_stored(before, op.column, op.outputs) && are_stored(before, op.gate, op.outputs), "gates of what was not stored");
+  const bool is_there = op.of_inputs ? op.column >= 0 && op.outputs > 0 && op.column <= before.inputs - op.outputs
+                                     : are_stored(before, op.column, op.outputs);
+  require(is_there && are_stored(before, op.gate, op.outputs), "gates of what was not stored");
   require(op.activation >= IDENTITY && op.activation < NUM_ACTIVATIONS, "an activation is unknown");
   require(op.block >= 0 && (!op.block || (op.weight && op.outputs % op.block == 0)), "norms do not divide what is gated");
 }
@@ -184,7 +201,7 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
   check_experts(op);
   switch (op.kind) {
     case TM_EMBED: return check_embedding(m, op);
-    case TM_NORM: return check_norm(m, op, before.stored);
+    case TM_NORM: return check_norm(m, op, before);
     case TM_COPY: return require(op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN, "a copy has no buffer");
     case TM_LINEAR: return check_linear(m, op, before);
     case TM_HEADS:
@@ -204,6 +221,7 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
     case TM_CONVOLVE: return check_convolution(m, op, before);
     case TM_RECUR: return check_recurrence(m, op, before);
     case TM_GATE: return check_gate(op, before);
+    case TM_INPUTS: return check_inputs(m, op, before);
     default: require(false, "an operation is of an unknown kind");
   }
 }
@@ -249,12 +267,16 @@ void check_model(const TmModel& m) {
     if (op.kind == TM_HEADS || (op.kind == TM_LINEAR && op.epilogue == TM_QKV)) before.heads = op;
     if (op.kind == TM_ATTEND) before.attended = (int64_t)m.num_heads * op.head_dim;
     if (op.kind == TM_GATE) before.attended = op.outputs;
+    if (op.kind == TM_INPUTS) before.inputs = op.outputs;
     if (activates(op) && op.to == TM_LATENT) before.latent = op.outputs;
     if (op.kind == TM_CHOOSE) before.gathered = op.from == TM_LATENT ? before.latent : m.hidden;
     if (is_inner(op)) before.inner = op;
     if (op.kind == TM_LINEAR && op.epilogue == TM_STORE) before.stored = op;
     before.stored_width = std::max(before.stored_width, stored_columns(op, m.num_heads));
-    if (op.kind == TM_COMBINE && op.epilogue == TM_STORE) before.stored = op, before.stored.outputs = m.hidden;
+    if (op.kind == TM_COMBINE && op.epilogue == TM_STORE) {
+      before.stored = op, before.stored.outputs = m.hidden;
+      before.stored_width = std::max<int64_t>(before.stored_width, m.hidden);
+    }
     experts = std::max(experts, op.experts);
   }
   for (int i = 0; i < m.num_ops; i++) {

@@ -37,6 +37,10 @@ Model::Model(const TmModel& description)
     const bool combines = op.kind == TM_COMBINE && op.epilogue == TM_STORE;
     stored_stride = std::max(stored_stride, rounded(combines ? shape.hidden : stored_columns(op, shape.num_heads), PAD));
     if (op.kind == TM_CONVOLVE) max_before = std::max(max_before, (op.taps - 1) * (int64_t)op.block);
+    if (op.kind == TM_INPUTS) {
+      inputs_stride = std::max(inputs_stride, rounded(op.outputs, PAD));
+      max_head_dim = std::max(max_head_dim, op.block);
+    }
     if (op.kind == TM_GATE) max_gated = std::max<int64_t>(max_gated, op.outputs);
     if (op.kind == TM_ATTEND && op.gated) max_gated = std::max(max_gated, attended_width(op));
     max_chosen = std::max(max_chosen, op.chosen), max_experts = std::max(max_experts, op.experts);

@@ -30,6 +30,7 @@ struct Model {
   std::vector<int> kv_heads;            // the different numbers of kv heads
   int max_experts = 0, max_chosen = 0;
   int64_t stored_stride = 0;            // columns of stored products, padded to PAD
+  int64_t inputs_stride = 0;            // columns of TM_INPUTS, padded to PAD
   int64_t max_before = 0, max_gated = 0;  // inputs that a task of a convolution begins with; columns of TM_GATE
   BufferLayout buffers[NUM_BUFFERS];
   std::vector<std::vector<std::vector<int>>> shares;  // [op][thread of this rank]: the units that this thread computes first

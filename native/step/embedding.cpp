@@ -22,12 +22,6 @@ float rounded_to_bfloat(float value) {
   return from_bfloat((uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16));
 }
 
-float table_entry(const void* table, int scheme, int64_t at) {
-  if (scheme == FLOAT32) return ((const float*)table)[at];
-  const uint16_t bits = ((const uint16_t*)table)[at];
-  return scheme == FLOAT16 ? half_value(bits) : from_bfloat(bits);
-}
-
 // One row of tiles of codes, as products/products.h lays them out: for each 64 inputs a header with the scales of both groups,
 // then their minimums, then the codes, four inputs of 16 rows beside each other.
 struct CodedRow {
@@ -72,6 +66,12 @@ struct CodedRow {
 };
 
 }  // namespace
+
+float Worker::table_entry(const void* table, int scheme, int64_t at) {
+  if (scheme == FLOAT32) return ((const float*)table)[at];
+  const uint16_t bits = ((const uint16_t*)table)[at];
+  return scheme == FLOAT16 ? half_value(bits) : from_bfloat(bits);
+}
 
 void Worker::embed(const TmOp& op) {
   const TmStep& step = *plan_.step;

@@ -99,6 +99,8 @@ void Worker::store_heads(const TmOp& op) {
 void Worker::store_head(const TmOp& op, int head, int token, float* out) {
   const TmModel& shape = model_.shape;
   const bool is_q = head < shape.num_heads, is_v = head >= shape.num_heads + op.num_kv_heads;
+  if (is_v && op.v_norm) kernels_.norm(out, out, op.head_dim, op.v_norm, nullptr, op.eps, op.centred);
+  if (!is_q && !is_v && op.kv_parts == 1) store_key_as_value(op, token, head, out);
   if (!is_v) {
     if (op.norms_after_rope) rotate_head(op, token, out);
     norm_head(op, is_q, is_q ? head : head - shape.num_heads, out);
@@ -112,6 +114,15 @@ void Worker::store_head(const TmOp& op, int head, int token, float* out) {
     memcpy(memory_.queries.get() + ((int64_t)token * shape.num_heads + head) * width, out, sizeof(float) * (size_t)width);
   else
     store_kv(op, token, head - shape.num_heads - (is_v ? op.num_kv_heads : 0), is_v, out);
+}
+
+// A key before norm and rope, as the value of the same head.
+void Worker::store_key_as_value(const TmOp& op, int token, int head, const float* key) {
+  const int width = Model::head_width(op);
+  float* value = scratch_.value.get();
+  memcpy(value, key, sizeof(float) * (size_t)op.head_dim);
+  std::fill(value + op.head_dim, value + width, 0.0f);
+  store_head(op, head + op.num_kv_heads, token, value);
 }
 
 void Worker::rotate_head(const TmOp& op, int token, float* out) {

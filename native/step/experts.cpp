@@ -65,6 +65,7 @@ void ExpertChooser::choose(const TmOp& op, const float* token_logits, int* chose
   std::sort(chosen, chosen + op.chosen);
   for (int c = 0; c < op.chosen; c++) {
     chosen_weights[c] = scores_[(size_t)chosen[c]] / (op.normalise ? chosen_total + op.eps : total);
+    if (op.expert_scales) chosen_weights[c] *= op.expert_scales[chosen[c]];
     if (op.scale != 1) chosen_weights[c] *= op.scale;
   }
 }

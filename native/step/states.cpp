@@ -72,7 +72,7 @@ void Worker::gate(const TmOp& op) {
   for (float* each : {row, gates}) std::fill(each + width, each + padded, 0.0f);
   const auto [from, to] = rows_of(plan_.step->num_tokens);
   for (int t = from; t < to; t++) {
-    memcpy(row, stored(t) + op.column, sizeof(float) * (size_t)width);
+    memcpy(row, (op.of_inputs ? inputs(t) : stored(t)) + op.column, sizeof(float) * (size_t)width);
     memcpy(gates, stored(t) + op.gate, sizeof(float) * (size_t)width);
     if (!op.gate_first) norm_blocks(op, row);
     kernels_.activate(gates, row, padded, op.activation, 0, 0);

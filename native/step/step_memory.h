@@ -12,6 +12,7 @@ struct AttentionPartials {
 struct StepMemory {
   AlignedBuffer<float> residual;  // [tokens, hidden_stride]
   AlignedBuffer<float> stored;    // [tokens, stored_stride], see TM_STORE
+  AlignedBuffer<float> inputs;    // [tokens, inputs_stride], of TM_INPUTS
   AlignedBuffer<float> queries;   // [tokens, query heads, head_width] of a layer
   AlignedBuffer<float> attended;  // [tokens, attended_stride], of long spans
   AttentionPartials partials;
@@ -23,6 +24,7 @@ struct StepMemory {
     const int64_t num_partials = tokens * model.shape.num_heads * ((model.shape.num_positions + SPLIT - 1) / SPLIT);
     residual.lie_in(memory, tokens * model.hidden_stride());
     stored.lie_in(memory, tokens * model.stored_stride);
+    inputs.lie_in(memory, tokens * model.inputs_stride);
     queries.lie_in(memory, tokens * model.shape.num_heads * model.max_head_width());
     attended.lie_in(memory, tokens * model.attended_stride());
     partials.max_score.lie_in(memory, num_partials), partials.exp_sum.lie_in(memory, num_partials);
@@ -34,6 +36,7 @@ struct StepMemory {
     const int64_t tokens = plan.step->num_tokens, pairs = tokens * model.max_chosen;
     residual.reserve(tokens * model.hidden_stride());
     stored.reserve(tokens * model.stored_stride);
+    inputs.reserve(tokens * model.inputs_stride);
     queries.reserve(tokens * model.shape.num_heads * model.max_head_width());
     attended.reserve(tokens * model.attended_stride());
     partials.max_score.reserve(plan.num_partials), partials.exp_sum.reserve(plan.num_partials);

@@ -45,6 +45,7 @@ struct ThreadScratch {
   AlignedBuffer<float> gates;              // a token's, as wide as TM_GATE
   AlignedBuffer<float> before;             // inputs before the tokens of one task of a convolution
   AlignedBuffer<float> head;               // one head of q, k or v
+  AlignedBuffer<float> value;              // one head of k that is a value, too
   AlignedBuffer<float> zeros;              // as many as a head has entries, or PAD
   ActivationBuffer buffers[NUM_BUFFERS];   // of a small step, in which every thread computes all rows
   PendingProducts pending;
@@ -61,7 +62,7 @@ struct ThreadScratch {
     gates.reserve(rounded(model.max_gated, PAD)), before.reserve(model.max_before);
     const int64_t width = std::max<int64_t>(model.max_head_width(), PAD);
     chooser.reserve(model);
-    head.reserve(width), zeros.reserve(width);
+    head.reserve(width), value.reserve(width), zeros.reserve(width);
     std::fill_n(zeros.get(), width, 0.0f);
     pending.out.reserve(std::max<int64_t>(MAX_PENDING, TOKEN_BLOCK * rounded(model.max_head_width(), GROUP)));
     pending.gate.reserve(MAX_PENDING);

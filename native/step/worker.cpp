@@ -12,7 +12,7 @@ void Worker::perform(size_t number) {
   const TmOp& op = model_.ops[number];
   switch (op.kind) {
     case TM_EMBED: embed(op), ranks_.meet(); break;
-    case TM_NORM: op.epilogue == TM_ADD ? add_normed(op) : norm(op); break;
+    case TM_NORM: perform_norm(op); break;
     case TM_COPY: norm(op); break;
     case TM_HEADS: store_heads(op), ranks_.meet(); break;
     case TM_LINEAR: linear(op, number), ranks_.meet(); break;
@@ -22,6 +22,15 @@ void Worker::perform(size_t number) {
     case TM_CONVOLVE: convolve(op), ranks_.meet(); break;
     case TM_RECUR: recur(op, number), ranks_.meet(); break;
     case TM_GATE: gate(op); break;
+    case TM_INPUTS: layer_inputs(op), ranks_.meet(); break;
+  }
+}
+
+void Worker::perform_norm(const TmOp& op) {
+  switch (op.epilogue) {
+    case TM_ADD: return add_normed(op);
+    case TM_STORE: return norm_stored(op);
+    default: return norm(op);
   }
 }
 
@@ -39,6 +48,8 @@ void Worker::norm(const TmOp& op) {
       memcpy(row, residual(token), sizeof(float) * (size_t)hidden);
     else
       kernels_.norm(residual(token), row, hidden, op.weight, op.bias, op.eps, op.centred);
+    if (op.scale != 1)
+      for (int i = 0; i < hidden; i++) row[i] *= op.scale;
     input(op.to).store(kernels_, row, 0, t, 1, 0, padded, padded);
   }
   meet_unless_small();
@@ -51,16 +62,52 @@ void Worker::add_normed(const TmOp& op) {
   float* row = scratch_.row.get();
   memset(row + hidden, 0, sizeof(float) * (size_t)(model_.hidden_stride() - hidden));
   for (int t = from; t < to; t++) {
-    memcpy(row, stored(t), sizeof(float) * (size_t)hidden);
+    memcpy(row, stored(t) + op.column, sizeof(float) * (size_t)hidden);
     kernels_.norm(row, row, hidden, op.weight, op.bias, op.eps, op.centred);
     add_scaled(op, t, 0, row, hidden);
   }
   ranks_.meet();
 }
 
+void Worker::norm_stored(const TmOp& op) {
+  const int hidden = model_.shape.hidden;
+  const auto [from, to] = share(plan_.step->num_tokens);
+  float* row = scratch_.row.get();
+  memset(row + hidden, 0, sizeof(float) * (size_t)(model_.hidden_stride() - hidden));
+  for (int t = from; t < to; t++) {
+    float* results = stored(t) + op.column;
+    memcpy(row, results, sizeof(float) * (size_t)hidden);
+    kernels_.norm(row, row, hidden, op.weight, op.bias, op.eps, op.centred);
+    for (int i = 0; i < hidden; i++) results[i] = op.gated ? row[i] + stored(t)[op.gate + i] : row[i];
+  }
+  ranks_.meet();
+}
+
+// A row of the table has the inputs of all layers, one block each.
+void Worker::layer_inputs(const TmOp& op) {
+  const TmStep& step = *plan_.step;
+  const int width = op.outputs, block = op.block;
+  const auto [from, to] = share(step.num_tokens);
+  float* row = scratch_.head.get();
+  for (int t = from; t < to; t++) {
+    const float* products = stored(t) + op.column;
+    float* results = inputs(t);
+    for (int first = 0; first < width; first += block) {
+      for (int i = 0; i < block; i++) row[i] = products[first + i] * op.act_a;
+      std::fill(row + block, row + rounded(block, TILE), 0.0f);
+      kernels_.norm(row, row, block, op.weight, nullptr, op.eps, 0);
+      for (int i = 0; i < block; i++)
+        results[first + i] = (row[i] + table_entry(op.table, op.scheme, step.tokens[t] * width + first + i) * op.scale) * op.act_b;
+    }
+  }
+}
+
 // Adds `count` numbers, times the operation's scale, to the residual stream of a token from column `first` on.
 void Worker::add_scaled(const TmOp& op, int token, int first, float* values, int count) {
   if (op.scale != 1)
     for (int i = 0; i < count; i++) values[i] *= op.scale;
-  kernels_.add(residual(token) + first, values, count);
+  float* sums = residual(token) + first;
+  kernels_.add(sums, values, count);
+  if (op.rescale != 1)
+    for (int i = 0; i < count; i++) sums[i] *= op.rescale;
 }

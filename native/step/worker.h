@@ -45,13 +45,17 @@ class Worker {
   // worker.cpp
   void perform(size_t number);
   void norm(const TmOp& op);
+  void perform_norm(const TmOp& op);
   void add_normed(const TmOp& op);
+  void norm_stored(const TmOp& op);
+  void layer_inputs(const TmOp& op);
   void add_scaled(const TmOp& op, int token, int first, float* values, int count);
 
   // embedding.cpp
   void embed(const TmOp& op);
   bool embeds(const TmOp& op, int64_t token) const;
   void embed_token(const TmOp& op, int64_t token, float* row) const;
+  static float table_entry(const void* table, int scheme, int64_t at);
 
   // linear.cpp: the products of all units, with their epilogues
   void linear(const TmOp& op, size_t number);
@@ -67,6 +71,7 @@ class Worker {
   void store_logits(const TmOp& op, const TmUnit& unit, int token, float* out);
   void store_heads(const TmOp& op);
   void store_head(const TmOp& op, int head, int token, float* out);
+  void store_key_as_value(const TmOp& op, int token, int head, const float* key);
   void rotate_head(const TmOp& op, int token, float* out);
   void norm_head(const TmOp& op, bool is_q, int head, float* out);
   void store_kv(const TmOp& op, int token, int head, bool is_v, float* out);
@@ -114,6 +119,7 @@ class Worker {
   ActivationBuffer& input(int number) { return plan_.small ? scratch_.buffers[number] : memory_.buffers[number]; }
   float* residual(int64_t token) { return memory_.residual.get() + token * model_.hidden_stride(); }
   float* stored(int64_t token) { return memory_.stored.get() + token * model_.stored_stride; }
+  float* inputs(int64_t token) { return memory_.inputs.get() + token * model_.inputs_stride; }
   float* attended(int64_t token) { return memory_.attended.get() + token * model_.attended_stride(); }
 
   const Model& model_;

@@ -59,6 +59,12 @@ MLPS: Names = {
     "mlp": Entry("one MLP", "tokenmill.model.description:MlpBlock", "tokenmill.model.layers:MLP"),
     "experts": Entry("a mixture of experts", "tokenmill.model.description:ExpertsBlock",
         "tokenmill.model.experts:MoE"),
+    "beside": Entry("a mixture of experts beside one MLP (Gemma 4)", "tokenmill.model.beside:BesideBlock",
+        "tokenmill.model.beside_module:MixtureBeside"),
+    "per_layer": Entry("what a layer has of a token beside its input (Gemma 3n, 4)",
+        "tokenmill.model.per_layer:PerLayerBlock", "tokenmill.model.per_layer_modules:PerLayer"),
+    "per_layer_inputs": Entry("the inputs of all layers, before the first", "tokenmill.model.per_layer:PerLayerInputs",
+        "tokenmill.model.per_layer_modules:LayerInputs"),
 }
 
 FORMATS: Names = {
@@ -123,6 +129,9 @@ FAMILIES: Names = {
     "qwen3_5": Entry("Qwen 3.5 with vision, whose text part is read", "tokenmill.model.families.qwen3_5:QWEN3_5"),
     "qwen3_5_moe": Entry("Qwen 3.5 with experts and vision, whose text part is read",
         "tokenmill.model.families.qwen3_5:QWEN3_5_MOE"),
+    "gemma4_text": Entry("Gemma 4", "tokenmill.model.families.gemma4:GEMMA4_TEXT"),
+    "gemma4": Entry("Gemma 4 with vision and hearing, whose text part is read",
+        "tokenmill.model.families.gemma4:GEMMA4"),
     "gpt_neox": Entry("GPT-NeoX, Pythia", "tokenmill.model.families.gpt_neox:GPT_NEOX"),
     "gpt2": Entry("GPT-2", "tokenmill.model.families.gpt2:GPT2"),
     "gpt_bigcode": Entry("StarCoder, SantaCoder", "tokenmill.model.families.gpt2:GPT_BIGCODE"),

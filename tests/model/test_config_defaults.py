@@ -37,6 +37,7 @@ IN_CODE: dict[str, set[str]] = {
     "nemotron_h": {"num_key_value_heads", "num_hidden_layers", "mamba_n_groups", "mamba_d_conv", "mamba_conv_bias"},
     "lfm2": {"block_ff_dim", "tie_embedding"},
     "lfm2_moe": {"tie_embedding"},
+    "gemma4_text": {"sliding_window", "global_head_dim"},
     "qwen3_5_text": {"full_attention_interval"},
     "qwen3_5_moe_text": {"full_attention_interval"},
 }

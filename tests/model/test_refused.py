@@ -77,7 +77,7 @@ def test_encoders_with_decoders_are_told_by_their_config():
         ("deepseek_v3", "latent attention"),
         ("kimi_k2", "latent attention"),
         ("llava_next", "pictures"),
-        ("gemma4_text", "embeddings of their own"),
+        ("gemma3n_text", "embeddings of their own"),
         ("llama4_text", "in chunks"),
         ("phimoe", "a softmax of its own"),
         ("bloom", "ALiBi"),

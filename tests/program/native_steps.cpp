@@ -90,7 +90,7 @@ struct TestModel {
 
   TmOp op(int kind) {
     TmOp made{};
-    made.kind = kind, made.eps = 1e-5f, made.scale = 1;
+    made.kind = kind, made.eps = 1e-5f, made.scale = made.rescale = 1, made.kv_parts = 2;
     return made;
   }
   const float* keep(std::vector<float> values) { return floats.push_back(std::move(values)), floats.back().data(); }

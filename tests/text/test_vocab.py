@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import tokenizers
+from tokenizers import models, normalizers
 
 from tests.text.test_tokenizer import CORPUS, trained
 from tokenmill.errors import CheckpointError
@@ -341,3 +342,38 @@ def test_a_token_of_the_user_is_its_own_text_among_pieces(tmp_path):
     ids = tokenizer.encode("a <é>", add_special_tokens=False)
     assert len(values["tokenizer.ggml.tokens"]) - 1 in ids
     assert tokenizer.decode(ids) == "a <é>"
+
+
+def test_the_vocabulary_of_gemma_4_has_merges_of_letters():
+    """Its tokenizer.json, as llama.cpp's converter stores it: no bytes but for letters that no token has."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    letters = ["▁", "a", "b", "é", "\n"]
+    merges = [("▁", "a"), ("a", "b"), ("▁a", "b"), ("\n", "\n"), ("\n\n", "\n")]
+    tokens += letters + ["".join(pair) for pair in merges]
+    original = tokenizers.Tokenizer(
+        models.BPE(
+            {token: number for number, token in enumerate(tokens)},
+            merges,
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    original.normalizer = normalizers.Replace(" ", "▁")
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3, 3, 2, *[6] * 256, *[1] * (len(tokens) - 260)],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    tokenizer = tokenizer_from_gguf(metadata)
+    for text in ("ab ab", " a  b", "é\n\n\nab", "ü😀", "aab b", "\n\n"):
+        ids = tokenizer.encode(text)
+        assert ids == [2, *original.encode(text).ids]
+        assert tokenizer.decode(ids[1:]) == text
+    with pytest.raises(CheckpointError, match="merges holds 'x y', whose parts are no tokens"):
+        tokenizer_from_gguf({**metadata, "tokenizer.ggml.merges": ["x y"]})

@@ -57,7 +57,7 @@ class CacheSpec:
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        return tuple(layer for layer in self.layers if isinstance(layer, StateSpec))
+        return tuple(layer for layer in self.layers if isinstance(layer, StateSpec) and layer.shapes)
 
     @property
     def window(self) -> int | None:

@@ -17,16 +17,19 @@ class TmUnit(Structure):
 
 class TmOp(Structure):
     _fields_ = _fields(
-        (c_int32, "kind epilogue activation centred from_ to inputs outputs num_units scheme num_kv_heads head_dim"),
-        (c_int32, "rotary norm_scope norms_after_rope gated column gate block taps unit_blocks"),
+        (
+            c_int32,
+            "kind epilogue activation centred from_ to inputs outputs num_units scheme num_kv_heads head_dim kv_parts",
+        ),
+        (c_int32, "of_inputs rotary norm_scope norms_after_rope gated column gate block taps unit_blocks"),
         (c_int32, "query key value decay strength heads key_heads key_dim columns gate_first"),
         (POINTER(TmUnit), "units"),
         (
             c_void_p,
-            "weight bias q_norm k_norm q_norm_bias k_norm_bias cosines sines temperatures sinks correction biases",
+            "weight bias q_norm k_norm v_norm q_norm_bias k_norm_bias cosines sines temperatures sinks correction",
         ),
-        (c_void_p, "table positions k_rows v_rows k_scales v_scales a_log dt_bias skip state"),
-        (c_float, "eps scale softcap act_a act_b min_step max_step"),
+        (c_void_p, "expert_scales biases table positions k_rows v_rows k_scales v_scales a_log dt_bias skip state"),
+        (c_float, "eps scale rescale softcap act_a act_b min_step max_step"),
         (c_int32, "window experts chosen normalise sigmoid groups chosen_groups shared"),
     )
 

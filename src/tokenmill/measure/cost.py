@@ -153,7 +153,7 @@ def _seen_bytes(model: ModelConfig, storage: Storage, depth: float) -> float:
     """
     decoder = describe(model)
     rows = sum(
-        _seen(block, depth) * kv_bytes_per_token([block.keeps], storage.dtype, storage.cache_format)
+        _seen(block, depth) * kv_bytes_per_token([block.rows], storage.dtype, storage.cache_format)
         for block in decoder.attentions
     )
     return rows + 2 * sum(state.num_bytes for state in decoder.states)

@@ -62,7 +62,11 @@ class ModelConfig:
     """The shape and the arithmetic of one model.
 
     layer_kv_heads, layer_head_dims: of each layer, where they differ; empty where all have num_kv_heads and head_dim.
-    mixers: the mixer of each layer, None for attention; or empty. windows: past tokens that a query sees, itself
+    mixers: the mixer of each layer, None for attention; or empty. mlps: the second half of each layer; empty where the
+    fields below say it. value_norm: values are normed, without a weight. value_is_key: whether the values of a layer
+    are its keys before norm and rope; empty for none. kv_sources: the layer whose rows a layer reads, None for its own;
+    or empty. layer_scalar: the output of a layer is multiplied by its own number. per_layer: what each layer has of
+    each token beside its input, if anything; see per_layer.py. windows: past tokens that a query sees, itself
     included, None for all; for each layer, or one for all layers. positions: "rope" or "learned". ropes: per layer,
     where they differ; then `rope` tells the context. norm: "rms" or "layer". norm_placement: "before", "after" or
     "both" sides of attention and of the MLP. norm_rounds_last: in the model's dtype the norm is rounded after its
@@ -122,6 +126,12 @@ class ModelConfig:
     layer_kv_heads: tuple[int, ...] = ()
     layer_head_dims: tuple[int, ...] = ()
     mixers: tuple[Any, ...] = ()
+    mlps: tuple[Any, ...] = ()
+    value_norm: bool = False
+    value_is_key: tuple[bool, ...] = ()
+    kv_sources: tuple[int | None, ...] = ()
+    layer_scalar: bool = False
+    per_layer: Any = None
     num_experts: int = 0
     num_experts_per_token: int = 0
     expert_layers: tuple[bool, ...] = ()

@@ -23,6 +23,11 @@ from tokenmill.quant.schemes import Scheme
 from tokenmill.registry import MIXERS, MLPS, lookup
 
 
+def _make(block: Any, scheme: Scheme, fused: Collection[str]) -> Any:
+    """Make the module of an entry of MLPS; None for None."""
+    return None if block is None else lookup(MLPS, block.name, "mlp", computes=True)(block, scheme, fused)
+
+
 class Layer(nn.Module):
     """Mixer and MLP with their norms, as the description of the layer joins them. The mixer is named for its kind."""
 
@@ -36,12 +41,29 @@ class Layer(nn.Module):
         self.add_module(self.mixer_name, make(description.mixer, scheme, fused))
         self.attention_after_norm = make_norm(norms.get("attention_after_norm"), fused)
         self.mlp_norm = make_norm(norms.get("mlp_norm"), fused)
-        self.mlp = None if mlp is None else lookup(MLPS, mlp.name, "mlp", computes=True)(mlp, scheme, fused)
+        self.mlp = _make(mlp, scheme, fused)
         self.mlp_after_norm = make_norm(norms.get("mlp_after_norm"), fused)
         self.mixes = description.mixes
         self.parallel, self.multiplier = description.parallel, description.multiplier
+        self.per_layer = _make(description.per_layer, scheme, fused)
+        self.scalar = nn.Parameter(torch.empty(1)) if description.scalar else None
 
-    def forward(self, x_TD: Tensor, angles: Angles | None, kept: LayerKept, step: AnyStep, attend: Attend) -> Tensor:
+    def forward(
+        self,
+        x_TD: Tensor,
+        angles: Angles | None,
+        kept: LayerKept,
+        step: AnyStep,
+        attend: Attend,
+        input_TP: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the layer. input_TP: what it has of each token beside x."""
+        x_TD = self._halves(x_TD, angles, kept, step, attend)
+        if self.per_layer is not None:
+            x_TD = self.per_layer(x_TD, input_TP)
+        return x_TD if self.scalar is None else x_TD * self.scalar
+
+    def _halves(self, x_TD: Tensor, angles: Angles | None, kept: LayerKept, step: AnyStep, attend: Attend) -> Tensor:
         normed_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
         left_TD = attended_TD = x_TD
         if self.mixes:
@@ -81,6 +103,7 @@ class Decoder(nn.Module):
         self.embedding = Embedding(config.vocab_size, config.hidden_size)
         learned = config.positions == "learned"
         self.position_embedding = Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
+        self.per_layer = _make(whole.per_layer, scheme, fused)
         self.layers = nn.ModuleList(Layer(layer, scheme, fused) for layer in whole.layers)
         self.norm = make_norm(whole.norm, fused)
         # Tied to the embedding, the head needs a matrix of its own only where the scheme does not store it plainly.
@@ -88,6 +111,8 @@ class Decoder(nn.Module):
         self.head = make_linear(whole.head, scheme, fused) if needs_head else None
         ropes = [*whole.ropes, None]
         self.rope_numbers = [ropes.index(layer.mixer.rope) for layer in whole.layers]
+        sources = [getattr(layer.mixer, "source", None) for layer in whole.layers]
+        self.kept_numbers = [number if source is None else source for number, source in enumerate(sources)]
         self.rotary = nn.ModuleList()  # a table for each rope, made by `finish`, once there is a device
 
     @torch.no_grad()
@@ -108,8 +133,9 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Compute the logits of the wanted rows, [R, V] in the model's dtype. run_layer: may be compiled."""
         x_TD, angles = self.begin(step)
-        for layer, layer_angles, kept in zip(self.layers, angles, layers_kept, strict=True):
-            x_TD = run_layer(layer, x_TD, layer_angles, kept, step, attend)
+        inputs = [()] * len(angles) if self.per_layer is None else self.per_layer(step.token_ids_T, x_TD)
+        for layer, layer_angles, number, more in zip(self.layers, angles, self.kept_numbers, inputs, strict=True):
+            x_TD = run_layer(layer, x_TD, layer_angles, layers_kept[number], step, attend, *more)
         if not step.num_rows:
             return x_TD.new_empty((0, self.config.vocab_size))  # a chunk in the middle of a prompt
         return self.end(x_TD if step.rows_R is None else x_TD[step.rows_R])

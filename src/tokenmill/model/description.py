@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import prod
+from typing import Any
 
 from tokenmill.cache.spec import LayerSpec, RowsSpec, StateSpec, kv_bytes_per_token
 from tokenmill.kernels.attend import AttentionShape
@@ -44,6 +45,22 @@ class MlpBlock:
     def matrices(self) -> Counter[Projection]:
         return Counter([self.up, self.down])
 
+    @property
+    def mlps(self) -> list["MlpBlock"]:
+        return [self]
+
+    @property
+    def norms(self) -> dict[str, Norm]:
+        return {}
+
+    @property
+    def vectors(self) -> dict[str, tuple[int, ...]]:
+        return {f"act.{name}": (1,) for name in self.act_parameters}
+
+    def roles(self) -> dict[str, Projection]:
+        """Name its matrices by their roles."""
+        return {"up": self.up, "down": self.down}
+
 
 @dataclass(frozen=True)
 class ExpertsBlock:
@@ -52,7 +69,7 @@ class ExpertsBlock:
     scores: "softmax" or "sigmoid" of the router's outputs. normalise: the scores of the chosen experts are divided by
     their sum plus eps. latent: the matrices before and after the chosen experts, where these read and write rows of
     another width. correction, groups, scale: see ModelConfig. shared_gate: the shared expert is multiplied by its
-    sigmoid.
+    sigmoid. expert_scale: the weight of a chosen expert is multiplied by a number of the expert's own.
     """
 
     router: Projection
@@ -68,6 +85,7 @@ class ExpertsBlock:
     latent: tuple[Projection, Projection] | None = None
     shared: MlpBlock | None = None
     shared_gate: Projection | None = None
+    expert_scale: bool = False
 
     name = "experts"
 
@@ -80,6 +98,33 @@ class ExpertsBlock:
         found.update([] if self.shared is None else self.shared.matrices)
         return found
 
+    @property
+    def mlps(self) -> list[MlpBlock]:
+        return [self.expert] if self.shared is None else [self.expert, self.shared]
+
+    @property
+    def norms(self) -> dict[str, Norm]:
+        return {}
+
+    @property
+    def vectors(self) -> dict[str, tuple[int, ...]]:
+        names = {"correction": self.correction, "expert_scale": self.expert_scale}
+        return {name: (self.num,) for name, there in names.items() if there}
+
+    def roles(self) -> dict[str, Projection]:
+        """Name its matrices by their roles."""
+        found = {"router": self.router, **dict(zip(("latent_in", "latent_out"), self.latent or (), strict=False))}
+        for expert in range(self.num):
+            found |= {f"experts.{expert}.{role}": matrix for role, matrix in self.expert.roles().items()}
+        if self.shared is not None:
+            found |= {f"shared.{role}": matrix for role, matrix in self.shared.roles().items()}
+        return found | ({} if self.shared_gate is None else {"shared_gate": self.shared_gate})
+
+
+SHARED_ROWS, VALUES = "rows that layers share", "values that are normed or keys"
+BESIDE, PER_LAYER, SCALAR = "experts beside an MLP", "an input of each token for each layer", "a number behind a layer"
+RARITIES = (SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR)
+
 
 @dataclass(frozen=True)
 class LayerDescription:
@@ -87,23 +132,37 @@ class LayerDescription:
     them may be missing.
 
     parallel: both read the input of the layer; otherwise the MLP reads the mixer's sum. shared_norm: both read it
-    through one norm.
+    through one norm. per_layer: adds what a token's input of this layer says, behind both. scalar: the output is
+    multiplied by a number.
     """
 
     mixer: Mixer
-    mlp: MlpBlock | ExpertsBlock | None
+    mlp: Any
     before: Norm | None
     after: Norm | None
     multiplier: float
     parallel: bool
     shared_norm: bool = False
+    per_layer: Any = None
+    scalar: bool = False
 
     @property
     def mlps(self) -> list[MlpBlock]:
         """Its MLP, or the different ones of its mixture of experts."""
-        if not isinstance(self.mlp, ExpertsBlock):
-            return [] if self.mlp is None else [self.mlp]
-        return [self.mlp.expert] if self.mlp.shared is None else [self.mlp.expert, self.mlp.shared]
+        return [] if self.mlp is None else list(self.mlp.mlps)
+
+    @property
+    def rarities(self) -> list[str]:
+        """Name what few families have, and not every program computes."""
+        block = self.mixer if isinstance(self.mixer, AttentionBlock) else None
+        there = (
+            block is not None and block.source is not None,
+            block is not None and (block.value_norm is not None or block.value_is_key),
+            self.mlp is not None and self.mlp.name == "beside",
+            self.per_layer is not None,
+            self.scalar,
+        )
+        return [rarity for rarity, is_there in zip(RARITIES, there, strict=True) if is_there]
 
     @property
     def mixes(self) -> bool:
@@ -116,7 +175,7 @@ class LayerDescription:
         found = {
             "attention_norm": self.before if self.mixes else None,
             "attention_after_norm": self.after if self.mixes else None,
-            "mlp_norm": None if self.shared_norm or self.mlp is None else self.before,
+            "mlp_norm": None if self.shared_norm or self.mlp is None or self.mlp.norms else self.before,
             "mlp_after_norm": None if self.mlp is None else self.after,
         }
         return {role: norm for role, norm in found.items() if norm is not None}
@@ -130,6 +189,7 @@ class DecoderDescription:
     layers: tuple[LayerDescription, ...]
     norm: Norm
     head: Projection
+    per_layer: Any = None
 
     @cached_property
     def matrices(self) -> Counter[Projection]:
@@ -137,7 +197,9 @@ class DecoderDescription:
         found = Counter([self.head])
         for layer in self.layers:
             found.update(layer.mixer.matrices.values())
-            found.update({} if layer.mlp is None else layer.mlp.matrices)
+            for half in (layer.mlp, layer.per_layer):
+                found.update({} if half is None else half.matrices)
+        found.update(() if self.per_layer is None else [self.per_layer.projection])
         return found
 
     @cached_property
@@ -153,7 +215,7 @@ class DecoderDescription:
     @cached_property
     def states(self) -> tuple[StateSpec, ...]:
         """The states of each layer that keeps states."""
-        return tuple(kept for kept in self.keeps if isinstance(kept, StateSpec))
+        return tuple(kept for kept in self.keeps if isinstance(kept, StateSpec) and kept.shapes)
 
     @property
     def keeps(self) -> tuple[LayerSpec, ...]:
@@ -175,7 +237,8 @@ class DecoderDescription:
 
     @property
     def mixtures(self) -> list[ExpertsBlock]:
-        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, ExpertsBlock)]
+        found = [getattr(layer.mlp, "mixture", layer.mlp) for layer in self.layers]
+        return [mixture for mixture in found if isinstance(mixture, ExpertsBlock)]
 
     @property
     def num_used(self) -> int:
@@ -209,11 +272,13 @@ def describe(config: ModelConfig) -> DecoderDescription:
     for index in range(config.num_layers):
         mixer = config.mixers[index] if config.mixers else None
         mlp = None if config.mlp_layers and not config.mlp_layers[index] else experts if has_experts[index] else dense
+        mlp = config.mlps[index] if config.mlps else mlp
         joined = (config.residual_multiplier, parallel, parallel and config.shared_norm)
-        layers.append(LayerDescription(mixer or attention_of(config, index), mlp, before, after, *joined))
+        more = config.per_layer and config.per_layer.block, config.layer_scalar
+        layers.append(LayerDescription(mixer or attention_of(config, index), mlp, before, after, *joined, *more))
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
-    return DecoderDescription(config, tuple(layers), norm, head)
+    return DecoderDescription(config, tuple(layers), norm, head, config.per_layer)
 
 
 def _mlp(config: ModelConfig, width: int, bias: bool, outer: int = 0) -> MlpBlock:
@@ -258,14 +323,18 @@ def count_parameters(config: ModelConfig) -> Mapping[str, int]:
     norms = [norm for layer in layers for norm in layer.norms.values()]
     inner = sum(norm.num_parameters for mixer in mixers for norm in mixer.norms.values())
     vectors = sum(prod(shape) for mixer in mixers for shape in mixer.vectors.values())
-    beside = sum(layer.mlp.num for layer in layers if isinstance(layer.mlp, ExpertsBlock) and layer.mlp.correction)
-    acts = sum(len(layer.mlp.act_parameters) for layer in layers if isinstance(layer.mlp, MlpBlock))
+    halves = [half for layer in layers for half in (layer.mlp, layer.per_layer) if half is not None]
+    beside = sum(prod(shape) for half in halves for shape in half.vectors.values())
+    norms += [norm for half in halves for norm in half.norms.values()]
+    per_layer, scalars = decoder.per_layer, sum(layer.scalar for layer in layers)
+    if per_layer is not None:
+        norms, beside = [*norms, per_layer.norm], beside + per_layer.projection.num_parameters
     return {
-        "embedding": config.vocab_size * config.hidden_size,
+        "embedding": config.vocab_size * (config.hidden_size + (0 if per_layer is None else per_layer.width)),
         "positions": config.max_position_embeddings * config.hidden_size if config.positions == "learned" else 0,
         "attention": sum(_total(Counter(mixer.matrices.values())) for mixer in mixers) + inner + vectors,
-        "mlp": sum(_total(layer.mlp.matrices) for layer in layers if layer.mlp is not None) + beside + acts,
-        "norms": sum(norm.num_parameters for norm in [*norms, decoder.norm]),
+        "mlp": sum(_total(half.matrices) for half in halves) + beside,
+        "norms": sum(norm.num_parameters for norm in [*norms, decoder.norm]) + scalars,
         "head": 0 if config.tie_embeddings else decoder.head.num_parameters,
     }
 

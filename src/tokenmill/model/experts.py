@@ -35,12 +35,16 @@ class MoE(nn.Module):
         )
         self.shared = None if block.shared is None else MLP(block.shared, scheme, fused)
         self.shared_gate = None if block.shared_gate is None else make_linear(block.shared_gate, scheme, fused)
-        self.correction = nn.Parameter(torch.empty(block.num)) if block.correction else None
+        self.correction, self.expert_scale = (
+            nn.Parameter(torch.empty(block.num)) if there else None for there in (block.correction, block.expert_scale)
+        )
         self.block = block
 
-    def forward(self, x_TD: Tensor) -> Tensor:
+    def forward(self, x_TD: Tensor, routed_TD: Tensor | None = None) -> Tensor:
+        """Compute the sums of the chosen experts. routed_TD: what the router reads, where that is not x."""
+        logits_TE = self.router(x_TD if routed_TD is None else routed_TD).float()
         inner_TD = x_TD if self.latent_in is None else self.latent_in(x_TD)
-        out_TD = (self._all if is_traced() else self._chosen)(inner_TD, *self._route(self.router(x_TD).float()))
+        out_TD = (self._all if is_traced() else self._chosen)(inner_TD, *self._route(logits_TE))
         if self.latent_out is not None:
             out_TD = self.latent_out(out_TD)
         if self.shared is None:
@@ -61,6 +65,8 @@ class MoE(nn.Module):
         weights_TC = scores_TE.gather(-1, chosen_TC)
         if block.normalise:
             weights_TC = weights_TC / (weights_TC.sum(dim=-1, keepdim=True) + block.eps)
+        if self.expert_scale is not None:
+            weights_TC = weights_TC * self.expert_scale.float()[chosen_TC]
         return weights_TC * block.scale if block.scale != 1.0 else weights_TC, chosen_TC
 
     def _chosen(self, x_TD: Tensor, weights_TC: Tensor, chosen_TC: Tensor) -> Tensor:

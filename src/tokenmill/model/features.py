@@ -52,4 +52,5 @@ def features_of(decoder: DecoderDescription) -> frozenset[str]:
         "bias on a router": any(mixture.router.bias for mixture in mixtures),
         "biases within a mixture of experts": any(m.bias for mixture in mixtures for m in mixture.expert.matrices),
     }
-    return frozenset(name for name, there in found.items() if there)
+    rarities = {rarity for layer in layers for rarity in layer.rarities}
+    return frozenset(name for name, there in found.items() if there) | rarities

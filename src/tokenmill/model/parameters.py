@@ -4,9 +4,10 @@ They are made from the description, so that tensors of a file can be compared wi
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from tokenmill.model.blocks import Norm, Projection
-from tokenmill.model.description import DecoderDescription, LayerDescription, MlpBlock
+from tokenmill.model.description import DecoderDescription, LayerDescription
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -23,6 +24,8 @@ def matrices_of(decoder: DecoderDescription) -> dict[str, Projection]:
         for number, layer in enumerate(decoder.layers)
         for role, matrix in _matrices_of(layer).items()
     }
+    if decoder.per_layer is not None:
+        found["per_layer.projection"] = decoder.per_layer.projection
     return {**found, "head": decoder.head}
 
 
@@ -32,6 +35,9 @@ def parameter_shapes(decoder: DecoderDescription) -> Shapes:
     found: Shapes = {"embedding.weight": (config.vocab_size, hidden)}
     if config.positions == "learned":
         found["position_embedding.weight"] = (config.max_position_embeddings, hidden)
+    if decoder.per_layer is not None:
+        found["per_layer.embedding.weight"] = (config.vocab_size, decoder.per_layer.width)
+        found |= _of_norm("per_layer.norm", decoder.per_layer.norm)
     for number, layer in enumerate(decoder.layers):
         for role, norm in _norms_of(layer):
             found |= _of_norm(join(number, role), norm)
@@ -43,37 +49,31 @@ def parameter_shapes(decoder: DecoderDescription) -> Shapes:
     return found | _of_norm("norm", decoder.norm)
 
 
+def _halves(layer: LayerDescription) -> dict[str, Any]:
+    """Name what stands behind the mixer."""
+    found = {"mlp": layer.mlp, "per_layer": layer.per_layer}
+    return {name: half for name, half in found.items() if half is not None}
+
+
 def _matrices_of(layer: LayerDescription) -> dict[str, Projection]:
     found = {f"{layer.mixer.name}.{role}": matrix for role, matrix in layer.mixer.matrices.items()}
-    mlp = layer.mlp
-    if isinstance(mlp, MlpBlock):
-        return found | _of_mlp("mlp", mlp)
-    if mlp is None:
-        return found
-    found["mlp.router"] = mlp.router
-    found |= dict(zip(("mlp.latent_in", "mlp.latent_out"), mlp.latent or (), strict=False))
-    for expert in range(mlp.num):
-        found |= _of_mlp(f"mlp.experts.{expert}", mlp.expert)
-    found |= {} if mlp.shared is None else _of_mlp("mlp.shared", mlp.shared)
-    return found | ({} if mlp.shared_gate is None else {"mlp.shared_gate": mlp.shared_gate})
-
-
-def _of_mlp(role: str, block: MlpBlock) -> dict[str, Projection]:
-    return {f"{role}.up": block.up, f"{role}.down": block.down}
+    for name, half in _halves(layer).items():
+        found |= {f"{name}.{role}": matrix for role, matrix in half.roles().items()}
+    return found
 
 
 def _vectors_of(layer: LayerDescription) -> Shapes:
     """List the parameters of a layer that are neither a norm nor a matrix nor its bias."""
     found: Shapes = {f"{layer.mixer.name}.{name}": shape for name, shape in layer.mixer.vectors.items()}
-    mlp = layer.mlp
-    if isinstance(mlp, MlpBlock):
-        return found | {f"mlp.act.{name}": (1,) for name in mlp.act_parameters}
-    return found | ({"mlp.correction": (mlp.num,)} if mlp is not None and mlp.correction else {})
+    for name, half in _halves(layer).items():
+        found |= {f"{name}.{role}": shape for role, shape in half.vectors.items()}
+    return found | ({"scalar": (1,)} if layer.scalar else {})
 
 
 def _norms_of(layer: LayerDescription) -> Iterator[tuple[str, Norm]]:
     yield from layer.norms.items()
-    yield from ((f"{layer.mixer.name}.{role}", norm) for role, norm in layer.mixer.norms.items())
+    for name, part in {layer.mixer.name: layer.mixer, **_halves(layer)}.items():
+        yield from ((f"{name}.{role}", norm) for role, norm in part.norms.items())
 
 
 def _of_norm(path: str, norm: Norm) -> Shapes:

@@ -104,6 +104,12 @@ def _yarn(inv_freq: Tensor, numbers: dict[str, Any]) -> Tensor:
     return scaled
 
 
+def _proportional(inv_freq: Tensor, numbers: dict[str, Any]) -> Tensor:
+    """Turn the first pairs as in a head that turns whole; the others stay (Gemma 4)."""
+    kept = int(numbers["partial_rotary_factor"] * numbers["dim"] // 2)
+    return torch.cat((inv_freq[:kept] / numbers.get("factor", 1.0), torch.zeros(len(inv_freq) - kept)))
+
+
 def _longrope(_: Tensor, numbers: dict[str, Any]) -> Tensor:
     """Divide each pair's frequency by a number of one of two lists: LongRoPE (Ding et al. 2024, arXiv 2402.13753)."""
     divisors = torch.tensor(numbers["long_factor" if numbers["is_long"] else "short_factor"])
@@ -123,4 +129,5 @@ SCALES: dict[str, Callable[[Tensor, dict[str, Any]], Tensor]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }

@@ -31,6 +31,7 @@ class ProgramSpec(Protocol):
     shares_memory: bool = False  # its ranks are on one machine, and map one cache
     prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
     mixers: Collection[str] = ("attention",)  # the first halves of layers that it computes
+    rarities: Collection[str] = ()  # what it computes of LayerDescription.rarities
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
@@ -61,13 +62,17 @@ class ProgramSpec(Protocol):
 def refuse_mixers(program: type[ProgramSpec], config: EngineConfig, decoder: DecoderDescription) -> str | None:
     """Give the reason of a program that does not know the mixer of some layer, or None."""
     # Ranks divide attention alone.
-    known = program.mixers if config.tensor_parallel == 1 else ProgramSpec.mixers
+    asked = program if config.tensor_parallel == 1 else ProgramSpec
+    known = asked.mixers
     for number, layer in enumerate(decoder.layers):
         if layer.mixer.name not in known:
             ranks = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
             return f"does not compute {layer.mixer.name}{ranks}, the mixer of layer {number}"
         if layer.mlp is None and "absent" not in known:
             return f"does not compute layer {number}, which has no MLP"
+        if lacking := [rarity for rarity in layer.rarities if rarity not in asked.rarities]:
+            ranks = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
+            return f"does not compute {lacking[0]}{ranks}, which layer {number} has"
     return None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import count_parameters, describe
+from tokenmill.model.description import RARITIES, count_parameters, describe
 from tokenmill.parallel.division import cache_of_rank
 from tokenmill.program.shares import rank_weight_bytes
 from tokenmill.program.spec import ProgramSpec
@@ -15,6 +15,7 @@ from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
 class EagerSpec(ProgramSpec):
     mixers: Collection[str] = MIXERS
+    rarities: Collection[str] = RARITIES
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:

@@ -139,10 +139,14 @@ class TextRules:
 
 
 def bpe_backend(
-    tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], prefix: Prefix
+    tokens: Sequence[str],
+    types: Sequence[int],
+    scores: Sequence[float],
+    prefix: Prefix,
+    merges: list[tuple[str, str]] | None = None,
 ) -> tokenizers.Tokenizer:
-    """Return BPE over characters with bytes as a last resort."""
-    merges = _merges_from_scores(tokens, types, scores)
+    """Return BPE over characters with bytes as a last resort. merges: where there is a list of them, and no scores."""
+    merges = _merges_from_scores(tokens, types, scores) if merges is None else merges
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
     vocabulary = {token: number for number, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))

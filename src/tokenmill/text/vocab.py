@@ -9,7 +9,7 @@ that answers worse without any error. So is every key `tokenizer.…` that is no
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -73,7 +73,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind.
     """
     keys = ValueReader(metadata, "GGUF metadata", CheckpointError, "tokenizer.")
-    builders = {"gpt2": _byte_level, "llama": _sentencepiece}
+    builders = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4}
     build = builders[model := keys.expect("ggml.model", ..., *builders)]
     tokens = _tokens(keys)
     ids = _named_ids(keys, model, len(tokens))
@@ -193,11 +193,7 @@ def _byte_level(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple
         )
     name = keys.expect("ggml.pre", "default", *sorted(PRE_TOKENIZERS))
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    merges = [_pair(merge) for merge in keys.entries("ggml.merges", str)]
-    for left, right in merges:
-        if not {left, right, left + right} <= vocabulary.keys():
-            merge = f"{left} {right}".strip()
-            raise CheckpointError(f"tokenizer.ggml.merges holds {merge!r}, whose parts are no tokens")
+    merges = _merges(keys, vocabulary)
     pre = PRE_TOKENIZERS[name]
     keys.take("ggml.scores", None)  # some converters write them for every vocabulary
     keys.flag("ggml.add_space_prefix", False)  # of decoding whole texts in llama.cpp alone
@@ -206,6 +202,17 @@ def _byte_level(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple
     backend.pre_tokenizer = pre.build()
     backend.decoder = decoders.ByteLevel()
     return backend, pre.begins
+
+
+def _merges(keys: ValueReader, vocabulary: Collection[str]) -> list[tuple[str, str]]:
+    """Read the pairs of tokens that are joined, the first ones first."""
+    merges = [_pair(merge) for merge in keys.entries("ggml.merges", str)]
+    known = set(vocabulary)
+    for left, right in merges:
+        if not {left, right, left + right} <= known:
+            merge = f"{left} {right}".strip()
+            raise CheckpointError(f"tokenizer.ggml.merges holds {merge!r}, whose parts are no tokens")
+    return merges
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -223,6 +230,16 @@ def _sentencepiece(keys: ValueReader, tokens: list[str], types: list[int]) -> tu
     keys.expect("ggml.remove_extra_whitespaces", False)
     prefix: Prefix = "always" if keys.flag("ggml.add_space_prefix", True) else "never"
     return bpe_backend(tokens, types, scores, prefix), True
+
+
+def _gemma4(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
+    """See _sentencepiece; merges stand in the file, in the place of scores, and nothing is put before a text."""
+    merges = _merges(keys, tokens)
+    keys.take("ggml.scores", None)
+    keys.expect("ggml.pre", "gemma4", "default")  # whatever it says, llama.cpp takes it for the first
+    keys.expect("ggml.remove_extra_whitespaces", False)
+    keys.expect("ggml.add_space_prefix", False)
+    return bpe_backend(tokens, types, (), "never", merges), True
 
 
 def _numbers(keys: ValueReader, key: str, tokens: Sequence[str]) -> list[Any]:

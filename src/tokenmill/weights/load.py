@@ -53,8 +53,9 @@ def matrices_in(decoder: Decoder) -> Iterator[tuple[int | None, str, Matrix]]:
         for role, module in layer.named_modules():
             if isinstance(module, Matrix):
                 yield number, role, module
-    if decoder.head is not None:
-        yield None, "head", decoder.head
+    for role, module in decoder.named_modules():
+        if isinstance(module, Matrix) and not role.startswith("layers."):
+            yield None, role, module
 
 
 def _num_weights(matrix: Matrix) -> int:

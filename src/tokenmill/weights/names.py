@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tokenmill.errors import CheckpointError
+from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import Family
@@ -73,7 +74,7 @@ def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> di
         for name, text in pairs:
             place, _, transform = text.partition(" | ")
             parameter, _, part = place.partition(":")
-            if parameter in existing:
+            if parameter in existing and _has_part(parameter, part, config):
                 targets[name] = Target(parameter, part, transform)
     return targets
 
@@ -184,8 +185,18 @@ def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
     if target.part in ("gate", "up"):
         half = num_rows // 2
         return range(half) if target.part == "gate" else range(half, num_rows)
-    _, layer, _, role, *_ = target.parameter.split(".")  # layers.{i}.attention.qkv
-    matrix = describe(config).layers[int(layer)].mixer.matrices[role]
+    matrix = _merged(target.parameter, config)
     number = matrix.names.index(target.part)
     first = sum(matrix.parts[:number])
     return range(first, first + matrix.parts[number])
+
+
+def _merged(parameter: str, config: ModelConfig) -> Projection:
+    """Find the matrix of a mixer by its parameter, layers.{i}.attention.qkv.weight."""
+    _, layer, _, role, *_ = parameter.split(".")
+    return describe(config).layers[int(layer)].mixer.matrices[role]
+
+
+def _has_part(parameter: str, part: str, config: ModelConfig) -> bool:
+    """Tell whether a matrix has that part: a layer that shares rows has no keys, and values may be keys."""
+    return not part or part.isdigit() or part in ("gate", "up") or part in _merged(parameter, config).names

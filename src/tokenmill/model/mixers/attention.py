@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from tokenmill.cache.spec import RowsSpec
+from tokenmill.cache.spec import LayerSpec, RowsSpec, StateSpec
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model.blocks import Norm, Projection, norm_of
 from tokenmill.model.config import ModelConfig, Rope
@@ -14,7 +14,8 @@ class AttentionBlock:
 
     qk_norms: of Q and of K, or empty. A norm of head_dim entries norms each head by itself, a wider norm all heads
     together. norms_after_rope: they follow the rotation, and do not precede it. temperature: see ModelConfig.
-    gated: the output of each head is multiplied by the sigmoid of a gate; all gates stand before Q in qkv.
+    gated: the output of each head is multiplied by the sigmoid of a gate; all gates stand before Q in qkv. value_norm,
+    value_is_key: see ModelConfig. source: the layer whose rows it reads in the place of its own; qkv is then Q alone.
     """
 
     num_heads: int
@@ -28,13 +29,21 @@ class AttentionBlock:
     norms_after_rope: bool = False
     temperature: tuple[float, int] | None = None
     gated: bool = False
+    value_norm: Norm | None = None
+    value_is_key: bool = False
+    source: int | None = None
 
     @property
     def name(self) -> str:
         return "attention"
 
     @property
-    def keeps(self) -> RowsSpec:
+    def keeps(self) -> LayerSpec:
+        return self.rows if self.source is None else StateSpec((), ())
+
+    @property
+    def rows(self) -> RowsSpec:
+        """The rows that it reads."""
         return RowsSpec(self.num_kv_heads, self.head_dim, self.shape.window)
 
     @property
@@ -61,20 +70,24 @@ def attention_of(config: ModelConfig, index: int) -> AttentionBlock:
     num_kv_heads = config.layer_kv_heads[index] if config.layer_kv_heads else config.num_kv_heads
     q, kv = config.num_heads * head_dim, num_kv_heads * head_dim
     scale = head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    source = config.kv_sources[index] if config.kv_sources else None
+    is_key = bool(config.value_is_key) and config.value_is_key[index]
+    parts = (q * (1 + config.attention_gate), kv, kv)[: 1 if source is not None else 2 if is_key else 3]
     return AttentionBlock(
         config.num_heads,
         num_kv_heads,
         head_dim,
-        qkv=Projection(
-            "qkv", config.hidden_size, (q * (1 + config.attention_gate), kv, kv), config.qkv_bias, ("q", "k", "v")
-        ),
+        qkv=Projection("qkv", config.hidden_size, parts, config.qkv_bias, ("q", "k", "v")[: len(parts)]),
         out=Projection("out", q, (config.hidden_size,), config.o_bias),
-        qk_norms=_qk_norms(config, head_dim, num_kv_heads),
+        qk_norms=_qk_norms(config, head_dim, num_kv_heads)[: 2 if source is None else 1],
         rope=config.ropes[index] if config.ropes else config.rope,
         shape=AttentionShape(scale, config.windows[index], config.attention_softcap, config.attention_sinks),
         norms_after_rope=config.qk_norm is not None and config.qk_norm.after_rope,
         temperature=config.attention_temperature,
         gated=config.attention_gate,
+        value_norm=Norm(head_dim, config.norm, config.norm_eps, weight=False) if config.value_norm else None,
+        value_is_key=is_key,
+        source=source,
     )
 
 

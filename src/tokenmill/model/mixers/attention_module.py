@@ -31,7 +31,8 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads, self.head_dim = block.num_heads, block.num_kv_heads, block.head_dim
         self.qkv = make_linear(block.qkv, scheme, fused)
         self.out = make_linear(block.out, scheme, fused)
-        self.q_norm, self.k_norm = (make_norm(norm, fused) for norm in block.qk_norms or (None, None))
+        self.q_norm, self.k_norm = (make_norm(norm, fused) for norm in (*block.qk_norms, None, None)[:2])
+        self.v_norm, self.reads_others = make_norm(block.value_norm, fused), block.source is not None
         self.norms_heads, self.norms_after_rope = block.norms_heads, block.norms_after_rope
         self.sinks = nn.Parameter(torch.empty(block.num_heads)) if block.shape.sinks else None
         self.num_gates = block.num_heads if block.gated else 0
@@ -40,20 +41,25 @@ class Attention(nn.Module):
 
     def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        gqkv_TNH = self.qkv(x_TD).view(-1, self.num_gates + heads + 2 * kv_heads, self.head_dim)
+        gqkv_TNH = self.qkv(x_TD).view(len(x_TD), -1, self.head_dim)
         qkv_TNH = gqkv_TNH[:, self.num_gates :]
-        v_TKH = qkv_TNH[:, heads + kv_heads :]
-        if self.q_norm is None or self.k_norm is None:
+        v_TKH = qkv_TNH[:, -kv_heads:]  # which are the keys where there are no others
+        if self.q_norm is None:
             qk_TNH = qkv_TNH[:, : heads + kv_heads]
             if angles is not None:
                 qk_TNH = self.rotate(qk_TNH, *angles)
             q_TNH, k_TKH = qk_TNH[:, :heads], qk_TNH[:, heads:]
         else:
             q_TNH = self._turned(self.q_norm, qkv_TNH[:, :heads], angles)
-            k_TKH = self._turned(self.k_norm, qkv_TNH[:, heads : heads + kv_heads], angles)
+            k_TKH = qkv_TNH[:, heads : heads + kv_heads]
+            k_TKH = k_TKH if self.k_norm is None else self._turned(self.k_norm, k_TKH, angles)
         if self.temperature is not None:
             q_TNH = q_TNH * temperatures(step.positions_T, *self.temperature).to(q_TNH.dtype)
-        out_TNH = attend(q_TNH, k_TKH, v_TKH, layer_kv, step, self.shape, self.sinks)
+        v_TKH = v_TKH if self.v_norm is None else self.v_norm(v_TKH)
+        if self.reads_others:
+            out_TNH = attend.attend(q_TNH, layer_kv, step, self.shape, self.sinks)
+        else:
+            out_TNH = attend(q_TNH, k_TKH, v_TKH, layer_kv, step, self.shape, self.sinks)
         if self.num_gates:
             out_TNH = out_TNH * sigmoid(gqkv_TNH[:, : self.num_gates])
         return self.out(out_TNH.reshape(-1, heads * self.head_dim))  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ from tokenmill.quant.schemes import GROUP
 Role = tuple[int | None, str]  # the layer and the role of a matrix
 NOWHERE = Place(0, 0, 0, 0)  # for the units of a matrix of which this rank has no unit
 # As in abi.h.
-EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE, COPY, HEADS, CONVOLVE, RECUR, GATE = range(11)
+EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE, COPY, HEADS, CONVOLVE, RECUR, GATE, INPUTS = range(12)
 ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT, STORE, SHARED_GATE, TO_BUFFER = range(10)
 EACH_HEAD, OWN_HEAD, ALL_HEADS = range(3)
 NO_SHARED, SHARED, GATED_SHARED = range(3)
@@ -34,7 +34,7 @@ class OpList:
         self._ops, self._held = list[TmOp](), list[Any]()
 
     def add(self, kind: int, **fields: Any) -> TmOp:
-        op = TmOp(kind=kind, **{"scale": 1.0, **fields})
+        op = TmOp(kind=kind, **{"scale": 1.0, "rescale": 1.0, **fields})
         self._ops.append(op)
         return op
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.pool import LayerKept, LayerStates
 from tokenmill.kernels.threads import torch_threads
+from tokenmill.model.beside import BesideBlock
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.description import DecoderDescription, ExpertsBlock, LayerDescription, MlpBlock
 from tokenmill.model.mixers.attention import AttentionBlock
@@ -55,6 +56,7 @@ from tokenmill.program.native.op_list import (
     TO_BUFFER,
     OpList,
 )
+from tokenmill.program.native.per_layer import add_inputs, add_per_layer
 from tokenmill.program.native.spec import ACTIVATIONS, has_coded_embedding
 from tokenmill.program.native.state_mixers import add_mixer
 from tokenmill.program.native.units import Linear
@@ -92,8 +94,11 @@ class Ops:
         elif not config.tie_embeddings:
             units = list(range(0, size, GROUP))
             self._list.linears.append(Linear(embed, [(None, "embedding")], [size], GROUP, units, [], whole=False))
-        for layer, (description, kept_of) in enumerate(zip(decoder.layers, kept, strict=True)):
-            self._layer(layer, description, kept_of)
+        if decoder.per_layer is not None:
+            add_inputs(self._list, decoder.per_layer, dtype)
+        for layer, description in enumerate(decoder.layers):
+            source = getattr(description.mixer, "source", None)
+            self._layer(layer, description, kept[layer if source is None else source])
         self._norm("norm", decoder.norm, MLP_IN, LOGITS)
         logits: dict[str, Any] = {"scale": config.logit_multiplier, "softcap": config.logit_softcap or 0.0}
         self._list.linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
@@ -113,13 +118,42 @@ class Ops:
             self._mixer(layer, description, kept)
         if description.mlp is None:
             return
-        if not description.parallel:
+        if not description.parallel and not description.mlp.norms:
             self._before(layer, mlp_norm, description, MLP_IN)
-        if isinstance(description.mlp, ExpertsBlock):
-            self._experts(layer, description.mlp, description)
-        else:
-            self._mlp(layer, ["mlp"], description.mlp, MLP_IN, **self._joins(description))
+        self._second_half(layer, description, description.mlp)
+        rescale = self._rescale(layer, description)
+        if description.per_layer is None:
+            self._after(layer, "mlp_after_norm", description, **rescale)
+            return
         self._after(layer, "mlp_after_norm", description)
+        norm = add_per_layer(self._list, layer, description.per_layer)
+        self._norm(join(layer, "per_layer.norm"), norm, 0, ADD, **rescale)
+
+    def _second_half(self, layer: int, description: LayerDescription, block: Any) -> None:
+        """Add an entry of MLPS."""
+        if isinstance(block, BesideBlock):
+            self._beside(layer, block, description)
+        elif isinstance(block, ExpertsBlock):
+            self._experts(layer, "mlp", block, description)
+        else:
+            self._mlp(layer, ["mlp"], block, MLP_IN, **self._joins(description))
+
+    def _rescale(self, layer: int, description: LayerDescription) -> dict[str, float]:
+        """Find the number by which the output of a layer is multiplied. A norm after the MLP adds to it last."""
+        if not description.scalar:
+            return {}
+        return {"rescale": ctypes.c_float.from_address(self._list.keep(join(layer, "scalar"))).value}
+
+    def _beside(self, layer: int, block: BesideBlock, description: LayerDescription) -> None:
+        """Add experts, then the MLP beside them. Both results are stored, normed, and added to each other."""
+        width = block.norm.size
+        self._norm(join(layer, "mlp.router_norm"), block.norm, ATTENTION_IN, scale=width**-0.5)
+        self._norm(join(layer, "mlp.mixture_norm"), block.norm, MLP_IN)
+        self._experts(layer, "mlp.mixture", block.mixture, description, routed=ATTENTION_IN)
+        self._norm(join(layer, "mlp.mixture_after_norm"), block.norm, 0, STORE)
+        self._norm(join(layer, "mlp.dense_norm"), block.norm, MLP_IN)
+        self._mlp(layer, ["mlp.dense"], block.dense, MLP_IN, STORE, column=width)
+        self._norm(join(layer, "mlp.dense_after_norm"), block.norm, 0, STORE, column=width, gated=1)
 
     def _mixer(self, layer: int, description: LayerDescription, kept: LayerKept) -> None:
         if isinstance(kept, LayerStates):
@@ -142,13 +176,15 @@ class Ops:
             return {"epilogue": ADD, "scale": description.multiplier}
         return {"epilogue": STORE}
 
-    def _after(self, layer: int, role: str, description: LayerDescription) -> None:
+    def _after(self, layer: int, role: str, description: LayerDescription, **more: Any) -> None:
         if description.after is not None:
-            self._norm(join(layer, role), description.after, 0, ADD, scale=description.multiplier)
+            column = description.after.size if role == "mlp_after_norm" and description.mlp.norms else 0
+            more = {"scale": description.multiplier, "column": column, **more}
+            self._norm(join(layer, role), description.after, 0, ADD, **more)
 
-    def _norm(self, path: str, norm: Norm, to: int, epilogue: int = TO_BUFFER, scale: float = 1.0) -> None:
+    def _norm(self, path: str, norm: Norm, to: int, epilogue: int = TO_BUFFER, **more: Any) -> None:
         weight, bias = self._list.factors(path, norm), self._list.keep(f"{path}.bias") if norm.bias else None
-        fields: dict[str, Any] = {"weight": weight, "bias": bias, "eps": norm.eps, "scale": scale}
+        fields: dict[str, Any] = {"weight": weight, "bias": bias, "eps": norm.eps, **more}
         self._list.add(NORM, to=to, epilogue=epilogue, centred=int(norm.kind == "layer"), **fields)
 
     def _attention(self, layer: int, description: LayerDescription, block: AttentionBlock, layer_kv: LayerKV) -> None:
@@ -159,6 +195,7 @@ class Ops:
             "num_kv_heads": block.num_kv_heads,
             "head_dim": block.head_dim,
             "gated": int(block.gated),
+            "kv_parts": len(block.qkv.parts) - 1,
         }
         units: dict[str, Any] = {"unit": block.head_dim, "whole": True}
         heads = cache | sizes | self._tables.fields(block) | self._head_norms(layer, block)
@@ -182,31 +219,38 @@ class Ops:
                 found[f"{name}_bias"] = self._list.keep(f"{path}.bias")
             own = OWN_HEAD if norm.heads > 1 else EACH_HEAD
             found["norm_scope"] = max(found.get("norm_scope", 0), own if block.norms_heads else ALL_HEADS)
+        if block.value_norm is not None:
+            found["v_norm"], found["eps"] = self._list.factors("", block.value_norm), block.value_norm.eps
         return found | {"norms_after_rope": int(block.norms_after_rope)}
 
-    def _experts(self, layer: int, block: ExpertsBlock, description: LayerDescription) -> None:
+    def _experts(
+        self, layer: int, role: str, block: ExpertsBlock, description: LayerDescription, routed: int = MLP_IN
+    ) -> None:
+        """Add a mixture. routed: the buffer that the router reads."""
         mixture: dict[str, Any] = {"experts": block.num, "chosen": block.chosen}
-        self._list.linear([(layer, "mlp.router")], block.router, ROUTER, MLP_IN, unit=TILE)
-        correction = self._list.keep(join(layer, "mlp.correction")) if block.correction else None
+        self._list.linear([(layer, f"{role}.router")], block.router, ROUTER, routed, unit=TILE)
+        correction = self._list.keep(join(layer, f"{role}.correction")) if block.correction else None
         groups, chosen_groups = block.groups or (0, 0)
         choice = {"groups": groups, "chosen_groups": chosen_groups, "scale": block.scale, "correction": correction}
+        if block.expert_scale:
+            choice["expert_scales"] = self._list.keep(join(layer, f"{role}.expert_scale"))
         choice |= {"eps": block.eps, "normalise": int(block.normalise), "sigmoid": int(block.scores == "sigmoid")}
         source = MLP_IN
         if block.latent is not None:
-            source, latent = LATENT, [(layer, "mlp.latent_in")]
+            source, latent = LATENT, [(layer, f"{role}.latent_in")]
             self._list.linear(latent, block.latent[0], ACTIVATED, MLP_IN, to=LATENT, activation=IDENTITY)
         self._list.add(CHOOSE, from_=source, to=GATHERED, **mixture, **choice)
-        experts = [f"mlp.experts.{expert}" for expert in range(block.num)]
+        experts = [f"{role}.experts.{expert}" for expert in range(block.num)]
         self._mlp(layer, experts, block.expert, GATHERED, EXPERT, **mixture)
         if block.latent is not None:
             self._leave_latent(layer, block, block.latent[1], description, mixture)
             return
         shared = NO_SHARED
         if block.shared is not None:
-            self._mlp(layer, ["mlp.shared"], block.shared, MLP_IN, STORE)
+            self._mlp(layer, [f"{role}.shared"], block.shared, MLP_IN, STORE)
             shared = SHARED
         if block.shared_gate is not None:
-            self._list.linear([(layer, "mlp.shared_gate")], block.shared_gate, SHARED_GATE, MLP_IN)
+            self._list.linear([(layer, f"{role}.shared_gate")], block.shared_gate, SHARED_GATE, MLP_IN)
             shared = GATED_SHARED
         self._list.add(COMBINE, shared=shared, **mixture, **self._joins(description))
 
@@ -232,12 +276,13 @@ class Ops:
         source: int,
         epilogue: int,
         scale: float = 1.0,
+        column: int = 0,
         **mixture: Any,
     ) -> None:
         inner: dict[str, Any] = {"to": MLP_INNER, **self._activation(layer, block), **mixture}
         ups, downs = ([(layer, f"{role}.{name}") for role in roles] for name in ("up", "down"))
         self._list.linear(ups, block.up, GATED if block.gated else ACTIVATED, source, **inner)
-        self._list.linear(downs, block.down, epilogue, MLP_INNER, scale=scale, **mixture)
+        self._list.linear(downs, block.down, epilogue, MLP_INNER, scale=scale, column=column, **mixture)
 
     def _activation(self, layer: int, block: MlpBlock) -> dict[str, Any]:
         """Find the activation and its numbers: given, or learned and brought into the form in which they are used."""

@@ -7,7 +7,7 @@ from tokenmill.kernels import native_library
 from tokenmill.kernels.devices import kind_of
 from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import DecoderDescription, ExpertsBlock, count_parameters, describe
+from tokenmill.model.description import RARITIES, DecoderDescription, ExpertsBlock, count_parameters, describe
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout
 from tokenmill.program.spec import ProgramSpec
@@ -30,6 +30,7 @@ ACTIVATIONS = {
 class NativeSpec(ProgramSpec):
     attends = finds_drafts = packs = prefers_codes = has_threads = multiplies_float16 = shares_memory = True
     mixers = ("attention", "short_conv", "delta_net", "mamba2", "absent")
+    rarities = RARITIES
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:

@@ -108,7 +108,8 @@ def _how_shown(template: str, form: ToolFormat, special_texts: Mapping[str, str]
     for as_text in (False, True):
         call = {"id": form.new_id(), "type": "function", "function": {"name": _CALLED, "arguments": '{"x": 1}'}}
         asked, called = {"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}
-        messages = [asked, called, {"role": "tool", "tool_call_id": call["id"], "content": "x"}]
+        told = {"role": "tool", "tool_call_id": call["id"], "content": "x"}
+        messages: list[Mapping[str, Any]] = [asked, called, told]
         try:
             text = render(template, with_objects(messages, form, as_text=as_text), special_texts=special_texts)
         except RequestError:

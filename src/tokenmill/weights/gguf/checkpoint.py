@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from tokenmill.quant.stored import Stored
 
 
+_ROPES = {"rope_scaling", "rope_parameters"}  # of which one says what the divisors of frequencies mean
+
+
 class GGUFCheckpoint(Checkpoint):
     """A GGUF file. metadata: its keys and values. infos: where each tensor lies. numbers: the weights that stand in the
     metadata. Both by their names. largest_type: llama.cpp's name of the type of tensors that takes most bytes.
@@ -112,7 +115,7 @@ class GGUFCheckpoint(Checkpoint):
                 continue
             if match is not None:
                 infos |= self._experts(info, model.num_experts) if match["stack"] else {name: info}
-            elif not is_ignored(family, name) or (name == ROPE_FREQS and "rope_scaling" not in self.config):
+            elif not is_ignored(family, name) or (name == ROPE_FREQS and not _ROPES & self.config.keys()):
                 unexpected.append(name)
         if unexpected:
             model_type = self.config["model_type"]

@@ -63,6 +63,9 @@ def rope_lists(rope: Rope | None) -> dict[str, list[float]]:
 
 
 def _rope_factors(rope: Rope | None, numbers: dict[str, Any]) -> list[float] | None:
+    if rope is not None and rope.kind == "proportional":
+        turned = int(numbers["partial_rotary_factor"] * rope.dim // 2)
+        return [1.0] * turned + [1e30] * (rope.dim // 2 - turned)
     if rope is None or rope.kind not in ("llama3", "factors"):
         return None
     if rope.kind == "factors":
@@ -80,7 +83,7 @@ def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any],
         again = read_config(read_gguf_config(path, header, lists, warn=lambda *_: None))
     except CheckpointError as error:
         raise ConfigError("model", model.family, f"one that GGUF can describe: {error}") from error
-    if factors is not None and model.rope is not None:
+    if factors is not None and model.rope is not None and model.rope.kind != "proportional":
         model = replace(model, rope=replace(model.rope, kind="factors", scaling=(("factors", tuple(factors)),)))
     names = [entry.name for entry in fields(model) if entry.name not in _MAY_DIFFER]
     pairs = {name: (getattr(model, name), getattr(again, name)) for name in names}

@@ -1,0 +1,35 @@
+"""The operations of what each layer has of each token beside its input: before the first layer, and in each one."""
+
+from typing import Any
+
+import torch
+
+from tokenmill.model.blocks import Norm
+from tokenmill.model.per_layer import PerLayerBlock, PerLayerInputs
+from tokenmill.program.native.layouts import LAYOUTS
+from tokenmill.program.native.op_list import ATTENDED, COPY, GATE, INPUTS, MLP_IN, STORE, OpList
+from tokenmill.program.native.spec import ACTIVATIONS
+from tokenmill.program.native.weights import SmallTensor
+
+
+def add_inputs(ops: OpList, inputs: PerLayerInputs, dtype: str) -> None:
+    """Add the operations that make the inputs of all layers. dtype: of the table."""
+    name = "per_layer.embedding.weight"
+    table = ops.weights.keep_table(SmallTensor(name, ops.shapes[name], in_float32=False))
+    ops.add(COPY, to=MLP_IN)
+    ops.linear([(None, "per_layer.projection")], inputs.projection, STORE, MLP_IN)
+    norm: dict[str, Any] = {"weight": ops.factors("per_layer.norm", inputs.norm), "eps": inputs.norm.eps}
+    factor = float(torch.tensor(inputs.size**0.5, dtype=getattr(torch, dtype)))  # as the reference has it
+    factors = {"scale": factor, "act_a": inputs.projection.inputs**-0.5, "act_b": 2**-0.5}
+    ops.add(INPUTS, table=table, scheme=LAYOUTS[dtype], outputs=inputs.width, block=inputs.size, **norm, **factors)
+
+
+def add_per_layer(ops: OpList, layer: int, block: PerLayerBlock) -> Norm:
+    """Add the operations of one layer; return the norm of what it adds, which is stored."""
+    size = block.gate.outputs
+    ops.add(COPY, to=MLP_IN)
+    ops.linear([(layer, "per_layer.gate")], block.gate, STORE, MLP_IN)
+    activation = ACTIVATIONS[block.activation]
+    ops.add(GATE, to=ATTENDED, of_inputs=1, column=layer * size, outputs=size, activation=activation)
+    ops.linear([(layer, "per_layer.projection")], block.projection, STORE, ATTENDED)
+    return block.norm
