@@ -197,6 +197,14 @@ _DELTA_MOE = (
     | _EXPERTS
     | {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 24}
 )
+_NEXT = _DELTA_MOE | {"intermediate_size": 80}
+_OLMO_HYBRID = _LLAMA | {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 32,
+}
 _DELTA_VISION = {key: _QWEN3_VISION[key] for key in _QWEN3_VISION if key != "deepstack_visual_indexes"}
 
 # name → (model_type, config): every family, and every departure that a family's config can make.
@@ -459,6 +467,27 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3_5_moe_text": ("qwen3_5_moe_text", _DELTA_MOE),
+    "qwen3_next": ("qwen3_next", _NEXT),
+    "qwen3_next-departures": (
+        "qwen3_next",
+        _NEXT
+        | {
+            "linear_value_head_dim": 32,
+            "linear_num_value_heads": 6,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+        }
+        | {"mlp_only_layers": [1], "decoder_sparse_step": 2, "norm_topk_prob": False, "tie_word_embeddings": True}
+        | {"layer_types": ["full_attention", "linear_attention"] * 2},
+    ),
+    "olmo_hybrid": ("olmo_hybrid", _OLMO_HYBRID | {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}),
+    "olmo_hybrid-departures": (
+        "olmo_hybrid",
+        _LLAMA
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "attention_bias": True}
+        | {"linear_allow_neg_eigval": False, "linear_conv_kernel_dim": 3, "tie_word_embeddings": True}
+        | {"rope_parameters": _YARN, "layer_types": ["full_attention", "linear_attention"]},
+    ),
     "qwen3_5": ("qwen3_5", {"text_config": _DELTA | _sections(1, 1, 0), "vision_config": _DELTA_VISION}),
     "qwen3_5_moe": ("qwen3_5_moe", {"text_config": _DELTA_MOE | _sections(1, 1, 0), "vision_config": _DELTA_VISION}),
     "dots1": ("dots1", _LLAMA | _SIGMOID | {"head_dim": 12, "norm_topk_prob": True}),
@@ -477,7 +506,8 @@ these."""
 
 HYBRIDS = "lfm2 qwen3_5_text nemotron_h".split()
 """Families that between them have every kind of layer that keeps a state."""
-_STATES = "lfm2 lfm2_moe qwen3_5 qwen3_5_moe qwen3_5_text qwen3_5_moe_text nemotron_h mamba2 bamba".split()
+_STATES = """lfm2 lfm2_moe qwen3_5 qwen3_5_moe qwen3_5_text qwen3_5_moe_text qwen3_next olmo_hybrid nemotron_h mamba2
+    bamba""".split()
 ATTENTION = [
     name
     for name, (kind, numbers) in TINY.items()

@@ -15,19 +15,20 @@ from tests.weights.test_outline import gguf_file
 def hybrid(tmp_path, model):
     """The files of a model that has a tokenizer, under the config of a family with states."""
     path = Path(shutil.copytree(model, tmp_path / "hybrid"))
-    (path / "config.json").write_text(json.dumps(PUBLISHED["Qwen3-Next-80B-A3B-Instruct"]["config"]))
+    config = PUBLISHED["Qwen3-Next-80B-A3B-Instruct"]["config"]
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "qwen4_next"}))
     return path
 
 
 def test_it_says_what_it_can_and_why(tm, hybrid):
     code, out, err = tm("info", hybrid)
     assert (code, err) == (0, "")
-    for part in ("qwen3_next, Qwen3NextForCausalLM", "layers with state", "512, 10 for each token", "float32"):
+    for part in ("qwen4_next, Qwen3NextForCausalLM", "layers with state", "512, 10 for each token", "float32"):
         assert part in out, part
-    assert "in no program:" in out and "model_type 'qwen3_next' is not implemented" in " ".join(out.split())
+    assert "in no program:" in out and "model_type 'qwen4_next' is not implemented" in " ".join(out.split())
     facts = json.loads(tm("info", hybrid, "--json", "--tensors")[1])
     assert (facts["runs"], facts["num_layers"], facts["chat_template"]) == (None, 48, True)
-    assert "model_type 'qwen3_next' is not implemented" in facts["why_not"]
+    assert "model_type 'qwen4_next' is not implemented" in facts["why_not"]
     assert len(facts["tensors"]) == facts["types"]["float32"]["count"]
     assert facts["num_bytes"] == 4 * facts["num_stored"]
     assert "{" in tm("info", hybrid, "--template")[1]
@@ -35,7 +36,7 @@ def test_it_says_what_it_can_and_why(tm, hybrid):
 
 def test_others_refuse_it_as_ever(refused, hybrid):
     for words in (["plan"], ["generate", "-p", "x"], ["info", "--check"]):
-        assert "model_type 'qwen3_next' is not implemented" in refused(words[0], hybrid, *words[1:])
+        assert "model_type 'qwen4_next' is not implemented" in refused(words[0], hybrid, *words[1:])
 
 
 def test_a_gguf_file_of_an_unknown_architecture(tm, tmp_path):

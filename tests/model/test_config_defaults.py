@@ -40,6 +40,7 @@ IN_CODE: dict[str, set[str]] = {
     "gemma4_text": {"sliding_window", "global_head_dim"},
     "qwen3_5_text": {"full_attention_interval"},
     "qwen3_5_moe_text": {"full_attention_interval"},
+    "qwen3_next": {"full_attention_interval"},
 }
 OUTSIDE = ("rope_theta", "partial_rotary_factor")
 NAMES = [

@@ -72,7 +72,6 @@ def test_encoders_with_decoders_are_told_by_their_config():
         ("whisper", "hears"),
         ("mamba", "state"),
         ("rwkv7", "state"),
-        ("qwen3_next", "state"),
         ("jamba", "state"),
         ("deepseek_v3", "latent attention"),
         ("kimi_k2", "latent attention"),

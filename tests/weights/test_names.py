@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmill.model.families import find_family, read_config
-from tokenmill.weights.names import Target, expand, is_further, is_ignored, rows_of
+from tokenmill.weights.names import Target, as_stored, expand, is_further, is_ignored, rows_of
 from tokenmill.weights.transforms import TRANSFORMS
 
 SIZES = {"vocab_size": 10, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -91,6 +91,38 @@ def test_transforms_by_hand():
     assert TRANSFORMS["heads_to_qkv"].to_decoder(matrix[:, 0], config).tolist() == wanted, "of a bias too"
     assert TRANSFORMS["bigcode_qkv"].to_decoder(matrix, config) is matrix, "fewer heads of K and V than of Q"
     assert TRANSFORMS["bigcode_qkv"].to_decoder(matrix, replace(config, num_kv_heads=4))[:, 0].tolist() == wanted
+
+
+def test_parts_in_succession_and_pieces():
+    """q and k of 8 rows each, v and z of 12 each; the taps of q, k and v, whole or cut in three."""
+    heads = {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_conv_kernel_dim": 2}
+    heads |= {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "num_key_value_heads": 2}
+    config = read_config({"model_type": "qwen3_5_text", **SIZES, **heads})
+    matrix, taps = (f"layers.0.delta_net.{name}" for name in ("qkvz.weight", "conv"))
+    assert rows_of(Target(matrix, "qkv", ""), 40, config) == range(28)
+    assert rows_of(Target(matrix, "z", ""), 40, config) == range(28, 40)
+    assert rows_of(Target(taps, "v", "depthwise"), 28, config) == range(16, 28)
+    pieces = [rows_of(Target(taps, f"{number}/3", "depthwise"), 28, config) for number in range(3)]
+    assert [len(piece) for piece in pieces] == [len(piece) for piece in torch.arange(28).chunk(3)]
+    assert pieces[2] == range(20, 28)
+
+
+def test_a_name_has_the_target_that_its_layer_has():
+    """In OLMo Hybrid each fourth layer attends, and has its norms behind attention and MLP."""
+    config = {"model_type": "olmo_hybrid", "num_key_value_heads": 4, **SIZES, "num_hidden_layers": 4}
+    family, model = find_family(config), read_config(config)
+    stored = {f"layers.{layer}.post_attention_layernorm.weight": (8,) for layer in range(4)}
+    norms = ["layers.0.mlp_norm.weight", "layers.3.attention_after_norm.weight"]
+    found = expand(as_stored(family, model, stored), model, norms)
+    assert {name: target.parameter for name, target in found.items()} == {
+        "layers.0.post_attention_layernorm.weight": norms[0],
+        "layers.3.post_attention_layernorm.weight": norms[1],
+    }
+    published = expand(as_stored(family, model, {"layers.3.post_attention_layernorm.weight": (8,)}), model, norms)
+    assert {name: target.parameter for name, target in published.items()} == {
+        "layers.0.feedforward_layer_norm.weight": norms[0],
+        "layers.3.post_attention_layernorm.weight": norms[1],
+    }
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,18 @@ MAMBA = replace(
 SHAPES = {"one row": (1, 5), "as a row": (5,), "pairs_to_halves of heads": (4, 6)}
 SHAPES |= {"column log of minus": (6, 1), "as a column": (6, 1), "by groups": (2, 6)}
 SHAPES |= {"depthwise": (5, 1, 4), "gate before query": (48, 6)}
+SHAPES |= {"qkvz by k heads": (96, 6), "gates by k heads": (12, 6)}
 
 
 def config_for(name: str, config: ModelConfig = CONFIG) -> ModelConfig:
     """The config, or one with delta nets where a transform is theirs."""
-    return DELTA_NETS if name.startswith("tiled") else MAMBA if name == "by groups" else config
+    return (
+        DELTA_NETS
+        if name.startswith("tiled") or name.endswith("by k heads")
+        else MAMBA
+        if name == "by groups"
+        else config
+    )
 
 
 def numbered(*shape: int) -> torch.Tensor:
@@ -99,6 +106,17 @@ def test_heads_of_v_are_grouped_by_the_heads_of_k_that_serve_them():
     ]
     rows = TRANSFORMS["tiled after keys"].to_decoder(numbered(72, 2), DELTA_NETS)[:, 0].tolist()
     assert rows[:48] == list(range(48)) and rows[52:56] == list(range(60, 64))
+
+
+def test_rows_of_the_heads_of_k_are_sorted_by_what_they_are():
+    """As Qwen3-Next stores them: of each of three heads of k 8 rows of q, 8 of k, two heads of v and their z of 4."""
+    rows = TRANSFORMS["qkvz by k heads"].to_decoder(numbered(96, 2), DELTA_NETS)[:, 0].tolist()
+    assert rows[:8] + rows[24:32] + rows[48:56] + rows[72:80] == list(range(32))
+    assert rows[8:12] == [32, 33, 34, 35]
+    assert TRANSFORMS["gates by k heads"].to_decoder(numbered(12), DELTA_NETS).tolist() == [
+        *(0, 1, 4, 5, 8, 9),
+        *(2, 3, 6, 7, 10, 11),
+    ]
 
 
 def test_what_has_no_logarithm_is_refused():

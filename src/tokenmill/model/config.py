@@ -69,8 +69,8 @@ class ModelConfig:
     each token beside its input, if anything; see per_layer.py. windows: past tokens that a query sees, itself
     included, None for all; for each layer, or one for all layers. positions: "rope" or "learned". ropes: per layer,
     where they differ; then `rope` tells the context. norm: "rms" or "layer". norm_placement: "before", "after" or
-    "both" sides of attention and of the MLP. norm_rounds_last: in the model's dtype the norm is rounded after its
-    weight, and not before. attention_gate: the output of attention is multiplied by the sigmoid of a matrix of its own.
+    "both" sides of attention and of the MLP, in all layers or for each. norm_rounds_last: in the model's dtype the norm
+    is rounded after its weight, not before. attention_gate: a matrix whose sigmoid multiplies the output of attention.
     residual: "serial", or "parallel" where attention and MLP read the same input (GPT-NeoX). shared_norm: they read it
     through one norm. attention_temperature: (beta, length): queries are multiplied by 1 + beta * ln(1 + floor(position
     / length)). swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha * gate), with gate <= limit.
@@ -98,7 +98,7 @@ class ModelConfig:
     norm_weight: bool = True
     norm_unit_offset: bool = False  # multiply by 1 + weight
     norm_rounds_last: bool = False
-    norm_placement: str = "before"
+    norm_placement: str | tuple[str, ...] = "before"
     activation: str = "silu"
     gated_mlp: bool = True
     swiglu: tuple[float, float] | None = None

@@ -265,14 +265,14 @@ def describe(config: ModelConfig) -> DecoderDescription:
     dense = _mlp(config, config.intermediate_size, config.mlp_bias)
     experts = _experts(config) if config.num_experts else dense
     has_experts = config.expert_layers or (True,) * config.num_layers
-    before = norm if config.norm_placement in ("before", "both") else None
-    after = norm if config.norm_placement in ("after", "both") else None
     parallel = config.residual == "parallel"
     layers = []
     for index in range(config.num_layers):
         mixer = config.mixers[index] if config.mixers else None
         mlp = None if config.mlp_layers and not config.mlp_layers[index] else experts if has_experts[index] else dense
         mlp = config.mlps[index] if config.mlps else mlp
+        sides = config.norm_placement if isinstance(config.norm_placement, str) else config.norm_placement[index]
+        before, after = (norm if sides in (side, "both") else None for side in ("before", "after"))
         joined = (config.residual_multiplier, parallel, parallel and config.shared_norm)
         more = config.per_layer and config.per_layer.block, config.layer_scalar
         layers.append(LayerDescription(mixer or attention_of(config, index), mlp, before, after, *joined, *more))

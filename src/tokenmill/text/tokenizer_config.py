@@ -32,12 +32,14 @@ _REGISTERED: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("gpt2", "phi", "starcoder2"), "GPT2Tokenizer"),
         **dict.fromkeys(("gpt_neox", "mamba2", "olmo", "olmoe"), "GPTNeoXTokenizer"),
         **dict.fromkeys(
-            "qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl qwen3_vl_moe".split(), "Qwen2Tokenizer"
+            "qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe".split(),
+            "Qwen2Tokenizer",
         ),
         **dict.fromkeys("qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text".split(), "Qwen3_5Tokenizer"),
         **dict.fromkeys(
             """ernie4_5 ernie4_5_moe glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoehybrid granitemoeshared
-            minimax_m2 ministral3 mistral mistral3 mixtral nemotron olmo2 olmo3 phi3 stablelm""".split(),
+            minimax_m2 ministral3 mistral mistral3 mixtral nemotron olmo2 olmo3 olmo_hybrid phi3
+            stablelm""".split(),
             _GENERIC,
         ),
     }

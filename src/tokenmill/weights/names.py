@@ -25,7 +25,8 @@ from tokenmill.weights.plain import Checkpoint
 class Target:
     """A parameter of the decoder, the part of it ("" for all) and the transform of the file's tensor.
 
-    A part that is a number is one row of weights [heads, head_dim].
+    A part that is a number is one row of weights [heads, head_dim]. "qkv" means three parts, one after the other; "1/3"
+    the second of three pieces as torch.chunk cuts them.
     """
 
     parameter: str
@@ -72,10 +73,11 @@ def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> di
             if mark in pattern:
                 pairs = [(p.replace(mark, str(v)), g.replace(mark, str(v))) for p, g in pairs for v in values]
         for name, text in pairs:
-            place, _, transform = text.partition(" | ")
-            parameter, _, part = place.partition(":")
-            if parameter in existing and _has_part(parameter, part, config):
-                targets[name] = Target(parameter, part, transform)
+            places, _, transform = text.partition(" | ")
+            for place in places.split(" or "):
+                parameter, _, part = place.partition(":")
+                if parameter in existing and _has_part(parameter, part, config):
+                    targets[name] = Target(parameter, part, transform)
     return targets
 
 
@@ -116,30 +118,31 @@ def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Targ
 def as_stored(family: Family, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Family:
     """Give the family the names that files have, by the shapes of their tensors: names of `also` where they are there.
 
-    A name of `also` that is in `names`, too, has another layout there. That one counts where all shapes fit it, since
-    the shape of a square matrix does not tell its layout.
+    A name of `also` that is in `names`, too, has another layout or another target there. That one counts where all
+    tensors fit it, since the shape of a square matrix does not tell its layout.
     """
     stored = {name.removeprefix(family.prefix): shape for name, shape in shapes.items()}
     forms = {pattern: re.compile(_form(pattern)) for pattern in family.also}
-    names = {pattern: next(filter(form.fullmatch, stored), None) for pattern, form in forms.items()}
-    there = {pattern: name for pattern, name in names.items() if name is not None}
-    both = {pattern: name for pattern, name in there.items() if pattern in family.names}
-    if all(_fits(family, config, pattern, name, stored[name]) for pattern, name in both.items()):
-        there = {pattern: name for pattern, name in there.items() if pattern not in both}
-    found = {pattern: family.also[pattern] for pattern in there}
-    filled = {_parameter(goal) for goal in found.values()}
-    others = {name: goal for name, goal in family.names.items() if _parameter(goal) not in filled}
+    names = {pattern: list(filter(form.fullmatch, stored)) for pattern, form in forms.items()}
+    both = [pattern for pattern, own in names.items() if own and pattern in family.names]
+    fit = all(_fits(family, config, pattern, {name: stored[name] for name in names[pattern]}) for pattern in both)
+    left = both if fit else []
+    found = {pattern: family.also[pattern] for pattern, own in names.items() if own and pattern not in left}
+    filled = {parameter for goal in found.values() for parameter in _parameters(goal)}
+    others = {name: goal for name, goal in family.names.items() if filled.isdisjoint(_parameters(goal))}
     return replace(family, names={**others, **found}) if found else family
 
 
-def _fits(family: Family, config: ModelConfig, pattern: str, name: str, shape: tuple[int, ...]) -> bool:
-    alone = expected_tensors(replace(family, names={pattern: family.names[pattern]}), config)
-    return name in alone and alone[name][1] == shape
+def _fits(family: Family, config: ModelConfig, pattern: str, stored: Mapping[str, tuple[int, ...]]) -> bool:
+    """Tell whether these tensors are as `names` has them."""
+    wanted = expected_tensors(replace(family, names={pattern: family.names[pattern]}), config)
+    return all(name in wanted and wanted[name][1] == shape for name, shape in stored.items())
 
 
-def _parameter(goal: str) -> str:
-    """Return the path of the parameter that a target fills, without "weight" or "bias"."""
-    return re.sub(r"(\{p\}|\.weight|\.bias)?(:.*)?( \| .*)?$", "", goal)
+def _parameters(goal: str) -> list[str]:
+    """List the paths of the parameters that a target may fill, without "weight" or "bias"."""
+    places, _, _ = goal.partition(" | ")
+    return [re.sub(r"(\{p\}|\.weight|\.bias)?(:.*)?$", "", place) for place in places.split(" or ")]
 
 
 def _form(pattern: str) -> str:
@@ -182,21 +185,27 @@ def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
         return range(num_rows)
     if target.part.isdigit():
         return range(int(target.part), int(target.part) + 1)
+    if "/" in target.part:
+        number, count = map(int, target.part.split("/"))
+        size = -(-num_rows // count)
+        return range(number * size, min(num_rows, (number + 1) * size))
     if target.part in ("gate", "up"):
         half = num_rows // 2
         return range(half) if target.part == "gate" else range(half, num_rows)
     matrix = _merged(target.parameter, config)
-    number = matrix.names.index(target.part)
+    number = "".join(matrix.names).index(target.part)
     first = sum(matrix.parts[:number])
-    return range(first, first + matrix.parts[number])
+    return range(first, first + sum(matrix.parts[number : number + len(target.part)]))
 
 
 def _merged(parameter: str, config: ModelConfig) -> Projection:
     """Find the matrix of a mixer by its parameter, layers.{i}.attention.qkv.weight."""
     _, layer, _, role, *_ = parameter.split(".")
-    return describe(config).layers[int(layer)].mixer.matrices[role]
+    matrices = describe(config).layers[int(layer)].mixer.matrices
+    return matrices["qkvz" if role == "conv" else role]  # whose first rows are the channels of the convolution
 
 
 def _has_part(parameter: str, part: str, config: ModelConfig) -> bool:
     """Tell whether a matrix has that part: a layer that shares rows has no keys, and values may be keys."""
-    return not part or part.isdigit() or part in ("gate", "up") or part in _merged(parameter, config).names
+    known = not part or part.isdigit() or part in ("gate", "up")
+    return known or part in "".join(_merged(parameter, config).names)

@@ -121,6 +121,20 @@ def _tiled_after_keys(tensor: Tensor, config: ModelConfig) -> Tensor:
     return torch.cat([tensor[:first], _tiled_to_grouped(tensor[first:], config)])
 
 
+def _by_k_heads(role: str) -> Layout:
+    """Make the layout that reorders rows from [for each k head of a delta net its rows of the first part of a matrix,
+    then of the second, …] to [all of the first part, all of the second, …].
+    """
+
+    def layout(tensor: Tensor, config: ModelConfig) -> Tensor:
+        block = _delta_net(config)
+        parts = [rows // block.num_k_heads for rows in block.matrices[role].parts]
+        heads = tensor.reshape(block.num_k_heads, sum(parts), *tensor.shape[1:])
+        return torch.cat([part.flatten(0, 1) for part in torch.split(heads, parts, dim=1)])
+
+    return layout
+
+
 def _of_columns(of_rows: Layout) -> Layout:
     """Make the layout that orders columns, of values or of codes and their scales, as another one orders rows of
     heads.
@@ -171,6 +185,7 @@ TRANSFORMS: dict[str, Transform] = {
     ),
     "pairs_to_halves of qkv": _of_order(_qkv_to_halves),
     "gate before query": _of_order(_gate_before_query),
+    "log of minus": Transform(_log_of_minus, _minus_exp),
     "column log of minus": Transform(
         lambda tensor, config: _log_of_minus(tensor[:, 0], config),
         lambda tensor, config: _minus_exp(tensor, config)[:, None],
@@ -184,6 +199,8 @@ TRANSFORMS: dict[str, Transform] = {
         lambda tensor, config: _tiled_to_grouped(_log_of_minus(tensor, config), config),
         lambda tensor, config: _minus_exp(_undone(_tiled_to_grouped)(tensor, config), config),
     ),
+    "qkvz by k heads": _of_order(_by_k_heads("qkvz")),
+    "gates by k heads": _of_order(_by_k_heads("gates")),
     "interleaved": _of_order(_interleaved),
     "transpose interleaved": Transform(
         lambda tensor, config: _interleaved(tensor.t(), config),

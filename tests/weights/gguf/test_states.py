@@ -197,12 +197,15 @@ def test_codes_are_kept_in_the_order_of_the_model(tmp_path, wide, kind):
     path = write(tmp_path / "x.gguf", "qwen3_5_text", wide, stored, **WIDE_KEYS)
     checkpoint = open_checkpoint(path)
     source = WeightSource(checkpoint, read_config(checkpoint.config), find_scheme("file"), torch.float32)
-    for role, rows, dim, file_kind in (("out", out, 1, kind), ("z", z, 0, KIND.Q4_1)):
-        (found,) = source.matrix(0, f"delta_net.{role}")
+    qkvz = source.matrix(0, "delta_net.qkvz")
+    assert [part.num_rows for part in qkvz] == [512, 256] and qkvz[0].codes is None
+    (whole,) = source.matrix(0, "delta_net.out")
+    for found, rows, dim, file_kind in ((whole, out, 1, kind), (qkvz[1], z, 0, KIND.Q4_1)):
         assert found.codes is not None or found.halves is not None
         wanted = torch.from_numpy(gguf.dequantize(rows, file_kind))
         assert torch.equal(tiled(found.values(), (2, 4), dim), wanted)
-        (some,) = source.matrix(0, f"delta_net.{role}", range(16, 48))
+    for role, first, found in (("out", 0, whole), ("qkvz", 512, qkvz[1])):
+        (some,) = source.matrix(0, f"delta_net.{role}", range(first + 16, first + 48))
         assert torch.equal(some.values(), found.values()[16:48])
 
 

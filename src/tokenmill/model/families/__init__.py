@@ -2,8 +2,9 @@
 
 A family is a Family in one file, which close relatives share, and one line of FAMILIES in the registry. It says how its
 config and its tensors depart from Llama's. A target of a tensor is "parameter", "parameter:part" for one of the
-matrices merged into it, and "… | transform" where the file stores it in another layout. {i} is the layer, {e} the
-expert; a name that ends in {p} stands for .weight and, where the model has one, .bias.
+matrices merged into it, "one or another" for the one that a layer has, and "… | transform" where the file stores it in
+another layout. {i} is the layer, {e} the expert; a name that ends in {p} stands for .weight and, where the model has
+one, .bias.
 
 Some tensors have two names or layouts: the published files have one, and transformers' own modules the other, as
 `save_pretrained(save_original_format=False)` and a state_dict show it. The second stands in `also`. in_gguf.py

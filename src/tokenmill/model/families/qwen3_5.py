@@ -1,9 +1,10 @@
 """Qwen 3.5, 3.6 and 3.8, dense and with experts, and Qwen3-Next: three layers with a gated delta net, then one with
 attention, whose output is multiplied by a gate of its own.
 
-Vision models are read for their text part. A token has three positions there, of which each turns a section of a head
-(M-RoPE); the three are equal for text, so that the sections say nothing. Layers that predict further tokens (MTP) are
-not computed.
+Qwen3-Next stores the matrices of a delta net by heads of k: of each head the rows of q and k, then of its heads of v,
+then of their z; b and a likewise. Vision models are read for their text part. A token has three positions there, of
+which each turns a section of a head (M-RoPE); the three are equal for text, so that the sections say nothing. Layers
+that predict further tokens (MTP) are not computed.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from tokenmill.model.families.in_gguf import (
     norms_less_one,
 )
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
-from tokenmill.model.families.qwen_moe import mlp_names
+from tokenmill.model.families.qwen_moe import mixture, mlp_names
 from tokenmill.model.mixers.delta_net import DeltaNetBlock, delta_net
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
@@ -42,10 +43,15 @@ _ATTENTION = {
 }
 _NAMES = {
     **_ATTENTION,
-    _FILE + "in_proj_qkv.weight": _OURS + "qkv.weight",
-    _FILE + "in_proj_z.weight": _OURS + "z.weight",
+    _FILE + "in_proj_qkv.weight": _OURS + "qkvz.weight:qkv",
+    _FILE + "in_proj_z.weight": _OURS + "qkvz.weight:z",
     _FILE + "in_proj_b.weight": _OURS + "gates.weight:b",
     _FILE + "in_proj_a.weight": _OURS + "gates.weight:a",
+}
+_BY_HEADS = {
+    **_ATTENTION,
+    _FILE + "in_proj_qkvz.weight": _OURS + "qkvz.weight | qkvz by k heads",
+    _FILE + "in_proj_ba.weight": _OURS + "gates.weight | gates by k heads",
 }
 _ROUTED = {
     "layers.{i}.mlp.gate.weight": "layers.{i}.mlp.router.weight",
@@ -56,8 +62,8 @@ _ROUTED = {
 _STORED = {
     **norms_less_one(mlp_norm_after_attention()),
     "blk.{i}.attn_q{p}": "layers.{i}.attention.qkv{p}:q | gate before query",
-    "blk.{i}.attn_qkv.weight": _OURS + "qkv.weight | tiled after keys",
-    "blk.{i}.attn_gate.weight": _OURS + "z.weight | tiled",
+    "blk.{i}.attn_qkv.weight": _OURS + "qkvz.weight:qkv | tiled after keys",
+    "blk.{i}.attn_gate.weight": _OURS + "qkvz.weight:z | tiled",
     "blk.{i}.ssm_beta.weight": _OURS + "gates.weight:b | tiled",
     "blk.{i}.ssm_alpha.weight": _OURS + "gates.weight:a | tiled",
     "blk.{i}.ssm_conv1d.weight": _OURS + "conv | tiled after keys",
@@ -65,6 +71,16 @@ _STORED = {
     "blk.{i}.ssm_dt.bias": _OURS + "dt_bias | tiled",
     "blk.{i}.ssm_norm.weight": _OURS + "norm.weight",
     "blk.{i}.ssm_out.weight": _OURS + "out.weight | tiled columns",
+}
+_STORED_NEXT = {
+    **{name: target for name, target in _STORED.items() if not name.endswith(("ssm_alpha.weight", "ssm_beta.weight"))},
+    "blk.{i}.attn_qkv.weight": _OURS + "qkvz.weight:qkv",
+    "blk.{i}.attn_gate.weight": _OURS + "qkvz.weight:z",
+    "blk.{i}.ssm_ba.weight": _OURS + "gates.weight | gates by k heads",
+    "blk.{i}.ssm_conv1d.weight": _OURS + "conv",
+    "blk.{i}.ssm_a": _OURS + "A_log | log of minus",
+    "blk.{i}.ssm_dt.bias": _OURS + "dt_bias",
+    "blk.{i}.ssm_out.weight": _OURS + "out.weight",
 }
 _PER_EXPERT = mlp_names("experts.{e}", "experts.{e}")
 
@@ -125,6 +141,11 @@ def _qwen3_5_moe(reader: ConfigReader) -> dict[str, Any]:
     return {**fields, "intermediate_size": fields["expert_size"]}
 
 
+def _qwen3_next(reader: ConfigReader) -> dict[str, Any]:
+    shared = {"shared_expert_size": reader.count("shared_expert_intermediate_size"), "shared_expert_gate": True}
+    return {**_mixed(reader), **mixture(reader), **shared}
+
+
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     keys.read.add(keys.name("rope.dimension_sections"))
     config = like_llama(keys, rotates_all=False)
@@ -158,6 +179,11 @@ def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
     }
 
 
+def _read_next_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    config = _read_moe_gguf(keys)
+    return config | {"intermediate_size": keys.count("feed_forward_length"), "norm_topk_prob": True}
+
+
 def _metadata(model: ModelConfig) -> dict[str, Any]:
     block = mixer_of(model, DeltaNetBlock)
     if block is None:
@@ -176,6 +202,10 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
         "ssm.inner_size": block.out.inputs,
         "ssm.conv_kernel": block.num_taps,
     }
+
+
+def _next_metadata(model: ModelConfig) -> dict[str, Any]:
+    return {key: value for key, value in _metadata(model).items() if key != "rope.dimension_sections"}
 
 
 _DELTA = {
@@ -213,6 +243,22 @@ QWEN3_5_MOE_TEXT = Family(
     harmless=_HARMLESS,
     further=("mtp.",),
     gguf=InGGUF("qwen35moe", _STORED, _read_moe_gguf, _metadata, needs=("no o_bias",), further=True),
+    also=PACKED_EXPERTS,
+)
+QWEN3_NEXT = Family(
+    {**NAMES, **_BY_HEADS, **_ROUTED, **_PER_EXPERT},
+    _qwen3_next,
+    defaults={
+        **sizes(151936, 2048, 5632, 48, 16, 2, head_dim=256, context=32768),
+        **_DELTA,
+        **_MOE,
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    further=("mtp.",),
+    gguf=InGGUF("qwen3next", _STORED_NEXT, _read_next_gguf, _next_metadata, needs=("no o_bias",), further=True),
     also=PACKED_EXPERTS,
 )
 _TEXT = InnerTextModel(("qwen3_5_text",), ignored=("vision_config", *_SEEN), tied=False)

@@ -28,7 +28,8 @@ EXPERT_NAMES = {**NAMES, _MLP + "gate.weight": _MLP + "router.weight", **mlp_nam
 _SHARED = {_MLP + "shared_expert_gate.weight": _MLP + "shared_gate.weight", **mlp_names("shared_expert", "shared")}
 
 
-def _mixture(reader: ConfigReader) -> dict[str, Any]:
+def mixture(reader: ConfigReader) -> dict[str, Any]:
+    """Read the experts, and which layers have them."""
     step, dense = reader.count("decoder_sparse_step"), reader.entries("mlp_only_layers", int, [])
     layers = range(reader.num_layers())
     return {
@@ -45,7 +46,7 @@ def _qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
     upper = reader.count("max_window_layers", minimum=0)
     slides = (layer % 2 == 0 and layer < upper for layer in range(reader.num_layers()))
     return {
-        **_mixture(reader),
+        **mixture(reader),
         "shared_expert_size": reader.count("shared_expert_intermediate_size"),
         "shared_expert_gate": True,
         "qkv_bias": reader.flag("qkv_bias"),
@@ -56,7 +57,7 @@ def _qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
 def _qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
     window = reader.window()
     return {
-        **_mixture(reader),
+        **mixture(reader),
         **reader.attention_bias(),
         "qk_norm": QKNorm(),
         "windows": (window if reader.flag("use_sliding_window") else None,),

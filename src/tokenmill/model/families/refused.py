@@ -42,8 +42,8 @@ _SENTENCES: Mapping[str, str] = {
 # Feature, or the sentence itself → patterns of families' names that tell it, in transformers or llama.cpp.
 _NAMES: Mapping[str, str] = {
     _STATE: r""".*mamba.* .*rwkv.* jamba bamba zamba\d? falcon[_-]h1 granite[_-]?hybrid nemotron[_-]h.*
-        lfm3([_-]?moe)? recurrent_gemma qwen3[_-]?next qwen4.* kimi[_-]linear minimax bailing_hybrid
-        olmo_hybrid lara_mini plamo2 xlstm zaya""",
+        lfm3([_-]?moe)? recurrent_gemma qwen4.* kimi[_-]linear minimax bailing_hybrid lara_mini
+        plamo2 xlstm zaya""",
     _LATENT: r"""deepseek_?(v?[23].*|r1) kimi_k2.* glm4_moe_lite glm[_-](moe_)?dsa longcat_flash.* minicpm3 mistral4
         youtu sarvam_mla plm axk\d""",
     _BOTH: r""".*t5(?!encoder).* .*bart.* .*pegasus.* m2m_100 nllb.* marian fsmt led .*prophetnet blenderbot.* mvp

@@ -30,17 +30,18 @@ class DeltaNet(nn.Module):
     def __init__(self, block: DeltaNetBlock, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
         self.block = block
-        self.qkv, self.z, self.gates, self.out = (
-            make_linear(matrix, scheme, ("qkv", "gates")) for matrix in block.matrices.values()
+        self.qkvz, self.gates, self.out = (
+            make_linear(matrix, scheme, ("qkvz", "gates")) for matrix in block.matrices.values()
         )
-        self.conv = nn.Parameter(torch.empty(block.qkv.outputs, block.num_taps))
+        self.conv = nn.Parameter(torch.empty(block.num_channels, block.num_taps))
         self.A_log, self.dt_bias = (nn.Parameter(torch.empty(block.num_v_heads)) for _ in range(2))
         self.norm = make_norm(block.norm, fused)
 
     def forward(self, x_TD: Tensor, angles: Angles | None, kept: LayerStates, step: Step, attend: Attend) -> Tensor:
         block = self.block
-        mixed_TC = silu(convolve(self.qkv(x_TD), self.conv, None, kept, step))
-        q_TC, k_TC, v_TC = torch.split(mixed_TC, list(block.qkv.parts), dim=-1)
+        inner_TC, z_TC = self.qkvz(x_TD).tensor_split([block.num_channels], dim=-1)
+        mixed_TC = silu(convolve(inner_TC, self.conv, None, kept, step))
+        q_TC, k_TC, v_TC = torch.split(mixed_TC, list(block.qkvz.parts[:3]), dim=-1)
         served = block.num_v_heads // block.num_k_heads
         q_TNK, k_TNK = (
             _unit(part.view(-1, block.num_k_heads, block.key_dim)).repeat_interleave(served, dim=1)
@@ -57,6 +58,5 @@ class DeltaNet(nn.Module):
             kept,
             step,
         )
-        z_TNV = self.z(x_TD).view(out_TNV.shape)
-        gated_TNV = self.norm(out_TNV) * silu(z_TNV.float())
+        gated_TNV = self.norm(out_TNV) * silu(z_TC.float()).view(out_TNV.shape)
         return self.out(gated_TNV.flatten(1).to(x_TD.dtype))  # type: ignore[no-any-return]

@@ -86,15 +86,16 @@ def _short_conv(parts: _Parts, block: ShortConvBlock) -> None:
 
 
 def _delta_net(parts: _Parts, block: DeltaNetBlock) -> None:
-    q, k, v, end = parts.store("qkv")
-    (z, _), (b, a, _) = parts.store("z"), parts.store("gates")
+    (q, k, v, z, _), (b, a, _) = parts.store("qkvz"), parts.store("gates")
     unit: dict[str, Any] = {"unit_blocks": 2 * block.num_k_heads, "eps": EPS, "scale": block.key_dim**-0.5}
-    parts.convolution(column=q, outputs=end, taps=block.num_taps, block=block.key_dim, activation=SILU, **unit)
+    parts.convolution(
+        column=q, outputs=block.num_channels, taps=block.num_taps, block=block.key_dim, activation=SILU, **unit
+    )
     keys = {"query": q, "key": k, "key_heads": block.num_k_heads, "key_dim": block.key_dim}
     values = {"value": v, "heads": block.num_v_heads, "head_dim": block.value_dim}
     parts.recurrence(decay=a, strength=b, scale=block.max_beta, **keys, **values)
     norm = {"block": block.value_dim, "norm_scope": EACH_HEAD} | parts.norm(block.norm)
-    parts.add(GATE, to=ATTENDED, column=v, gate=z, outputs=block.z.outputs, activation=SILU, **norm)
+    parts.add(GATE, to=ATTENDED, column=v, gate=z, outputs=block.out.inputs, activation=SILU, **norm)
 
 
 def _mamba2(parts: _Parts, block: Mamba2Block) -> None:
