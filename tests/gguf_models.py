@@ -43,7 +43,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_num_shared_experts": 1},
     "phi3-short": _LONG,
     "minimax_m2": {"scoring_func": "sigmoid"},
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"), _SQUARE),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "qwen3_next"), _SQUARE),
+    "qwen3_next-departures": {
+        **_SQUARE,
+        "attention_bias": False,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+    },
     "qwen3_5_text-departures": {**_SQUARE, "attention_bias": False},
     "granitemoehybrid-mamba": {"layer_types": ["mamba", "attention"]},
     "granitemoehybrid-departures": {

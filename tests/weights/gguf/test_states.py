@@ -29,7 +29,7 @@ from tokenmill.weights.source import WeightSource
 from tokenmill.weights.write.quantize import quantize
 
 RECORDED = json.loads(Path(__file__).with_name("converted_keys.json").read_text())
-NAMES = [name for name in RECORDED if name.startswith(("lfm2", "qwen3_5", "granitemoehybrid-", "nemotron_h", "mamba2"))]
+NAMES = [name for name in RECORDED if name.startswith(("lfm2", "qwen3_", "granitemoehybrid-", "nemotron_h", "mamba2"))]
 KIND = gguf.GGMLQuantizationType
 
 
@@ -55,6 +55,23 @@ def turned(name: str, tensor: Tensor, heads: tuple[int, int], keys: int) -> Tens
     if part.startswith("out_proj"):
         return tiled(tensor, heads, dim=1)
     return tensor + 1 if name.endswith("norm.weight") and not part else tensor
+
+
+def by_kinds(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors of Qwen3-Next under their names in a file, with the matrix of q, k, v and z as two."""
+    k_heads, served = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    parts, found = [config["linear_key_head_dim"]] * 2 + [served * config["linear_value_head_dim"]] * 2, {}
+    for name, tensor in tensors.items():
+        if name.endswith("in_proj_qkvz.weight"):
+            heads, begin = tensor.reshape(k_heads, sum(parts), -1), f"blk.{name.split('.')[2]}.attn_"
+            q, k, v, z = (part.flatten(0, 1) for part in heads.split(parts, dim=1))
+            found |= {f"{begin}qkv.weight": torch.cat([q, k, v]), f"{begin}gate.weight": z}
+        elif name.endswith("A_log"):
+            found[name] = -tensor.exp()
+        else:
+            is_norm = name.endswith("norm.weight") and "linear_attn" not in name
+            found[name] = tensor + 1 if is_norm else tensor.squeeze(1) if "conv1d" in name else tensor
+    return found
 
 
 def turned_mamba(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
@@ -107,6 +124,7 @@ def arrays_of(name: str, directory: Path) -> dict[str, np.ndarray]:
     names, found = gguf.get_tensor_name_map(kind, RECORDED[name][f"{arch}.block_count"]), {}
     tensors = stacked(load_file(directory / "model.safetensors"))
     tensors = split_gates(tensors) if arch == "granitehybrid" else tensors
+    tensors = by_kinds(tensors, config) if arch == "qwen3next" else tensors
     for label in (label for label in tensors if ".visual." not in label):
         tensor = tensors[label]
         if arch.startswith("qwen35"):
@@ -290,6 +308,21 @@ def test_older_files_of_nemotron_3_tell_the_width_of_an_expert_by_its_matrices(t
     assert read_config(open_checkpoint(path).config).expert_size == 40
 
 
+def test_older_files_of_qwen3_next_have_one_matrix(tmp_path, directories):
+    """As its modules have it; attn_qkv and attn_gate came later."""
+    stored: dict[str, Any] = {}
+    for label, tensor in load_file(directories("qwen3_next") / "model.safetensors").items():
+        if label.endswith("in_proj_qkvz.weight"):
+            begin = f"blk.{label.split('.')[2]}."
+            stored |= {f"{begin}attn_qkv.weight": None, f"{begin}attn_gate.weight": None}
+            stored[f"{begin}ssm_in.weight"] = tensor.numpy(), KIND.F32
+    plain = write(tmp_path / "plain.gguf", "qwen3_next", directories("qwen3_next"))
+    path = write(tmp_path / "x.gguf", "qwen3_next", directories("qwen3_next"), stored)
+    assert len(open_checkpoint(path).shapes) == len(open_checkpoint(plain).shapes) - 3
+    logits = [load(each, program="eager", scheme="dense", dtype="float32").logits(prompt(9)) for each in (plain, path)]
+    assert torch.equal(*logits)
+
+
 def test_older_files_have_an_interval_alone(tmp_path, directories):
     keys = {"attention__recurrent_layers": None}
     path = write(tmp_path / "x.gguf", "qwen3_5_text", directories("qwen3_5_text"), **keys)
@@ -302,6 +335,7 @@ def test_older_files_have_an_interval_alone(tmp_path, directories):
     [
         ("lfm2-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
         ("qwen3_5_text", "ssm.inner_size = 48 is not implemented: only 32"),
+        ("qwen3_next-departures", "one without a bias behind attention, which llama.cpp requires"),
         ("granitemoehybrid-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
         ("nemotron_h", "it has no key for intermediate_size = 80, read as 40; expert_layers = "),
         ("nemotron_h-departures", "one without biases in layers that keep a state, which llama.cpp requires"),

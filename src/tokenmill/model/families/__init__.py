@@ -11,6 +11,7 @@ Some tensors have two names or layouts: the published files have one, and transf
 says how llama.cpp stores a family.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -177,7 +178,11 @@ def in_gguf(name: str, stored: Collection[str] = ()) -> Family:
     facts = gguf_facts(name)
     further = ("blk.{n}.",) if facts.further else ()
     family = find_family({"model_type": name})
-    return replace(family, names=as_stored(facts.names, stored), prefix="", ignored=facts.ignored, further=further)
+    there = [pattern for pattern in facts.older if any(each.endswith(pattern.partition("}")[2]) for each in stored)]
+    older = {pattern: facts.older[pattern] for pattern in there}
+    filled = {re.split("[: ]", goal)[0] for goal in older.values()}
+    names = {pattern: goal for pattern, goal in facts.names.items() if re.split("[: ]", goal)[0] not in filled} | older
+    return replace(family, names=as_stored(names, stored), prefix="", ignored=facts.ignored, further=further)
 
 
 def architectures() -> dict[str, str]:

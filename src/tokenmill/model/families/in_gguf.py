@@ -306,12 +306,7 @@ def expert_metadata(model: ModelConfig) -> dict[str, Any]:
     return {key: size for key, size in pairs.items() if size}
 
 
-def _has_state_bias(model: ModelConfig) -> bool:
-    return any(matrix.bias for mixer in model.mixers if mixer for matrix in mixer.matrices.values())
-
-
-Need = tuple[Callable[[ModelConfig], bool], str]
-NEEDS: dict[str, Need] = {
+NEEDS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "biases": (lambda model: model.qkv_bias, "with biases"),
     "no o_bias": (lambda model: not model.o_bias, "without a bias behind attention"),
     "no mlp_bias": (lambda model: not model.mlp_bias, "without biases in the MLP"),
@@ -319,7 +314,10 @@ NEEDS: dict[str, Need] = {
     "own head": (lambda model: not model.tie_embeddings, "with a head of its own"),
     "tied head": (lambda model: model.tie_embeddings, "whose head is its embedding"),
     "square": (lambda model: model.num_heads * model.head_dim == model.hidden_size, "whose heads are as wide as it"),
-    "no state bias": (lambda model: not _has_state_bias(model), "without biases in layers that keep a state"),
+    "no state bias": (
+        lambda model: not any(matrix.bias for mixer in model.mixers if mixer for matrix in mixer.matrices.values()),
+        "without biases in layers that keep a state",
+    ),
     "no expert bias": (lambda model: not (model.num_experts and model.mlp_bias), "whose experts have no biases"),
     "conv bias": (lambda model: all(getattr(m, "conv_bias", True) for m in model.mixers), "with convolution biases"),
     "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
@@ -336,6 +334,7 @@ class InGGUF:
     of tensors that are no weights; their values are read with the config. needs: requirements of llama.cpp's loader,
     keys of NEEDS. windows: whether llama.cpp computes a model's windows. yarn: the numbers of YaRN that it reads.
     further: whether there may be layers that predict further tokens. with_experts: its name for models with experts.
+    older: names that older files have in the place of those that fill the same parameter.
     """
 
     architecture: str
@@ -348,3 +347,4 @@ class InGGUF:
     yarn: tuple[str, ...] = ()
     further: bool = False
     with_experts: str = ""
+    older: Mapping[str, str] = field(default_factory=dict)

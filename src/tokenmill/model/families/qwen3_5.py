@@ -258,7 +258,15 @@ QWEN3_NEXT = Family(
         "num_experts_per_tok": 10,
     },
     further=("mtp.",),
-    gguf=InGGUF("qwen3next", _STORED_NEXT, _read_next_gguf, _next_metadata, needs=("no o_bias",), further=True),
+    gguf=InGGUF(
+        "qwen3next",
+        _STORED_NEXT,
+        _read_next_gguf,
+        _next_metadata,
+        needs=("no o_bias",),
+        further=True,
+        older={"blk.{i}.ssm_in.weight": _OURS + "qkvz.weight | qkvz by k heads"},
+    ),
     also=PACKED_EXPERTS,
 )
 _TEXT = InnerTextModel(("qwen3_5_text",), ignored=("vision_config", *_SEEN), tied=False)
