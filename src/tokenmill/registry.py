@@ -218,8 +218,7 @@ EXPORTS: Names = {
 }
 
 PICTURES: Names = {
-    "sweep": "tokenmill.bench.plot.sweep:draw",
-    "roofline": "tokenmill.bench.plot.roofline:draw",
+    "sweep": "tokenmill.bench.plot.sweep:draw", "roofline": "tokenmill.bench.plot.roofline:draw",
     "ladder": "tokenmill.bench.plot.ladder:draw",
 }
 
@@ -326,8 +325,7 @@ PLACES: Names = {"hub": "tokenmill.hub.places.hub_cache:all_entries"}
 CHECKPOINTS: Names = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
 CHECKPOINT_CHECKS: Names = {"buffers": "tokenmill.weights.buffers:compare_buffers"}
 TENSOR_FILES: Names = {
-    "safetensors": "tokenmill.weights.safetensors_file:SafetensorsFile",
-    "bin": "tokenmill.weights.bin_file:BinFile",
+    "safetensors": "tokenmill.weights.safetensors_file:SafetensorsFile", "bin": "tokenmill.weights.bin_file:BinFile",
 }
 TENSOR_READERS: Names = {
     "codes": "tokenmill.weights.codes.reader", "gguf": "tokenmill.weights.gguf.tensors",
