@@ -59,6 +59,17 @@ def check_logits(found: torch.Tensor, name: str, tokens: list[int], program: str
     torch.testing.assert_close(found, expected, **bounds)
 
 
+@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next", "qwen3_next-departures", "olmo_hybrid"])
+def test_delta_nets_over_several_chunks_of_transformers(name, models, monkeypatch):
+    """A chunk has 64 tokens, and the last one may have fewer."""
+    (kind, config), longer = TINY[name], f"{name}-longer"
+    monkeypatch.setitem(TINY, longer, (kind, config | {"max_position_embeddings": 256}))
+    for program in ("eager", "native"):
+        engine = load(save(longer, models), dtype="float32", program=program, scheme="dense")
+        for length in (63, 64, 65, 200):
+            check_logits(engine.logits(prompt(length)), longer, prompt(length), program)
+
+
 @pytest.mark.parametrize("name", each(FAMILY_NAMES))
 def test_greedy_decoding_of_a_ragged_batch(name, models):
     engine = load(save(name, models), dtype="float32", max_sequences=4, block_size=16)
