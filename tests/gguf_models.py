@@ -61,6 +61,8 @@ CHANGES: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 80,
         "num_experts_per_tok": 0,
     },
+    "bamba": {"attn_rotary_emb": 4},
+    "bamba-departures": {"attn_rotary_emb": 4, "mamba_proj_bias": False},
     "nemotron_h": {**_HEADS, "layers_block_type": ["moe", "linear_attention", "full_attention", "moe"]},
     "nemotron_h-departures": {
         **_HEADS,

@@ -178,6 +178,7 @@ def test_a_family_is_found_by_its_name(name):
         ("llama", {"torch_dtype": "float64"}, "dtype 'float64' is not implemented: only"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not implemented: only None"),
         ("granitemoehybrid", {}, "128 Mamba heads of 'auto' are not as wide as mamba_expand"),
+        ("bamba", {"attn_rotary_emb": 128}, "attn_rotary_emb = 128 is not implemented: only 4"),
         ("gpt_oss", {"num_experts_per_tok": 4, "experts_per_token": 2}, "experts_per_token = 2"),
         ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list = .1, 0. is not allowed: only 1"),
         ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func"),

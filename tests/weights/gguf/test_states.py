@@ -254,6 +254,18 @@ def test_codes_are_kept_in_the_order_of_the_model(tmp_path, wide, kind):
         ("mamba2", {"attention__head_count": 4}, "attention.head_count = 4 is not implemented: only 0"),
         ("mamba2", {"ssm__inner_size": 104}, "ssm.inner_size = 104 is not allowed: a multiple of embedding_length, 48"),
         ("qwen3_5_text", {"ssm__dt_b_c_rms": True}, "does not know: qwen35.ssm.dt_b_c_rms"),
+        # A file of Granite 4.0's architecture in which half of each head is rotated is Bamba's.
+        (
+            "granitemoehybrid-mamba",
+            {"rope__dimension_count": 6},
+            "rope.dimension_count = 6 is not implemented: only 8, 4",
+        ),
+        ("granitemoehybrid-mamba", {"rope__dimension_count": 4}, "finetuned = False is not implemented: only True"),
+        (
+            "granitemoehybrid-mamba",
+            {"rope__dimension_count": 4, "rope__scaling__finetuned": True},
+            "embedding_scale = 3.0 is not implemented: only 1.0, 0.0",
+        ),
     ],
 )
 def test_other_layers_are_refused(tmp_path, directories, name, changes, message):
@@ -337,6 +349,7 @@ def test_older_files_have_an_interval_alone(tmp_path, directories):
         ("qwen3_5_text", "ssm.inner_size = 48 is not implemented: only 32"),
         ("qwen3_next-departures", "one without a bias behind attention, which llama.cpp requires"),
         ("granitemoehybrid-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
+        ("bamba-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
         ("nemotron_h", "it has no key for intermediate_size = 80, read as 40; expert_layers = "),
         ("nemotron_h-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
         ("nemotron_h-dense", "one with convolution biases, which llama.cpp requires"),

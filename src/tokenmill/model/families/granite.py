@@ -17,8 +17,9 @@ from tokenmill.model.families.mamba2 import (
     MAMBA_KEYS,
     MAMBA_NULLS,
     mamba_names,
+    read_bamba_gguf,
+    read_hybrid_ssm,
     read_mamba,
-    read_ssm,
     ssm_metadata,
 )
 from tokenmill.model.mixers.mamba2 import Mamba2Block
@@ -127,23 +128,20 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _read_hybrid_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """Read Granite of which some layers are Mamba 2."""
+    """Read Granite of which some layers are Mamba 2, or Bamba."""
     attends = keys.layers_with(KV_HEADS, keys.count("block_count", maximum=MAX_LAYERS))
-    config, ssm = _read_gguf(keys), read_ssm(keys)
-    keys.expect("ssm.inner_size", 2 * config["hidden_size"])  # which llama.cpp requires
+    head_dim = keys.head_dim(keys.count("embedding_length") // keys.count("attention.head_count"))
+    if keys.take("rope.dimension_count", head_dim) != head_dim:
+        return read_bamba_gguf(keys, attends)
+    config = _read_gguf(keys)
     experts = config.get("num_local_experts", 0)
     return config | {
+        **read_hybrid_ssm(keys),
         "model_type": "granitemoehybrid",
         "layer_types": ["attention" if each else "mamba" for each in attends],
         "num_local_experts": experts,
         "shared_intermediate_size": config["shared_intermediate_size"] if experts else config["intermediate_size"],
         "position_embedding_type": "rope" if keys.take("rope.scaling.finetuned", True) else "nope",
-        "mamba_n_heads": ssm["num_heads"],
-        "mamba_d_head": ssm["head_dim"],
-        "mamba_n_groups": ssm["num_groups"],
-        "mamba_d_state": ssm["state_dim"],
-        "mamba_d_conv": ssm["num_taps"],
-        "mamba_conv_bias": keys.has("ssm_conv1d.bias"),
     }
 
 

@@ -2,13 +2,15 @@
 all families with Mamba 2 layers share.
 """
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family, sizes
-from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF
+from tokenmill.model.families.hybrids import kv_heads, mixer_of
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, has_bias, like_llama, paired
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.mixers.mamba2 import Mamba2Block, mamba2
 from tokenmill.value_reader import MAX_POSITIONS, brief
@@ -69,6 +71,20 @@ def read_ssm(keys: GGUFKeys) -> dict[str, int]:
         "num_groups": keys.count("ssm.group_count"),
         "state_dim": keys.count("ssm.state_size"),
         "num_taps": keys.count("ssm.conv_kernel"),
+    }
+
+
+def read_hybrid_ssm(keys: GGUFKeys) -> dict[str, Any]:
+    """Read the Mamba 2 layers of Granite 4.0 and Bamba, under the names that read_mamba reads."""
+    ssm = read_ssm(keys)
+    keys.expect("ssm.inner_size", 2 * keys.count("embedding_length"))  # which llama.cpp requires
+    return {
+        "mamba_n_heads": ssm["num_heads"],
+        "mamba_d_head": ssm["head_dim"],
+        "mamba_n_groups": ssm["num_groups"],
+        "mamba_d_state": ssm["state_dim"],
+        "mamba_d_conv": ssm["num_taps"],
+        "mamba_conv_bias": keys.has("ssm_conv1d.bias"),
     }
 
 
@@ -184,12 +200,34 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 
 
 def _bamba(reader: ConfigReader) -> dict[str, Any]:
-    # Its class overwrites what a config says of the rotated part.
+    # Its class overwrites what a config says of the rotated part, and published files say it under another key.
     reader.values = {**reader.values, "partial_rotary_factor": 0.5}
+    reader.expect("attn_rotary_emb", reader.head_dim() // 2)
     attends = reader.entries("attn_layer_indices", int, [])
     block = read_mamba(reader)
     mixers = tuple(None if layer in attends else block for layer in range(reader.num_layers()))
     return {**reader.attention_bias(), "mlp_bias": reader.flag("mlp_bias"), "mixers": mixers}
+
+
+def read_bamba_gguf(keys: GGUFKeys, attends: Sequence[bool]) -> dict[str, Any]:
+    """Read a file of Granite 4.0's architecture that rotates half of each head, which Bamba alone does. It has none of
+    Granite's multipliers, nor experts.
+    """
+    config = like_llama(keys, rotates_all=False) | has_bias(keys) | has_bias(keys, "mlp_bias", "ffn_up.bias")
+    keys.expect("rope.dimension_count", config["head_dim"], config["head_dim"] // 2)
+    keys.expect("rope.scaling.finetuned", True)  # this architecture's switch of rotary positions
+    for key in ("embedding_scale", "residual_scale", "logit_scale"):
+        keys.expect(key, 1.0, 0.0)
+    for key in ("attention.scale", "expert_count", "expert_used_count", "expert_shared_feed_forward_length"):
+        keys.expect(key, 0)
+    layers = [layer for layer, each in enumerate(attends) if each]
+    return config | read_hybrid_ssm(keys) | {"model_type": "bamba", "attn_layer_indices": layers}
+
+
+def _bamba_metadata(model: ModelConfig) -> dict[str, Any]:
+    block = mixer_of(model, Mamba2Block)
+    keys = {} if block is None else ssm_metadata(block)  # without, the keys are refused when they are read back
+    return keys | kv_heads(model) | {"rope.scaling.finetuned": True}
 
 
 _LAYER = "layers.{i}."
@@ -253,4 +291,7 @@ BAMBA = Family(
     },
     nulls={"num_key_value_heads": None, **MAMBA_NULLS},
     harmless=("mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"),
+    gguf=InGGUF(
+        "granitehybrid", {**paired(), **IN_GGUF}, metadata=_bamba_metadata, needs=("no state bias", "conv bias")
+    ),
 )
