@@ -86,6 +86,7 @@ typedef struct {
   const TmUnit* units;    // with experts: all units of expert 0, of expert 1, …
   const float* weight;    // of a norm; of TM_CONVOLVE [taps, outputs]
   const float* bias;      // of a norm, a linear or a convolution; null without
+  const float* factors;   // of a linear: of each product, after its bias, gates first; null without
   const float* q_norm;    // weights of the norms of q and k heads; null without
   const float* k_norm;
   const float* v_norm;    // null without

@@ -63,6 +63,22 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "bamba": {"attn_rotary_emb": 4},
     "bamba-departures": {"attn_rotary_emb": 4, "mamba_proj_bias": False},
+    "falcon_h1": {"head_dim": 8},
+    "falcon_h1-departures": {
+        "mamba_proj_bias": False,
+        "projectors_bias": False,
+        "attention_bias": False,
+        "mamba_conv_bias": True,
+        "mamba_norm_before_gate": False,
+        "tie_word_embeddings": False,
+    },
+    "falcon_h1-gate-first": {
+        "head_dim": 8,
+        "mamba_d_ssm": 96,
+        "mamba_d_head": 16,
+        "projectors_bias": False,
+        "time_step_limit": None,
+    },
     "nemotron_h": {**_HEADS, "layers_block_type": ["moe", "linear_attention", "full_attention", "moe"]},
     "nemotron_h-departures": {
         **_HEADS,

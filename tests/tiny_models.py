@@ -45,6 +45,18 @@ _MIXTURE = _LLAMA | _EXPERTS | {"moe_intermediate_size": 40}
 _SCALES = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.0, "attention_multiplier": 0.2}
 # Its class wants the numbers of Mamba layers to fit, where there are none, too.
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 16}
+_FALCON = _LLAMA | {"mamba_n_heads": 6, "mamba_d_head": 12, "mamba_d_ssm": 72, "mamba_d_state": 16}
+_FALCON |= {
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.6,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "mlp_multipliers": [1.4, 0.7],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.9, 1.5, 0.7, 1.3, 1.1],
+}
 _HYBRID = _LLAMA | _SCALES | _MAMBA | {"layer_types": ["full_attention"] * 2, "shared_intermediate_size": 24}
 _GLM = _LLAMA | {"head_dim": 8}
 _SIGMOID = {
@@ -431,6 +443,20 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "bamba",
         _LLAMA | _MAMBA | {"attn_layer_indices": [0], "mamba_n_groups": 2, "mamba_proj_bias": True, "mlp_bias": True},
     ),
+    "falcon_h1": ("falcon_h1", _FALCON),
+    "falcon_h1-departures": (
+        "falcon_h1",
+        _FALCON
+        | {"mamba_rms_norm": True, "mamba_n_groups": 2, "mamba_d_conv": 3, "mamba_conv_bias": False, "head_dim": 12}
+        | {"attention_in_multiplier": 1.0, "ssm_in_multiplier": 1.0, "attention_bias": True, "mlp_bias": True}
+        | {"mamba_proj_bias": True, "projectors_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 6},
+    ),
+    "falcon_h1-gate-first": (
+        "falcon_h1",
+        _FALCON
+        | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2, "mamba_d_ssm": None}
+        | {"mamba_d_head": "auto", "time_step_limit": [0.5, 0.9], "projectors_bias": True},
+    ),
     "nemotron_h": ("nemotron_h", _NEMOTRON_H | _NEMOTRON_MOE),
     "nemotron_h-departures": (
         "nemotron_h",
@@ -507,7 +533,7 @@ these."""
 HYBRIDS = "lfm2 qwen3_5_text nemotron_h".split()
 """Families that between them have every kind of layer that keeps a state."""
 _STATES = """lfm2 lfm2_moe qwen3_5 qwen3_5_moe qwen3_5_text qwen3_5_moe_text qwen3_next olmo_hybrid nemotron_h mamba2
-    bamba""".split()
+    bamba falcon_h1""".split()
 ATTENTION = [
     name
     for name, (kind, numbers) in TINY.items()

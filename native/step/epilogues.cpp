@@ -4,11 +4,14 @@
 
 namespace {
 
-// The bias of a linear whose rows are gate and up begins with the gate's: `offset` is where the rows of `unit` begin.
-void add_bias(const TmOp& op, const TmUnit& unit, float* out, int offset) {
+// The bias of a linear whose rows are gate and up, and its factors, begin with the gate's: `offset` is where the rows of `unit`
+// begin.
+void finish(const TmOp& op, const TmUnit& unit, float* out, int offset) {
   const float* bias = op.biases ? op.biases[(&unit - op.units) / (op.num_units / op.experts)] : op.bias;
   if (bias)
     for (int i = 0; i < unit.count; i++) out[i] += bias[offset + unit.first + i];
+  if (op.factors)
+    for (int i = 0; i < unit.count; i++) out[i] *= op.factors[offset + unit.first + i];
 }
 
 }  // namespace
@@ -33,8 +36,8 @@ void Worker::activate(const TmOp& op, const PendingProduct& product, float* out,
   const int stride = product.stride;
   float* inner = gated ? gate : out;
   for (int t = 0; t < product.count; t++) {
-    add_bias(op, unit, inner + t * stride, 0);
-    if (gated) add_bias(op, unit, out + t * stride, op.outputs);
+    finish(op, unit, inner + t * stride, 0);
+    if (gated) finish(op, unit, out + t * stride, op.outputs);
   }
   kernels_.activate(inner, gated ? out : nullptr, product.count * stride, op.activation, op.act_a, op.act_b);
   for (int t = 0; t < product.count; t++) std::fill(inner + t * stride + unit.count, inner + (t + 1) * stride, 0.0f);
@@ -46,7 +49,7 @@ void Worker::activate(const TmOp& op, const PendingProduct& product, float* out,
 
 void Worker::apply_epilogue(const TmOp& op, const TmUnit& unit, int token, float* out) {
   const size_t bytes = sizeof(float) * (size_t)unit.count;
-  add_bias(op, unit, out, 0);
+  finish(op, unit, out, 0);
   switch (op.epilogue) {
     case TM_ADD:
       add_scaled(op, token, unit.first, out, unit.count);

@@ -17,11 +17,12 @@ from tokenmill.measure.cost import (
     cost_of,
     costs_of_ranks,
     decode_traffic,
+    kv_bytes,
     prefill_traffic,
 )
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig, Rope
-from tokenmill.model.description import count_parameters, describe
+from tokenmill.model.description import count_parameters
 from tokenmill.model.families import read_config
 from tokenmill.program.spec import preferred_schemes
 from tokenmill.registry import PROGRAMS, lookup
@@ -78,14 +79,14 @@ def test_codes_of_a_file_are_predicted_within_a_twentieth(program, real_model):
 def test_known_figures():
     """SmolLM2-135M's model card says 135 M; 2 · layers · kv heads · head dim · 2 bytes by hand."""
     assert sum(count_parameters(SMOLLM2).values()) == 134_515_008
-    assert describe(SMOLLM2).kv_bytes_per_token("bfloat16") == 2 * 30 * 3 * 64 * 2
+    assert kv_bytes(SMOLLM2, "bfloat16") == 2 * 30 * 3 * 64 * 2
 
 
 def test_a_token_costs_the_same_whatever_the_block_size():
     for block_size in (1, 16, 2048):
         resolved = resolve(EngineConfig(block_size=block_size), SMOLLM2)
         spec = resolved.cache
-        assert spec.bytes_per_token == describe(SMOLLM2).kv_bytes_per_token(resolved.config.dtype)
+        assert spec.bytes_per_token == kv_bytes(SMOLLM2, resolved.config.dtype)
         assert spec.num_bytes == spec.bytes_per_token * 2048
 
 
@@ -195,7 +196,7 @@ def test_the_sum_of_a_cost():
 
 @pytest.mark.parametrize(("cache_format", "row"), [("dense", 4 * 4), ("int8", 4 + 4)])
 def test_the_rows_of_a_token(cache_format, row):
-    assert describe(SMALL).kv_bytes_per_token("float32", cache_format) == 2 * 2 * row
+    assert kv_bytes(SMALL, "float32", cache_format) == 2 * 2 * row
 
 
 def workspace(config, model):

@@ -7,7 +7,7 @@ import torch
 
 from tests.tiny_models import prompt, reference, save
 from tokenmill import load
-from tokenmill.measure.cost import cost_of
+from tokenmill.measure.cost import cost_of, num_read, num_used
 from tokenmill.model.config import ModelConfig, QKNorm, Rope
 from tokenmill.model.description import count_parameters, describe
 from tokenmill.model.features import features_of
@@ -185,12 +185,12 @@ def test_parameters_by_part(departures, counts):
 
 def test_what_a_step_reads():
     all_but_mlp = 3 * QKV_OUT + 7 * 48 + 211 * 48
-    assert describe(COUNTED).num_read(1) == describe(COUNTED).num_read(9) == all_but_mlp + 3 * 3 * 48 * 80
-    assert describe(replace(COUNTED, tie_embeddings=True)).num_read(1) == all_but_mlp + 3 * 3 * 48 * 80
-    experts = describe(replace(COUNTED, num_experts=5, num_experts_per_token=2))
+    assert num_read(COUNTED, 1) == num_read(COUNTED, 9) == all_but_mlp + 3 * 3 * 48 * 80
+    assert num_read(replace(COUNTED, tie_embeddings=True), 1) == all_but_mlp + 3 * 3 * 48 * 80
+    experts = replace(COUNTED, num_experts=5, num_experts_per_token=2)
     for num_tokens, read in ((1, 2), (2, 3.2), (3, 3.92), (100, 5)):  # 5 - 5 · 0.6 ** tokens
-        assert experts.num_read(num_tokens) == all_but_mlp + round(3 * (5 * 48 + read * 3 * 48 * 80))
-    assert experts.num_used == experts.num_read(100) and describe(COUNTED).num_used == describe(COUNTED).num_read(1)
+        assert num_read(experts, num_tokens) == all_but_mlp + round(3 * (5 * 48 + read * 3 * 48 * 80))
+    assert num_used(experts) == num_read(experts, 100) and num_used(COUNTED) == num_read(COUNTED, 1)
 
 
 def test_a_description_in_full():
@@ -204,7 +204,7 @@ def test_a_description_in_full():
     assert plain.mixtures == [] and not plain.layers[0].parallel and plain.layers[0].after is None
     assert describe(replace(COUNTED, residual="parallel", attention_scale=2.0)).layers[0].parallel
     assert {s.scale for s in describe(replace(COUNTED, attention_scale=2.0)).attention_shapes} == {2.0}
-    capped = describe(replace(COUNTED, attention_softcap=3.0, attention_sinks=True)).layers[0].mixer.shape
+    capped = describe(replace(COUNTED, attention_softcap=3.0, attention_sinks=True)).layers[0].mixers[0].shape
     assert (capped.softcap, capped.sinks, capped.window) == (3.0, True, None)
 
 

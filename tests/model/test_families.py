@@ -178,6 +178,23 @@ def test_a_family_is_found_by_its_name(name):
         ("llama", {"torch_dtype": "float64"}, "dtype 'float64' is not implemented: only"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not implemented: only None"),
         ("granitemoehybrid", {}, "128 Mamba heads of 'auto' are not as wide as mamba_expand"),
+        ("falcon_h1", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers = .* is not allowed: 5 numbers"),
+        (
+            "falcon_h1",
+            {"mlp_multipliers": [1.0, "1"]},
+            "mlp_multipliers = .* is not allowed: a list of numbers above 0",
+        ),
+        (
+            "falcon_h1",
+            {"attention_bias": True, "attention_in_multiplier": 1.2},
+            "1.2 is not allowed: 1.0 where attention_b",
+        ),
+        (
+            "falcon_h1",
+            {"mamba_proj_bias": True, "ssm_in_multiplier": 1.2},
+            "1.2 is not allowed: 1.0 where mamba_proj_b",
+        ),
+        ("falcon_h1", {"mamba_d_ssm": 80}, "128 Mamba heads of 'auto' are not as wide as mamba_d_ssm, 80"),
         ("bamba", {"attn_rotary_emb": 128}, "attn_rotary_emb = 128 is not implemented: only 4"),
         ("gpt_oss", {"num_experts_per_tok": 4, "experts_per_token": 2}, "experts_per_token = 2"),
         ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list = .1, 0. is not allowed: only 1"),

@@ -12,7 +12,7 @@ from tokenmill.program.native.program import Native
 
 pytestmark = needs_native
 
-FAMILIES = ("lfm2", "qwen3_5", "granitemoehybrid-mamba", "nemotron_h", "mamba2-departures")
+FAMILIES = ("lfm2", "qwen3_5", "granitemoehybrid-mamba", "nemotron_h", "mamba2-departures", "falcon_h1")
 TOKENS = prompt(23, seed=8)
 CPU = torch.device("cpu")
 

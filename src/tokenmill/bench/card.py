@@ -10,10 +10,10 @@ from typing import Any
 from tokenmill.bench.points import Point
 from tokenmill.kernels.native_library import usable_build
 from tokenmill.loader.resolve import resolve
-from tokenmill.measure.cost import Storage, decode_traffic, prefill_traffic
+from tokenmill.measure.cost import Storage, decode_traffic, kv_bytes, prefill_traffic
 from tokenmill.measure.machine import Limits, instruction_sets
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import count_parameters, describe
+from tokenmill.model.description import count_parameters
 from tokenmill.settings.engine_config import EngineConfig
 
 MAX_FLOORS = 6  # that people are shown
@@ -33,7 +33,7 @@ def card_of(
         "dtype": dtype,
         "parameters": sum(count_parameters(model).values()),
         "bytes_read_per_token": decode.read_bytes,
-        "cache_bytes_per_token": describe(model).kv_bytes_per_token(dtype, config.cache_format),
+        "cache_bytes_per_token": kv_bytes(model, dtype, config.cache_format),
         "operations_per_token": decode.operations,
         "machine": {**asdict(limits), "instructions": instruction_sets(), "build": usable_build()},
         "floor_tok_s": {point.title: _floor(model, storage, config.cache, point, read, peak) for point in points},

@@ -130,9 +130,9 @@ class LayerWalk:
 
     def _apply(self, number: int, x_TD: Tensor) -> Tensor:
         layer = self._decoder.layers[number]
-        keeps = self._decoder.description.layers[number].mixer.keeps
-        kept = LayerStates(1, keeps, _zeros) if isinstance(keeps, StateSpec) else _Rows()  # no text goes on
-        found: Tensor = layer(x_TD, self._angles[number], kept, self._step, Gather())
+        keeps = [mixer.keeps for mixer in self._decoder.description.layers[number].mixers]
+        kept = [LayerStates(1, each, _zeros) if isinstance(each, StateSpec) else _Rows() for each in keeps]
+        found: Tensor = layer(x_TD, self._angles[number], self._step, Gather(), *kept)  # no text goes on
         return found
 
     def _matrices(self, number: int) -> dict[str, Matrix]:

@@ -189,6 +189,7 @@ def _describe(
 ) -> dict[str, Any]:
     from tokenmill.loader.at_hand.kept import KeptFiles, all_kept
     from tokenmill.loader.runs_here import runs_here
+    from tokenmill.measure.cost import kv_bytes
     from tokenmill.model.description import count_parameters, describe
     from tokenmill.model.families import read_config
     from tokenmill.model.features import features_of
@@ -205,7 +206,7 @@ def _describe(
         "num_parameters": sum(parts.values()),
         "parameters": {part: count for part, count in parts.items() if count},
         "num_layers": config.num_layers,
-        "mixers": dict(Counter(layer.mixer.name for layer in decoder.layers)),
+        "mixers": dict(Counter(mixer.name for layer in decoder.layers for mixer in layer.mixers)),
         "hidden_size": config.hidden_size,
         "num_heads": config.num_heads,
         "num_kv_heads": config.num_kv_heads,
@@ -228,7 +229,7 @@ def _describe(
         "dequantized": checkpoint.dequantized or None,
         "num_bytes": checkpoint.num_bytes,
         "kept_bytes": all_kept().get(str(checkpoint.path.resolve()), KeptFiles()).num_bytes,
-        "kv_bytes_per_token": decoder.kv_bytes_per_token(config.dtype),
+        "kv_bytes_per_token": kv_bytes(config, config.dtype),
         "state_bytes": sum(state.num_bytes for state in decoder.states),
         **runs_here(checkpoint),
     }

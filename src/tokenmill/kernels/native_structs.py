@@ -26,7 +26,8 @@ class TmOp(Structure):
         (POINTER(TmUnit), "units"),
         (
             c_void_p,
-            "weight bias q_norm k_norm v_norm q_norm_bias k_norm_bias cosines sines temperatures sinks correction",
+            "weight bias factors q_norm k_norm v_norm q_norm_bias k_norm_bias cosines sines temperatures sinks "
+            "correction",
         ),
         (c_void_p, "expert_scales biases table positions k_rows v_rows k_scales v_scales a_log dt_bias skip state"),
         (c_float, "eps scale rescale softcap act_a act_b min_step max_step"),

@@ -79,7 +79,7 @@ class Storage:
     def of_engine(cls, engine: "Engine") -> "Storage":
         """Describe the storage that the engine really has."""
         integer, config = find_scheme(engine.config.scheme).is_integer, engine.config
-        per_weight = engine.memory["matrix_bytes"] / describe(engine.model_config).num_used
+        per_weight = engine.memory["matrix_bytes"] / num_used(engine.model_config)
         return cls(config.dtype, per_weight, integer, config.cache_format)
 
     @classmethod
@@ -124,6 +124,33 @@ def _cost_of_one(resolved: ResolvedModel) -> Cost:
     )
 
 
+def kv_bytes(model: ModelConfig, dtype: str, cache_format: str = "dense") -> int:
+    """Count the bytes of K and V of one token in all layers."""
+    own = [block.rows for block in describe(model).attentions if block.source is None]
+    return kv_bytes_per_token(own, dtype, cache_format)
+
+
+def num_used(model: ModelConfig) -> int:
+    """Count the parameters that long texts read: all except the embeddings. A tied head is read."""
+    counts = count_parameters(model)
+    return counts["attention"] + counts["mlp"] + counts["norms"] + describe(model).head.num_parameters
+
+
+def num_read(model: ModelConfig, num_tokens: int) -> int:
+    """Count the parameters that a step of so many tokens reads, without the experts that no token chose: the average
+    number of them where all experts are as likely and every token chooses for itself.
+
+    The rows of the embedding, one for each token, are not counted.
+    """
+    unread = sum(
+        mixture.num
+        * (1 - mixture.chosen / mixture.num) ** num_tokens
+        * sum(count * matrix.num_parameters for matrix, count in mixture.expert.matrices.items())
+        for mixture in describe(model).mixtures
+    )
+    return num_used(model) - round(unread)
+
+
 def decode_traffic(model: ModelConfig, storage: Storage, batch: int, depth: float, cache: bool = True) -> Traffic:
     """Count the traffic of one step of `batch` sequences that each have `depth` tokens behind them.
 
@@ -131,19 +158,19 @@ def decode_traffic(model: ModelConfig, storage: Storage, batch: int, depth: floa
     """
     if not cache:
         return prefill_traffic(model, storage, batch, depth + 1)
-    read_bytes = describe(model).num_read(batch) * storage.bytes_per_weight
+    read_bytes = num_read(model, batch) * storage.bytes_per_weight
     read_bytes += batch * _seen_bytes(model, storage, depth)
-    return Traffic(read_bytes, batch * (2 * describe(model).num_read(1) + _attention_operations(model, depth)))
+    return Traffic(read_bytes, batch * (2 * num_read(model, 1) + _attention_operations(model, depth)))
 
 
 def prefill_traffic(model: ModelConfig, storage: Storage, batch: int, num_tokens: float, depth: float = 0) -> Traffic:
     """Count the traffic of `num_tokens` new tokens of `batch` sequences, after `depth` others; the last alone has
     logits.
     """
-    read_bytes = describe(model).num_read(batch * max(round(num_tokens), 1)) * storage.bytes_per_weight
+    read_bytes = num_read(model, batch * max(round(num_tokens), 1)) * storage.bytes_per_weight
     read_bytes += batch * _seen_bytes(model, storage, depth)
     head = describe(model).head.num_parameters
-    each = 2 * (describe(model).num_read(1) - head) + _attention_operations(model, depth + num_tokens / 2)
+    each = 2 * (num_read(model, 1) - head) + _attention_operations(model, depth + num_tokens / 2)
     return Traffic(read_bytes, batch * (num_tokens * each + 2 * head))
 
 
@@ -180,7 +207,7 @@ def _workspace_bytes(config: ResolvedConfig, model: ModelConfig) -> int:
     # Residual and normed input; then either q, k, v (or the products of another mixer) with copies, rotated or
     # convolved, and the result, or the two halves of the MLP with their product. Norms and logits are computed in
     # float32 beside their own dtype.
-    mixers = [layer.mixer.matrices for layer in decoder.layers if layer.mixes]
+    mixers = [mixer.matrices for layer in decoder.layers if layer.mixes for mixer in layer.mixers]
     products = [sum(matrix.outputs for role, matrix in each.items() if role != "out") for each in mixers]
     mixed = max((2 * count + each["out"].inputs for count, each in zip(products, mixers, strict=True)), default=0)
     mlp = (4 if model.gated_mlp else 2) * max(model.intermediate_size, model.shared_expert_size)

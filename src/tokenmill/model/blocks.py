@@ -30,7 +30,8 @@ class Norm:
 @dataclass(frozen=True)
 class Projection:
     """A matrix [outputs, inputs]. parts: the rows of each matrix that is merged into it, in order. names: the parts'
-    names, with which targets of a file's tensors end.
+    names, with which targets of a file's tensors end. multipliers: of the products of each part, after the bias, or
+    empty.
     """
 
     role: str
@@ -38,6 +39,11 @@ class Projection:
     parts: tuple[int, ...]
     bias: bool = False
     names: tuple[str, ...] = ()
+    multipliers: tuple[float, ...] = ()
+
+    @property
+    def is_scaled(self) -> bool:
+        return any(each != 1.0 for each in self.multipliers)
 
     @property
     def outputs(self) -> int:

@@ -61,26 +61,29 @@ class QKNorm:
 class ModelConfig:
     """The shape and the arithmetic of one model.
 
-    layer_kv_heads, layer_head_dims: of each layer, where they differ; empty where all have num_kv_heads and head_dim.
-    mixers: the mixer of each layer, None for attention; or empty. mlps: the second half of each layer; empty where the
-    fields below say it. value_norm: values are normed, without a weight. value_is_key: whether the values of a layer
-    are its keys before norm and rope; empty for none. kv_sources: the layer whose rows a layer reads, None for its own;
-    or empty. layer_scalar: the output of a layer is multiplied by its own number. per_layer: what each layer has of
-    each token beside its input, if anything; see per_layer.py. windows: past tokens that a query sees, itself
-    included, None for all; for each layer, or one for all layers. positions: "rope" or "learned". ropes: per layer,
-    where they differ; then `rope` tells the context. norm: "rms" or "layer". norm_placement: "before", "after" or
-    "both" sides of attention and of the MLP, in all layers or for each. norm_rounds_last: in the model's dtype the norm
-    is rounded after its weight, not before. attention_gate: a matrix whose sigmoid multiplies the output of attention.
-    residual: "serial", or "parallel" where attention and MLP read the same input (GPT-NeoX). shared_norm: they read it
-    through one norm. attention_temperature: (beta, length): queries are multiplied by 1 + beta * ln(1 + floor(position
-    / length)). swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha * gate), with gate <= limit.
-    mlp_layers: which layers have an MLP or experts; empty for all. expert_layers: which of them have experts; empty for
-    all. expert_size: the width of an expert, 0 for intermediate_size. expert_latent_size: experts read and write rows
-    of this width, with a matrix before them and one after them; 0 without. norm_top_k_eps: is added to the sum by which
-    the scores of the chosen experts are divided. router_scores: "softmax" or "sigmoid". router_correction: a number for
-    each expert is added to its score where experts are chosen, and only there. router_groups: (number, chosen): experts
-    are chosen within the best groups. router_scale: the weights of the chosen experts are multiplied by it.
-    shared_expert_size: the width of an expert that every token takes; 0 without such an expert.
+    layer_kv_heads, layer_head_dims: of each layer, where they differ; empty where all have num_kv_heads and
+    head_dim. mixers: the mixer of each layer, None for attention, or several that read the same input; or empty.
+    mlps: the second half of each layer; empty where the fields below say it. value_norm: values are normed, without
+    a weight. value_is_key: whether the values of a layer are its keys before norm and rope; empty for none.
+    kv_sources: the layer whose rows a layer reads, None for its own; or empty. layer_scalar: the output of a layer
+    is multiplied by its own number. per_layer: what each layer has of each token beside its input, if anything; see
+    per_layer.py. windows: past tokens that a query sees, itself included, None for all; for each layer, or one for
+    all layers. positions: "rope" or "learned". ropes: per layer, where they differ; then `rope` tells the context.
+    norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP, in all
+    layers or for each. norm_rounds_last: in the model's dtype the norm is rounded after its weight, not before.
+    attention_gate: a matrix whose sigmoid multiplies the output of attention. residual: "serial", or "parallel"
+    where attention and MLP read the same input (GPT-NeoX). shared_norm: they read it through one norm.
+    attention_out_multiplier, mlp_multipliers: of the output of attention; of the gate of an MLP and of its output.
+    attention_temperature: (beta, length): queries are multiplied by 1 + beta * ln(1 + floor(position / length)).
+    swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha * gate), with gate <= limit.
+    mlp_layers: which layers have an MLP or experts; empty for all. expert_layers: which of them have experts; empty
+    for all. expert_size: the width of an expert, 0 for intermediate_size. expert_latent_size: experts read and
+    write rows of this width, with a matrix before them and one after them; 0 without. norm_top_k_eps: is added to
+    the sum by which the scores of the chosen experts are divided. router_scores: "softmax" or "sigmoid".
+    router_correction: a number for each expert is added to its score where experts are chosen, and only there.
+    router_groups: (number, chosen): experts are chosen within the best groups. router_scale: the weights of the
+    chosen experts are multiplied by it. shared_expert_size: the width of an expert that every token takes; 0
+    without such an expert.
     """
 
     family: str
@@ -116,6 +119,8 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
+    attention_out_multiplier: float = 1.0
+    mlp_multipliers: tuple[float, float] = (1.0, 1.0)
     attention_scale: float | None = None  # None: head_dim ** -0.5
     attention_softcap: float | None = None
     attention_gate: bool = False

@@ -5,7 +5,7 @@ not parts of the module. Only the rows whose logits are wanted reach the last no
 matrix of a small model.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -29,16 +29,17 @@ def _make(block: Any, scheme: Scheme, fused: Collection[str]) -> Any:
 
 
 class Layer(nn.Module):
-    """Mixer and MLP with their norms, as the description of the layer joins them. The mixer is named for its kind."""
+    """Mixers and MLP with their norms, as the description of the layer joins them. Each mixer is named for its kind."""
 
     def __init__(self, description: LayerDescription, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
         self.description, mlp = description, description.mlp
         norms = description.norms
         self.attention_norm = make_norm(norms.get("attention_norm"), fused)
-        self.mixer_name = description.mixer.name
-        make = lookup(MIXERS, self.mixer_name, "mixer", computes=True)
-        self.add_module(self.mixer_name, make(description.mixer, scheme, fused))
+        self.mixer_names = [mixer.name for mixer in description.mixers]
+        for mixer in description.mixers:
+            make = lookup(MIXERS, mixer.name, "mixer", computes=True)
+            self.add_module(mixer.name, make(mixer, scheme, fused))
         self.attention_after_norm = make_norm(norms.get("attention_after_norm"), fused)
         self.mlp_norm = make_norm(norms.get("mlp_norm"), fused)
         self.mlp = _make(mlp, scheme, fused)
@@ -52,22 +53,26 @@ class Layer(nn.Module):
         self,
         x_TD: Tensor,
         angles: Angles | None,
-        kept: LayerKept,
         step: AnyStep,
         attend: Attend,
+        *kept: LayerKept,
         input_TP: Tensor | None = None,
     ) -> Tensor:
-        """Compute the layer. input_TP: what it has of each token beside x."""
-        x_TD = self._halves(x_TD, angles, kept, step, attend)
+        """Compute the output of the layer. kept: what each of its mixers keeps. input_TP: see per_layer.py."""
+        x_TD = self._halves(x_TD, angles, step, attend, kept)
         if self.per_layer is not None:
             x_TD = self.per_layer(x_TD, input_TP)
         return x_TD if self.scalar is None else x_TD * self.scalar
 
-    def _halves(self, x_TD: Tensor, angles: Angles | None, kept: LayerKept, step: AnyStep, attend: Attend) -> Tensor:
+    def _halves(
+        self, x_TD: Tensor, angles: Angles | None, step: AnyStep, attend: Attend, kept: Sequence[LayerKept]
+    ) -> Tensor:
         normed_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
         left_TD = attended_TD = x_TD
         if self.mixes:
-            attended_TD = self.get_submodule(self.mixer_name)(normed_TD, angles, kept, step, attend)
+            mixers = zip(self.mixer_names, kept, strict=True)
+            mixed = [self.get_submodule(name)(normed_TD, angles, own, step, attend) for name, own in mixers]
+            attended_TD = sum(mixed[1:], mixed[0])
             if self.attention_after_norm is not None:
                 attended_TD = self.attention_after_norm(attended_TD)
             if self.multiplier != 1.0:
@@ -88,9 +93,9 @@ class Layer(nn.Module):
         return left_TD if self.mlp_norm is None else self.mlp_norm(left_TD)
 
 
-def run_layer(layer: nn.Module, *inputs: Any) -> Tensor:
+def run_layer(layer: nn.Module, *inputs: Any, **more: Any) -> Tensor:
     """Call the layer. It is a function, so that a compiler can wrap it."""
-    return layer(*inputs)  # type: ignore[no-any-return]
+    return layer(*inputs, **more)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
@@ -110,9 +115,7 @@ class Decoder(nn.Module):
         needs_head = not (config.tie_embeddings and scheme.is_plain)
         self.head = make_linear(whole.head, scheme, fused) if needs_head else None
         ropes = [*whole.ropes, None]
-        self.rope_numbers = [ropes.index(layer.mixer.rope) for layer in whole.layers]
-        sources = [getattr(layer.mixer, "source", None) for layer in whole.layers]
-        self.kept_numbers = [number if source is None else source for number, source in enumerate(sources)]
+        self.rope_numbers = [ropes.index(layer.rope) for layer in whole.layers]
         self.rotary = nn.ModuleList()  # a table for each rope, made by `finish`, once there is a device
 
     @torch.no_grad()
@@ -133,9 +136,11 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Compute the logits of the wanted rows, [R, V] in the model's dtype. run_layer: may be compiled."""
         x_TD, angles = self.begin(step)
-        inputs = [()] * len(angles) if self.per_layer is None else self.per_layer(step.token_ids_T, x_TD)
-        for layer, layer_angles, number, more in zip(self.layers, angles, self.kept_numbers, inputs, strict=True):
-            x_TD = run_layer(layer, x_TD, layer_angles, layers_kept[number], step, attend, *more)
+        inputs = [{}] * len(angles) if self.per_layer is None else self.per_layer(step.token_ids_T, x_TD)
+        numbers = self.description.kept_by
+        for layer, of_layer, layer_angles, more in zip(self.layers, numbers, angles, inputs, strict=True):
+            own = [layers_kept[number] for number in of_layer]
+            x_TD = run_layer(layer, x_TD, layer_angles, step, attend, *own, **more)
         if not step.num_rows:
             return x_TD.new_empty((0, self.config.vocab_size))  # a chunk in the middle of a prompt
         return self.end(x_TD if step.rows_R is None else x_TD[step.rows_R])

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import count
 from math import prod
 from typing import Any
 
-from tokenmill.cache.spec import LayerSpec, RowsSpec, StateSpec, kv_bytes_per_token
+from tokenmill.cache.spec import LayerSpec, StateSpec
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model.blocks import Norm, Projection, norm_of
 from tokenmill.model.config import ModelConfig, Rope
@@ -129,14 +130,14 @@ RARITIES = (SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR)
 @dataclass(frozen=True)
 class LayerDescription:
     """Two halves, each x + multiplier * after(block(before(x))): the mixer, attention or another, then the MLP. One of
-    them may be missing.
+    them may be missing. The outputs of several mixers are added up.
 
     parallel: both read the input of the layer; otherwise the MLP reads the mixer's sum. shared_norm: both read it
     through one norm. per_layer: adds what a token's input of this layer says, behind both. scalar: the output is
     multiplied by a number.
     """
 
-    mixer: Mixer
+    mixers: tuple[Mixer, ...]
     mlp: Any
     before: Norm | None
     after: Norm | None
@@ -154,10 +155,10 @@ class LayerDescription:
     @property
     def rarities(self) -> list[str]:
         """Name what few families have, and not every program computes."""
-        block = self.mixer if isinstance(self.mixer, AttentionBlock) else None
+        blocks = [mixer for mixer in self.mixers if isinstance(mixer, AttentionBlock)]
         there = (
-            block is not None and block.source is not None,
-            block is not None and (block.value_norm is not None or block.value_is_key),
+            any(block.source is not None for block in blocks),
+            any(block.value_norm is not None or block.value_is_key for block in blocks),
             self.mlp is not None and self.mlp.name == "beside",
             self.per_layer is not None,
             self.scalar,
@@ -167,11 +168,16 @@ class LayerDescription:
     @property
     def mixes(self) -> bool:
         """Tell whether the layer has a mixer."""
-        return self.mixer.name != "absent"
+        return self.mixers[0].name != "absent"
+
+    @property
+    def rope(self) -> Rope | None:
+        """The rope of its attention."""
+        return next((mixer.rope for mixer in self.mixers if mixer.rope is not None), None)
 
     @property
     def norms(self) -> dict[str, Norm]:
-        """Its norms without the mixer's, by their roles, in the order in which they are computed."""
+        """Its norms without the mixers', by their roles, in the order in which they are computed."""
         found = {
             "attention_norm": self.before if self.mixes else None,
             "attention_after_norm": self.after if self.mixes else None,
@@ -196,7 +202,7 @@ class DecoderDescription:
         """Every matrix that tokens are multiplied with, a tied head among them, and the number of such matrices."""
         found = Counter([self.head])
         for layer in self.layers:
-            found.update(layer.mixer.matrices.values())
+            found.update(matrix for mixer in layer.mixers for matrix in mixer.matrices.values())
             for half in (layer.mlp, layer.per_layer):
                 found.update({} if half is None else half.matrices)
         found.update(() if self.per_layer is None else [self.per_layer.projection])
@@ -205,12 +211,7 @@ class DecoderDescription:
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """The different ropes of its layers, in the order of their first use."""
-        return tuple(dict.fromkeys(layer.mixer.rope for layer in self.layers if layer.mixer.rope is not None))
-
-    @cached_property
-    def rows(self) -> tuple[RowsSpec, ...]:
-        """The rows of each layer that keeps rows."""
-        return tuple(kept for kept in self.keeps if isinstance(kept, RowsSpec))
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
 
     @cached_property
     def states(self) -> tuple[StateSpec, ...]:
@@ -219,12 +220,19 @@ class DecoderDescription:
 
     @property
     def keeps(self) -> tuple[LayerSpec, ...]:
-        """The rows or states that each layer keeps in the cache."""
-        return tuple(layer.mixer.keeps for layer in self.layers)
+        """The rows or states that each mixer keeps in the cache, layer by layer: the layers of the cache."""
+        return tuple(mixer.keeps for layer in self.layers for mixer in layer.mixers)
 
-    def kv_bytes_per_token(self, dtype: str, cache_format: str = "dense") -> int:
-        """Count the bytes of K and V of one token in all layers."""
-        return kv_bytes_per_token(self.rows, dtype, cache_format)
+    @cached_property
+    def kept_by(self) -> list[list[int]]:
+        """The layer of the cache that each mixer of each layer reads: its own, or another layer's."""
+        numbers = count()
+        own = [[next(numbers) for _ in layer.mixers] for layer in self.layers]
+        sources = [[getattr(mixer, "source", None) for mixer in layer.mixers] for layer in self.layers]
+        return [
+            [number if source is None else own[source][0] for number, source in zip(*of_layer, strict=True)]
+            for of_layer in zip(own, sources, strict=True)
+        ]
 
     @property
     def attention_shapes(self) -> frozenset[AttentionShape]:
@@ -233,30 +241,12 @@ class DecoderDescription:
     @property
     def attentions(self) -> list[AttentionBlock]:
         """The attention of every layer that has attention."""
-        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionBlock)]
+        return [mixer for layer in self.layers for mixer in layer.mixers if isinstance(mixer, AttentionBlock)]
 
     @property
     def mixtures(self) -> list[ExpertsBlock]:
         found = [getattr(layer.mlp, "mixture", layer.mlp) for layer in self.layers]
         return [mixture for mixture in found if isinstance(mixture, ExpertsBlock)]
-
-    @property
-    def num_used(self) -> int:
-        """Parameters that long texts read: all except the embeddings. A tied head is read."""
-        counts = count_parameters(self.config)
-        return counts["attention"] + counts["mlp"] + counts["norms"] + self.head.num_parameters
-
-    def num_read(self, num_tokens: int) -> int:
-        """Count the parameters that a step of so many tokens reads, without the experts that no token chose: the
-        average number of them where all experts are as likely and every token chooses for itself.
-
-        The rows of the embedding, one for each token, are not counted.
-        """
-        unread = sum(
-            mixture.num * (1 - mixture.chosen / mixture.num) ** num_tokens * _total(mixture.expert.matrices)
-            for mixture in self.mixtures
-        )
-        return self.num_used - round(unread)
 
 
 @cache
@@ -268,14 +258,15 @@ def describe(config: ModelConfig) -> DecoderDescription:
     parallel = config.residual == "parallel"
     layers = []
     for index in range(config.num_layers):
-        mixer = config.mixers[index] if config.mixers else None
+        given = config.mixers[index] if config.mixers else None
+        mixers = [mixer or attention_of(config, index) for mixer in (given if isinstance(given, tuple) else [given])]
         mlp = None if config.mlp_layers and not config.mlp_layers[index] else experts if has_experts[index] else dense
         mlp = config.mlps[index] if config.mlps else mlp
         sides = config.norm_placement if isinstance(config.norm_placement, str) else config.norm_placement[index]
         before, after = (norm if sides in (side, "both") else None for side in ("before", "after"))
         joined = (config.residual_multiplier, parallel, parallel and config.shared_norm)
         more = config.per_layer and config.per_layer.block, config.layer_scalar
-        layers.append(LayerDescription(mixer or attention_of(config, index), mlp, before, after, *joined, *more))
+        layers.append(LayerDescription(tuple(mixers), mlp, before, after, *joined, *more))
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
     return DecoderDescription(config, tuple(layers), norm, head, config.per_layer)
@@ -284,10 +275,10 @@ def describe(config: ModelConfig) -> DecoderDescription:
 def _mlp(config: ModelConfig, width: int, bias: bool, outer: int = 0) -> MlpBlock:
     """Describe an MLP. outer: the width of what it reads and writes; 0 for hidden_size."""
     role, parts = ("gate_up", (width, width)) if config.gated_mlp else ("up", (width,))
-    outer = outer or config.hidden_size
+    outer, (gate, down) = outer or config.hidden_size, config.mlp_multipliers
     return MlpBlock(
-        Projection(role, outer, parts, bias),
-        Projection("down", width, (outer,), bias),
+        Projection(role, outer, parts, bias, multipliers=(gate, 1.0) if config.gated_mlp else ()),
+        Projection("down", width, (outer,), bias, multipliers=(down,)),
         config.activation,
         config.gated_mlp,
         config.swiglu,
@@ -319,7 +310,7 @@ def _experts(config: ModelConfig) -> ExpertsBlock:
 def count_parameters(config: ModelConfig) -> Mapping[str, int]:
     """Count parameters by part; a head that is tied to the embedding counts once, as the embedding."""
     decoder = describe(config)
-    layers, mixers = decoder.layers, [layer.mixer for layer in decoder.layers]
+    layers, mixers = decoder.layers, [mixer for layer in decoder.layers for mixer in layer.mixers]
     norms = [norm for layer in layers for norm in layer.norms.values()]
     inner = sum(norm.num_parameters for mixer in mixers for norm in mixer.norms.values())
     vectors = sum(prod(shape) for mixer in mixers for shape in mixer.vectors.values())

@@ -15,6 +15,8 @@ def features_of(decoder: DecoderDescription) -> frozenset[str]:
         "gate on the output of attention": any(block.gated for block in attentions),
         "experts between two matrices": any(mixture.latent is not None for mixture in mixtures),
         "embedding multiplier": decoder.config.embedding_multiplier != 1.0,
+        "several mixers in a layer": any(len(layer.mixers) > 1 for layer in layers),
+        "multipliers of products": any(matrix.is_scaled for matrix in decoder.matrices),
         "residual multiplier": any(layer.multiplier != 1.0 for layer in layers),
         "logit multiplier": decoder.config.logit_multiplier != 1.0,
         "norm after attention or MLP": any(layer.after is not None for layer in layers),

@@ -56,7 +56,7 @@ def _halves(layer: LayerDescription) -> dict[str, Any]:
 
 
 def _matrices_of(layer: LayerDescription) -> dict[str, Projection]:
-    found = {f"{layer.mixer.name}.{role}": matrix for role, matrix in layer.mixer.matrices.items()}
+    found = {f"{mixer.name}.{role}": each for mixer in layer.mixers for role, each in mixer.matrices.items()}
     for name, half in _halves(layer).items():
         found |= {f"{name}.{role}": matrix for role, matrix in half.roles().items()}
     return found
@@ -64,7 +64,7 @@ def _matrices_of(layer: LayerDescription) -> dict[str, Projection]:
 
 def _vectors_of(layer: LayerDescription) -> Shapes:
     """List the parameters of a layer that are neither a norm nor a matrix nor its bias."""
-    found: Shapes = {f"{layer.mixer.name}.{name}": shape for name, shape in layer.mixer.vectors.items()}
+    found = {f"{mixer.name}.{name}": shape for mixer in layer.mixers for name, shape in mixer.vectors.items()}
     for name, half in _halves(layer).items():
         found |= {f"{name}.{role}": shape for role, shape in half.vectors.items()}
     return found | ({"scalar": (1,)} if layer.scalar else {})
@@ -72,7 +72,7 @@ def _vectors_of(layer: LayerDescription) -> Shapes:
 
 def _norms_of(layer: LayerDescription) -> Iterator[tuple[str, Norm]]:
     yield from layer.norms.items()
-    for name, part in {layer.mixer.name: layer.mixer, **_halves(layer)}.items():
+    for name, part in {**{mixer.name: mixer for mixer in layer.mixers}, **_halves(layer)}.items():
         yield from ((f"{name}.{role}", norm) for role, norm in part.norms.items())
 
 

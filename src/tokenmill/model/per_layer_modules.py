@@ -31,10 +31,10 @@ class LayerInputs(nn.Module):
         self.embedding = Embedding(inputs.vocab_size, inputs.width)
         self.projection, self.norm = make_linear(inputs.projection, scheme, fused), make_norm(inputs.norm, fused)
 
-    def forward(self, token_ids_T: Tensor, x_TD: Tensor) -> list[tuple[Tensor]]:
-        """Compute [T, P] for each layer."""
+    def forward(self, token_ids_T: Tensor, x_TD: Tensor) -> list[dict[str, Tensor]]:
+        """Compute [T, P] for each layer, under the name by which a layer takes it."""
         inputs, shape = self.inputs, (-1, self.inputs.num_layers, self.inputs.size)
         rows_TLP: Tensor = self.norm((self.projection(x_TD) * x_TD.shape[-1] ** -0.5).view(shape))
         factor = torch.tensor(inputs.size**0.5, dtype=x_TD.dtype, device=x_TD.device)  # rounded, as the reference does
         rows_TLP = (rows_TLP + (self.embedding(token_ids_T) * factor).view(shape)) * 2**-0.5
-        return [(row_TP,) for row_TP in rows_TLP.unbind(1)]
+        return [{"input_TP": row_TP} for row_TP in rows_TLP.unbind(1)]

@@ -50,7 +50,7 @@ def rows_of_heads(block: AttentionBlock, kv_heads: range, scheme: Scheme) -> tup
 def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
     """Foresee num_weight_bytes of the program of each rank."""
     decoder = describe(model)
-    heads = divide_heads([rows.num_kv_heads for rows in decoder.rows], ranks)
+    heads = divide_heads([block.num_kv_heads for block in decoder.attentions], ranks)
     return [_bytes_of(decoder, dtype, scheme, rank, heads) for rank in range(ranks)]
 
 

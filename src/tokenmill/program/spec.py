@@ -65,9 +65,9 @@ def refuse_mixers(program: type[ProgramSpec], config: EngineConfig, decoder: Dec
     asked = program if config.tensor_parallel == 1 else ProgramSpec
     known = asked.mixers
     for number, layer in enumerate(decoder.layers):
-        if layer.mixer.name not in known:
+        if unknown := [mixer.name for mixer in layer.mixers if mixer.name not in known]:
             ranks = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
-            return f"does not compute {layer.mixer.name}{ranks}, the mixer of layer {number}"
+            return f"does not compute {unknown[0]}{ranks}, the mixer of layer {number}"
         if layer.mlp is None and "absent" not in known:
             return f"does not compute layer {number}, which has no MLP"
         if lacking := [rarity for rarity in layer.rarities if rarity not in asked.rarities]:

@@ -10,7 +10,7 @@ may be divided among processes, and the number of threads may change.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -136,3 +136,9 @@ def keeps_bits(way: Way, x_RD: Tensor, weight: Tensor, threads: int) -> bool:
                 if not torch.equal(out_TF, right_RF.repeat(times, 1)[:rows]):
                     return False
     return True
+
+
+def scale_parts(out_TF: Tensor, parts: Sequence[int], multipliers: Sequence[float]) -> Tensor:
+    """Multiply the products of each part of a merged matrix by its multiplier."""
+    of_parts = zip(torch.split(out_TF, list(parts), dim=-1), multipliers, strict=True)
+    return torch.cat([part * multiplier for part, multiplier in of_parts], dim=-1)

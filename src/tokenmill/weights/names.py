@@ -14,7 +14,7 @@ from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import Family
-from tokenmill.model.families.hybrids import mixer_of
+from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.value_reader import brief
@@ -200,9 +200,10 @@ def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
 
 def _merged(parameter: str, config: ModelConfig) -> Projection:
     """Find the matrix of a mixer by its parameter, layers.{i}.attention.qkv.weight."""
-    _, layer, _, role, *_ = parameter.split(".")
-    matrices = describe(config).layers[int(layer)].mixer.matrices
-    return matrices["qkvz" if role == "conv" else role]  # whose first rows are the channels of the convolution
+    _, layer, name, role, *_ = parameter.split(".")
+    mixer = next(mixer for mixer in describe(config).layers[int(layer)].mixers if mixer.name == name)
+    # The first rows of qkvz are the channels of the convolution.
+    return mixer.matrices["qkvz" if role == "conv" else role]
 
 
 def _has_part(parameter: str, part: str, config: ModelConfig) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.families.hybrids import mixer_of
+from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.mixers.delta_net import DeltaNetBlock
 from tokenmill.model.mixers.mamba2 import Mamba2Block
 

@@ -1,7 +1,8 @@
 """Files of families whose layers keep a state, written the way llama.cpp's converter writes them.
 
 The keys are those that the converter wrote (converted_keys.json). The tensors are turned round here as it does
-(conversion/lfm2.py, qwen.py, mamba.py, granite.py and nemotron.py of the source in llama-cpp-python 0.3.36).
+(conversion/lfm2.py, qwen.py, mamba.py, granite.py, nemotron.py and falcon_h1.py of the source in llama-cpp-python
+0.3.36).
 """
 
 import json
@@ -29,7 +30,8 @@ from tokenmill.weights.source import WeightSource
 from tokenmill.weights.write.quantize import quantize
 
 RECORDED = json.loads(Path(__file__).with_name("converted_keys.json").read_text())
-NAMES = [name for name in RECORDED if name.startswith(("lfm2", "qwen3_", "granitemoehybrid-", "nemotron_h", "mamba2"))]
+KINDS = ("lfm2", "qwen3_", "granitemoehybrid-", "nemotron_h", "mamba2", "falcon_h1")
+NAMES = [name for name in RECORDED if name.startswith(KINDS)]
 KIND = gguf.GGMLQuantizationType
 
 
@@ -82,10 +84,34 @@ def turned_mamba(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
         return (tensor if name.endswith(".D") else -tensor.exp())[:, None]
     if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
         return tensor.reshape(config["mamba_n_groups" if ".mamba." in name else "n_groups"], -1)
-    if name.endswith((".q_proj.weight", ".k_proj.weight")):
+    if name.endswith((".q_proj.weight", ".k_proj.weight")) and config["model_type"] != "falcon_h1":
         heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
         return tensor.reshape(heads, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
     return tensor
+
+
+def multiplied(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
+    """One tensor of Falcon-H1 times its multipliers."""
+    inside, outside = config["attention_in_multiplier"], config["attention_out_multiplier"]
+    gate, down = config["mlp_multipliers"]
+    width, shared = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    rows = (width, width, shared, shared, config["mamba_n_heads"])
+    of_rows = [config["ssm_in_multiplier"] * each for each in config["ssm_multipliers"]]
+    factors = {
+        "embed_tokens.weight": config["embedding_multiplier"],
+        "lm_head.weight": config["lm_head_multiplier"],
+        "q_proj.weight": inside,
+        "k_proj.weight": inside * config["key_multiplier"],
+        "v_proj.weight": inside,
+        "o_proj.weight": outside,
+        "gate_proj.weight": gate,
+        "gate_proj.bias": gate,
+        "down_proj.weight": down,
+        "down_proj.bias": down,
+        "in_proj.weight": torch.tensor(of_rows).repeat_interleave(torch.tensor(rows))[:, None],
+        "out_proj.weight": config["ssm_out_multiplier"],
+    }
+    return tensor * next((factor for end, factor in factors.items() if name.endswith(end)), 1.0)
 
 
 def split_gates(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -132,8 +158,9 @@ def arrays_of(name: str, directory: Path) -> dict[str, np.ndarray]:
             tensor = turned(label, tensor, heads, 2 * heads[0] * config["linear_key_head_dim"])
         elif label.endswith("conv.conv.weight"):
             tensor = tensor.squeeze(1)
-        elif arch in ("granitehybrid", "nemotron_h", "nemotron_h_moe", "mamba2"):
+        elif arch in ("granitehybrid", "nemotron_h", "nemotron_h_moe", "mamba2", "falcon-h1"):
             tensor = turned_mamba(label, tensor, config)
+            tensor = multiplied(label, tensor, config) if arch == "falcon-h1" else tensor
         own = label if label.startswith("blk.") else names.get_name(known_as(label), (".weight", ".bias"))
         found[own] = tensor.contiguous().numpy()
     return found
@@ -349,6 +376,7 @@ def test_older_files_have_an_interval_alone(tmp_path, directories):
         ("qwen3_5_text", "ssm.inner_size = 48 is not implemented: only 32"),
         ("qwen3_next-departures", "one without a bias behind attention, which llama.cpp requires"),
         ("granitemoehybrid-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
+        ("falcon_h1-departures", "one without a bias behind attention, which llama.cpp requires"),
         ("bamba-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
         ("nemotron_h", "it has no key for intermediate_size = 80, read as 40; expert_layers = "),
         ("nemotron_h-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
@@ -366,6 +394,13 @@ def test_what_llama_cpp_cannot_hold_is_refused(tmp_path, name, message):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
+        ("falcon_h1", {"tie_word_embeddings": True}, "it has no key for embedding_multiplier = 3.0, read as 1.0; "),
+        ("falcon_h1", {"mamba_rms_norm": True}, "norm_first=True"),
+        (
+            "falcon_h1",
+            {"attention_bias": True, "attention_in_multiplier": 1.0},
+            "one without a bias behind attention, ",
+        ),
         ("nemotron_h", {"mlp_bias": True}, "one whose experts have no biases, which"),
         ("mamba2", {"time_step_limit": [0.5, 0.9]}, r"it has no key for mixers = .* dt_limits=\(0.5, 0.9\)"),
     ],

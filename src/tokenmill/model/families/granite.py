@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family
-from tokenmill.model.families.hybrids import KV_HEADS, kv_heads, mixer_of
+from tokenmill.model.families.hybrids import KV_HEADS, kv_heads
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama, paired
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.families.mamba2 import IN_GGUF as MAMBA_IN_GGUF
@@ -22,6 +22,7 @@ from tokenmill.model.families.mamba2 import (
     read_mamba,
     ssm_metadata,
 )
+from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.mixers.mamba2 import Mamba2Block
 
 _MOE, _MLP = "layers.{i}.block_sparse_moe.", "layers.{i}.mlp."

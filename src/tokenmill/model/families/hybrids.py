@@ -1,18 +1,12 @@
-"""Keys and facts that GGUF readers and writers of hybrids share, whose layers attend or keep a state."""
+"""Keys that GGUF readers and writers of hybrids share, whose layers attend or keep a state."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ModelConfig
 from tokenmill.model.families.in_gguf import GGUFKeys
 
 KV_HEADS = "attention.head_count_kv"
 """A list with a number for each layer: 0 for layers that do not attend."""
-Block = TypeVar("Block")
-
-
-def mixer_of(model: ModelConfig, kind: type[Block]) -> Block | None:
-    """Find the facts of the first mixer of that kind; all layers of a model that have such a mixer have the same."""
-    return next((mixer for mixer in model.mixers if isinstance(mixer, kind)), None)
 
 
 def kv_heads(model: ModelConfig) -> dict[str, Any]:

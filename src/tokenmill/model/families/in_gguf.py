@@ -16,6 +16,7 @@ import numpy as np
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ModelConfig
+from tokenmill.model.families.mixers_of import has_conv_biases, has_state_bias
 from tokenmill.value_reader import MAX_COUNT, MAX_POSITIONS, ValueReader
 
 
@@ -314,12 +315,9 @@ NEEDS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "own head": (lambda model: not model.tie_embeddings, "with a head of its own"),
     "tied head": (lambda model: model.tie_embeddings, "whose head is its embedding"),
     "square": (lambda model: model.num_heads * model.head_dim == model.hidden_size, "whose heads are as wide as it"),
-    "no state bias": (
-        lambda model: not any(matrix.bias for mixer in model.mixers if mixer for matrix in mixer.matrices.values()),
-        "without biases in layers that keep a state",
-    ),
+    "no state bias": (lambda model: not has_state_bias(model), "without biases in layers that keep a state"),
     "no expert bias": (lambda model: not (model.num_experts and model.mlp_bias), "whose experts have no biases"),
-    "conv bias": (lambda model: all(getattr(m, "conv_bias", True) for m in model.mixers), "with convolution biases"),
+    "conv bias": (has_conv_biases, "with convolution biases"),
     "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
 }
 """The requirements of llama.cpp's loader, by name: a test of the model, and the requirement in words."""
@@ -335,6 +333,7 @@ class InGGUF:
     keys of NEEDS. windows: whether llama.cpp computes a model's windows. yarn: the numbers of YaRN that it reads.
     further: whether there may be layers that predict further tokens. with_experts: its name for models with experts.
     older: names that older files have in the place of those that fill the same parameter.
+    ones: keys of config.json with multipliers that its files have in the weights → the values that change nothing.
     """
 
     architecture: str
@@ -348,3 +347,4 @@ class InGGUF:
     further: bool = False
     with_experts: str = ""
     older: Mapping[str, str] = field(default_factory=dict)
+    ones: Mapping[str, Any] = field(default_factory=dict)

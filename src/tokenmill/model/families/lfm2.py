@@ -7,9 +7,10 @@ from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, sizes
-from tokenmill.model.families.hybrids import KV_HEADS, kv_heads, mixer_of
+from tokenmill.model.families.hybrids import KV_HEADS, kv_heads
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, like_llama
+from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.mixers.short_conv import ShortConvBlock, short_conv
 
 _FULL, _CONV = "full_attention", "conv"

@@ -9,9 +9,10 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family, sizes
-from tokenmill.model.families.hybrids import kv_heads, mixer_of
+from tokenmill.model.families.hybrids import kv_heads
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, has_bias, like_llama, paired
 from tokenmill.model.families.llama import NAMES
+from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.mixers.mamba2 import Mamba2Block, mamba2
 from tokenmill.value_reader import MAX_POSITIONS, brief
 
@@ -99,15 +100,19 @@ def ssm_metadata(block: Mamba2Block) -> dict[str, int]:
     }
 
 
-def read_mamba(reader: ConfigReader) -> Mamba2Block:
-    """Read the Mamba 2 layers of Granite 4.0 and Bamba."""
+def read_mamba(reader: ConfigReader, width: int | None = None) -> Mamba2Block:
+    """Read the Mamba 2 layers of Granite 4.0, Bamba and Falcon-H1. width: of the heads together; None for a multiple of
+    the hidden size.
+    """
     hidden, num_heads = reader.count("hidden_size"), reader.count("mamba_n_heads")
-    width, given = reader.count("mamba_expand") * hidden, reader.take("mamba_d_head")
+    told, given = "mamba_d_ssm", reader.take("mamba_d_head")
+    if width is None:
+        told, width = "mamba_expand * hidden_size", reader.count("mamba_expand") * hidden
+    reader.read.add("mamba_expand")
     head_dim = width // num_heads if given == "auto" else reader.count("mamba_d_head")
     if head_dim * num_heads != width:
         raise CheckpointError(
-            f"{reader.where}: {num_heads} Mamba heads of {brief(given)} are not as wide as mamba_expand * hidden_size, "
-            f"{width}"
+            f"{reader.where}: {num_heads} Mamba heads of {brief(given)} are not as wide as {told}, {width}"
         )
     return mamba2(
         hidden,

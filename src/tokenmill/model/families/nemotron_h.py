@@ -10,9 +10,10 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family, sizes
-from tokenmill.model.families.hybrids import KV_HEADS, count_blocks, kv_heads, mixer_of
+from tokenmill.model.families.hybrids import KV_HEADS, count_blocks, kv_heads
 from tokenmill.model.families.in_gguf import PLAIN_MLP, QKV, GGUFKeys, InGGUF, expert_metadata
 from tokenmill.model.families.mamba2 import IN_GGUF, mamba_names, read_ssm, ssm_metadata
+from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.mixers.absent import AbsentBlock
 from tokenmill.model.mixers.mamba2 import Mamba2Block, mamba2
 from tokenmill.value_reader import brief

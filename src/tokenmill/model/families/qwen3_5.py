@@ -14,7 +14,7 @@ from typing import Any
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InnerTextModel, sizes
-from tokenmill.model.families.hybrids import count_blocks, mixer_of
+from tokenmill.model.families.hybrids import count_blocks
 from tokenmill.model.families.in_gguf import (
     GGUFKeys,
     InGGUF,
@@ -24,6 +24,7 @@ from tokenmill.model.families.in_gguf import (
     norms_less_one,
 )
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
+from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.families.qwen_moe import mixture, mlp_names
 from tokenmill.model.mixers.delta_net import DeltaNetBlock, delta_net
 

@@ -51,8 +51,9 @@ _NAMES: Mapping[str, str] = {
     _HEARS: r""".*audio.* .*whisper.* .*wav.* .*speech.* voxtral.* .*asr.* .*hubert .*moonshine.* .*tts.* bark canary.*
         dia csm moshi musicgen.* musicflamingo vibevoice.* .*omni.* clap pop2piano encodec mimi""",
     _SEES: r""".*[_-]?vl([_-].*|\d.*|$) .*vlm.* .*llava.* .*vision.* .*ocr.* .*clip.* .*vit .*siglip.* idefics.*
-        internvl.* paligemma mllama blip.* fuyu pixtral gemma3n gemma4_unified aria chameleon janus emu3 .*florence.* molmo.*
-        ovis.* minicpm[vo].* git kosmos.* smolvlm .*docling .*multimodal kimi_k25 perception_lm glm4v.* phi3_v""",
+        internvl.* paligemma mllama blip.* fuyu pixtral gemma3n gemma4_unified aria chameleon janus emu3 .*florence.*
+        molmo.* ovis.* minicpm[vo].* git kosmos.* smolvlm .*docling .*multimodal kimi_k25 perception_lm glm4v.*
+        phi3_v""",
     _ENCODER: r"""(?!.*decoder).*bert(?!-generation).* .*electra xlm.* xlnet t5encoder .*embed(?!ded).* mpnet funnel
         fnet longformer gte luke esm.* canine big_bird nystromformer ernie roformer layoutlm.* deberta.* perceiver tapas
         yoso mra neomme""",

@@ -78,7 +78,7 @@ def attention_of(config: ModelConfig, index: int) -> AttentionBlock:
         num_kv_heads,
         head_dim,
         qkv=Projection("qkv", config.hidden_size, parts, config.qkv_bias, ("q", "k", "v")[: len(parts)]),
-        out=Projection("out", q, (config.hidden_size,), config.o_bias),
+        out=Projection("out", q, (config.hidden_size,), config.o_bias, multipliers=(config.attention_out_multiplier,)),
         qk_norms=_qk_norms(config, head_dim, num_kv_heads)[: 2 if source is None else 1],
         rope=config.ropes[index] if config.ropes else config.rope,
         shape=AttentionShape(scale, config.windows[index], config.attention_softcap, config.attention_sinks),

@@ -18,8 +18,9 @@ class Mamba2Block:
     """It keeps the last inputs of the convolution, and a state of each head.
 
     Each of num_groups has a B and a C of its own, which num_heads / num_groups heads in succession share. inner: z, x,
-    B, C and dt, in this order. norm: of the output, multiplied by silu(z) before; it has the weights of all groups, and
-    norms each group by itself. dt_limits: a head's step is brought between them.
+    B, C and dt, in this order. The output is multiplied by silu(z). norm: of the output, before that if norm_first,
+    else after it; it has the weights of all groups, and norms each group by itself. dt_limits: a head's step is brought
+    between them.
     """
 
     num_heads: int
@@ -29,7 +30,8 @@ class Mamba2Block:
     num_taps: int
     inner: Projection
     out: Projection
-    norm: Norm
+    norm: Norm | None
+    norm_first: bool = False
     conv_bias: bool = True
     dt_limits: tuple[float, float] = (0.0, inf)
 
@@ -56,7 +58,7 @@ class Mamba2Block:
 
     @property
     def norms(self) -> dict[str, Norm]:
-        return {"norm": self.norm}
+        return {} if self.norm is None else {"norm": self.norm}
 
     @property
     def vectors(self) -> dict[str, tuple[int, ...]]:
@@ -78,7 +80,7 @@ def mamba2(
     conv_bias: bool,
     dt_limits: tuple[float, float] = (0.0, inf),
 ) -> Mamba2Block:
-    """Describe Mamba 2. bias: of both matrices."""
+    """Describe Mamba 2, as most families have it. bias: of both matrices."""
     width, shared = num_heads * head_dim, num_groups * state_dim
     return Mamba2Block(
         num_heads,

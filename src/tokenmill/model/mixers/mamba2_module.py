@@ -44,11 +44,14 @@ class Mamba2(nn.Module):
         decay_TN = torch.exp(-torch.exp(self.A_log.float()) * step_TN)
         out_TNV = recur(c_TNK, b_TNK, x_TNV * step_TN[..., None], decay_TN, None, kept, step)
         out_TNV += x_TNV * self.D.float()[:, None]
-        normed_TI = self._normed(out_TNV.flatten(1) * silu(z_TI.float()))
-        return self.out(normed_TI.to(x_TD.dtype))  # type: ignore[no-any-return]
+        out_TI, gate_TI = out_TNV.flatten(1), silu(z_TI.float())
+        gated_TI = self._normed(out_TI) * gate_TI if block.norm_first else self._normed(out_TI * gate_TI)
+        return self.out(gated_TI.to(x_TD.dtype))  # type: ignore[no-any-return]
 
     def _normed(self, x_TI: Tensor) -> Tensor:
-        """Norm each group by itself."""
+        """Norm each group by itself, if there is a norm."""
+        if self.norm is None:
+            return x_TI
         x_TGI = x_TI.view(len(x_TI), self.block.num_groups, -1)
         x_TGI = x_TGI * torch.rsqrt(x_TGI.square().mean(-1, keepdim=True) + self.norm.eps)
         return x_TGI.flatten(1) * self.norm.weight.float()  # type: ignore[no-any-return]

@@ -53,7 +53,7 @@ class OneLayer(nn.Module):
         """Run the layer, [T, D] → [T, D], and write the rows."""
         positions_T, slots_T, keys_BL = places
         step = PaddedStep(positions_T, positions_T, slots_T, keys_BL, None, 0)
-        out_TD: Tensor = self.layer(x_TD, angles, over(self._layer_kv, *cache), step, self._attend)
+        out_TD: Tensor = self.layer(x_TD, angles, step, self._attend, over(self._layer_kv, *cache))
         return out_TD
 
 

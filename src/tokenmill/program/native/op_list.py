@@ -54,6 +54,7 @@ class OpList:
         if len(biases) > 1:
             fields["biases"] = self._array(biases)
         bias = biases[0] if len(biases) == 1 else None
+        fields["factors"] = self._factors_of(matrix) if matrix.is_scaled else None
         firsts, gates, outputs = list(first_rows(matrix, unit)), list[int](), matrix.outputs
         if epilogue == GATED:
             half, outputs = len(firsts) // 2, outputs // 2
@@ -90,6 +91,14 @@ class OpList:
     def array(self) -> "ctypes.Array[TmOp]":
         """Return the list as C has it. This object keeps alive what it points to."""
         return (TmOp * len(self._ops))(*self._ops)
+
+    def _factors_of(self, matrix: Projection) -> int:
+        """Give the address of a factor for each product."""
+        pairs = zip(matrix.parts, matrix.multipliers, strict=True)
+        factors = [multiplier for rows, multiplier in pairs for _ in range(rows)]
+        held = (ctypes.c_float * len(factors))(*factors)
+        self._held.append(held)
+        return ctypes.addressof(held)
 
     def _array(self, addresses: list[int]) -> int:
         held = (ctypes.c_void_p * len(addresses))(*addresses)

@@ -17,6 +17,7 @@ from tokenmill.kernels.threads import torch_threads
 from tokenmill.model.beside import BesideBlock
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.description import DecoderDescription, ExpertsBlock, LayerDescription, MlpBlock
+from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.attention_module import temperatures
 from tokenmill.model.parameters import join, parameter_shapes
@@ -96,9 +97,8 @@ class Ops:
             self._list.linears.append(Linear(embed, [(None, "embedding")], [size], GROUP, units, [], whole=False))
         if decoder.per_layer is not None:
             add_inputs(self._list, decoder.per_layer, dtype)
-        for layer, description in enumerate(decoder.layers):
-            source = getattr(description.mixer, "source", None)
-            self._layer(layer, description, kept[layer if source is None else source])
+        for layer, (description, numbers) in enumerate(zip(decoder.layers, decoder.kept_by, strict=True)):
+            self._layer(layer, description, [kept[number] for number in numbers])
         self._norm("norm", decoder.norm, MLP_IN, LOGITS)
         logits: dict[str, Any] = {"scale": config.logit_multiplier, "softcap": config.logit_softcap or 0.0}
         self._list.linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
@@ -108,14 +108,16 @@ class Ops:
             embed.units, embed.num_units = head.units, head.num_units
         self.array = self._list.array()
 
-    def _layer(self, layer: int, description: LayerDescription, kept: LayerKept) -> None:
+    def _layer(self, layer: int, description: LayerDescription, kept: list[LayerKept]) -> None:
         mlp_norm = "attention_norm" if description.shared_norm else "mlp_norm"
         if description.mixes:
             self._before(layer, "attention_norm", description, ATTENTION_IN)
         if description.parallel:
             self._before(layer, mlp_norm, description, MLP_IN)
         if description.mixes:
-            self._mixer(layer, description, kept)
+            for mixer, own in zip(description.mixers, kept, strict=True):
+                self._mixer(layer, description, mixer, own)
+            self._after(layer, "attention_after_norm", description)
         if description.mlp is None:
             return
         if not description.parallel and not description.mlp.norms:
@@ -155,13 +157,13 @@ class Ops:
         self._mlp(layer, ["mlp.dense"], block.dense, MLP_IN, STORE, column=width)
         self._norm(join(layer, "mlp.dense_after_norm"), block.norm, 0, STORE, column=width, gated=1)
 
-    def _mixer(self, layer: int, description: LayerDescription, kept: LayerKept) -> None:
+    def _mixer(self, layer: int, description: LayerDescription, mixer: Mixer, kept: LayerKept) -> None:
+        """Add the operations of a mixer, which adds its results to the residual stream before the next one begins."""
         if isinstance(kept, LayerStates):
-            add_mixer(self._list, layer, description.mixer, kept, self._joins(description))
+            add_mixer(self._list, layer, mixer, kept, self._joins(description))
         else:
-            assert isinstance(description.mixer, AttentionBlock), "other mixers keep states"
-            self._attention(layer, description, description.mixer, kept)
-        self._after(layer, "attention_after_norm", description)
+            assert isinstance(mixer, AttentionBlock), "other mixers keep states"
+            self._attention(layer, description, mixer, kept)
 
     def _before(self, layer: int, role: str, description: LayerDescription, to: int) -> None:
         """Add the operation that makes the input of attention or of an MLP."""

@@ -105,7 +105,10 @@ def _mamba2(parts: _Parts, block: Mamba2Block) -> None:
     values = {"value": x, "heads": block.num_heads, "head_dim": block.head_dim}
     limits = dict(zip(("min_step", "max_step"), block.dt_limits, strict=True))
     parts.recurrence(decay=dt, strength=NO_DELTA_RULE, skip=parts.tensor("D"), **keys, **values, **limits)
-    norm = {"block": block.width // block.num_groups, "norm_scope": OWN_HEAD, "gate_first": 1} | parts.norm(block.norm)
+    norm: dict[str, Any] = {}
+    if block.norm is not None:
+        norm = {"block": block.width // block.num_groups, "norm_scope": OWN_HEAD} | parts.norm(block.norm)
+        norm["gate_first"] = int(not block.norm_first)
     parts.add(GATE, to=ATTENDED, column=x, gate=z, outputs=block.width, activation=SILU, **norm)
 
 

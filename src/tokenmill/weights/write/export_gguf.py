@@ -36,6 +36,7 @@ from tokenmill.weights.gguf.header import FLOATS, TensorInfo
 from tokenmill.weights.relaid import RelaidCheckpoint, in_layout
 from tokenmill.weights.write.convert import check_space
 from tokenmill.weights.write.export import Export, ExportPlan, Rounded
+from tokenmill.weights.write.folded import fold
 from tokenmill.weights.write.gguf_metadata import check_read_back, metadata_of, rope_lists, unread_yarn, write_header
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class GGUFExport(Export):
         name = read_config(checkpoint.config).family
         if find_family({"model_type": name}).gguf is None:
             raise ConfigError("model", name, "for a GGUF file, a family for which llama.cpp has an architecture")
-        return in_layout(checkpoint, in_gguf(name))
+        return in_layout(fold(checkpoint, gguf_facts(name).ones), in_gguf(name))
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "symmetric" if symmetric or bits == 8 else "minimum"

@@ -127,7 +127,7 @@ def plan_quantization(
     """Plan the files of `quantize`, and find the export that writes them; ConfigError where it cannot. No tensor is
     read.
     """
-    model, to = read_config(checkpoint.config), find_export(export)
+    to = find_export(export)
     check_choice("scheme", scheme, (*BITS, "none") if to.is_for_floats else BITS)
     check_choice("group", group, GROUPS)
     if head is not None:
@@ -135,6 +135,7 @@ def plan_quantization(
     check_flag("symmetric", symmetric)
     to.check_output(out)
     checkpoint = to.lay_out(checkpoint)
+    model = read_config(checkpoint.config)
     # A router is small, and its choices are all or nothing.
     matrices = matrices_of(describe(model)).items()
     schemes = {f"{path}.weight": scheme for path, matrix in matrices if matrix.role != "router"}
