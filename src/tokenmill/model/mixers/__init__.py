@@ -1,7 +1,7 @@
 """The port Mixer: the first half of a layer, which alone sees other tokens, and keeps rows or states of them.
 
-A mixer is a file of facts, a file of its module, and a line of MIXERS in the registry. Facts need no torch. A program
-refuses the mixers that it does not know in one place, `refuse_mixers` of program/spec.py.
+A mixer is a file of facts, without torch, a file of its module, and a line of MIXERS in the registry. A layer may have
+several. A program refuses the mixers that it does not know in one place, `refuse_mixers` of program/spec.py.
 """
 
 from collections.abc import Mapping
