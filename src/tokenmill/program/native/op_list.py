@@ -85,7 +85,7 @@ class OpList:
                 if linear.gates:
                     unit.gate, unit.gate_scheme = place.gate_address, place.gate_layout
                 unit.first = row - linear.firsts[0]
-                unit.count = min(linear.count, op.outputs - unit.first)
+                unit.count = min(linear.count, linear.end_of_part(row) - row)
             op.units, op.num_units = units, len(units)  # op keeps units alive
 
     def array(self) -> "ctypes.Array[TmOp]":

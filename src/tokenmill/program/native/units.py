@@ -61,6 +61,10 @@ class Linear:
     def unit_rows(self) -> list[int]:
         return self.firsts * len(self.matrices)
 
+    def end_of_part(self, row: int) -> int:
+        """Find the end of the part that has a row."""
+        return next(end for end in accumulate(self.parts) if row < end)
+
     def own_units(self, rank: Rank) -> list[int]:
         """List the units that a rank has, by their numbers among the units of all matrices: the same share of each."""
         each = len(self.firsts)
@@ -71,8 +75,7 @@ class Linear:
         found = list[range]()
         for firsts in filter(None, (self.gates, self.firsts)):
             for at in rank.share(len(firsts)):
-                end_of_part = next(end for end in accumulate(self.parts) if firsts[at] < end)
-                rows = range(firsts[at], min(firsts[at] + self.count, end_of_part))
+                rows = range(firsts[at], min(firsts[at] + self.count, self.end_of_part(firsts[at])))
                 if found and found[-1].stop == rows.start:
                     rows = range(found.pop().start, rows.stop)
                 found.append(rows)
