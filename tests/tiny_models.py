@@ -532,14 +532,6 @@ these."""
 
 HYBRIDS = "lfm2 qwen3_5_text nemotron_h".split()
 """Families that between them have every kind of layer that keeps a state."""
-_STATES = """lfm2 lfm2_moe qwen3_5 qwen3_5_moe qwen3_5_text qwen3_5_moe_text qwen3_next olmo_hybrid nemotron_h mamba2
-    bamba falcon_h1""".split()
-ATTENTION = [
-    name
-    for name, (kind, numbers) in TINY.items()
-    if kind not in _STATES and "linear_attention" not in numbers.get("layer_types", ())
-]
-"""The models all of whose layers attend."""
 
 
 def auto_class(config: transformers.PreTrainedConfig) -> Any:

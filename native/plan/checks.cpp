@@ -166,7 +166,6 @@ void check_inputs(const TmModel& m, const TmOp& op, const Before& before) {
 
 void check_keeps_states(const TmModel& m, const TmOp& op) {
   require(op.state && m.num_states > 0, "a layer with states has no slots of them");
-  require(m.num_ranks == 1, "several ranks do not compute states");
 }
 
 void check_convolution(const TmModel& m, const TmOp& op, const Before& before) {

@@ -16,7 +16,8 @@ SharedStep place_step(SharedMemory& memory, const TmModel& m) {
   SharedStep step{};
   step.counts = memory.take<int32_t>(16);
   for (int64_t** list : {&step.tokens, &step.positions, &step.slots, &step.rows}) *list = memory.take<int64_t>(tokens);
-  step.spans = memory.take<TmSpan>(tokens), step.span_slots = memory.take<int64_t>(tokens * m.num_positions);
+  step.spans = memory.take<TmSpan>(tokens), step.saves = memory.take<TmSave>(tokens);
+  step.span_slots = memory.take<int64_t>(tokens * m.num_positions);
   step.stops = memory.take<int64_t>(m.vocab), step.logits = memory.take<float>(tokens * m.vocab);
   return step;
 }
@@ -57,18 +58,21 @@ void Ranks::check() const {
 
 TmStep Ranks::publish(const TmStep& step) {
   check();
-  int64_t num_slots = 0;
-  for (int i = 0; i < step.num_spans; i++)
-    if (step.spans[i].base < 0) num_slots += step.spans[i].start + step.spans[i].count;
+  int64_t num_slots = 0, num_saves = 0;
+  for (int i = 0; i < step.num_spans; i++) {
+    const TmSpan& span = step.spans[i];
+    if (span.base < 0) num_slots += span.start + span.count;
+    num_saves = std::max(num_saves, span.first_save + span.num_saves);
+  }
   if (step.num_tokens > shape_.max_tokens || step.num_stops > shape_.vocab || step.num_rows > shape_.max_tokens ||
-      num_slots > shape_.max_tokens * shape_.num_positions)
+      num_slots > shape_.max_tokens * shape_.num_positions || num_saves > shape_.max_tokens)
     throw std::invalid_argument("a step has more tokens than the ranks have memory for: " + std::to_string(step.num_tokens));
   const int32_t counts[] = {step.num_tokens, step.num_spans, step.rows ? step.num_rows : -1, step.num_stops, step.num_rows};
   copy(step_.counts, counts, 5);
   copy(step_.tokens, step.tokens, step.num_tokens), copy(step_.positions, step.positions, step.num_tokens);
   copy(step_.slots, step.slots, step.num_tokens), copy(step_.stops, step.stops, step.num_stops);
   if (step.rows) copy(step_.rows, step.rows, step.num_rows);
-  copy_spans(step);
+  copy(step_.saves, step.saves, num_saves), copy_spans(step);
   header_->steps.add(true);
   TmStep published = step;
   published.logits = step_.logits;
@@ -105,8 +109,8 @@ TmStep Ranks::step() {
   TmStep step{};
   step.num_tokens = counts[0], step.num_spans = counts[1], step.num_stops = counts[3], step.num_rows = counts[4];
   step.tokens = tokens_.data(), step.positions = step_.positions, step.slots = step_.slots;
-  step.rows = counts[2] < 0 ? nullptr : step_.rows, step.spans = spans_.data(), step.stops = step_.stops;
-  step.logits = step_.logits;
+  step.rows = counts[2] < 0 ? nullptr : step_.rows, step.spans = spans_.data(), step.saves = step_.saves;
+  step.stops = step_.stops, step.logits = step_.logits;
   return step;
 }
 

@@ -72,9 +72,9 @@ void Executor::fill_queues() {
       for (size_t thread = 0; thread < scratch_.size(); thread++)
         queues_.fill(number, thread, model_.shares[number][thread].size() * (uint64_t)rounds);
     } else if (op.kind == TM_RECUR) {
-      const int slices = op.heads * (op.head_dim / op.columns), num_threads = threads_.count();
-      for (int thread = 0; thread < num_threads; thread++) {
-        const auto [from, to] = share_of(slices, thread, num_threads);
+      const int slices = op.heads * (op.head_dim / op.columns), first = ranks_.rank() * threads_.count();
+      for (int thread = 0; thread < threads_.count(); thread++) {
+        const auto [from, to] = share_of(slices, first + thread, model_.num_threads());
         queues_.fill(number, (size_t)thread, (uint64_t)(to - from) * plan_.spans.size());
       }
     } else if (op.kind == TM_ATTEND) {

@@ -36,11 +36,11 @@ void Worker::convolve_block(const TmOp& op, const Span& span, int block) {
                      op.taps, op.activation, block < op.unit_blocks, op.eps, scale});
 }
 
-// A thread's slices follow each other in memory; it takes all of one span before the next.
+// A thread's slices, among those of all ranks' threads, follow each other in memory; it takes all of one span before the next.
 void Worker::recur(const TmOp& op, size_t number) {
   const int slices = op.head_dim / op.columns;
   for (WorkItem item; (item = queues_.take(number, own_thread_)).owner >= 0;) {
-    const auto [from, to] = share_of(op.heads * slices, item.owner, threads_.count());
+    const auto [from, to] = share_of(op.heads * slices, first_thread_ + item.owner, model_.num_threads());
     const int count = to - from, slice = from + (int)(item.index % (uint32_t)count);
     recur_slice(op, plan_.spans[item.index / (uint32_t)count], slice / slices, slice % slices);
   }

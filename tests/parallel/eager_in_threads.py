@@ -12,11 +12,12 @@ from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.model.description import describe
 from tokenmill.parallel.collectives import Group
-from tokenmill.parallel.division import cache_of_rank
 from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts
+from tokenmill.program.mixer_shares import cache_of_rank
 from tokenmill.program.parts import Opened
 from tokenmill.program.runner import Runner
+from tokenmill.schedule.keeps import Table
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
@@ -50,7 +51,8 @@ class Threads:
 
     def _load(self, rank, size):
         resolved = self.resolved
-        config, model, spec = resolved.config, resolved.model, cache_of_rank(resolved.cache, rank, size)
+        config, model = resolved.config, resolved.model
+        spec = cache_of_rank(resolved.cache, describe(model), rank, size)
         source = WeightSource(self.checkpoint, model, resolved.scheme, getattr(torch, config.dtype), CPU)
         shapes = describe(model).attention_shapes
         _, kernel = choose(config.kernel, resolved.cache, CPU, config.max_length, shapes)
@@ -60,20 +62,20 @@ class Threads:
 
     def logits(self, *prompts, step=9):
         """The logits of every rank for every token of texts that are computed together, so many tokens at a time."""
+        with torch_threads(1):
+            return at_once([lambda runner=runner: self._run(runner, prompts, step) for runner in self.runners])
+
+    def _run(self, runner, prompts, step):
         size, length = self.resolved.config.block_size, max(map(len, prompts))
-        count = -(-length // size)
+        num_blocks, found = -(-length // size), []
         sequences = [Sequence(number, list(prompt), len(prompt), 10**9) for number, prompt in enumerate(prompts)]
         for sequence in sequences:
-            sequence.kept.tables[0].blocks = list(range(sequence.id * count, (sequence.id + 1) * count))
-        with torch_threads(1):
-            return at_once(
-                [lambda runner=runner: self._run(runner, sequences, length, step) for runner in self.runners]
-            )
-
-    def _run(self, runner, sequences, length, step):
-        found = []
+            blocks = list(range(sequence.id * num_blocks, (sequence.id + 1) * num_blocks))
+            sequence.kept.tables = [Table(blocks), Table([sequence.id])]
         for first in range(0, length, step):
             counts = [(each, min(step, len(each.tokens) - first)) for each in sequences]
+            for sequence, count in counts:
+                sequence.kept.tables[1].ends = [first + count]
             plan = Plan([Work(each, first, count, count) for each, count in counts if count > 0])
             found.append(runner.run(plan)[1])
         return torch.cat(found)

@@ -4,16 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tokenmill.errors import ConfigError
 from tokenmill.parallel.division import (
     ALONE,
     TILE,
     Rank,
     divide,
-    divide_heads,
     divide_rows,
+    part_rows,
     places,
-    qkv_rows,
+    times,
     whole_tiles,
 )
 
@@ -36,23 +35,12 @@ def test_rows_are_divided_by_whole_tiles_or_not_at_all(count, ranks):
     assert all(share.start % TILE == 0 for share in shares)
 
 
-def test_kv_heads_need_not_divide_evenly_but_every_rank_needs_one():
-    assert divide_heads([3, 3], 2) == [[range(2), range(2)], [range(2, 3), range(2, 3)]]
-    assert divide_heads([3, 5], 3) == [
-        [range(1), range(2)],
-        [range(1, 2), range(2, 4)],
-        [range(2, 3), range(4, 5)],
-    ]
-    with pytest.raises(ConfigError, match="tensor_parallel = 4 is not allowed: at most 3: this model has 3 kv heads"):
-        divide_heads([8, 3], 4)
-    with pytest.raises(ConfigError, match="at most 1: this model has 1 kv head, and a rank needs one"):
-        divide_heads([1], 2)
-
-
 def test_rows_of_heads_in_the_merged_matrix():
     # SmolLM2: 9 query heads over 3 kv heads, 64 wide.
-    assert qkv_rows(range(2), 9, 3, 64) == [range(384), range(576, 704), range(768, 896)]
-    assert qkv_rows(range(2, 3), 9, 3, 64) == [range(384, 576), range(704, 768), range(896, 960)]
+    sizes = (576, 192, 192)
+    first, last = [[range(384)], [range(128)], [range(128)]], [[range(384, 576)], [range(128, 192)], [range(128, 192)]]
+    assert part_rows(sizes, first) == [range(384), range(576, 704), range(768, 896)]
+    assert part_rows(sizes, last) == [range(384, 576), range(704, 768), range(896, 960)]
 
 
 @given(some.data())
@@ -60,7 +48,9 @@ def test_rows_are_found_again_among_those_of_whole_tiles(data):
     group, kv_heads, width = (data.draw(some.integers(1, 5)) for _ in range(3))
     heads = data.draw(some.sampled_from(divide(kv_heads, data.draw(some.integers(1, kv_heads)))))
     count = (group + 2) * kv_heads * width
-    wanted = qkv_rows(heads, group * kv_heads, kv_heads, width)
+    kv = times(heads, width)
+    sizes = [group * kv_heads * width, kv_heads * width, kv_heads * width]
+    wanted = part_rows(sizes, [[times(kv, group)], [kv], [kv]])
     widened = whole_tiles(wanted, count)
     assert all(each.start % TILE == 0 and (each.stop % TILE == 0 or each.stop == count) for each in widened)
     computed = [row for each in widened for row in each]

@@ -6,7 +6,7 @@ import torch
 from tests import gguf_files
 from tests.calibrate.runs import calibrated
 from tests.parallel.eager_in_threads import Threads, save_with_three_kv_heads
-from tests.tiny_models import ATTENTION, KINDS, TINY, build, prompt, save
+from tests.tiny_models import HYBRIDS, KINDS, TINY, build, prompt, save
 from tokenmill.errors import ConfigError
 from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.program.torch_specs import EagerSpec
@@ -56,6 +56,30 @@ def test_every_kind_of_arithmetic(name, models):
     check(save_with_three_kv_heads(name, models))
 
 
+@pytest.mark.parametrize("name", [*HYBRIDS, "mamba2"])
+def test_layers_that_keep_states(name, models):
+    check(save(name, models), sizes=(2,))
+
+
+def test_the_heads_of_one_group_on_several_ranks(models):
+    """Each of them has the B and C of the group; its norm takes the heads of all."""
+    check(save("mamba2", models), sizes=(3, 5))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_any_groups_of_mamba_2(groups, models):
+    path = models / f"{groups} groups"
+    build("mamba2", TINY["mamba2"][1] | {"num_heads": 12, "head_dim": 8, "n_groups": groups}).save_pretrained(path)
+    check(path, sizes=[size for size in (2, 3, 4) if size <= groups or size % groups == 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_states_with_every_kind_of_storage(name, settings, models):
+    check(save(name, models), sizes=(2,), **settings)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_every_kind_of_storage(settings, large):
@@ -65,7 +89,7 @@ def test_every_kind_of_storage(settings, large):
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"scheme": "dense"}, {"scheme": "q8", "dtype": "bfloat16"}], ids=str)
 @pytest.mark.parametrize(
-    "name", ["gpt2", "gpt_oss", "cohere2", "glm4_moe", "qwen2_moe", "llama-mha-tied", "olmo2-bias"]
+    "name", [*"gpt2 gpt_oss cohere2 glm4_moe qwen2_moe llama-mha-tied olmo2-bias bamba-departures".split(), *HYBRIDS]
 )
 def test_the_bytes_of_each_rank_are_foreseen(name, settings, models):
     ranks = Threads(save(name, models), 2, **settings)
@@ -73,12 +97,13 @@ def test_the_bytes_of_each_rank_are_foreseen(name, settings, models):
     foreseen = EagerSpec.rank_weight_bytes(resolved.model, resolved.config.dtype, resolved.scheme, 2)
     assert [runner.program.num_weight_bytes for runner in ranks.runners] == foreseen
     pools = [runner.pool.num_bytes for runner in ranks.runners]
-    assert pools == EagerSpec.rank_cache_bytes(resolved.cache, 2) and sum(pools) == resolved.cache.num_bytes
+    caches = EagerSpec.rank_caches(resolved.cache, resolved.model, 2)
+    assert pools == [cache.num_bytes for cache in caches] and sum(pools) == resolved.cache.num_bytes
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"scheme": "q8"}], ids=["float32", "bfloat16", "q8"])
-@pytest.mark.parametrize("name", [name for name in ATTENTION if name not in ("llama-mqa", "gpt_bigcode")])
+@pytest.mark.parametrize("name", [name for name in TINY if name not in ("llama-mqa", "gpt_bigcode")])
 def test_every_family(name, settings, models):
     check(save(name, models), sizes=(2,), **settings)
 
@@ -102,6 +127,18 @@ def test_a_rank_has_its_share_alone(large):
     [
         ("llama", {"tensor_parallel": 3}, "gives each rank a kv head, and this model has 2 kv heads"),
         ("gpt_bigcode", {"tensor_parallel": 2}, "gives each rank a kv head, and this model has 1 kv head for"),
+        (
+            "qwen3_5_text",
+            {"tensor_parallel": 3},
+            "gives each rank a k head of each delta net, and this model has 2 k heads",
+        ),
+        (
+            "mamba2",
+            {"tensor_parallel": 9},
+            "gives each rank a head of Mamba 2, and this model has 8 heads of Mamba 2 for",
+        ),
+        ("granitemoehybrid-mamba", {"tensor_parallel": 3}, "divides the 2 groups of Mamba 2 among 1 to 2 ranks or"),
+        ("lfm2", {"tensor_parallel": 2, "program": "compiled"}, "does not compute short_conv, the mixer of layer 0"),
         ("llama", {"tensor_parallel": 2, "fuse": "none"}, "divides matrices with qkv and gate_up fused"),
         (
             "llama",

@@ -16,7 +16,7 @@ from tests.laws.test_law_14_everything import everything_at_once
 from tests.parallel.eager_in_threads import save_with_three_kv_heads
 from tests.parallel.processes import is_there, listening, wait_until
 from tests.ports import unused_port
-from tests.tiny_models import prompt
+from tests.tiny_models import HYBRIDS, prompt, save
 from tokenmill import ConfigError, load
 from tokenmill.bench.golden import check_text, reference_for
 from tokenmill.errors import RankLost
@@ -48,6 +48,37 @@ def texts(engine, folder):
     session.save(folder)
     found.append(session.generate(**GREEDY).tokens)
     return found, engine.score(prompt(9), [[1, 2], [3]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*HYBRIDS, "mamba2"])
+def test_states_and_their_snapshots_are_those_of_one_process(family, models, tmp_path):
+    path, found, files = save(family, models), [], []
+    for size in (1, 2):
+        folder = tmp_path / f"blocks of {size}"
+        engine = load(path, **SETTINGS, **SCARCE, prefix_dir=str(folder), tensor_parallel=size)
+        found.append((texts(engine, tmp_path / f"{size}.kv"), engine.logits(prompt(30)).tolist()))
+        engine.close()
+        files.append({file.name: file.read_bytes() for file in folder.rglob("*.kv")})
+    assert found[1] == found[0]
+    assert files[0] and files[1] == files[0]
+    for size, other in ((1, 2), (2, 1)):
+        folder = tmp_path / f"blocks of {other}"
+        engine = load(path, **SETTINGS, **SCARCE, prefix_dir=str(folder), tensor_parallel=size)
+        assert engine.open_session(tmp_path / f"{other}.kv").generate(**GREEDY).tokens == found[0][0][0][-1]
+        done = engine.generate(prompt(12), temperature=0.8, seed=5, **GREEDY)
+        assert done.tokens == found[0][0][0][0]
+        engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"speculate": "suffix"}, {"async_scheduling": "on"}], ids=["suffix", "async"])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_states_with_drafts_and_unread_tokens(family, settings, models, tmp_path):
+    one = load(save(family, models), **SETTINGS, **SCARCE)
+    two = load(save(family, models), **SETTINGS, **SCARCE, **settings, tensor_parallel=2)
+    assert texts(two, tmp_path / "2.kv")[0] == texts(one, tmp_path / "1.kv")[0]
+    two.close()
 
 
 @pytest.mark.slow

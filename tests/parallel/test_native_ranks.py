@@ -9,11 +9,11 @@ from tests import gguf_files
 from tests.calibrate.runs import calibrated
 from tests.marks import crossed
 from tests.parallel.ranks_in_threads import RanksInThreads
-from tests.tiny_models import ATTENTION, HYBRIDS, prompt, save
+from tests.parallel.test_eager_ranks import SCARCE, texts
+from tests.tiny_models import HYBRIDS, TINY, prompt, save
 from tests.unequal_model import save_unequal
 from tokenmill import EngineConfig, load
 from tokenmill.bench.golden import check_text, reference_for
-from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.loader import ranks
 from tokenmill.loader.pack import save_packed_model
@@ -45,19 +45,29 @@ def same_bits(path, tokens=LONG, counts=(2, 3), **settings):
             assert torch.equal(ranks.logits(tokens[:7]), whole[:7]), count
 
 
-@pytest.mark.parametrize(("family", "form"), crossed(ATTENTION, FORMS, ["bfloat16 q4"]))
+@pytest.mark.parametrize(("family", "form"), crossed(TINY, FORMS, ["bfloat16 q4"]))
 def test_the_same_bits_with_any_number_of_ranks(family, form, models):
     path, (dtype, scheme) = save(family, models), form.split()
     same_bits(path, dtype=dtype, scheme=scheme)
 
 
+@pytest.mark.parametrize("speculate", ["off", "suffix", "multi_step"])
 @pytest.mark.parametrize("family", HYBRIDS)
-def test_ranks_refuse_layers_that_keep_states(family, models):
-    with pytest.raises(ConfigError, match="in 2 ranks, the mixer of layer"):
-        native(save(family, models), tensor_parallel=2)
+def test_texts_and_stored_states_are_those_of_one_process(family, speculate, models, tmp_path):
+    found, files = [], []
+    for count in (1, 2, 3):
+        folder = tmp_path / f"blocks of {count}"
+        settings = {"prefix_dir": str(folder), "speculate": speculate, "tensor_parallel": count}
+        with closing(native(save(family, models), **SCARCE, **settings)) as engine:
+            found.append(texts(engine, tmp_path / f"{count}.kv"))
+        files.append({file.name: file.read_bytes() for file in folder.rglob("*.kv")})
+    assert found[1] == found[0] and found[2] == found[0]
+    assert files[0] and files[1] == files[0] and files[2] == files[0]
+    with closing(native(save(family, models), **SCARCE, **settings | {"tensor_parallel": 2})) as engine:
+        assert texts(engine, tmp_path / "again.kv") == found[0]  # with what three ranks have stored
 
 
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", [*PLAIN, *HYBRIDS])
 @pytest.mark.parametrize(
     "settings",
     [

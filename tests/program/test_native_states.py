@@ -1,5 +1,7 @@
 """States in the native program: stored after as many tokens as a step says, and between tokens that it finds itself."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -46,6 +48,14 @@ class Text:
 def equal(some, others):
     assert len(some) == len(others) > 0
     return all(map(torch.equal, some, others))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_units_of_a_matrix_have_no_row_twice(family, models):
+    """Two threads would write the same columns, and one of them zeros, if a unit reached into the next part."""
+    for op in Text(save(family, models)).loaded.program._ops.array:
+        units = [(unit.first, unit.first + unit.count) for unit in op.units[: op.num_units // max(1, op.experts)]]
+        assert all(end <= first for (_, end), (first, _) in itertools.pairwise(units))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

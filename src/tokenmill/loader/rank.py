@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ def load_rank(told: dict[str, Any]) -> LoadedModel:
     checkpoint = _open(model, told["packed"])
     steps, cache = map(SharedMemory, told["shared"])
     side = InSharedMemory(checkpoint, Ranks(Rank(*told["rank"]), steps, cache))
-    loaded = load_model(checkpoint, resolve_checkpoint(checkpoint, config), ranks=side)
+    resolved = resolve_checkpoint(checkpoint, config)
+    resolved = replace(resolved, cache=replace(resolved.cache, num_states=told["num_states"]))
+    loaded = load_model(checkpoint, resolved, ranks=side)
     _check_same(str(model), dict(loaded.fingerprint), told["fingerprint"])
     return loaded
 

@@ -22,15 +22,15 @@ from tokenmill.kernels.native_library import is_usable, library_digest
 from tokenmill.kernels.threads import default_threads
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.memory.arena import Arena
+from tokenmill.model.description import describe
 from tokenmill.parallel.collectives import Group
-from tokenmill.parallel.division import cache_of_rank
 from tokenmill.parallel.follower import Follower
 from tokenmill.parallel.ranks import OtherRanks, Ranks
 from tokenmill.parallel.rendezvous import Meeting, meet_torchrun, start_ranks, torchrun_size
 from tokenmill.parallel.team import Team
 from tokenmill.program.forward import ModelParts, Program
+from tokenmill.program.mixer_shares import cache_of_rank
 from tokenmill.program.ranked import RankedPool, RankedProgram, follow
-from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
@@ -74,7 +74,9 @@ class Alone:
         return found
 
     def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group | None:
-        """Have the others load the same, or see to it that they do. They have as many blocks as the cache of rank 0."""
+        """Have the others load the same, or see to it that they do. They have as many blocks and slots of states as the
+        cache of rank 0.
+        """
         return None
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
@@ -109,7 +111,7 @@ class InSharedMemory(Alone):
     def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> None:
         """Start the others, which compare the digests with their own."""
         if self._leads:
-            self.shared.start(_told_to_ranks(self._checkpoint, resolved.config, digests))
+            self.shared.start(_told_to_ranks(self._checkpoint, resolved, digests))
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
         """Map the whole cache, as each rank does."""
@@ -141,10 +143,11 @@ class Leading(_OneOfMany):
             self.close()
 
     def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group:
-        return self._team.agree(facts_of(resolved, digests), resolved.cache.num_blocks, device)
+        self._decoder, cache = describe(resolved.model), resolved.cache
+        return self._team.agree(facts_of(resolved, digests), [cache.num_blocks, cache.num_states], device)
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
-        return RankedPool(spec, device, self._team)
+        return RankedPool(spec, self._decoder, device, self._team)
 
     def ready(self, program: Program, parts: ModelParts) -> Program:
         """Wait for the other ranks."""
@@ -160,7 +163,7 @@ class Following(_OneOfMany):
 
     def __init__(self, meeting: Meeting) -> None:
         super().__init__(meeting)
-        self._follower, self._num_blocks = Follower(meeting), 0
+        self._follower = Follower(meeting)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -170,12 +173,13 @@ class Following(_OneOfMany):
             self._follower.fail(error)
 
     def join(self, resolved: ResolvedModel, digests: Mapping[str, str], device: torch.device) -> Group:
-        self._num_blocks, group = self._follower.agree(facts_of(resolved, digests), device)
+        (num_blocks, num_states), group = self._follower.agree(facts_of(resolved, digests), device)
+        whole = replace(resolved.cache, num_blocks=num_blocks, num_states=num_states)
+        self._cache = cache_of_rank(whole, describe(resolved.model), self._meeting.rank, self._meeting.size)
         return group
 
     def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
-        whole = replace(spec, num_blocks=self._num_blocks)
-        return Pool(cache_of_rank(whole, self._meeting.rank, self._meeting.size), device)
+        return Pool(self._cache, device)
 
     def ready(self, program: Program, parts: ModelParts) -> Program:
         """Follow rank 0; this does not return."""
@@ -222,11 +226,12 @@ def versions() -> dict[str, str]:
     return {"tokenmill": __version__, "torch": str(torch.__version__), "native library": library}
 
 
-def _told_to_ranks(checkpoint: Checkpoint, config: ResolvedConfig, digests: Mapping[str, str]) -> dict[str, Any]:
+def _told_to_ranks(checkpoint: Checkpoint, resolved: ResolvedModel, digests: Mapping[str, str]) -> dict[str, Any]:
     """Write down what the other ranks load, and what must be equal there: the model's files, and the versions."""
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     return {
-        "settings": asdict(config) | NOT_OF_RANKS,
+        "settings": asdict(resolved.config) | NOT_OF_RANKS,
+        "num_states": resolved.cache.num_states,  # some are for drafts, of which the others know nothing
         "model": str(checkpoint.path),
         "packed": None if packed is None else str(packed.file),
         "fingerprint": dict(digests),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from tokenmill.cache.spec import kv_bytes_per_token
+from tokenmill.cache.spec import CacheSpec, kv_bytes_per_token
 from tokenmill.kernels.devices import kind_of
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
@@ -105,23 +105,21 @@ def costs_of_ranks(resolved: ResolvedModel) -> list[Cost]:
     whole, config, count = _cost_of_one(resolved), resolved.config, resolved.config.tensor_parallel
     if count == 1:
         return [whole]
-    program, spec = resolved.program, resolved.cache
+    program = resolved.program
     weights = program.rank_weight_bytes(resolved.model, config.dtype, resolved.scheme, count)
-    caches = program.rank_cache_bytes(spec, count)
+    caches = program.rank_caches(resolved.cache, resolved.model, count)
     return [
-        Cost(weights_bytes, cache_bytes, whole.workspace_bytes, cache_bytes // spec.num_slots)
-        for weights_bytes, cache_bytes in zip(weights, caches, strict=True)
+        _cost(weights_bytes, whole.workspace_bytes, cache) for weights_bytes, cache in zip(weights, caches, strict=True)
     ]
 
 
 def _cost_of_one(resolved: ResolvedModel) -> Cost:
-    return Cost(
-        weights_bytes=resolved.weight_bytes,
-        cache_bytes=resolved.cache.num_bytes,
-        workspace_bytes=_workspace_bytes(resolved.config, resolved.model),
-        bytes_per_token=resolved.cache.bytes_per_token,
-        state_bytes=resolved.cache.bytes_per_state * resolved.cache.num_states,
-    )
+    return _cost(resolved.weight_bytes, _workspace_bytes(resolved.config, resolved.model), resolved.cache)
+
+
+def _cost(weights_bytes: int, workspace_bytes: int, cache: CacheSpec) -> Cost:
+    state_bytes = cache.bytes_per_state * cache.num_states
+    return Cost(weights_bytes, cache.num_bytes, workspace_bytes, cache.bytes_per_token, state_bytes)
 
 
 def kv_bytes(model: ModelConfig, dtype: str, cache_format: str = "dense") -> int:

@@ -123,8 +123,9 @@ class ExpertsBlock:
 
 
 SHARED_ROWS, VALUES = "rows that layers share", "values that are normed or keys"
+SEVERAL = "several mixers"
 BESIDE, PER_LAYER, SCALAR = "experts beside an MLP", "an input of each token for each layer", "a number behind a layer"
-RARITIES = (SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR)
+RARITIES = (SEVERAL, SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR)
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,7 @@ class LayerDescription:
         """Name what few families have, and not every program computes."""
         blocks = [mixer for mixer in self.mixers if isinstance(mixer, AttentionBlock)]
         there = (
+            len(self.mixers) > 1,
             any(block.source is not None for block in blocks),
             any(block.value_norm is not None or block.value_is_key for block in blocks),
             self.mlp is not None and self.mlp.name == "beside",

@@ -2,15 +2,12 @@
 counts are divided, so that every rank finds the same.
 
 Rows are divided, sums never: a rank computes whole dot products, so that the joined results have the bits of one
-process. Q, K and V follow the kv heads, which need not divide evenly; every other matrix is divided by tiles of rows.
+process. Heads need not divide evenly; matrices that do not follow heads are divided by tiles of rows.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-
-from tokenmill.cache.spec import CacheSpec
-from tokenmill.errors import ConfigError
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 TILE = 16
 """Rows that stay together. Products of torch compute the last rows of a matrix, less than so many, in another order."""
@@ -49,32 +46,20 @@ def divide_rows(count: int, ranks: int, tile: int = TILE) -> list[range] | None:
     return [range(each.start * tile, min(each.stop * tile, count)) for each in divide(tiles, ranks)]
 
 
-def divide_heads(kv_heads: Sequence[int], ranks: int) -> list[list[range]]:
-    """Divide the kv heads of each layer: for each rank, its heads in each layer. ConfigError where a rank has none."""
-    if (fewest := min(kv_heads)) < ranks:
-        heads = f"{fewest} kv head{'s' * (fewest > 1)}"
-        raise ConfigError("tensor_parallel", ranks, f"at most {fewest}: this model has {heads}, and a rank needs one")
-    layers = [divide(count, ranks) for count in kv_heads]
-    return [[layer[rank] for layer in layers] for rank in range(ranks)]
+def times(own: range, size: int) -> range:
+    """Find the rows of some heads, of so many rows each."""
+    return range(own.start * size, own.stop * size)
 
 
-def cache_of_rank(spec: CacheSpec, rank: int, ranks: int) -> CacheSpec:
-    """Describe the cache of one rank: as many slots, of its own heads."""
-    heads = divide_heads([rows.num_kv_heads for rows in spec.rows], ranks)[rank]
-    layers = zip(spec.rows, heads, strict=True)
-    return replace(spec, layers=tuple(rows._replace(num_kv_heads=len(own)) for rows, own in layers))
+def shifted(own: range, by: int) -> range:
+    """Move a range."""
+    return range(own.start + by, own.stop + by)
 
 
-def qkv_rows(kv_heads: range, num_heads: int, num_kv_heads: int, head_dim: int) -> list[range]:
-    """Find the rows of these kv heads in the merged matrix of Q, K and V: of their query heads, of K, and of V."""
-    group, first_k = num_heads // num_kv_heads, num_heads * head_dim
-    first_v = first_k + num_kv_heads * head_dim
-    first, end = kv_heads.start * head_dim, kv_heads.stop * head_dim
-    return [
-        range(first * group, end * group),
-        range(first_k + first, first_k + end),
-        range(first_v + first, first_v + end),
-    ]
+def part_rows(sizes: Sequence[int], parts: Sequence[Sequence[range]]) -> list[range]:
+    """Find rows of a merged matrix, from ranges within each of its parts, which have so many rows."""
+    firsts = accumulate(sizes, initial=0)
+    return [shifted(each, first) for first, own in zip(firsts, parts, strict=False) for each in own]
 
 
 def whole_tiles(rows: Sequence[range], count: int, tile: int = TILE) -> list[range]:

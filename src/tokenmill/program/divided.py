@@ -1,28 +1,29 @@
 """The decoder of one rank: the same modules, but each matrix has some of its rows here, and gathers the other ranks'
 rows.
 
-Products are the only thing that is divided, with the attention of each head. Everything else, norms, activations,
-routers and sums, is done by every rank on whole rows, by the operations of one process on the same shapes, so that the
-bits are the same as in one process. shares.py says which rows a rank has. A layer exchanges four times: the attended
-heads, and the products out, gate with up, and down. The modules of model/ do not know of this: some of them are
-replaced here.
+Products are the only thing that is divided, with the mixing of each head or channel. Everything else, norms,
+activations, routers and sums, is done by every rank on whole rows, by the operations of one process on the same shapes,
+so that the bits are the same as in one process. shares.py says which rows a rank has, mixer_shares.py which heads. A
+layer exchanges four times: the results of the heads, and the products out, gate with up, and down. The modules of
+model/ do not know of this: some of them are replaced here.
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.experts import MoE
-from tokenmill.model.layers import MLP, WideNorm
-from tokenmill.model.mixers.attention import AttentionBlock
+from tokenmill.model.layers import MLP
+from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.attention_module import Attention
 from tokenmill.model.parameters import join, matrices_of
 from tokenmill.parallel.collectives import Group
-from tokenmill.parallel.division import divide_heads, places
-from tokenmill.program.shares import matrix_rows, rows_of_heads, table_rows
+from tokenmill.parallel.division import places
+from tokenmill.program.mixer_shares import share_of
+from tokenmill.program.shares import computed_rows, matrix_rows, table_rows
 from tokenmill.quant.matrix import Matrix, make_matrix, product
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.load import RETURNED, empty_decoder, fill_small
@@ -144,13 +145,13 @@ class _Divider:
 
     def divide(self) -> list[Share]:
         """Replace the modules; list the matrices that are to be filled."""
-        decoder, blocks = self._decoder, self._decoder.description.attentions
-        heads = divide_heads([block.num_kv_heads for block in blocks], self._group.size)
+        decoder = self._decoder
         self._embedding()
-        for number, (layer, block) in enumerate(zip(decoder.layers, blocks, strict=True)):
+        for number, layer in enumerate(decoder.layers):
             assert isinstance(layer, Layer)
-            assert isinstance(layer.attention, Attention), "other mixers are refused"
-            self._attention(number, layer.attention, block, [of_rank[number] for of_rank in heads])
+            if layer.mixes:
+                for block in layer.description.mixers:
+                    self._mixer(number, layer.get_submodule(block.name), block)
             if isinstance(layer.mlp, MLP):
                 self._mlp(number, "mlp", layer.mlp)
             elif isinstance(layer.mlp, MoE):
@@ -175,6 +176,9 @@ class _Divider:
 
     def _mixture(self, layer: int, moe: MoE) -> None:
         moe.router = self._rows(layer, "mlp.router", moe.router)
+        if moe.latent_in is not None and moe.latent_out is not None:
+            moe.latent_in = self._rows(layer, "mlp.latent_in", moe.latent_in)
+            moe.latent_out = self._rows(layer, "mlp.latent_out", moe.latent_out)
         for number, expert in enumerate(moe.experts):
             assert isinstance(expert, MLP)
             self._mlp(layer, f"mlp.experts.{number}", expert)
@@ -205,35 +209,42 @@ class _Divider:
         self._shares.append(Share(layer, role, part, rows))
         return part
 
-    def _attention(self, layer: int, attention: Attention, block: AttentionBlock, kv_heads: list[range]) -> None:
-        """Give the layer the heads of this rank, and their rows of Q, K and V, within whole tiles."""
-        own, group = kv_heads[self._group.rank], block.num_heads // block.num_kv_heads
-        wanted, rows = rows_of_heads(block, own, self._source.scheme)
-        qkv: nn.Module = self._part(layer, "attention.qkv", attention.qkv, rows)
-        if sum(map(len, rows)) > sum(map(len, wanted)):
-            qkv = Picked(qkv, places(wanted, rows))
-        attention.qkv = qkv  # type: ignore[assignment]
-        k_sizes = [len(each) * block.head_dim for each in kv_heads]
-        q_sizes = [size * group for size in k_sizes]
-        out = self._rows(layer, "attention.out", attention.out)
-        attention.out = OfAllHeads(out, q_sizes, self._group)  # type: ignore[assignment]
-        heads = range(own.start * group, own.stop * group)
-        attention.num_heads, attention.num_kv_heads = len(heads), len(own)
-        if attention.sinks is not None:
-            attention.sinks = _kept(attention.sinks, heads)
-        if attention.q_norm is not None:
-            attention.q_norm = self._norm(attention.q_norm, block, heads, q_sizes)
-            attention.k_norm = self._norm(attention.k_norm, block, own, k_sizes)
+    def _mixer(self, layer: int, mixer: nn.Module, block: Mixer) -> None:
+        """Give the layer the heads or channels of this rank; the module that joins them takes the results of all."""
+        size, scheme = self._group.size, self._source.scheme
+        shares = [share_of(block, rank, size) for rank in range(size)]
+        own = shares[self._group.rank]
+        for role, wanted in own.rows.items():
+            rows = computed_rows(block.matrices[role], wanted, scheme)
+            matrix = self._part(layer, f"{block.name}.{role}", getattr(mixer, role), rows)
+            is_wider = sum(map(len, rows)) > sum(map(len, wanted))
+            setattr(mixer, role, Picked(matrix, places(wanted, rows)) if is_wider else matrix)
+        for name, ranges in own.vectors.items():
+            _keep(mixer, name, ranges)
+        out = mixer.get_submodule("out")
+        assert isinstance(out, Matrix)
+        mixer.out = self._rows(layer, f"{block.name}.out", out)
+        joined = OfAllHeads(getattr(mixer, own.joined), [share.width for share in shares], self._group)
+        setattr(mixer, own.joined, joined)
+        if isinstance(mixer, Attention):
+            self._attention(mixer, [share.block for share in shares])
+        else:
+            mixer.block = own.block  # type: ignore[assignment]
 
-    def _norm(self, norm: nn.Module, block: AttentionBlock, heads: range, sizes: list[int]) -> nn.Module:
-        """Divide a norm of Q or K: all heads as one row, or each head by itself, perhaps with weights of its own."""
-        if not block.norms_heads:
-            return NormOfAllHeads(norm, sizes, self._group)
-        if isinstance(norm, WideNorm) and norm.weight is not None and norm.weight.ndim > 1:
-            norm.weight = _kept(norm.weight, heads)
-            norm.bias = None if norm.bias is None else _kept(norm.bias, heads)
-        return norm
+    def _attention(self, attention: Attention, blocks: list[Any]) -> None:
+        """Tell the module its numbers of heads, and divide norms that take all heads of Q or K as one row."""
+        own = blocks[self._group.rank]
+        attention.num_heads, attention.num_kv_heads = own.num_heads, own.num_kv_heads
+        attention.num_gates = own.num_heads if own.gated else 0
+        if own.qk_norms and not own.norms_heads:
+            q_sizes, k_sizes = [each.out.inputs for each in blocks], [each.qkv.parts[1] for each in blocks]
+            attention.q_norm = NormOfAllHeads(attention.q_norm, q_sizes, self._group)
+            attention.k_norm = NormOfAllHeads(attention.k_norm, k_sizes, self._group)
 
 
-def _kept(values: Tensor, heads: range) -> nn.Parameter:
-    return nn.Parameter(values[heads.start : heads.stop].clone(), requires_grad=False)
+def _keep(module: nn.Module, name: str, ranges: list[range]) -> None:
+    """Keep some rows of a parameter; name: its path within the module."""
+    path, _, last = name.rpartition(".")
+    whole = module.get_parameter(name)
+    kept = torch.cat([whole[each.start : each.stop] for each in ranges])
+    setattr(module.get_submodule(path), last, nn.Parameter(kept, requires_grad=False))

@@ -11,15 +11,16 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from tokenmill.cache.pool import ROWS, Pool
+from tokenmill.cache.pool import ROWS, LayerStates, Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.errors import RankLost
+from tokenmill.model.description import DecoderDescription
 from tokenmill.parallel.channel import Message
-from tokenmill.parallel.division import cache_of_rank, divide_heads
 from tokenmill.parallel.follower import Follower
 from tokenmill.parallel.team import Team
 from tokenmill.program.forward import ModelParts, Output, Program
+from tokenmill.program.mixer_shares import Cut, cache_of_rank, share_of
 
 
 class RankedProgram(Program):
@@ -63,7 +64,7 @@ def _told(step: Step) -> dict[str, Any]:
         "token_ids": step.token_ids_T.tolist() if step.fed_R is not None else list(step.token_ids),
         "positions": list(step.positions),
         "slots": list(step.slots),
-        "spans": [[*span[:4], span.num_logits, list(span.blocks)] for span in step.spans],
+        "spans": [[*span[:4], span.num_logits, list(span.blocks), span.state, list(span.saves)] for span in step.spans],
         "rows": None if step.rows is None else list(step.rows),
         "num_rows": step.num_rows,
     }
@@ -71,10 +72,10 @@ def _told(step: Step) -> dict[str, Any]:
 
 def _step(told: Mapping[str, Any], pool: Pool, device: torch.device) -> Step:
     size, spans = pool.spec.block_size, []
-    for first, count, start, base, num_logits, blocks in told["spans"]:
+    for first, count, start, base, num_logits, blocks, state, saves in told["spans"]:
         end = start + count
         slots_L = pool.slots_of(blocks[: -(-end // size)], end) if base is None else None
-        spans.append(Span(first, count, start, base, slots_L, num_logits, blocks))
+        spans.append(Span(first, count, start, base, slots_L, num_logits, blocks, state, tuple(map(tuple, saves))))
     ints = told["token_ids"], told["positions"], told["slots"]
     return Step(*ints, spans, told["rows"], told["num_rows"], device)
 
@@ -82,20 +83,30 @@ def _step(told: Mapping[str, Any], pool: Pool, device: torch.device) -> Step:
 class RankedPool(Pool):
     """The pool of rank 0, which has its own heads; to the outside, a pool of all heads. spec: of all heads."""
 
-    def __init__(self, spec: CacheSpec, device: torch.device, team: Team) -> None:
-        super().__init__(cache_of_rank(spec, 0, team.size), device)
+    def __init__(self, spec: CacheSpec, decoder: DecoderDescription, device: torch.device, team: Team) -> None:
+        super().__init__(cache_of_rank(spec, decoder, 0, team.size), device)
         self._team, self.spec = team, spec
         self._whole = Pool(spec, torch.device("meta"))  # for the shapes of all heads
-        heads = divide_heads([rows.num_kv_heads for rows in spec.rows], team.size)
-        self._heads = [[of_rank[number] for of_rank in heads] for number in range(len(spec.rows))]
+        self._cuts: list[dict[str, Cut]] = [{} for _ in range(team.size)]  # of each rank, by the names of tensors
+        mixers = [mixer for layer in decoder.layers for mixer in layer.mixers]
+        for number, (mixer, kept) in enumerate(zip(mixers, self._whole.layers, strict=True)):
+            names = [f"{number}.{kind}" for kind in kept.kinds]
+            for rank, found in enumerate(self._cuts):
+                cuts = share_of(mixer, rank, team.size).cuts
+                found.update(zip(names, cuts if isinstance(kept, LayerStates) else [*cuts] * len(names), strict=True))
 
     def block_bytes(self, block: int, kind: int = ROWS) -> list[Any]:
-        first, size = block * self.spec.block_size, self.spec.block_size
-        rows = self.read(torch.arange(first, first + size, device=self._offsets.device))
-        return [each.contiguous().view(-1).view(torch.uint8).numpy() for each in rows.values()]
+        entries = self._block(block, kind).values()
+        return [each.contiguous().view(-1).view(torch.uint8).numpy() for each in entries]
+
+    def is_finite(self, block: int, kind: int) -> bool:
+        return all(bool(each.isfinite().all()) for each in self._block(block, kind).values())
+
+    def _block(self, block: int, kind: int) -> dict[str, Tensor]:
+        return self.read(self.slots_of([block], self.spec.block_size, kind), kind)
 
     def split(self, path: Path, stored: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
-        return self._whole.split(path, stored)
+        return self._whole.split(path, stored, kind)
 
     def converted(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self._whole.converted(rows)
@@ -106,35 +117,43 @@ class RankedPool(Pool):
         self._whole.check_rows(path, rows, count, num_states, convert)
 
     def read(self, slots: Tensor, kind: int = ROWS) -> dict[str, Tensor]:
-        """Read the rows of all ranks. Ranks keep rows alone: layers with states are refused."""
-        if kind != ROWS:
-            return {}
-        self._team.tell("read", None, [{"slots": slots.cpu()}] * (self._team.size - 1))
-        parts = [super().read(slots), *(message.tensors for message in self._team.collect("rows"))]
-        return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+        """Read the entries of all ranks."""
+        self._team.tell("read", kind, [{"slots": slots.cpu()}] * (self._team.size - 1))
+        parts = [super().read(slots, kind), *(message.tensors for message in self._team.collect("entries"))]
+        return {name: self._joined(name, [part[name] for part in parts]) for name in parts[0]}
 
     def write(self, slots: Tensor, rows: Mapping[str, Tensor], kind: int = ROWS) -> None:
         told = [{"slots": slots.cpu(), **self._of_rank(rows, rank)} for rank in range(1, self._team.size)]
-        self._team.tell("write", None, told)
-        super().write(slots, self._of_rank(rows, 0))
+        self._team.tell("write", kind, told)
+        super().write(slots, self._of_rank(rows, 0), kind)
 
     def copy_block(self, kind: int, source: int, target: int) -> None:
         self._team.tell("copy", [kind, source, target])
         super().copy_block(kind, source, target)
 
     def _of_rank(self, rows: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-        """Pick the heads of each layer's rows that a rank has."""
+        """Pick the part of each tensor that a rank has."""
         found = {}
         for name, tensor in rows.items():
-            own = self._heads[int(name.partition(".")[0])][rank]
-            found[name] = tensor[:, own.start : own.stop]
+            dim, ranges = self._cuts[rank][name]
+            found[name] = torch.cat([tensor.narrow(dim, each.start, len(each)) for each in ranges], dim)
         return found
+
+    def _joined(self, name: str, parts: list[Tensor]) -> Tensor:
+        """Join the parts of all ranks; several may have the same channels of a state."""
+        cuts, shape = [of_rank[name] for of_rank in self._cuts], list(parts[0].shape)
+        shape[cuts[0].dim] = max(cut.ranges[-1].stop for cut in cuts)
+        whole = parts[0].new_empty(shape)
+        for part, (dim, ranges) in zip(parts, cuts, strict=True):
+            for own, of_part in zip(ranges, torch.split(part, list(map(len, ranges)), dim), strict=True):
+                whole.narrow(dim, own.start, len(own)).copy_(of_part)
+        return whole
 
 
 def follow(follower: Follower, parts: ModelParts, program: Program) -> NoReturn:
     """Carry out the commands of rank 0 for ever: the process ends with it."""
     pool = parts.pool
-    device = pool.layers[0].tensors[0].device
+    device = parts.weights.device
     while True:
         name, facts, tensors = follower.next()
         try:
@@ -143,18 +162,18 @@ def follow(follower: Follower, parts: ModelParts, program: Program) -> NoReturn:
             elif name == "copy":
                 pool.copy_block(*facts)
             else:
-                _rows(follower, pool, Message(name, facts, tensors), device)
+                _entries(follower, pool, Message(name, facts, tensors), device)
         except RankLost:
             follower.wait_for_end()
         except Exception as error:  # noqa: BLE001  (whatever it is, rank 0 shows it)
             follower.fail(error)
 
 
-def _rows(follower: Follower, pool: Pool, message: Message, device: torch.device) -> None:
+def _entries(follower: Follower, pool: Pool, message: Message, device: torch.device) -> None:
     rows = dict(message.tensors)
     slots = rows.pop("slots").to(device)
     if message.name == "read":
-        follower.send("rows", None, pool.read(slots))
+        follower.send("entries", None, pool.read(slots, message.facts))
     else:
         assert message.name == "write", f"rank 0 does not say {message.name}"
-        pool.write(slots, rows)
+        pool.write(slots, rows, message.facts)

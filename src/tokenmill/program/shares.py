@@ -4,13 +4,14 @@ Parts that cannot be divided exactly, or are not worth an exchange, are whole on
 matrices whose shares would be products of another kind.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, count_parameters, describe
-from tokenmill.model.mixers.attention import AttentionBlock
-from tokenmill.parallel.division import divide, divide_heads, divide_rows, qkv_rows, whole_tiles
+from tokenmill.parallel.division import divide, divide_rows, whole_tiles
+from tokenmill.program.mixer_shares import share_of
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import DTYPES
 
@@ -38,27 +39,22 @@ def table_rows(vocab_size: int, ranks: int) -> list[range]:
     return divide_rows(vocab_size, ranks) or divide(vocab_size, ranks)
 
 
-def rows_of_heads(block: AttentionBlock, kv_heads: range, scheme: Scheme) -> tuple[list[range], list[range]]:
-    """Find the rows of Q, K and V of these heads, and the rows that a rank computes so that they have the same bits."""
-    wanted = qkv_rows(kv_heads, block.num_heads, block.num_kv_heads, block.head_dim)
-    rows = whole_tiles(wanted, block.qkv.outputs)
-    if is_small(sum(map(len, rows)), block.qkv, scheme):
-        rows = [range(block.qkv.outputs)]
-    return wanted, rows
+def computed_rows(matrix: Projection, wanted: list[range], scheme: Scheme) -> list[range]:
+    """Find the rows of a matrix that a rank computes so that the wanted ones have the same bits."""
+    rows = whole_tiles(wanted, matrix.outputs)
+    return [range(matrix.outputs)] if is_small(sum(map(len, rows)), matrix, scheme) else rows
 
 
 def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:
     """Foresee num_weight_bytes of the program of each rank."""
-    decoder = describe(model)
-    heads = divide_heads([block.num_kv_heads for block in decoder.attentions], ranks)
-    return [_bytes_of(decoder, dtype, scheme, rank, heads) for rank in range(ranks)]
+    return [_bytes_of(describe(model), dtype, scheme, rank, ranks) for rank in range(ranks)]
 
 
-def _bytes_of(decoder: DecoderDescription, dtype: str, scheme: Scheme, rank: int, heads: list[list[range]]) -> int:
-    model, itemsize, ranks = decoder.config, DTYPES[dtype], len(heads)
+def _bytes_of(decoder: DecoderDescription, dtype: str, scheme: Scheme, rank: int, ranks: int) -> int:
+    model, itemsize = decoder.config, DTYPES[dtype]
     bias_size = DTYPES["float32"] if scheme.rounds_to else itemsize
     found = 0
-    for matrix, count, num_rows in _own_rows(decoder, scheme, rank, heads):
+    for matrix, count, num_rows in _own_rows(decoder, scheme, rank, ranks):
         is_rounded = matrix.role != "router"  # no scheme rounds a router
         stored = scheme.matrix_bytes(num_rows, matrix.inputs, dtype, model.code_bits) if is_rounded else 0
         found += count * (stored or num_rows * matrix.inputs * itemsize)
@@ -67,19 +63,23 @@ def _bytes_of(decoder: DecoderDescription, dtype: str, scheme: Scheme, rank: int
     found += table * model.hidden_size * itemsize
     if model.tie_embeddings and scheme.is_plain:
         found -= table * model.hidden_size * itemsize  # the head is the embedding itself
-    return found + itemsize * (_replicated(decoder) + _vectors_of_heads(decoder, heads[rank]))
+    return found + itemsize * (_replicated(decoder) + _count_vectors(decoder, rank, ranks))
 
 
 def _own_rows(
-    decoder: DecoderDescription, scheme: Scheme, rank: int, heads: list[list[range]]
+    decoder: DecoderDescription, scheme: Scheme, rank: int, ranks: int
 ) -> Iterator[tuple[Projection, int, int]]:
     """Yield every matrix, the number of such matrices, and how many of its rows this rank has."""
-    ranks = len(heads)
-    for layer, block, own in zip(decoder.layers, decoder.attentions, heads[rank], strict=True):
-        _, rows = rows_of_heads(block, own, scheme)
-        yield block.qkv, 1, sum(map(len, rows))
-        assert layer.mlp is not None, "layers with one half are refused"
-        for matrix, count in (*layer.mlp.matrices.items(), (block.out, 1)):
+    for layer in decoder.layers:
+        others = Counter() if layer.mlp is None else layer.mlp.matrices
+        for mixer in layer.mixers:
+            own = share_of(mixer, rank, ranks).rows
+            for role, matrix in mixer.matrices.items():
+                if role in own:
+                    yield matrix, 1, sum(map(len, computed_rows(matrix, own[role], scheme)))
+                else:
+                    others[matrix] += 1
+        for matrix, count in others.items():
             shares = matrix_rows(matrix, scheme, ranks)
             yield matrix, count, matrix.outputs if shares is None else len(shares[rank])
     if decoder.config.tie_embeddings and scheme.is_plain:
@@ -93,17 +93,11 @@ def _replicated(decoder: DecoderDescription) -> int:
     """Count the parameters that every rank has."""
     counts = count_parameters(decoder.config)
     matrices = sum(matrix.num_parameters * count for matrix, count in decoder.matrices.items())
-    divided = _vectors_of_heads(decoder, [range(block.num_kv_heads) for block in decoder.attentions])
     head = decoder.head.num_parameters if decoder.config.tie_embeddings else 0  # counted once, as the embedding
-    return sum(counts.values()) + head - matrices - counts["embedding"] - divided
+    return sum(counts.values()) + head - matrices - counts["embedding"] - _count_vectors(decoder, 0, 1)
 
 
-def _vectors_of_heads(decoder: DecoderDescription, kv_heads: list[range]) -> int:
-    """Count the sinks, and the weights of the norms, of these heads."""
-    found = 0
-    for block, own in zip(decoder.attentions, kv_heads, strict=True):
-        counts = len(own) * block.num_heads // block.num_kv_heads, len(own)
-        found += counts[0] * block.shape.sinks
-        norms = zip(block.qk_norms, counts, strict=False)
-        found += sum(norm.size * count * (norm.weight + norm.bias) for norm, count in norms if norm.heads > 1)
-    return found
+def _count_vectors(decoder: DecoderDescription, rank: int, ranks: int) -> int:
+    """Count the numbers beside matrices that a rank has of divided mixers."""
+    mixers = [mixer for layer in decoder.layers for mixer in layer.mixers]
+    return sum(share_of(mixer, rank, ranks).num_vectors for mixer in mixers)

@@ -55,24 +55,21 @@ class ProgramSpec(Protocol):
         """Foresee num_weight_bytes of the program of each rank among which it divides a model."""
 
     @staticmethod
-    def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
-        """Foresee the bytes of the whole cache that each rank holds."""
+    def rank_caches(cache: CacheSpec, model: ModelConfig, ranks: int) -> list[CacheSpec]:
+        """Describe the part of the whole cache that each rank holds."""
 
 
 def refuse_mixers(program: type[ProgramSpec], config: EngineConfig, decoder: DecoderDescription) -> str | None:
     """Give the reason of a program that does not know the mixer of some layer, or None."""
-    # Ranks divide attention alone.
-    asked = program if config.tensor_parallel == 1 else ProgramSpec
-    known = asked.mixers
+    several = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
+    rarities = ProgramSpec.rarities if several else program.rarities
     for number, layer in enumerate(decoder.layers):
-        if unknown := [mixer.name for mixer in layer.mixers if mixer.name not in known]:
-            ranks = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
-            return f"does not compute {unknown[0]}{ranks}, the mixer of layer {number}"
-        if layer.mlp is None and "absent" not in known:
+        if unknown := [mixer.name for mixer in layer.mixers if mixer.name not in program.mixers]:
+            return f"does not compute {unknown[0]}, the mixer of layer {number}"
+        if layer.mlp is None and "absent" not in program.mixers:
             return f"does not compute layer {number}, which has no MLP"
-        if lacking := [rarity for rarity in layer.rarities if rarity not in asked.rarities]:
-            ranks = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
-            return f"does not compute {lacking[0]}{ranks}, which layer {number} has"
+        if lacking := [rarity for rarity in layer.rarities if rarity not in rarities]:
+            return f"does not compute {lacking[0]}{several}, which layer {number} has"
     return None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import RARITIES, count_parameters, describe
-from tokenmill.parallel.division import cache_of_rank
+from tokenmill.program.mixer_shares import cache_of_rank, refuse_division
 from tokenmill.program.shares import rank_weight_bytes
 from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import Scheme
@@ -24,17 +24,13 @@ class EagerSpec(ProgramSpec):
 
     @staticmethod
     def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
-        """Refuse ranks that cannot divide the model: they divide merged matrices, and each needs a kv head."""
+        """Refuse ranks that cannot divide the model: they divide merged matrices, and each needs heads."""
         if (ranks := config.tensor_parallel) == 1:
             return None
         if not {"qkv", "gate_up"} <= set(config.fused):
             return f"divides matrices with qkv and gate_up fused, and fuse is {config.fuse!r}"
-        heads = min(rows.num_kv_heads for rows in cache.rows)
-        told = f"{heads} kv head{'s' * (heads > 1)}"
-        return (
-            f"gives each rank a kv head, and this model has {told} for tensor_parallel = {ranks}" * (ranks > heads)
-            or None
-        )
+        reasons = (refuse_division(mixer, ranks) for layer in describe(model).layers for mixer in layer.mixers)
+        return next((reason for reason in reasons if reason is not None), None)
 
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
@@ -57,9 +53,9 @@ class EagerSpec(ProgramSpec):
         return rank_weight_bytes(model, dtype, scheme, ranks)
 
     @staticmethod
-    def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
-        """Foresee the bytes of each rank, which has the rows of its heads."""
-        return [cache_of_rank(cache, rank, ranks).num_bytes for rank in range(ranks)]
+    def rank_caches(cache: CacheSpec, model: ModelConfig, ranks: int) -> list[CacheSpec]:
+        """Describe the cache of each rank, which has the rows and states of its heads."""
+        return [cache_of_rank(cache, describe(model), rank, ranks) for rank in range(ranks)]
 
 
 class _MicroBatchedSpec(EagerSpec):

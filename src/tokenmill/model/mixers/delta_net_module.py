@@ -4,7 +4,6 @@ from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmill.cache.pool import LayerStates
 from tokenmill.cache.step import Step
@@ -12,7 +11,7 @@ from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.layers import make_linear, make_norm, sigmoid, silu
 from tokenmill.model.mixers.convolution import convolve
 from tokenmill.model.mixers.delta_net import DeltaNetBlock
-from tokenmill.model.mixers.recurrence import recur
+from tokenmill.model.mixers.recurrence import recur, softplus
 from tokenmill.model.rope import Angles
 from tokenmill.quant.schemes import Scheme
 
@@ -48,7 +47,7 @@ class DeltaNet(nn.Module):
             for part in (q_TC, k_TC)
         )
         b_TN, a_TN = self.gates(x_TD).float().chunk(2, dim=-1)
-        decay_TN = torch.exp(-torch.exp(self.A_log.float()) * F.softplus(a_TN + self.dt_bias.float()))
+        decay_TN = torch.exp(-torch.exp(self.A_log.float()) * softplus(a_TN + self.dt_bias.float()))
         out_TNV = recur(
             q_TNK * block.key_dim**-0.5,
             k_TNK,

@@ -4,17 +4,30 @@ from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmill.cache.pool import LayerStates
 from tokenmill.cache.step import Step
 from tokenmill.kernels.attend.kernel import Attend
-from tokenmill.model.layers import make_linear, make_norm, silu
+from tokenmill.model.blocks import Norm
+from tokenmill.model.layers import RMSNorm, make_linear, silu
 from tokenmill.model.mixers.convolution import convolve
 from tokenmill.model.mixers.mamba2 import Mamba2Block
-from tokenmill.model.mixers.recurrence import recur
+from tokenmill.model.mixers.recurrence import recur, softplus
 from tokenmill.model.rope import Angles
 from tokenmill.quant.schemes import Scheme
+
+
+class GroupedNorm(RMSNorm):
+    """A norm of each group by itself, in float32."""
+
+    def __init__(self, norm: Norm, num_groups: int) -> None:
+        super().__init__(norm, fused=False)
+        self.num_groups = num_groups
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        x_TGI = x_TI.view(len(x_TI), self.num_groups, -1)
+        x_TGI = x_TGI * torch.rsqrt(x_TGI.square().mean(-1, keepdim=True) + self.eps)
+        return x_TGI.flatten(1) * self.weight.float()
 
 
 class Mamba2(nn.Module):
@@ -27,7 +40,7 @@ class Mamba2(nn.Module):
         self.conv = nn.Parameter(torch.empty(block.num_channels, block.num_taps))
         self.conv_bias = nn.Parameter(torch.empty(block.num_channels)) if block.conv_bias else None
         self.A_log, self.D, self.dt_bias = (nn.Parameter(torch.empty(block.num_heads)) for _ in range(3))
-        self.norm = make_norm(block.norm, fused)
+        self.norm = None if block.norm is None else GroupedNorm(block.norm, block.num_groups)
 
     def forward(self, x_TD: Tensor, angles: Angles | None, kept: LayerStates, step: Step, attend: Attend) -> Tensor:
         block = self.block
@@ -40,18 +53,13 @@ class Mamba2(nn.Module):
             part.view(-1, block.num_groups, block.state_dim).repeat_interleave(block.num_heads // block.num_groups, 1)
             for part in (b_TS, c_TS)
         )
-        step_TN = F.softplus(dt_TN.float() + self.dt_bias.float()).clamp(*block.dt_limits)
+        step_TN = softplus(dt_TN.float() + self.dt_bias.float()).clamp(*block.dt_limits)
         decay_TN = torch.exp(-torch.exp(self.A_log.float()) * step_TN)
         out_TNV = recur(c_TNK, b_TNK, x_TNV * step_TN[..., None], decay_TN, None, kept, step)
         out_TNV += x_TNV * self.D.float()[:, None]
         out_TI, gate_TI = out_TNV.flatten(1), silu(z_TI.float())
-        gated_TI = self._normed(out_TI) * gate_TI if block.norm_first else self._normed(out_TI * gate_TI)
-        return self.out(gated_TI.to(x_TD.dtype))  # type: ignore[no-any-return]
-
-    def _normed(self, x_TI: Tensor) -> Tensor:
-        """Norm each group by itself, if there is a norm."""
         if self.norm is None:
-            return x_TI
-        x_TGI = x_TI.view(len(x_TI), self.block.num_groups, -1)
-        x_TGI = x_TGI * torch.rsqrt(x_TGI.square().mean(-1, keepdim=True) + self.norm.eps)
-        return x_TGI.flatten(1) * self.norm.weight.float()  # type: ignore[no-any-return]
+            gated_TI = out_TI * gate_TI
+        else:
+            gated_TI = self.norm(out_TI) * gate_TI if block.norm_first else self.norm(out_TI * gate_TI)
+        return self.out(gated_TI.to(x_TD.dtype))  # type: ignore[no-any-return]

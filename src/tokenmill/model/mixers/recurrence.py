@@ -14,6 +14,11 @@ from tokenmill.cache.step import Step
 from tokenmill.model.mixers.rounds import rounds_of
 
 
+def softplus(x: Tensor) -> Tensor:
+    """Compute log(1 + exp(x)), written out: torch's softplus computes the last numbers of a tensor in another way."""
+    return torch.where(x > 20, x, torch.log1p(torch.exp(x)))
+
+
 def recur(
     query_TNK: Tensor,
     key_TNK: Tensor,

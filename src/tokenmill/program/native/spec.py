@@ -1,6 +1,7 @@
 """The spec of program native: what it refuses, and the bytes of its packed weights, known before it is made."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.kernels import native_library
@@ -64,9 +65,9 @@ class NativeSpec(ProgramSpec):
         return [_packed_bytes(model, dtype, scheme, Rank(number, ranks)) for number in range(ranks)]
 
     @staticmethod
-    def rank_cache_bytes(cache: CacheSpec, ranks: int) -> list[int]:
-        """Foresee the bytes of each rank: all map one cache, which is counted once."""
-        return [cache.num_bytes] + [0] * (ranks - 1)
+    def rank_caches(cache: CacheSpec, model: ModelConfig, ranks: int) -> list[CacheSpec]:
+        """Describe the cache of each rank: all map one cache, which is counted once."""
+        return [cache] + [replace(cache, layers=())] * (ranks - 1)
 
 
 def _refuse(decoder: DecoderDescription) -> str | None:
