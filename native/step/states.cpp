@@ -36,7 +36,7 @@ void Worker::convolve_block(const TmOp& op, const Span& span, int block) {
                      op.taps, op.activation, block < op.unit_blocks, op.eps, scale});
 }
 
-// A thread's slices, among those of all ranks' threads, follow each other in memory; it takes all of one span before the next.
+// The slices of a thread, of whatever rank, follow each other in memory; it takes all of one span before the next.
 void Worker::recur(const TmOp& op, size_t number) {
   const int slices = op.head_dim / op.columns;
   for (WorkItem item; (item = queues_.take(number, own_thread_)).owner >= 0;) {

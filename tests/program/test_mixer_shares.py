@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 
+from tests.state_model import SumBlock
 from tests.tiny_models import HYBRIDS, TINY, config_of
+from tokenmill.model.blocks import Projection
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program.mixer_shares import refuse_division, share_of
@@ -38,6 +40,8 @@ def test_all_ranks_together_have_everything(name, ranks):
 
 
 def test_what_is_not_divided_says_why():
+    unknown = SumBlock(Projection("inner", 8, (8,)), Projection("outer", 8, (8,)))
+    assert refuse_division(unknown, 2) == "does not divide running_sum among ranks"
     (block, *_), (attention,) = mixers("granitemoehybrid-mamba"), mixers("llama")[:1]
     assert refuse_division(block, 2) is None and refuse_division(block, 4) is None
     assert refuse_division(block, 3) == (

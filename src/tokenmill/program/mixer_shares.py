@@ -157,27 +157,24 @@ def share_of(block: Mixer, rank: int, ranks: int) -> MixerShare:
 
 def refuse_division(block: Mixer, ranks: int) -> str | None:
     """Say why a mixer cannot be divided among so many ranks, or None."""
-    what, count = "", ranks
+    if block.name not in SHARES:
+        return f"does not divide {block.name} among ranks"
+    what, of, count = "", "", ranks
     if isinstance(block, AttentionBlock):
         what, count = "kv head", block.num_kv_heads
     elif isinstance(block, DeltaNetBlock):
-        what, count = "k head of each delta net", block.num_k_heads
+        what, of, count = "k head", " of each delta net", block.num_k_heads
     elif isinstance(block, ShortConvBlock):
-        what, count = "channel of each convolution", block.width
+        what, of, count = "channel", " of each convolution", block.width
     elif isinstance(block, Mamba2Block):
-        what, count = "head of Mamba 2", block.num_heads
-        groups = block.num_groups
+        what, of, count, groups = "head", " of Mamba 2", block.num_heads, block.num_groups
         if groups < ranks <= count and ranks % groups:
-            return f"divides the {groups} groups of Mamba 2 among 1 to {groups} ranks or a multiple of {groups}, and \
-tensor_parallel is {ranks}"
+            allowed = f"1 to {groups} ranks or a multiple of {groups}"
+            return f"divides the {groups} groups of Mamba 2 among {allowed}, and tensor_parallel is {ranks}"
     if count >= ranks:
         return None
-    return f"gives each rank a {what}, and this model has {count} {_plural(what, count)} for tensor_parallel = {ranks}"
-
-
-def _plural(what: str, count: int) -> str:
-    head, of, rest = what.partition(" of ")
-    return f"{head}{'s' * (count > 1)}{of}{rest}"
+    there = f"{count} {what}{'s' * (count > 1)}{of}"
+    return f"gives each rank a {what}{of}, and this model has {there} for tensor_parallel = {ranks}"
 
 
 def cache_of_rank(spec: CacheSpec, decoder: DecoderDescription, rank: int, ranks: int) -> CacheSpec:
