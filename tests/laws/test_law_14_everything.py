@@ -370,7 +370,7 @@ def test_every_text_of_a_file_with_codes_of_several_kinds(name, kinds, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ("native", "native, draft model"))
-@pytest.mark.parametrize("family", ("llama", "mixtral"))
+@pytest.mark.parametrize("family", ("llama", "mixtral", *HYBRIDS))
 def test_every_text_of_a_model_in_two_ranks(family, program, models, tmp_path):
     """The draft model is computed by rank 0 alone."""
     settings = PROGRAMS[program] | {"tensor_parallel": 2}

@@ -122,6 +122,12 @@ def test_everything_at_once(path, tmp_path):
     everything_at_once(path, {"program": "eager", "tensor_parallel": 2}, tmp_path)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_everything_at_once_with_states(family, models, tmp_path):
+    everything_at_once(save(family, models), {"program": "eager", "tensor_parallel": 2}, tmp_path)
+
+
 def pids(engine):
     """Those of the ranks that were started."""
     return engine.core.loaded.program.pids
