@@ -57,7 +57,7 @@ MATRICES: Names = {
 # The second halves of layers.
 MLPS: Names = {
     "mlp": Entry("one MLP", "tokenmill.model.description:MlpBlock", "tokenmill.model.layers:MLP"),
-    "experts": Entry("a mixture of experts", "tokenmill.model.description:ExpertsBlock",
+    "experts": Entry("a mixture of experts", "tokenmill.model.mixture:ExpertsBlock",
         "tokenmill.model.experts:MoE"),
     "beside": Entry("a mixture of experts beside one MLP (Gemma 4)", "tokenmill.model.beside:BesideBlock",
         "tokenmill.model.beside_module:MixtureBeside"),

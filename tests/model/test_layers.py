@@ -13,12 +13,13 @@ from tokenmill.errors import CheckpointError
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model import experts as experts_module
 from tokenmill.model.blocks import Norm, Projection
-from tokenmill.model.description import ExpertsBlock, MlpBlock
+from tokenmill.model.description import MlpBlock
 from tokenmill.model.experts import MoE
 from tokenmill.model.layers import ACTIVATIONS, MLP, Embedding, make_linear, make_norm
 from tokenmill.model.mixers import attention_module
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.attention_module import Attention
+from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.schemes import Scheme
 

@@ -140,7 +140,7 @@ def num_read(model: ModelConfig, num_tokens: int) -> int:
 
     The rows of the embedding, one for each token, are not counted.
     """
-    unread = sum(
+    unread: float = sum(
         mixture.num
         * (1 - mixture.chosen / mixture.num) ** num_tokens
         * sum(count * matrix.num_parameters for matrix, count in mixture.expert.matrices.items())

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tokenmill.model.blocks import Norm, Projection
-from tokenmill.model.description import ExpertsBlock, MlpBlock
+from tokenmill.model.description import MlpBlock
+from tokenmill.model.mixture import ExpertsBlock
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from tokenmill.model.blocks import Norm, Projection, norm_of
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.attention import AttentionBlock, attention_of
+from tokenmill.registry import MLPS, lookup
 
 
 @dataclass(frozen=True)
@@ -61,65 +62,6 @@ class MlpBlock:
     def roles(self) -> dict[str, Projection]:
         """Name its matrices by their roles."""
         return {"up": self.up, "down": self.down}
-
-
-@dataclass(frozen=True)
-class ExpertsBlock:
-    """Each token goes through the `chosen` of `num` experts that its router scores highest, and through `shared`.
-
-    scores: "softmax" or "sigmoid" of the router's outputs. normalise: the scores of the chosen experts are divided by
-    their sum plus eps. latent: the matrices before and after the chosen experts, where these read and write rows of
-    another width. correction, groups, scale: see ModelConfig. shared_gate: the shared expert is multiplied by its
-    sigmoid. expert_scale: the weight of a chosen expert is multiplied by a number of the expert's own.
-    """
-
-    router: Projection
-    expert: MlpBlock
-    num: int
-    chosen: int
-    normalise: bool
-    scores: str = "softmax"
-    correction: bool = False
-    groups: tuple[int, int] | None = None
-    scale: float = 1.0
-    eps: float = 0.0
-    latent: tuple[Projection, Projection] | None = None
-    shared: MlpBlock | None = None
-    shared_gate: Projection | None = None
-    expert_scale: bool = False
-
-    name = "experts"
-
-    @property
-    def matrices(self) -> Counter[Projection]:
-        # Counted, not listed: a damaged config may claim millions of experts.
-        found = Counter([self.router] if self.shared_gate is None else [self.router, self.shared_gate])
-        found.update(dict.fromkeys(self.expert.matrices, self.num))
-        found.update(self.latent or ())
-        found.update([] if self.shared is None else self.shared.matrices)
-        return found
-
-    @property
-    def mlps(self) -> list[MlpBlock]:
-        return [self.expert] if self.shared is None else [self.expert, self.shared]
-
-    @property
-    def norms(self) -> dict[str, Norm]:
-        return {}
-
-    @property
-    def vectors(self) -> dict[str, tuple[int, ...]]:
-        names = {"correction": self.correction, "expert_scale": self.expert_scale}
-        return {name: (self.num,) for name, there in names.items() if there}
-
-    def roles(self) -> dict[str, Projection]:
-        """Name its matrices by their roles."""
-        found = {"router": self.router, **dict(zip(("latent_in", "latent_out"), self.latent or (), strict=False))}
-        for expert in range(self.num):
-            found |= {f"experts.{expert}.{role}": matrix for role, matrix in self.expert.roles().items()}
-        if self.shared is not None:
-            found |= {f"shared.{role}": matrix for role, matrix in self.shared.roles().items()}
-        return found | ({} if self.shared_gate is None else {"shared_gate": self.shared_gate})
 
 
 SHARED_ROWS, VALUES = "rows that layers share", "values that are normed or keys"
@@ -246,16 +188,17 @@ class DecoderDescription:
         return [mixer for layer in self.layers for mixer in layer.mixers if isinstance(mixer, AttentionBlock)]
 
     @property
-    def mixtures(self) -> list[ExpertsBlock]:
+    def mixtures(self) -> list[Any]:
+        """The mixture of experts of every layer that has one."""
         found = [getattr(layer.mlp, "mixture", layer.mlp) for layer in self.layers]
-        return [mixture for mixture in found if isinstance(mixture, ExpertsBlock)]
+        return [mixture for mixture in found if mixture is not None and mixture.name == "experts"]
 
 
 @cache
 def describe(config: ModelConfig) -> DecoderDescription:
     norm = norm_of(config, config.hidden_size)
-    dense = _mlp(config, config.intermediate_size, config.mlp_bias)
-    experts = _experts(config) if config.num_experts else dense
+    dense = mlp_of(config, config.intermediate_size, config.mlp_bias)
+    experts = lookup(MLPS, "experts", "mlp").of(config) if config.num_experts else dense
     has_experts = config.expert_layers or (True,) * config.num_layers
     parallel = config.residual == "parallel"
     layers = []
@@ -274,7 +217,7 @@ def describe(config: ModelConfig) -> DecoderDescription:
     return DecoderDescription(config, tuple(layers), norm, head, config.per_layer)
 
 
-def _mlp(config: ModelConfig, width: int, bias: bool, outer: int = 0) -> MlpBlock:
+def mlp_of(config: ModelConfig, width: int, bias: bool, outer: int = 0) -> MlpBlock:
     """Describe an MLP. outer: the width of what it reads and writes; 0 for hidden_size."""
     role, parts = ("gate_up", (width, width)) if config.gated_mlp else ("up", (width,))
     outer, (gate, down) = outer or config.hidden_size, config.mlp_multipliers
@@ -284,27 +227,6 @@ def _mlp(config: ModelConfig, width: int, bias: bool, outer: int = 0) -> MlpBloc
         config.activation,
         config.gated_mlp,
         config.swiglu,
-    )
-
-
-def _experts(config: ModelConfig) -> ExpertsBlock:
-    shared, hidden, latent = config.shared_expert_size, config.hidden_size, config.expert_latent_size
-    bias = config.mlp_bias
-    around = (Projection("latent", hidden, (latent,), bias), Projection("latent", latent, (hidden,), bias))
-    return ExpertsBlock(
-        router=Projection("router", hidden, (config.num_experts,), config.router_bias),
-        expert=_mlp(config, config.expert_size or config.intermediate_size, config.expert_bias, latent),
-        num=config.num_experts,
-        chosen=config.num_experts_per_token,
-        normalise=config.norm_top_k,
-        scores=config.router_scores,
-        correction=config.router_correction,
-        groups=config.router_groups,
-        scale=config.router_scale,
-        eps=config.norm_top_k_eps,
-        latent=around if latent else None,
-        shared=_mlp(config, shared, config.mlp_bias) if shared else None,
-        shared_gate=Projection("shared_gate", hidden, (1,)) if config.shared_expert_gate else None,
     )
 
 

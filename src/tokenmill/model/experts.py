@@ -5,8 +5,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from tokenmill.model.description import ExpertsBlock
 from tokenmill.model.layers import MLP, make_linear, sigmoid
+from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.quant.matrix import is_traced
 from tokenmill.quant.schemes import Scheme
 

@@ -13,11 +13,12 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.beside import BesideBlock
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm, Rope
-from tokenmill.model.description import ExpertsBlock, MlpBlock
+from tokenmill.model.description import MlpBlock
 from tokenmill.model.families import Family, InnerTextModel, sizes
 from tokenmill.model.families.gemma import NORMS_ON_BOTH_SIDES
 from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, InGGUF
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
+from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.per_layer import per_layer_inputs
 
 _LAYER, _MIXTURE = "layers.{i}.", "layers.{i}.mlp.mixture."

@@ -16,10 +16,11 @@ from tokenmill.cache.pool import LayerKept, LayerStates
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.model.beside import BesideBlock
 from tokenmill.model.blocks import Norm, Projection
-from tokenmill.model.description import DecoderDescription, ExpertsBlock, LayerDescription, MlpBlock
+from tokenmill.model.description import DecoderDescription, LayerDescription, MlpBlock
 from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.attention_module import temperatures
+from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.parameters import join, parameter_shapes
 from tokenmill.model.rope import RotaryTable
 from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
