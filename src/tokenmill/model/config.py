@@ -24,7 +24,7 @@ class Rope:
 
     dim: int
     theta: float
-    kind: str = "default"  # a key of model/rope_config.py's KINDS
+    kind: str = "default"  # a key of model/rope.py's SCALES
     scaling: tuple[tuple[str, Any], ...] = ()  # that kind's own numbers, e.g. (("factor", 8.0), …)
 
     @property

@@ -119,7 +119,7 @@ def _longrope(_: Tensor, numbers: dict[str, Any]) -> Tensor:
 
 
 SCALES: dict[str, Callable[[Tensor, dict[str, Any]], Tensor]] = {
-    # kind, a key of rope_config.KINDS: (the plain inv_freq, all numbers) → the scaled inv_freq
+    # kind: (the plain inv_freq, all numbers) → the scaled inv_freq
     "default": lambda inv_freq, _: inv_freq,
     # Position interpolation (Chen et al. 2023, arXiv 2306.15595).
     "linear": lambda inv_freq, numbers: inv_freq / numbers["factor"],

@@ -28,7 +28,6 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "dynamic": (("factor",), ("original_max_position_embeddings",)),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
     "yarn": (("original_max_position_embeddings",), _YARN_OPTIONAL),
-    "proportional": (("partial_rotary_factor",), ("factor",)),
     "longrope": (("short_factor", "long_factor", "original_max_position_embeddings"), ("factor", "attention_factor")),
 }
 
