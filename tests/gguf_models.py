@@ -98,6 +98,8 @@ def numbers_of(name: str, **more: Any) -> tuple[str, dict[str, Any]]:
     """The model_type, and the numbers of the config."""
     kind, numbers = TINY[name]
     more = {**CHANGES.get(name, {}), **more}
+    if "vocab_size_per_layer_input" in numbers and "vocab_size" in more:
+        more["vocab_size_per_layer_input"] = more["vocab_size"]
     inner = {**numbers.get("text_config", numbers), **more}
     inner = {key: value for key, value in inner.items() if key not in more or value is not None}
     return kind, {**numbers, "text_config": inner} if "text_config" in numbers else inner

@@ -179,8 +179,9 @@ QKV_OUT = (6 + 2 + 2) * 8 * 48 + 6 * 8 * 48
 )  # fmt: skip
 def test_parameters_by_part(departures, counts):
     """By hand: 211 tokens, 48 wide, 3 layers of 6 and 2 heads of 8, an MLP of 80."""
-    plain = {"embedding": 211 * 48, "positions": 0, "attention": 3 * QKV_OUT, "mlp": 3 * 3 * 48 * 80, "norms": 7 * 48}
-    assert count_parameters(replace(COUNTED, **departures)) == {**plain, "head": 211 * 48, **counts}
+    plain = {"embedding": 211 * 48, "positions": 0, "inputs": 0, "attention": 3 * QKV_OUT, "mlp": 3 * 3 * 48 * 80}
+    wanted = {**plain, "norms": 7 * 48, "head": 211 * 48, **counts}
+    assert count_parameters(replace(COUNTED, **departures)) == wanted
 
 
 def test_what_a_step_reads():

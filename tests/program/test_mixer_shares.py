@@ -14,7 +14,7 @@ from tokenmill.program.mixer_shares import refuse_division, share_of
 
 def mixers(name):
     decoder = describe(read_config(config_of(*TINY[name]).to_dict()))
-    return [layer.mixer for layer in decoder.layers if layer.mixes]
+    return [mixer for layer in decoder.layers if layer.mixes for mixer in layer.mixers]
 
 
 def covered(ranges, size):

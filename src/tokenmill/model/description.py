@@ -245,7 +245,8 @@ def count_parameters(config: ModelConfig) -> Mapping[str, int]:
     if per_layer is not None:
         norms, beside = [*norms, per_layer.norm], beside + per_layer.projection.num_parameters
     return {
-        "embedding": config.vocab_size * (config.hidden_size + (0 if per_layer is None else per_layer.width)),
+        "embedding": config.vocab_size * config.hidden_size,
+        "inputs": 0 if per_layer is None else config.vocab_size * per_layer.width,
         "positions": config.max_position_embeddings * config.hidden_size if config.positions == "learned" else 0,
         "attention": sum(_total(Counter(mixer.matrices.values())) for mixer in mixers) + inner + vectors,
         "mlp": sum(_total(half.matrices) for half in halves) + beside,

@@ -208,5 +208,5 @@ def _merged(parameter: str, config: ModelConfig) -> Projection:
 
 def _has_part(parameter: str, part: str, config: ModelConfig) -> bool:
     """Tell whether a matrix has that part: a layer that shares rows has no keys, and values may be keys."""
-    known = not part or part.isdigit() or part in ("gate", "up")
+    known = not part or part[0].isdigit() or part in ("gate", "up")
     return known or part in "".join(_merged(parameter, config).names)

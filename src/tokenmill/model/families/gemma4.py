@@ -46,7 +46,7 @@ _NAMES = {
     "per_layer_projection_norm.weight": "per_layer.norm.weight",
 }
 
-_BLOCK, _EXPERTS = "blk.{i}.", "_exps.weight[{e}]"
+_BLOCK, _EXPERTS = "blk.{i}.", "_exps{p}[{e}]"
 # Of two targets of a tensor a layer has one; an MLP beside experts has the plain names.
 _STORED = {
     **{name: goal for name, goal in IN_GGUF.items() if "shexp" not in name and "exp_probs" not in name},
@@ -59,8 +59,8 @@ _STORED = {
     _BLOCK + "ffn_gate_inp.scale": _LAYER + "mlp.router_norm.weight",
     _BLOCK + "ffn_gate_inp.weight": _MIXTURE + "router.weight",
     _BLOCK + "ffn_down_exps.scale": _MIXTURE + "expert_scale",
-    **{f"{_BLOCK}ffn_{part}{_EXPERTS}": f"{_MIXTURE}experts.{{e}}.up.weight:{part}" for part in ("gate", "up")},
-    _BLOCK + "ffn_down" + _EXPERTS: _MIXTURE + "experts.{e}.down.weight",
+    **{f"{_BLOCK}ffn_{part}{_EXPERTS}": f"{_MIXTURE}experts.{{e}}.up{{p}}:{part}" for part in ("gate", "up")},
+    _BLOCK + "ffn_down" + _EXPERTS: _MIXTURE + "experts.{e}.down{p}",
     _BLOCK + "layer_output_scale.weight": _LAYER + "scalar",
     _BLOCK + "inp_gate.weight": _LAYER + "per_layer.gate.weight",
     _BLOCK + "proj.weight": _LAYER + "per_layer.projection.weight",

@@ -126,11 +126,12 @@ def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme, rank: Rank) ->
     if scheme.keeps_codes and model.code_bits:
         packed = int(numbers * model.code_bits / 8) // rank.count
     parts = count_parameters(model)
-    tables = parts["embedding"] + parts["positions"]
+    others = parts["positions"] + parts["inputs"]  # tables that are never codes here
+    tables = parts["embedding"] + others
     tied = decoder.head.num_weights if model.tie_embeddings else 0
     table_bytes = tables * itemsize
     if has_coded_embedding(model, scheme):
         coded = 0 if tied else int(parts["embedding"] * model.embedding_bits / 8)
-        table_bytes = parts["positions"] * itemsize + coded
+        table_bytes = others * itemsize + coded
     table_bytes = 0 if rank.number else table_bytes
     return packed + table_bytes + 4 * (sum(parts.values()) + tied - numbers - tables)
