@@ -72,6 +72,7 @@ def attention_of(config: ModelConfig, index: int) -> AttentionBlock:
     scale = head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     source = config.kv_sources[index] if config.kv_sources else None
     is_key = bool(config.value_is_key) and config.value_is_key[index]
+    norms_values = config.value_norm and source is None
     parts = (q * (1 + config.attention_gate), kv, kv)[: 1 if source is not None else 2 if is_key else 3]
     return AttentionBlock(
         config.num_heads,
@@ -85,7 +86,7 @@ def attention_of(config: ModelConfig, index: int) -> AttentionBlock:
         norms_after_rope=config.qk_norm is not None and config.qk_norm.after_rope,
         temperature=config.attention_temperature,
         gated=config.attention_gate,
-        value_norm=Norm(head_dim, config.norm, config.norm_eps, weight=False) if config.value_norm else None,
+        value_norm=Norm(head_dim, config.norm, config.norm_eps, weight=False) if norms_values else None,
         value_is_key=is_key,
         source=source,
     )
