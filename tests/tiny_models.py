@@ -251,7 +251,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("gemma3_text", _GEMMA | {"layer_types": ["sliding_attention", "full_attention"] * 2}),
     "gemma3_text-linear": ("gemma3_text", _GEMMA | {"rope_parameters": _GEMMA_ROPES, "attention_bias": True}),
     "gemma3": ("gemma3", _GEMMA_VISION),
-    "gemma4_text": ("gemma4_text", _GEMMA4 | _FEW_KEYS),
+    "gemma4_text": ("gemma4_text", _GEMMA4 | _FEW_KEYS | _SMALL_GEMMA4 | _GEMMA4_EXPERTS),  # all departures at once
+    "gemma4_text-plain": ("gemma4_text", _GEMMA4 | _FEW_KEYS),
     "gemma4_text-small": ("gemma4_text", _GEMMA4 | _SMALL_GEMMA4),
     "gemma4_text-experts": ("gemma4_text", _GEMMA4 | _FEW_KEYS | _GEMMA4_EXPERTS),
     "gemma4": ("gemma4", _GEMMA4_VISION),
@@ -526,7 +527,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 FAMILY_NAMES = [name for name in TINY if name in {kind for kind, _ in TINY.values()}]
-KINDS = "llama mixtral gpt_neox gpt2 gemma3_text olmo2 granitemoeshared gpt_oss".split()
+KINDS = "llama mixtral gpt_neox gpt2 gemma3_text gemma4_text olmo2 granitemoeshared gpt_oss".split()
 """Families that between them have every kind of arithmetic without states: what does not depend on names is tested with
 these."""
 

@@ -33,6 +33,7 @@ struct Before {
   int64_t attended = 0, gathered = 0, latent = 0;  // columns of these buffers
   int64_t stored_width = 0;  // columns of all stored products so far
   int64_t inputs = 0;        // columns of the inputs of all layers
+  int64_t gated = 0;         // the end of the stored columns that the last gates were read from
 };
 
 bool activates(const TmOp& op) { return op.kind == TM_LINEAR && (op.epilogue == TM_GATED || op.epilogue == TM_ACTIVATED); }
@@ -106,6 +107,9 @@ void check_linear(const TmModel& m, const TmOp& op, const Before& before) {
   require(inputs > 0 && op.inputs == inputs, "a linear's inputs are not those of its buffer");
   if (op.epilogue == TM_QKV) check_cache(m, op);
   require(op.column >= 0, "products are stored before the first column");
+  // In a small step no barrier stands between gates, which every thread reads for itself, and the linear behind them.
+  require(op.epilogue != TM_STORE || op.from != TM_ATTENDED || op.column >= before.gated,
+          "products are stored over gates that other threads read");
   require(op.outputs > 0 && op.outputs == max_outputs(m, op), "a linear has other outputs than its epilogue takes");
   require(op.units && op.num_units > 0 && (!op.experts || op.num_units % op.experts == 0), "a linear has no units");
   require(!activates(op) || op.to == TM_MLP_INNER || op.to == TM_LATENT, "an MLP writes to another buffer than its inner one");
@@ -266,6 +270,8 @@ void check_model(const TmModel& m) {
     if (op.kind == TM_HEADS || (op.kind == TM_LINEAR && op.epilogue == TM_QKV)) before.heads = op;
     if (op.kind == TM_ATTEND) before.attended = (int64_t)m.num_heads * op.head_dim;
     if (op.kind == TM_GATE) before.attended = op.outputs;
+    if (op.kind == TM_GATE) before.gated = std::max(op.gate, op.of_inputs ? 0 : op.column) + (int64_t)op.outputs;
+    if (op.kind == TM_ATTEND) before.gated = op.gated ? (int64_t)m.num_heads * op.head_dim : 0;
     if (op.kind == TM_INPUTS) before.inputs = op.outputs;
     if (activates(op) && op.to == TM_LATENT) before.latent = op.outputs;
     if (op.kind == TM_CHOOSE) before.gathered = op.from == TM_LATENT ? before.latent : m.hidden;

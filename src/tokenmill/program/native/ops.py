@@ -129,8 +129,8 @@ class Ops:
             self._after(layer, "mlp_after_norm", description, **rescale)
             return
         self._after(layer, "mlp_after_norm", description)
-        norm = add_per_layer(self._list, layer, description.per_layer)
-        self._norm(join(layer, "per_layer.norm"), norm, 0, ADD, **rescale)
+        column = add_per_layer(self._list, layer, description.per_layer)
+        self._norm(join(layer, "per_layer.norm"), description.per_layer.norm, 0, ADD, column=column, **rescale)
 
     def _second_half(self, layer: int, description: LayerDescription, block: Any) -> None:
         """Add an entry of MLPS."""

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from tokenmill.model.blocks import Norm
 from tokenmill.model.per_layer import PerLayerBlock, PerLayerInputs
 from tokenmill.program.native.layouts import LAYOUTS
 from tokenmill.program.native.op_list import ATTENDED, COPY, GATE, INPUTS, MLP_IN, STORE, OpList
@@ -24,12 +23,14 @@ def add_inputs(ops: OpList, inputs: PerLayerInputs, dtype: str) -> None:
     ops.add(INPUTS, table=table, scheme=LAYOUTS[dtype], outputs=inputs.width, block=inputs.size, **norm, **factors)
 
 
-def add_per_layer(ops: OpList, layer: int, block: PerLayerBlock) -> Norm:
-    """Add the operations of one layer; return the norm of what it adds, which is stored."""
+def add_per_layer(ops: OpList, layer: int, block: PerLayerBlock) -> int:
+    """Add the operations of one layer; return the first column of what is stored, for the norm that adds it. The
+    columns before it hold gates, which other threads may still read.
+    """
     size = block.gate.outputs
     ops.add(COPY, to=MLP_IN)
     ops.linear([(layer, "per_layer.gate")], block.gate, STORE, MLP_IN)
     activation = ACTIVATIONS[block.activation]
     ops.add(GATE, to=ATTENDED, of_inputs=1, column=layer * size, outputs=size, activation=activation)
-    ops.linear([(layer, "per_layer.projection")], block.projection, STORE, ATTENDED)
-    return block.norm
+    ops.linear([(layer, "per_layer.projection")], block.projection, STORE, ATTENDED, column=size)
+    return size
