@@ -115,7 +115,7 @@ class Decoder(nn.Module):
         needs_head = not (config.tie_embeddings and scheme.is_plain)
         self.head = make_linear(whole.head, scheme, fused) if needs_head else None
         ropes = [*whole.ropes, None]
-        self.num_kept = len(whole.keeps)
+        self.num_kept, self.kept_by = len(whole.keeps), whole.kept_by
         self.rope_numbers = [ropes.index(layer.rope) for layer in whole.layers]
         self.rotary = nn.ModuleList()  # a table for each rope, made by `finish`, once there is a device
 
@@ -138,9 +138,8 @@ class Decoder(nn.Module):
         """Compute the logits of the wanted rows, [R, V] in the model's dtype. run_layer: may be compiled."""
         x_TD, angles = self.begin(step)
         inputs = [{}] * len(angles) if self.per_layer is None else self.per_layer(step.token_ids_T, x_TD)
-        numbers = self.description.kept_by
         assert len(layers_kept) == self.num_kept, "each mixer has a layer of the cache"
-        for layer, of_layer, layer_angles, more in zip(self.layers, numbers, angles, inputs, strict=True):
+        for layer, of_layer, layer_angles, more in zip(self.layers, self.kept_by, angles, inputs, strict=True):
             own = [layers_kept[number] for number in of_layer]
             x_TD = run_layer(layer, x_TD, layer_angles, step, attend, *own, **more)
         if not step.num_rows:
