@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.tiny_models import TINY, prompt, save
+from tests.tiny_models import TINY, config_of, prompt, save
 from tokenmill import CheckpointError, load
 from tokenmill.model.families import read_config
 from tokenmill.model.rope import SCALES, RotaryTable
@@ -157,3 +158,32 @@ def test_yarn_reaches_its_original_length_times_its_factor(tmp_path):
 
 def test_every_kind_of_rope_has_its_numbers_and_its_scale():
     assert KINDS.keys() | {"proportional"} == SCALES.keys()  # which Gemma 4 reads by itself
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gemma4_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters has keys"),
+        ("gemma4_text", {"head_dim": 7, "per_layer_config": {}}, "head_dim = 7 is not allowed: an even number"),
+        ("gemma4_text", {"use_bidirectional_attention": "some"}, "use_bidirectional_attention = 'some'"),
+        ("falcon_h1", {"mamba_n_groups": 4}, "mamba_n_groups = 4 is not allowed: a divisor of mamba_n_heads, 6"),
+        ("bamba", {"mamba_n_groups": 3}, "mamba_n_groups = 3 is not allowed: a divisor of mamba_n_heads, 8"),
+        ("falcon_h1", {"mamba_d_conv": 1}, "mamba_d_conv = 1 is not allowed: a whole number from 2"),
+        ("nemotron_h", {"conv_kernel": 1}, "conv_kernel = 1 is not allowed: a whole number from 2"),
+        (
+            "qwen3_next",
+            {"linear_conv_kernel_dim": 1},
+            "linear_conv_kernel_dim = 1 is not allowed: a whole number from 2",
+        ),
+        ("lfm2", {"conv_L_cache": 1}, "conv_L_cache = 1 is not allowed: a whole number from 2"),
+    ],
+)
+def test_what_would_be_read_otherwise_than_it_says_is_refused(name, changes, message):
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        read_config({**config_of(*TINY[name]).to_dict(), **changes})
+
+
+def test_an_empty_list_of_layers_means_that_all_are_alike():
+    """As transformers reads it: without the key, global_head_dim holds, or its default."""
+    config = config_of(*TINY["gemma4_text"]).to_dict() | {"per_layer_config": {}, "head_dim": 16}
+    assert set(read_config(config).layer_head_dims) == {16}

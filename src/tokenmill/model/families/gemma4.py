@@ -20,6 +20,7 @@ from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, InGGUF
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.per_layer import per_layer_inputs
+from tokenmill.value_reader import ValueReader
 
 _LAYER, _MIXTURE = "layers.{i}.", "layers.{i}.mlp.mixture."
 # Of two targets of a matrix of the dense MLP a layer has one.
@@ -73,7 +74,7 @@ _STILL = 1e30  # divides the frequency of a pair that is not turned
 
 
 def _gemma4(reader: ConfigReader) -> dict[str, Any]:
-    if reader.take("use_bidirectional_attention", None) == "all":
+    if reader.expect("use_bidirectional_attention", None, "vision", "all") == "all":
         raise CheckpointError(f"{reader.where}: it is an encoder, which writes no text (use_bidirectional_attention)")
     num_layers, hidden = reader.num_layers(), reader.count("hidden_size")
     types = reader.layer_types([FULL if layer % 6 == 5 else SLIDING for layer in range(num_layers)], FULL, SLIDING)
@@ -83,7 +84,9 @@ def _gemma4(reader: ConfigReader) -> dict[str, Any]:
     if window is None:
         raise reader.refuse("sliding_window", None, "a number of tokens")
     dims, kv_heads = _heads(reader, is_full, same)
-    ropes = {kind: _rope(reader, kind, dims[types.index(kind)]) for kind in dict.fromkeys(types)}
+    given = reader.inside("rope_parameters")
+    ropes = {kind: _rope(given.inside(kind), kind, dims[types.index(kind)]) for kind in dict.fromkeys(types)}
+    given.refuse_unread(set(given.values) - {FULL, SLIDING})
     return {
         **reader.attention_bias(),
         "norm_placement": "both",
@@ -113,21 +116,22 @@ def _heads(reader: ConfigReader, is_full: tuple[bool, ...], same: bool) -> tuple
     """
     dim, kv_heads = reader.head_dim(), reader.count("num_key_value_heads")
     wide, few = reader.count("global_head_dim"), reader.count("num_global_key_value_heads", None)
-    listed = reader.inside("per_layer_config")
+    listed, is_listed = reader.inside("per_layer_config"), "per_layer_config" in reader.values  # {}: all are alike
     dims, counts = [], []
     for layer, full in enumerate(is_full):
-        inner = listed.inside(str(layer)) if listed.values else None
+        inner = listed.inside(str(layer)) if is_listed else None
         default = (wide, few or kv_heads if same else kv_heads) if full and inner is None else (dim, kv_heads)
         dims.append(default[0] if inner is None else inner.count("head_dim", default[0]))
         counts.append(default[1] if inner is None else inner.count("num_key_value_heads", default[1]))
         if inner is not None:
             inner.refuse_unread(inner.values)
     listed.refuse_unread(listed.values)
+    if odd := [each for each in dims if each % 2]:
+        raise reader.refuse("head_dim", odd[0], "an even number, of which rope turns pairs")
     return tuple(dims), tuple(counts)
 
 
-def _rope(reader: ConfigReader, kind: str, dim: int) -> Rope:
-    given = reader.inside("rope_parameters").inside(kind)
+def _rope(given: ValueReader, kind: str, dim: int) -> Rope:
     form = given.expect("rope_type", *(("proportional", "default") if kind == FULL else ("default",)))
     theta = given.number("rope_theta", 1e6 if kind == FULL else 1e4)
     part = given.number("partial_rotary_factor", 0.25 if kind == FULL and not given.values else 1.0, maximum=1.0)

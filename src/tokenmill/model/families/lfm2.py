@@ -61,7 +61,7 @@ _STORED = {
 
 
 def _shared(reader: ConfigReader, default: list[str]) -> dict[str, Any]:
-    conv = short_conv(reader.count("hidden_size"), reader.count("conv_L_cache"), reader.flag("conv_bias"))
+    conv = short_conv(reader.count("hidden_size"), reader.count("conv_L_cache", minimum=2), reader.flag("conv_bias"))
     types = reader.layer_types(default, _FULL, _CONV)
     return {"qk_norm": QKNorm(), "mixers": tuple(conv if kind == _CONV else None for kind in types)}
 

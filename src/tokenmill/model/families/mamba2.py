@@ -114,13 +114,16 @@ def read_mamba(reader: ConfigReader, width: int | None = None) -> Mamba2Block:
         raise CheckpointError(
             f"{reader.where}: {num_heads} Mamba heads of {brief(given)} are not as wide as {told}, {width}"
         )
+    num_groups = reader.count("mamba_n_groups")
+    if num_heads % num_groups:
+        raise reader.refuse("mamba_n_groups", num_groups, f"a divisor of mamba_n_heads, {num_heads}")
     return mamba2(
         hidden,
         num_heads=num_heads,
         head_dim=head_dim,
-        num_groups=reader.count("mamba_n_groups"),
+        num_groups=num_groups,
         state_dim=reader.count("mamba_d_state"),
-        num_taps=reader.count("mamba_d_conv"),
+        num_taps=reader.count("mamba_d_conv", minimum=2),
         eps=reader.number("rms_norm_eps", maximum=1.0),
         bias=reader.flag("mamba_proj_bias"),
         conv_bias=reader.flag("mamba_conv_bias"),
@@ -151,7 +154,7 @@ def _mamba2(reader: ConfigReader) -> dict[str, Any]:
         head_dim=reader.count("head_dim"),
         num_groups=reader.count("n_groups"),
         state_dim=reader.count("state_size"),
-        num_taps=reader.count("conv_kernel"),
+        num_taps=reader.count("conv_kernel", minimum=2),
         eps=reader.number("rms_norm_eps", maximum=1.0),
         bias=reader.flag("use_bias"),
         conv_bias=reader.flag("use_conv_bias"),

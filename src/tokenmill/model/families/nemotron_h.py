@@ -94,7 +94,7 @@ def _nemotron_h(reader: ConfigReader) -> dict[str, Any]:
         head_dim=reader.count("mamba_head_dim"),
         num_groups=reader.count("n_groups"),
         state_dim=reader.count("ssm_state_size"),
-        num_taps=reader.count("conv_kernel"),
+        num_taps=reader.count("conv_kernel", minimum=2),
         eps=eps,
         bias=reader.flag("use_bias"),
         conv_bias=reader.flag("use_conv_bias"),

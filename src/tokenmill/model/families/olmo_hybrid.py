@@ -40,7 +40,7 @@ def _olmo_hybrid(reader: ConfigReader) -> dict[str, Any]:
         num_v_heads=num_v_heads,
         key_dim=key_dim,
         value_dim=reader.count("linear_value_head_dim", 2 * key_dim),
-        num_taps=reader.count("linear_conv_kernel_dim"),
+        num_taps=reader.count("linear_conv_kernel_dim", minimum=2),
         eps=1e-5,  # whatever the other norms have
         max_beta=2.0 if reader.flag("linear_allow_neg_eigval") else 1.0,
     )

@@ -97,7 +97,7 @@ def _mixed(reader: ConfigReader) -> dict[str, Any]:
         num_v_heads=reader.count("linear_num_value_heads"),
         key_dim=reader.count("linear_key_head_dim"),
         value_dim=reader.count("linear_value_head_dim"),
-        num_taps=reader.count("linear_conv_kernel_dim"),
+        num_taps=reader.count("linear_conv_kernel_dim", minimum=2),
         eps=reader.number("rms_norm_eps", maximum=1.0),
     )
     if block.num_v_heads % block.num_k_heads:
