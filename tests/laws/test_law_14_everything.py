@@ -384,7 +384,7 @@ def everything_at_once(model, settings, tmp_path, foreign="bfloat16"):
     foreign.save(tmp_path / "foreign.kv")
     how = {
         "max_length": 96,
-        "threads": 1,
+        "threads": 2,
         "prefix_dir": str(tmp_path / "blocks"),
         **SCARCE,
         **settings,

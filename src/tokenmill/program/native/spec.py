@@ -134,4 +134,5 @@ def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme, rank: Rank) ->
         coded = 0 if tied else int(parts["embedding"] * model.embedding_bits / 8)
         table_bytes = others * itemsize + coded
     table_bytes = 0 if rank.number else table_bytes
-    return packed + table_bytes + 4 * (sum(parts.values()) + tied - numbers - tables)
+    ones = sum(block.value_norm.size for block in decoder.attentions if block.value_norm is not None)
+    return packed + table_bytes + 4 * (sum(parts.values()) + tied - numbers - tables + ones)
