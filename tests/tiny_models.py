@@ -527,7 +527,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 FAMILY_NAMES = [name for name in TINY if name in {kind for kind, _ in TINY.values()}]
-KINDS = "llama mixtral gpt_neox gpt2 gemma3_text gemma4_text olmo2 granitemoeshared gpt_oss".split()
+KINDS = "llama mixtral gpt_neox gpt2 gemma3_text olmo2 granitemoeshared gpt_oss".split()
 """Families that between them have every kind of arithmetic without states: what does not depend on names is tested with
 these."""
 

@@ -56,7 +56,9 @@ def test_every_parameter_of_the_file_is_counted(name, models):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("program", "scheme"), FORMS)
-@pytest.mark.parametrize("name", ["llama-mha-tied", "gpt2", "gpt_neox", "qwen3", "mixtral", "gemma4_text", "falcon_h1"])
+@pytest.mark.parametrize(
+    "name", ["llama-mha-tied", "gpt2", "gpt_neox", "qwen3", "mixtral", "gemma4_text-plain", "falcon_h1"]
+)
 def test_predicted_bytes_are_the_allocated_ones(name, program, scheme, dtype, models):
     sizes = {"dtype": dtype, "max_sequences": 3, "block_size": 16, "max_length": CONTEXT // 2}
     try:

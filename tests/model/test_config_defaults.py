@@ -28,6 +28,8 @@ REFUSED = (
     "transformers rotates whole heads",
     "in the rope parameters",  # a base beside the rope parameters of Apertus' class, which transformers 4 took
     "rope_theta = None",  # where no layer has a rope
+    "per_layer_config = None",  # which transformers takes, and loses where it writes the config again
+    "is not allowed: as many as vocab_size",  # of a table for inputs of layers
     "does not know: partial_rotary_factor",  # which is rotary_pct in GPT-NeoX
 )
 # Keys and other names of keys that the classes take from the rest of a config, nulls that their code replaces, and

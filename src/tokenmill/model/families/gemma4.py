@@ -116,7 +116,10 @@ def _heads(reader: ConfigReader, is_full: tuple[bool, ...], same: bool) -> tuple
     """
     dim, kv_heads = reader.head_dim(), reader.count("num_key_value_heads")
     wide, few = reader.count("global_head_dim"), reader.count("num_global_key_value_heads", None)
-    listed, is_listed = reader.inside("per_layer_config"), "per_layer_config" in reader.values  # {}: all are alike
+    is_listed = "per_layer_config" in reader.values
+    if is_listed and reader.values["per_layer_config"] is None:
+        raise reader.refuse("per_layer_config", None, "an object by the numbers of layers; {} says that all are alike")
+    listed = reader.inside("per_layer_config")
     dims, counts = [], []
     for layer, full in enumerate(is_full):
         inner = listed.inside(str(layer)) if is_listed else None
@@ -279,8 +282,8 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
         "attention.shared_kv_layers": sum(source is not None for source in model.kv_sources),
         "attention.sliding_window": max(window or 0 for window in model.windows),
         "attention.sliding_window_pattern": slides,
-        "attention.head_count_kv": list(model.layer_kv_heads),
-        "feed_forward_length": [mlp.down.inputs for mlp in inner],
+        "attention.head_count_kv": _one_of(list(model.layer_kv_heads)),
+        "feed_forward_length": _one_of([mlp.down.inputs for mlp in inner]),
         "embedding_length_per_layer_input": 0 if model.per_layer is None else model.per_layer.size,
         **dict.fromkeys(("attention.key_length", "attention.value_length"), wide),
         **dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa"), model.head_dim),
@@ -289,6 +292,11 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
     pairs |= {} if local is None else {"rope.freq_base_swa": local.theta}
     pairs |= {} if model.logit_softcap is None else {"final_logit_softcapping": model.logit_softcap}
     return pairs | ({} if mixture is None else {"expert_feed_forward_length": mixture.expert.down.inputs})
+
+
+def _one_of(numbers: list[int]) -> int | list[int]:
+    """Give the number of all layers, or the list where they differ."""
+    return numbers if len(set(numbers)) > 1 else numbers[0]
 
 
 _SIZES = {
