@@ -534,6 +534,9 @@ these."""
 HYBRIDS = "lfm2 qwen3_5_text nemotron_h".split()
 """Families that between them have every kind of layer that keeps a state."""
 
+DIVISIBLE = [name for name, (kind, _) in TINY.items() if not kind.startswith(("gemma4", "falcon_h1"))]
+"""The models that ranks compute: a program in ranks refuses what few families have."""
+
 
 def auto_class(config: transformers.PreTrainedConfig) -> Any:
     """The class that makes models of text of such a config; of those that see pictures, too, some are apart."""

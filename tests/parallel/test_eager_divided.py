@@ -6,7 +6,7 @@ import torch
 from tests import gguf_files
 from tests.calibrate.runs import calibrated
 from tests.parallel.eager_in_threads import Threads, save_with_three_kv_heads
-from tests.tiny_models import HYBRIDS, KINDS, TINY, build, prompt, save
+from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, TINY, build, prompt, save
 from tokenmill.errors import ConfigError
 from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.program.torch_specs import EagerSpec
@@ -103,7 +103,7 @@ def test_the_bytes_of_each_rank_are_foreseen(name, settings, models):
 
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"scheme": "q8"}], ids=["float32", "bfloat16", "q8"])
-@pytest.mark.parametrize("name", [name for name in TINY if name not in ("llama-mqa", "gpt_bigcode")])
+@pytest.mark.parametrize("name", [name for name in DIVISIBLE if name not in ("llama-mqa", "gpt_bigcode")])
 def test_every_family(name, settings, models):
     check(save(name, models), sizes=(2,), **settings)
 
