@@ -86,7 +86,7 @@ def _type(name: str, kind: gguf.GGMLQuantizationType, model: ModelConfig) -> ggu
     if name == "output.weight" or (name == "token_embd.weight" and model.tie_embeddings):
         return TYPE.Q6_K
     layer = re.search(r"\d+", name)
-    if (layer and ".attn_v." in name) or ".ffn_down" in name:
+    if layer and (".attn_v." in name or ".ffn_down" in name):
         index, layers = int(layer.group()), model.num_layers
         is_dearer = index < layers // 8 or index >= 7 * layers // 8 or (index - layers // 8) % 3 == 2
         return TYPE.Q6_K if is_dearer else TYPE.Q4_K
