@@ -10,6 +10,7 @@ from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.relaid import RelaidCheckpoint, in_hugging_face_layout, in_layout
 from tokenmill.weights.write.convert import weights_of
 
+THEIRS = ("blk.", "token_embd", "position_embd.", "per_layer_", "output", "xielu.")  # llama.cpp's names of tensors
 OF_STATES = ("no state bias", "conv bias", "no expert bias")
 STORED = [
     name if name in FAMILY_NAMES else pytest.param(name, marks=pytest.mark.slow)
@@ -25,7 +26,7 @@ def test_there_and_back_is_the_same(models, name):
     if any(not NEEDS[need][0](model) for need in OF_STATES if need in gguf_facts(model.family).needs):
         pytest.skip("llama.cpp has no tensors for its biases, and exports are refused")
     there = RelaidCheckpoint(source, in_gguf(model.family))
-    assert all(label.startswith(("blk.", "token_embd", "position_embd.", "output", "xielu.")) for label in there.shapes)
+    assert all(label.startswith(THEIRS) for label in there.shapes)
     back = RelaidCheckpoint(there, source.family)
     assert dict(back.shapes) == weights_of(source)
     for label, shape in back.shapes.items():
