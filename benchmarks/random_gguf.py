@@ -21,7 +21,7 @@ from tokenmill.model.families import in_gguf, read_config
 from tokenmill.weights.gguf.checkpoint import is_number
 from tokenmill.weights.names import expected_tensors
 from tokenmill.weights.write.export_gguf import ALWAYS_F32
-from tokenmill.weights.write.gguf_metadata import metadata_of, rope_lists
+from tokenmill.weights.write.gguf_metadata import ADD, metadata_of, rope_lists
 
 TYPE = gguf.GGMLQuantizationType
 KINDS = {"bf16": TYPE.BF16, "q8_0": TYPE.Q8_0, "q4_0": TYPE.Q4_0, "q4_k_m": TYPE.Q4_K}
@@ -35,7 +35,7 @@ SCALES = {
     TYPE.Q5_K: (1 / 9.2 / 36, 15.5 / 9.2 / 36),  # 0 … 31
     TYPE.Q6_K: (1 / 18.5 / 74, None),  # -32 … 31, with scales of -128 … 127
 }
-AT_END = (TYPE.Q6_K,)  # types whose scale stands behind the codes
+AT_END = (TYPE.Q6_K,)  # types whose blocks end with their scale
 NARROW = {TYPE.Q4_K: TYPE.Q5_0, TYPE.Q5_K: TYPE.Q5_0, TYPE.Q6_K: TYPE.Q8_0}  # where 256 does not divide a row
 UNUSED = int(gguf.TokenType.UNUSED)
 
@@ -47,7 +47,7 @@ def write(shape: str, kind: str, target: Path) -> None:
     metadata = metadata_of(model)
     file = gguf.GGUFWriter(str(target), metadata.pop("general.architecture"), use_temp_file=True)
     for key, value in metadata.items():
-        _ADD[type(value)](file, key, value)
+        ADD[type(value)](file, key, value)
     _copy_tokenizer(file, model.vocab_size)
     random = np.random.default_rng(1)
     for name, factors in rope_lists(model.rope).items():
@@ -122,14 +122,6 @@ def _copy_tokenizer(file: gguf.GGUFWriter, vocabulary: int) -> None:
                 value = value[: max(vocabulary - 1000, 0)]
             file.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
 
-
-_ADD = {
-    bool: gguf.GGUFWriter.add_bool,
-    int: gguf.GGUFWriter.add_uint32,
-    float: gguf.GGUFWriter.add_float32,
-    str: gguf.GGUFWriter.add_string,
-    list: gguf.GGUFWriter.add_array,
-}
 
 if __name__ == "__main__":
     if len(sys.argv) != 4 or sys.argv[2] not in KINDS:

@@ -67,8 +67,8 @@ typedef struct {
   int32_t from, to;       // buffers: linears and TM_CHOOSE read `from`; norms, attention, TM_CHOOSE and MLPs write `to`
   int32_t inputs, outputs, num_units, scheme;
   int32_t num_kv_heads, head_dim;  // of TM_QKV, TM_HEADS and TM_ATTEND: layers may differ
-  int32_t kv_parts;       // of TM_QKV and TM_HEADS: 2, behind q stand k and v; 1, k alone, whose heads before norm and rope are the
-                          // values, too; 0, none: the layer reads the rows of another one
+  int32_t kv_parts;       // of TM_QKV and TM_HEADS, the parts of the matrix behind q: 2, k and v; 1, k alone, and each head of k before
+                          // norm and rope is also the head of v; 0, neither: the layer reads the cached rows of another layer
   int32_t of_inputs;      // of TM_GATE: what is gated are columns of the inputs of TM_INPUTS
   int32_t rotary;         // of TM_QKV and TM_HEADS: entries of a head that rotary embedding rotates; 0 without
   int32_t norm_scope;     // of the norms of q and k: TmNormScope

@@ -23,13 +23,18 @@ from tokenmill.model.per_layer import per_layer_inputs
 from tokenmill.value_reader import ValueReader
 
 _LAYER, _MIXTURE = "layers.{i}.", "layers.{i}.mlp.mixture."
-# Of two targets of a matrix of the dense MLP a layer has one.
+
+
+def _dense(begin: str, end: str, norm: str) -> dict[str, str]:
+    """Name the matrices of the dense MLP and the norm before it: the MLP of the layer, or the one beside experts."""
+    goals = {"gate": "up{p}:gate", "up": "up{p}:up", "down": "down{p}"}
+    found = {begin + part + end: f"{_LAYER}mlp.{goal} or {_LAYER}mlp.dense.{goal}" for part, goal in goals.items()}
+    return {**found, norm: f"{_LAYER}mlp_norm.weight or {_LAYER}mlp.dense_norm.weight"}
+
+
 _NAMES = {
     **NORMS_ON_BOTH_SIDES,
-    _LAYER + "mlp.gate_proj.weight": _LAYER + "mlp.dense.up.weight:gate",
-    _LAYER + "mlp.up_proj.weight": _LAYER + "mlp.dense.up.weight:up",
-    _LAYER + "mlp.down_proj.weight": _LAYER + "mlp.dense.down.weight",
-    _LAYER + "pre_feedforward_layernorm{p}": _LAYER + "mlp.dense_norm{p}",
+    **_dense(_LAYER + "mlp.", "_proj{p}", _LAYER + "pre_feedforward_layernorm.weight"),
     _LAYER + "post_feedforward_layernorm_1.weight": _LAYER + "mlp.dense_after_norm.weight",
     _LAYER + "pre_feedforward_layernorm_2.weight": _LAYER + "mlp.mixture_norm.weight",
     _LAYER + "post_feedforward_layernorm_2.weight": _LAYER + "mlp.mixture_after_norm.weight",
@@ -48,12 +53,9 @@ _NAMES = {
 }
 
 _BLOCK, _EXPERTS = "blk.{i}.", "_exps{p}[{e}]"
-# Of two targets of a tensor a layer has one; an MLP beside experts has the plain names.
 _STORED = {
     **{name: goal for name, goal in IN_GGUF.items() if "shexp" not in name and "exp_probs" not in name},
-    **{f"{_BLOCK}ffn_{part}.weight": f"{_LAYER}mlp.dense.up.weight:{part}" for part in ("gate", "up")},
-    _BLOCK + "ffn_down.weight": _LAYER + "mlp.dense.down.weight",
-    _BLOCK + "ffn_norm.weight": _LAYER + "mlp.dense_norm.weight",
+    **_dense(_BLOCK + "ffn_", "{p}", _BLOCK + "ffn_norm.weight"),
     _BLOCK + "post_ffw_norm_1.weight": _LAYER + "mlp.dense_after_norm.weight",
     _BLOCK + "pre_ffw_norm_2.weight": _LAYER + "mlp.mixture_norm.weight",
     _BLOCK + "post_ffw_norm_2.weight": _LAYER + "mlp.mixture_after_norm.weight",

@@ -1,4 +1,4 @@
-"""Keys that GGUF readers and writers of hybrids share, whose layers attend or keep a state."""
+"""GGUF keys of hybrid models, in which some layers attend and the other layers keep a state."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""A gated delta net as data (Qwen 3.5, Qwen3-Next, OLMo Hybrid): linear attention by the delta rule, whose heads decay.
+"""A gated delta net as data (Qwen 3.5, Qwen3-Next, OLMo Hybrid): linear attention by the delta rule, in which each head
+has a decay.
 
 q, k and v pass a short convolution together, then silu; q and k are brought to length 1. A head's decay of a token is
 exp(-exp(A_log) · softplus(a + dt_bias)), the strength of its change is sigmoid(b).

@@ -1,4 +1,4 @@
-"""A checkpoint whose multipliers are multiplied into its weights, for files that have no keys for them.
+"""A checkpoint with its multipliers folded into its weights, for file formats that have no keys for multipliers.
 
 The products are computed in float32 and rounded to the tensor's dtype: in bfloat16 the written model is another
 rounding of the same weights.

@@ -99,7 +99,7 @@ def write_header(path: Path, metadata: Mapping[str, Any], infos: Sequence[Tensor
     writer = gguf.GGUFWriter(None, metadata["general.architecture"])
     for key, value in metadata.items():
         if key != "general.architecture":  # which the writer has added
-            _ADD[type(value)](writer, key, value)
+            ADD[type(value)](writer, key, value)
     for info in infos:
         writer.add_tensor_info(info.name, info.shape, None, info.num_bytes, info.type)
     writer.write_header_to_file(path)
@@ -108,13 +108,14 @@ def write_header(path: Path, metadata: Mapping[str, Any], infos: Sequence[Tensor
     writer.close()
 
 
-_ADD = {
+ADD = {
     bool: gguf.GGUFWriter.add_bool,
     int: gguf.GGUFWriter.add_uint32,
     float: gguf.GGUFWriter.add_float32,
     str: gguf.GGUFWriter.add_string,
     list: gguf.GGUFWriter.add_array,
 }
+"""The writer's methods, by the type of a key's value."""
 
 
 def _scaling(model: ModelConfig) -> dict[str, Any]:
