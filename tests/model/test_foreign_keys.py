@@ -67,9 +67,10 @@ KEYS: dict[str, Any] = {
 }
 # The length of the prompt, or the weights that there are, do not show these.
 UNSEEN = {
-    "dots1": ("intermediate_size", "n_group"),  # of layers without experts, as in the next two; both choose two groups
+    "dots1": ("intermediate_size", "n_group"),  # of layers without experts, as in the next three; twice two groups
     "qwen2_moe": ("intermediate_size",),
     "qwen3_moe": ("intermediate_size",),
+    "qwen3_next": ("intermediate_size",),
     "gpt_oss": ("original_max_position_embeddings",),  # of so few frequencies
 }
 

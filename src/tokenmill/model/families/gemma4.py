@@ -122,9 +122,10 @@ def _heads(reader: ConfigReader, is_full: tuple[bool, ...], same: bool) -> tuple
     if is_listed and reader.values["per_layer_config"] is None:
         raise reader.refuse("per_layer_config", None, "an object by the numbers of layers; {} says that all are alike")
     listed = reader.inside("per_layer_config")
+    names = {int(name): name for name in listed.values if name.isdecimal()}  # transformers writes "05" of 12 layers
     dims, counts = [], []
     for layer, full in enumerate(is_full):
-        inner = listed.inside(str(layer)) if is_listed else None
+        inner = listed.inside(names.get(layer, str(layer))) if is_listed else None
         default = (wide, few or kv_heads if same else kv_heads) if full and inner is None else (dim, kv_heads)
         dims.append(default[0] if inner is None else inner.count("head_dim", default[0]))
         counts.append(default[1] if inner is None else inner.count("num_key_value_heads", default[1]))

@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
     def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        gqkv_TNH = self.qkv(x_TD).view(len(x_TD), -1, self.head_dim)
+        gqkv_TNH = self.qkv(x_TD).unflatten(1, (-1, self.head_dim))
         qkv_TNH = gqkv_TNH[:, self.num_gates :]
         v_TKH = qkv_TNH[:, -kv_heads:]  # which are the keys where there are no others
         if self.q_norm is None:
