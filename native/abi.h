@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 19 };
+enum { TM_ABI = 20 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
@@ -25,22 +25,27 @@ enum { TM_ABI = 19 };
 //
 // TM_INPUTS: the inputs that all layers have of a token beside the residual stream, kept for the step: stored products times act_a,
 // normed by blocks, plus the row of a table times `scale`, all times act_b.
+//
+// Latent attention: TM_LATENT_ROWS makes the row of a token and the rotated parts of its queries of stored products, and gathers the other
+// parts head by head. TM_QUERY and TM_STORE of linears with a matrix for each head, `by_head`, follow: those numbers become the rest
+// of the queries; and what TM_ATTEND gathers head by head becomes stored products.
 enum TmKind {
   TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5, TM_COPY = 6, TM_HEADS = 7,
-  TM_CONVOLVE = 8, TM_RECUR = 9, TM_GATE = 10, TM_INPUTS = 11
+  TM_CONVOLVE = 8, TM_RECUR = 9, TM_GATE = 10, TM_INPUTS = 11, TM_LATENT_ROWS = 12
 };
 // The use of a linear's products. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
 // TM_GATED: f(gate) * up. TM_ACTIVATED: f(up). TM_ROUTER: the logits of experts. TM_EXPERT: outputs of experts. TM_STORE: kept
 // for the operations that follow: TM_HEADS, a norm, TM_CONVOLVE, TM_RECUR and TM_GATE, or TM_COMBINE, which adds them as outputs
 // of the shared expert.
-// TM_SHARED_GATE: the factor of the shared expert, before the sigmoid. A TM_NORM with TM_LOGITS is the norm before the head,
-// which takes only the rows whose logits are computed; a TM_NORM with TM_ADD takes stored products, and adds its results to the
+// TM_SHARED_GATE: the factor of the shared expert, before the sigmoid. TM_QUERY: the first numbers of a head's query. A TM_NORM with TM_LOGITS is the norm before the head,
+// which takes only the rows whose logits are computed; one with `outputs` takes so many stored columns from `column` on, as rows of
+// TM_LATENT; a TM_NORM with TM_ADD takes stored products, and adds its results to the
 // residual stream; one with TM_STORE norms the stored columns from `column` on in their place, and with `gated` adds those from
 // `gate` on; any other TM_NORM has TM_TO_BUFFER. A TM_COMBINE with TM_STORE stores its sums, for such a norm;
 // with TM_TO_BUFFER they are the input of a linear.
 enum TmEpilogue {
   TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_EXPERT = 6, TM_STORE = 7,
-  TM_SHARED_GATE = 8, TM_TO_BUFFER = 9
+  TM_SHARED_GATE = 8, TM_TO_BUFFER = 9, TM_QUERY = 10
 };
 // Activation buffers. TM_GATHERED: the rows of TM_MLP_IN or TM_LATENT, copied expert by expert. TM_LATENT: rows of another width
 // than the residual stream's, which experts read; then the sums of what they write.
@@ -70,19 +75,24 @@ typedef struct {
   int32_t kv_parts;       // of TM_QKV and TM_HEADS, the parts of the matrix behind q: 2, k and v; 1, k alone, and each head of k before
                           // norm and rope is also the head of v; 0, neither: the layer reads the cached rows of another layer
   int32_t of_inputs;      // of TM_GATE: what is gated are columns of the inputs of TM_INPUTS
+  int32_t by_head;        // of a linear: its `experts` are the heads' own matrices, and its rows are gathered head by head; of
+                          // TM_ATTEND: so many numbers of each head's result are gathered so
   int32_t rotary;         // of TM_QKV and TM_HEADS: entries of a head that rotary embedding rotates; 0 without
   int32_t norm_scope;     // of the norms of q and k: TmNormScope
   int32_t norms_after_rope;
   int32_t gated;          // of TM_QKV and TM_HEADS: as many heads of gates stand before q, and are stored; of TM_ATTEND: results are
                           // multiplied by their sigmoids; of TM_CONVOLVE: inputs are multiplied by the numbers from `gate` on
   int32_t column, gate;   // among stored products: where TM_STORE writes, and where the numbers of TM_CONVOLVE and TM_GATE are;
-                          // where the gates are
+                          // where the gates are, of TM_GATE -1 for none
   int32_t block;          // of TM_CONVOLVE: channels of a task; of TM_GATE: entries that are normed together, 0 without a norm
   int32_t taps, unit_blocks;  // of TM_CONVOLVE: the first blocks of results are brought to length 1; their first half, which are
                           // queries, are then multiplied by `scale`
-  int32_t query, key, value, decay, strength;  // of TM_RECUR: their columns; strength -1: there is no delta rule
-  int32_t heads, key_heads, key_dim, columns;  // of TM_RECUR: columns of a slice of the state
+  int32_t query, key, value, decay, strength;  // of TM_RECUR: their columns; strength -1: there is no delta rule; of
+                          // TM_LATENT_ROWS the columns of all queries, and of the row before its norm
+  int32_t heads, key_heads, key_dim, columns;  // of TM_RECUR: columns of a slice of the state; of TM_LATENT_ROWS `columns` of a
+                          // head's query are gathered
   int32_t gate_first;     // of TM_GATE: gates multiply before the norm
+  int32_t decays;         // of TM_RECUR: decays of a head, 1, or one for each of key_dim numbers of its key
   const TmUnit* units;    // with experts: all units of expert 0, of expert 1, …
   const float* weight;    // of a norm; of TM_CONVOLVE [taps, outputs]
   const float* bias;      // of a norm, a linear or a convolution; null without
@@ -108,7 +118,7 @@ typedef struct {
   float* k_scales;        // of a cache in int8 [num_slots, kv heads]
   float* v_scales;
   const float* a_log;     // of TM_RECUR [heads]: decays are exp(-exp(a_log) * step), a step is softplus(decay + dt_bias)
-  const float* dt_bias;
+  const float* dt_bias;   // [heads, decays]
   const float* skip;      // [heads]: factors of values that are added to the results; null with the delta rule
   float* state;           // of TM_CONVOLVE [num_states, taps - 1, outputs], the last inputs; of TM_RECUR
                           // [num_states, heads, slices, key_dim, columns]
@@ -124,6 +134,7 @@ typedef struct {
   int32_t normalise;      // the weights of the chosen experts are divided by their sum plus eps
   int32_t sigmoid;        // of TM_CHOOSE: the scores are sigmoids of the router's logits, not their softmax
   int32_t groups, chosen_groups;  // of TM_CHOOSE: experts are chosen within the best groups; 0 for no groups
+  int32_t group_best;     // experts of a group whose scores are added up for its own
   int32_t shared;         // of TM_COMBINE: TmShared
 } TmOp;
 

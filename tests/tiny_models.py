@@ -68,6 +68,38 @@ _SIGMOID = {
     "moe_intermediate_size": 40,
     "routed_scaling_factor": 1.5,
 }
+_LATENT = _LLAMA | {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_KIMI = _LATENT | {
+    "q_lora_rank": None,
+    "num_experts": 6,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 1,
+    "num_expert_group": 3,
+    "topk_group": 2,
+    "moe_intermediate_size": 40,
+    "linear_head_dim": 12,
+    "linear_num_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_DEEPSEEK_YARN = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.2,
+    }
+}
 _OSS = _LLAMA | _LOCAL | {"head_dim": 12, "sliding_window": 5}
 _OSS |= {
     "rope_parameters": {
@@ -312,6 +344,60 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "stablelm",
         _LLAMA | {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
     ),
+    "glm4_moe_lite": ("glm4_moe_lite", _LATENT | _SIGMOID | {"num_hidden_layers": 3}),
+    "glm4_moe_lite-departures": (
+        "glm4_moe_lite",
+        _LATENT
+        | _SIGMOID
+        | {
+            "attention_bias": True,
+            "mlp_layer_types": ["sparse", "dense"],
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        _LATENT | _SIGMOID | {"first_k_dense_replace": 1, "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek_v2-departures": (
+        "deepseek_v2",
+        _LATENT | _SIGMOID | _DEEPSEEK_YARN | {"q_lora_rank": None, "topk_method": "greedy", "n_group": None},
+    ),
+    "deepseek_v3": ("deepseek_v3", _LATENT | _SIGMOID | _DEEPSEEK_YARN | {"first_k_dense_replace": 1}),
+    "deepseek_v3-departures": (
+        "deepseek_v3",
+        _LATENT | _SIGMOID | {"first_k_dense_replace": 0, "q_lora_rank": None, "rope_interleave": False},
+    ),
+    "kimi_linear": ("kimi_linear", _KIMI),
+    "kimi_linear-departures": (
+        "kimi_linear",
+        _KIMI
+        | {
+            "q_lora_rank": 20,
+            "layer_types": ["full_attention", "linear_attention"],
+            "mlp_layer_types": ["sparse", "dense"],
+            "moe_renormalize": False,
+            "linear_num_heads": 3,
+            "linear_head_dim": 20,
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
+    "kimi_k25": (
+        "kimi_k25",
+        {
+            "text_config": _LATENT | _SIGMOID | {"first_k_dense_replace": 1, "tie_word_embeddings": False},
+            "vision_config": _GEMMA_VISION["vision_config"],
+            "projection_hidden_size": 16,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "mistral4": ("mistral4", _LATENT | _SIGMOID | {"first_k_dense_replace": 1}),
+    "youtu": ("youtu", _LATENT),
+    "youtu-departures": ("youtu", _LATENT | {"attention_bias": True, "rope_interleave": False}),
+    "minicpm3": ("minicpm3", _LATENT | {"v_head_dim": None, "dim_model_base": 16}),
     "glm4_moe": ("glm4_moe", _LLAMA | _SIGMOID | {"head_dim": 12, "num_hidden_layers": 3}),
     "glm4_moe-departures": (
         "glm4_moe",

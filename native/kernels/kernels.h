@@ -104,14 +104,17 @@ struct ConvolutionJob {
 //     state = decay * state + key (x) change;  result = queryT state + skip * value,  in the place of the value
 // change is strength * (value - keyT (decay * state)) by the delta rule, else step * value. Pointers are to the first token;
 // `stride` floats are from one token to the next.
+constexpr int MAX_KEYS = 256;  // numbers of a key, where each has a decay
+
 struct RecurrenceJob {
   float* state;
   const float* query;
   const float* key;
   float* value;
-  const float* decay;     // see TmOp.a_log
+  const float* decay;     // see TmOp.a_log; of each number of the key where `dt_biases` is there
   const float* strength;  // before the sigmoid; null without the delta rule
   int64_t stride;
+  const float* dt_biases; // null where the head has one decay
   int count, keys, columns;
   float a_log, dt_bias, scale, skip, min_step, max_step;
 };

@@ -77,6 +77,17 @@ void find_decays(const RecurrenceJob& job, int first, int count, float* decays, 
   store(strengths, job.strength ? mul(activation(load(inputs[1]), SIGMOID, 0, 0), set1(job.scale)) : step);
 }
 
+// The decays of a token for each number of the key.
+void find_key_decays(const RecurrenceJob& job, int token, float* decays) {
+  const float* inputs = job.decay + token * job.stride;
+  const F rate = exp(set1(job.a_log));
+  for (int k = 0; k < job.keys; k += 16) {
+    const int n = job.keys - k;
+    const F step = softplus(add(load_first(inputs + k, n), load_first(job.dt_biases + k, n)));
+    store_first(decays + k, exp(sub(set1(0), mul(rate, step))), n);
+  }
+}
+
 // N vectors of columns of a row of the state; without WHOLE the last one has fewer than 16.
 template <int N> struct Columns {
   F part[N];
@@ -143,8 +154,39 @@ template <int N, bool WHOLE> void recur_columns(const RecurrenceJob& job, int co
   }
 }
 
+// As recur_columns by the delta rule, where each row of the state has a decay of its own.
+template <int N, bool WHOLE> void recur_decayed(const RecurrenceJob& job, int column, int n) {
+  alignas(64) float decays[MAX_KEYS], keys_decayed[MAX_KEYS], unused[16], strengths[16];
+  const int keys = job.keys, columns = job.columns;
+  for (int t = 0; t < job.count; t++) {
+    if (t % 16 == 0) find_decays(job, t, job.count - t < 16 ? job.count - t : 16, unused, strengths);
+    find_key_decays(job, t, decays);
+    const float *query = job.query + t * job.stride, *key = job.key + t * job.stride;
+    float *value = job.value + t * job.stride + column, *state = job.state + column;
+    for (int k = 0; k < keys; k++) keys_decayed[k] = key[k] * decays[k];
+    const Columns<N> recalled = recall<N, WHOLE>(job, state, keys_decayed, n);
+    Columns<N> change = load_columns<N, WHOLE>(value, n), out = zero_columns<N>();
+    TM_UNROLL for (int i = 0; i < N; i++)
+      change.part[i] = mul(sub(change.part[i], recalled.part[i]), set1(strengths[t % 16]));
+    for (int k = 0; k < keys; k++, state += columns) {
+      Columns<N> row = load_columns<N, WHOLE>(state, n);
+      TM_UNROLL for (int i = 0; i < N; i++) row.part[i] = mul(row.part[i], set1(decays[k]));
+      add_times(row, change, set1(key[k]));
+      store_columns<N, WHOLE>(state, row, n);
+      add_times(out, row, set1(query[k]));
+    }
+    store_columns<N, WHOLE>(value, out, n);
+  }
+}
+
 void recur(const RecurrenceJob& job) {
   int column = 0;
+  if (job.dt_biases) {
+    for (; column + 32 <= job.columns; column += 32) recur_decayed<2, true>(job, column, 32);
+    if (column + 16 <= job.columns) recur_decayed<1, true>(job, column, 16), column += 16;
+    if (column < job.columns) recur_decayed<1, false>(job, column, job.columns - column);
+    return;
+  }
   for (; column + 32 <= job.columns; column += 32) recur_columns<2, true>(job, column, 32);
   if (column + 16 <= job.columns) recur_columns<1, true>(job, column, 16), column += 16;
   if (column < job.columns) recur_columns<1, false>(job, column, job.columns - column);

@@ -33,6 +33,7 @@ struct Before {
   int64_t attended = 0, gathered = 0, latent = 0;  // columns of these buffers
   int64_t stored_width = 0;  // columns of all stored products so far
   int64_t inputs = 0;        // columns of the inputs of all layers
+  bool gathered_by_head = false;
   int64_t gated = 0;         // the end of the stored columns that the last gates were read from
 };
 
@@ -58,7 +59,8 @@ int64_t max_outputs(const TmModel& m, const TmOp& op) {
     case TM_ACTIVATED: return std::min(op.outputs, op.to == TM_LATENT ? m.hidden : m.intermediate);
     case TM_EXPERT: return std::min(op.outputs, m.hidden);
     case TM_LOGITS: return m.vocab;
-    case TM_ROUTER: return op.outputs;
+    case TM_ROUTER:
+    case TM_QUERY: return op.outputs;
     case TM_SHARED_GATE: return 1;
     case TM_STORE: return op.head_dim ? all_heads(m, op) : op.outputs;
     default: return m.hidden;
@@ -101,8 +103,19 @@ void check_unit(const TmOp& op, const TmUnit& unit) {
   require(unit.first % step == 0 && (!is_head || unit.count == step), "a unit is not a whole head, or begins within a tile");
 }
 
+// Linears with a matrix for each head read what is gathered head by head, and nothing else does.
+void check_by_head(const TmModel& m, const TmOp& op, const Before& before) {
+  require(!op.by_head == !(before.gathered_by_head && op.from == TM_GATHERED), "rows of heads and rows of experts are mixed up");
+  require(op.epilogue != TM_QUERY || (op.by_head && op.head_dim == before.heads.head_dim && op.outputs <= op.head_dim),
+          "queries of other heads than the rows have");
+  if (!op.by_head) return;
+  require(op.experts == m.num_heads && op.chosen == m.num_heads, "matrices of other heads than there are");
+  require(op.epilogue == TM_QUERY || op.epilogue == TM_STORE, "the products of heads have an unknown epilogue");
+}
+
 void check_linear(const TmModel& m, const TmOp& op, const Before& before) {
-  require(op.epilogue >= TM_ADD && op.epilogue <= TM_SHARED_GATE, "a linear has an unknown epilogue");
+  require(op.epilogue >= TM_ADD && op.epilogue <= TM_QUERY && op.epilogue != TM_TO_BUFFER, "a linear has an unknown epilogue");
+  check_by_head(m, op, before);
   const int64_t inputs = is_buffer(op.from) ? buffer_width(m, op.from, before) : 0;
   require(inputs > 0 && op.inputs == inputs, "a linear's inputs are not those of its buffer");
   if (op.epilogue == TM_QKV) check_cache(m, op);
@@ -147,6 +160,7 @@ void check_norm(const TmModel& m, const TmOp& op, const Before& before) {
     return require(!op.gated || are_stored(before, op.gate, m.hidden), "a norm is added to what was not stored");
   }
   require(adds || is_last || op.epilogue == TM_TO_BUFFER, "a norm has an unknown epilogue");
+  if (op.outputs) return require(op.weight && op.to == TM_LATENT && are_stored(before, op.column, op.outputs), "a norm of what was not stored");
   require(op.weight && (adds || op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN), "a norm has no weight or buffer");
   require(!adds || (are_stored(before, op.column, m.hidden) && (op.column || before.stored.outputs == m.hidden)),
           "a norm of what was not stored");
@@ -168,6 +182,15 @@ void check_inputs(const TmModel& m, const TmOp& op, const Before& before) {
   require(m.num_ranks == 1, "several ranks do not compute inputs of layers");
 }
 
+void check_latent_rows(const TmModel& m, const TmOp& op, const Before& before) {
+  check_cache(m, op);
+  require(op.num_kv_heads == 1 && op.block > 0 && op.block < op.head_dim && op.columns > 0, "a latent row has no latent or rotated part");
+  require(op.rotary == 0 || op.rotary == op.block, "a part of a latent row's end is rotated");
+  require(op.weight && op.to == TM_GATHERED && op.experts == m.num_heads && op.chosen == m.num_heads, "a latent row has no norm or heads");
+  require(are_stored(before, op.key, op.head_dim) && are_stored(before, op.query, (int64_t)m.num_heads * (op.columns + op.block)),
+          "latent rows of what was not stored");
+}
+
 void check_keeps_states(const TmModel& m, const TmOp& op) {
   require(op.state && m.num_states > 0, "a layer with states has no slots of them");
 }
@@ -185,9 +208,11 @@ void check_recurrence(const TmModel& m, const TmOp& op, const Before& before) {
   require(op.key_heads > 0 && op.heads > 0 && op.heads % op.key_heads == 0, "heads are no multiple of key heads");
   require(op.key_dim > 0 && op.columns > 0 && op.head_dim > 0 && op.head_dim % op.columns == 0, "slices do not divide a head");
   require(op.a_log && op.dt_bias, "a recurrence has no decays");
+  require(op.decays == 1 || (op.decays == op.key_dim && op.key_dim <= MAX_KEYS && op.strength >= 0),
+          "decays of other numbers than a key has");
   const int64_t keys = (int64_t)op.key_heads * op.key_dim, values = (int64_t)op.heads * op.head_dim;
   require(are_stored(before, op.query, keys) && are_stored(before, op.key, keys) && are_stored(before, op.value, values) &&
-              are_stored(before, op.decay, op.heads) && (op.strength < 0 || are_stored(before, op.strength, op.heads)),
+              are_stored(before, op.decay, (int64_t)op.heads * op.decays) && (op.strength < 0 || are_stored(before, op.strength, op.heads)),
           "a recurrence of what was not stored");
 }
 
@@ -195,7 +220,7 @@ void check_gate(const TmOp& op, const Before& before) {
   require(op.to == TM_ATTENDED, "gated results are written to another buffer");
   const bool is_there = op.of_inputs ? op.column >= 0 && op.outputs > 0 && op.column <= before.inputs - op.outputs
                                      : are_stored(before, op.column, op.outputs);
-  require(is_there && are_stored(before, op.gate, op.outputs), "gates of what was not stored");
+  require(is_there && (op.gate == -1 || are_stored(before, op.gate, op.outputs)), "gates of what was not stored");
   require(op.activation >= IDENTITY && op.activation < NUM_ACTIVATIONS, "an activation is unknown");
   require(op.block >= 0 && (!op.block || (op.weight && op.outputs % op.block == 0)), "norms do not divide what is gated");
 }
@@ -213,7 +238,9 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
               "heads that were not stored");
       return check_cache(m, op);
     case TM_ATTEND:
-      require(op.to == TM_ATTENDED && op.window >= 0, "an attention writes to another buffer, or its window is negative");
+      require(!op.by_head || (op.by_head > 0 && op.by_head <= op.head_dim && !op.gated && op.chosen == m.num_heads),
+              "an attention gathers other heads than there are");
+      require(op.to == (op.by_head ? TM_GATHERED : TM_ATTENDED) && op.window >= 0, "an attention writes to another buffer, or its window is negative");
       require(op.num_kv_heads == before.heads.num_kv_heads && op.head_dim == before.heads.head_dim && op.gated == before.heads.gated,
               "an attention has other heads than its rows");
       return check_cache(m, op);
@@ -225,6 +252,7 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
     case TM_RECUR: return check_recurrence(m, op, before);
     case TM_GATE: return check_gate(op, before);
     case TM_INPUTS: return check_inputs(m, op, before);
+    case TM_LATENT_ROWS: return check_latent_rows(m, op, before);
     default: require(false, "an operation is of an unknown kind");
   }
 }
@@ -267,8 +295,12 @@ void check_model(const TmModel& m) {
   for (int i = 0; i < m.num_ops; i++) {
     const TmOp& op = m.ops[i];
     check_op(m, op, before);
-    if (op.kind == TM_HEADS || (op.kind == TM_LINEAR && op.epilogue == TM_QKV)) before.heads = op;
-    if (op.kind == TM_ATTEND) before.attended = (int64_t)m.num_heads * op.head_dim;
+    if (op.kind == TM_LATENT_ROWS || op.kind == TM_HEADS || (op.kind == TM_LINEAR && op.epilogue == TM_QKV)) before.heads = op;
+    if (op.kind == TM_ATTEND && !op.by_head) before.attended = (int64_t)m.num_heads * op.head_dim;
+    if (op.kind == TM_LATENT_ROWS) before.gathered = op.columns, before.gathered_by_head = true;
+    if (op.kind == TM_ATTEND && op.by_head) before.gathered = op.by_head, before.gathered_by_head = true;
+    if (op.kind == TM_CHOOSE) before.gathered_by_head = false;
+    if (op.kind == TM_NORM && op.epilogue == TM_TO_BUFFER && op.outputs) before.latent = op.outputs;
     if (op.kind == TM_GATE) before.attended = op.outputs;
     if (op.kind == TM_GATE) before.gated = std::max(op.gate, op.of_inputs ? 0 : op.column) + (int64_t)op.outputs;
     if (op.kind == TM_ATTEND) before.gated = op.gated ? (int64_t)m.num_heads * op.head_dim : 0;
@@ -282,7 +314,7 @@ void check_model(const TmModel& m) {
       before.stored = op, before.stored.outputs = m.hidden;
       before.stored_width = std::max<int64_t>(before.stored_width, m.hidden);
     }
-    experts = std::max(experts, op.experts);
+    experts = std::max(experts, op.by_head ? 0 : op.experts);
   }
   for (int i = 0; i < m.num_ops; i++) {
     const bool router = m.ops[i].kind == TM_LINEAR && m.ops[i].epilogue == TM_ROUTER;

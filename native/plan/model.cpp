@@ -18,7 +18,8 @@ int64_t unit_bytes(const TmOp& op, const TmUnit& unit) {
 int64_t stored_columns(const TmOp& op, int num_heads) {
   const int64_t gates = op.gated ? (int64_t)num_heads * op.head_dim : 0;
   if (op.kind == TM_LINEAR && op.epilogue == TM_QKV) return gates;
-  if (op.kind == TM_LINEAR && op.epilogue == TM_STORE) return (int64_t)op.column + op.outputs;
+  if (op.kind == TM_LINEAR && op.epilogue == TM_STORE)
+    return op.column + (op.by_head ? op.experts : 1) * (int64_t)op.outputs;
   return 0;
 }
 
@@ -43,7 +44,9 @@ Model::Model(const TmModel& description)
     }
     if (op.kind == TM_GATE) max_gated = std::max<int64_t>(max_gated, op.outputs);
     if (op.kind == TM_ATTEND && op.gated) max_gated = std::max(max_gated, attended_width(op));
-    max_chosen = std::max(max_chosen, op.chosen), max_experts = std::max(max_experts, op.experts);
+    if (op.kind == TM_NORM) max_normed = std::max<int64_t>(max_normed, op.outputs);
+    (op.by_head ? max_by_head : max_chosen) = std::max(op.by_head ? max_by_head : max_chosen, op.chosen);
+    max_experts = std::max(max_experts, op.experts);
   }
   next_attention.resize(ops.size() + 1);
   for (size_t i = ops.size(); i-- > 0;) next_attention[i] = ops[i].kind == TM_ATTEND ? &ops[i] : next_attention[i + 1];

@@ -28,7 +28,8 @@ struct Model {
   const Kernels& kernels;
   int max_head_dim = 0, max_group = 0;  // of all layers
   std::vector<int> kv_heads;            // the different numbers of kv heads
-  int max_experts = 0, max_chosen = 0;
+  int max_experts = 0, max_chosen = 0, max_by_head = 0;
+  int64_t max_normed = 0;               // stored columns that a norm takes as rows of TM_LATENT
   int64_t stored_stride = 0;            // columns of stored products, padded to PAD
   int64_t inputs_stride = 0;            // columns of TM_INPUTS, padded to PAD
   int64_t max_before = 0, max_gated = 0;  // inputs that a task of a convolution begins with; columns of TM_GATE
@@ -36,6 +37,8 @@ struct Model {
   std::vector<std::vector<std::vector<int>>> shares;  // [op][thread of this rank]: the units that this thread computes first
   std::vector<const TmOp*> next_attention;            // [op]: the first attention from this operation on, or null
 
+  // Pairs of a token and an expert, or a head, in TM_GATHERED.
+  int64_t max_pairs() const { return std::max(max_chosen, max_by_head); }
   int64_t hidden_stride() const { return rounded(shape.hidden, PAD); }
   // Threads of all ranks, which are numbered rank by rank.
   int num_threads() const { return shape.num_ranks * shape.num_threads; }

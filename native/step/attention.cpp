@@ -10,9 +10,12 @@ void Worker::attend(const TmOp& op, size_t number) {
       attend_split(op, span, *task);
   }
   ranks_.meet();
-  const auto [from, to] = rows_of(plan_.step->num_tokens);
+  if (op.by_head) begin_heads(op, number);
+  const int tokens = plan_.step->num_tokens;
+  const auto [from, to] = op.by_head ? share(tokens) : rows_of(tokens);
   for (int t = from; t < to; t++) store_attended(op, t);
-  meet_unless_small();
+  if (op.by_head) ranks_.meet();
+  else meet_unless_small();
   start_prefetch(model_.next_attention[number + 1]);
 }
 
@@ -127,5 +130,6 @@ void Worker::store_attended(const TmOp& op, int token) {
     kernels_.activate(gates, row, (int)padded, SIGMOID, 0, 0);
     row = gates;
   }
-  input(op.to).store(kernels_, row, 0, token, 1, 0, (int)padded, (int)padded);
+  if (!op.by_head) return input(op.to).store(kernels_, row, 0, token, 1, 0, (int)padded, (int)padded);
+  for (int h = 0; h < model_.shape.num_heads; h++) gather_head(op, h, token, row + h * op.head_dim, op.by_head);
 }

@@ -60,7 +60,19 @@ void Worker::apply_epilogue(const TmOp& op, const TmUnit& unit, int token, float
       else
         store_head(op, unit.first / op.head_dim - (op.gated ? model_.shape.num_heads : 0), token, out);
       break;
-    case TM_STORE: memcpy(stored(token) + op.column + unit.first, out, bytes); break;
+    case TM_STORE:
+      if (op.by_head) {
+        const auto [head, row] = head_of(token);
+        memcpy(stored(row) + op.column + (int64_t)head * op.outputs + unit.first, out, bytes);
+      } else {
+        memcpy(stored(token) + op.column + unit.first, out, bytes);
+      }
+      break;
+    case TM_QUERY: {
+      const auto [head, row] = head_of(token);
+      memcpy(query(op, row, head) + unit.first, out, bytes);
+      break;
+    }
     case TM_SHARED_GATE: routing_.shared_gates.get()[token] = out[0]; break;
     case TM_ROUTER: memcpy(routing_.logits.get() + (int64_t)token * op.outputs + unit.first, out, bytes); break;
     case TM_EXPERT: memcpy(routing_.outputs.get() + (int64_t)token * model_.shape.hidden + unit.first, out, bytes); break;
@@ -114,9 +126,45 @@ void Worker::store_head(const TmOp& op, int head, int token, float* out) {
   const int width = Model::head_width(op);
   std::fill(out + op.head_dim, out + width, 0.0f);
   if (is_q)
-    memcpy(memory_.queries.get() + ((int64_t)token * shape.num_heads + head) * width, out, sizeof(float) * (size_t)width);
+    memcpy(query(op, token, head), out, sizeof(float) * (size_t)width);
   else
     store_kv(op, token, head - shape.num_heads - (is_v ? op.num_kv_heads : 0), is_v, out);
+}
+
+// The rows of latent attention, and what of the queries is no product of a head's own matrix.
+void Worker::latent_rows(const TmOp& op, size_t number) {
+  const int end = op.block, latent = op.head_dim - end, plain = op.columns, width = Model::head_width(op);
+  const auto [from, to] = share(plan_.step->num_tokens);
+  float *row = scratch_.row.get(), *out = scratch_.head.get();
+  begin_heads(op, number);
+  for (int t = from; t < to; t++) {
+    const float* products = stored(t) + op.key;
+    memcpy(row, products, sizeof(float) * (size_t)latent);
+    std::fill(row + latent, row + rounded(latent, TILE), 0.0f);
+    kernels_.norm(row, row, latent, op.weight, nullptr, op.eps, 0);
+    memcpy(out, row, sizeof(float) * (size_t)latent);
+    turned_end(op, t, products + latent, out);
+    store_kv(op, t, 0, false, out);
+    const float factor = op.temperatures ? op.temperatures[plan_.step->positions[t]] : 1;
+    for (int h = 0; h < model_.shape.num_heads; h++) {
+      const float* numbers = stored(t) + op.query + h * (plain + end);
+      turned_end(op, t, numbers + plain, out);
+      for (int i = 0; i < end; i++) out[latent + i] *= factor;
+      memcpy(query(op, t, h) + latent, out + latent, sizeof(float) * (size_t)(width - latent));
+      for (int i = 0; i < plain; i++) row[i] = numbers[i] * factor;
+      gather_head(op, h, t, row, plain);
+    }
+  }
+}
+
+// The rotated end of a row or of a query, behind the latent columns of `out`; columns behind it are zero.
+void Worker::turned_end(const TmOp& op, int token, const float* numbers, float* out) {
+  const int latent = op.head_dim - op.block;
+  float* turned = scratch_.value.get();
+  memcpy(turned, numbers, sizeof(float) * (size_t)op.block);
+  rotate_head(op, token, turned);
+  memcpy(out + latent, turned, sizeof(float) * (size_t)op.block);
+  std::fill(out + op.head_dim, out + Model::head_width(op), 0.0f);
 }
 
 // A key before norm and rope, as the value of the same head.

@@ -45,6 +45,8 @@ struct ExpertRouting {
   // As `reserve` for the largest step, in memory that ranks share.
   void lie_in(const Model& model, SharedMemory& memory);
   void reserve(const Model& model, int64_t tokens);
+  // The routing of linears with a matrix for each head: every token goes to every head.
+  void choose_all(int tokens, int heads);
   // Once `experts` is complete: numbers the pairs, and lists rounds of at most `round_size` of them.
   void number_pairs(int tokens, int chosen, int round_size);
 

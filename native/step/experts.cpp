@@ -22,16 +22,17 @@ float ExpertChooser::score(const TmOp& op, const float* token_logits) {
   return 1;
 }
 
-// Only the experts of the best groups are left to be chosen. A group's score is the sum of its two best.
+// Only the experts of the best groups are left to be chosen. A group's score is the sum of its best, one or two.
 void ExpertChooser::keep_best_groups(const TmOp& op) {
   const int size = op.experts / op.groups;
   group_scores_.assign((size_t)op.groups, 0);
   for (int g = 0; g < op.groups; g++) {
-    float best = -INFINITY, second = size > 1 ? -INFINITY : 0;
+    const bool takes_two = op.group_best > 1 && size > 1;
+    float best = -INFINITY, second = takes_two ? -INFINITY : 0;
     for (int e = g * size; e < (g + 1) * size; e++) {
       const float value = wanted_[(size_t)e];
-      if (value > best) second = size > 1 ? best : 0, best = value;
-      else if (value > second) second = value;
+      if (value > best) second = takes_two ? best : 0, best = value;
+      else if (takes_two && value > second) second = value;
     }
     group_scores_[(size_t)g] = best + second;
   }
@@ -77,13 +78,17 @@ void ExpertRouting::lie_in(const Model& model, SharedMemory& memory) {
 }
 
 void ExpertRouting::reserve(const Model& model, int64_t tokens) {
-  const int64_t most_pairs = tokens * model.max_chosen;
+  const int64_t most_pairs = tokens * model.max_pairs();
   logits.reserve(tokens * model.max_experts), shared_gates.reserve(tokens);
-  outputs.reserve(most_pairs * model.shape.hidden);
+  outputs.reserve(tokens * model.max_chosen * model.shape.hidden);
   for (auto* list : {&experts, &pairs, &token_of}) list->resize((size_t)most_pairs);
   weights.resize((size_t)most_pairs);
   first_pair_.resize((size_t)model.max_experts + 1), next_pair_.resize((size_t)model.max_experts);
   rounds.reserve((size_t)(std::min<int64_t>(model.max_experts, most_pairs) + most_pairs / TOKEN_BLOCK));
+}
+
+void ExpertRouting::choose_all(int tokens, int heads) {
+  for (int i = 0; i < tokens * heads; i++) experts[(size_t)i] = i % heads;
 }
 
 void ExpertRouting::number_pairs(int tokens, int chosen, int round_size) {
@@ -116,6 +121,22 @@ void Worker::choose_experts(const TmOp& op, size_t number) {
   for (int p = from; p < to; p++)
     memory_.buffers[op.to].copy_row(p, source(op.from), routing_.token_of[(size_t)p]);
   ranks_.meet();
+}
+
+// Before linears with a matrix for each head, whose rows the threads gather meanwhile. Pairs are numbered head by head.
+void Worker::begin_heads(const TmOp& op, size_t number) {
+  if (own_thread_) return;
+  routing_.choose_all(plan_.step->num_tokens, op.chosen);
+  list_expert_work(op, number);
+}
+
+// Writes the first numbers of a head as a row of TM_GATHERED.
+void Worker::gather_head(const TmOp& op, int head, int token, const float* numbers, int count) {
+  const int padded = (int)rounded(count, PAD);
+  float* row = scratch_.value.get();
+  memcpy(row, numbers, sizeof(float) * (size_t)count);
+  std::fill(row + count, row + padded, 0.0f);
+  memory_.buffers[op.to].store(kernels_, row, 0, head * plan_.step->num_tokens + token, 1, 0, padded, padded);
 }
 
 // Fills the queues of the experts' linears, which follow: units of the experts that were chosen.

@@ -59,9 +59,9 @@ void Worker::recur_slice(const TmOp& op, const Span& span, int head, int slice) 
   for (int64_t done = 0; save < end; done = save++->count) {
     const float* row = stored(span.first + done);
     kernels_.recur({state, row + op.query + key, row + op.key + key,
-                    stored(span.first + done) + op.value + head * op.head_dim + slice * op.columns, row + op.decay + head,
-                    op.strength < 0 ? nullptr : row + op.strength + head, model_.stored_stride, (int)(save->count - done), op.key_dim,
-                    op.columns, op.a_log[head], op.dt_bias[head], op.scale, op.skip ? op.skip[head] : 0, op.min_step, op.max_step});
+                    stored(span.first + done) + op.value + head * op.head_dim + slice * op.columns, row + op.decay + head * op.decays,
+                    op.strength < 0 ? nullptr : row + op.strength + head, model_.stored_stride, op.decays > 1 ? op.dt_bias + head * op.decays : nullptr,
+                    (int)(save->count - done), op.key_dim, op.columns, op.a_log[head], op.dt_bias[head], op.scale, op.skip ? op.skip[head] : 0, op.min_step, op.max_step});
     if (save->slot != last) memcpy(first + save->slot * slot_size, state, bytes);
   }
 }
@@ -73,6 +73,10 @@ void Worker::gate(const TmOp& op) {
   const auto [from, to] = rows_of(plan_.step->num_tokens);
   for (int t = from; t < to; t++) {
     memcpy(row, (op.of_inputs ? inputs(t) : stored(t)) + op.column, sizeof(float) * (size_t)width);
+    if (op.gate < 0) {
+      input(op.to).store(kernels_, row, 0, t, 1, 0, padded, padded);
+      continue;
+    }
     memcpy(gates, stored(t) + op.gate, sizeof(float) * (size_t)width);
     if (!op.gate_first) norm_blocks(op, row);
     kernels_.activate(gates, row, padded, op.activation, 0, 0);

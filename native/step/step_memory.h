@@ -20,7 +20,7 @@ struct StepMemory {
 
   // As `reserve` for the largest step, in memory that ranks share.
   void lie_in(const Model& model, SharedMemory& memory) {
-    const int64_t tokens = model.shape.max_tokens, pairs = tokens * model.max_chosen;
+    const int64_t tokens = model.shape.max_tokens, pairs = tokens * model.max_chosen, gathered = tokens * model.max_pairs();
     const int64_t num_partials = tokens * model.shape.num_heads * ((model.shape.num_positions + SPLIT - 1) / SPLIT);
     residual.lie_in(memory, tokens * model.hidden_stride());
     stored.lie_in(memory, tokens * model.stored_stride);
@@ -29,11 +29,11 @@ struct StepMemory {
     attended.lie_in(memory, tokens * model.attended_stride());
     partials.max_score.lie_in(memory, num_partials), partials.exp_sum.lie_in(memory, num_partials);
     partials.value_sum.lie_in(memory, num_partials * model.max_head_width());
-    for (int i = 0; i < NUM_BUFFERS; i++) buffers[i].lie_in(memory, model.buffers[i], rows_of(i, tokens, pairs));
+    for (int i = 0; i < NUM_BUFFERS; i++) buffers[i].lie_in(memory, model.buffers[i], rows_of(i, tokens, pairs, gathered));
   }
 
   void reserve(const Model& model, const StepPlan& plan) {
-    const int64_t tokens = plan.step->num_tokens, pairs = tokens * model.max_chosen;
+    const int64_t tokens = plan.step->num_tokens, pairs = tokens * model.max_chosen, gathered = tokens * model.max_pairs();
     residual.reserve(tokens * model.hidden_stride());
     stored.reserve(tokens * model.stored_stride);
     inputs.reserve(tokens * model.inputs_stride);
@@ -42,11 +42,11 @@ struct StepMemory {
     partials.max_score.reserve(plan.num_partials), partials.exp_sum.reserve(plan.num_partials);
     partials.value_sum.reserve(plan.num_partials * model.max_head_width());
     for (int i = 0; i < NUM_BUFFERS; i++)
-      if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], rows_of(i, tokens, pairs));
+      if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], rows_of(i, tokens, pairs, gathered));
   }
 
  private:
-  static int64_t rows_of(int buffer, int64_t tokens, int64_t pairs) {
-    return buffer == TM_GATHERED ? pairs : buffer == TM_MLP_INNER ? std::max(tokens, pairs) : tokens;
+  static int64_t rows_of(int buffer, int64_t tokens, int64_t pairs, int64_t gathered) {
+    return buffer == TM_GATHERED ? gathered : buffer == TM_MLP_INNER ? std::max(tokens, pairs) : tokens;
   }
 };

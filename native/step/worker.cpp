@@ -23,6 +23,7 @@ void Worker::perform(size_t number) {
     case TM_RECUR: recur(op, number), ranks_.meet(); break;
     case TM_GATE: gate(op); break;
     case TM_INPUTS: layer_inputs(op), ranks_.meet(); break;
+    case TM_LATENT_ROWS: latent_rows(op, number), ranks_.meet(); break;
   }
 }
 
@@ -30,6 +31,7 @@ void Worker::perform_norm(const TmOp& op) {
   switch (op.epilogue) {
     case TM_ADD: return add_normed(op);
     case TM_STORE: return norm_stored(op);
+    case TM_TO_BUFFER: return op.outputs ? norm_columns(op) : norm(op);
     default: return norm(op);
   }
 }
@@ -79,6 +81,20 @@ void Worker::norm_stored(const TmOp& op) {
     memcpy(row, results, sizeof(float) * (size_t)hidden);
     kernels_.norm(row, row, hidden, op.weight, op.bias, op.eps, op.centred);
     for (int i = 0; i < hidden; i++) results[i] = op.gated ? row[i] + stored(t)[op.gate + i] : row[i];
+  }
+  ranks_.meet();
+}
+
+// Stored columns, normed, as the input of a linear.
+void Worker::norm_columns(const TmOp& op) {
+  const int width = op.outputs, padded = (int)rounded(width, PAD);
+  const auto [from, to] = share(plan_.step->num_tokens);
+  float* row = scratch_.row.get();
+  std::fill(row + width, row + padded, 0.0f);
+  for (int t = from; t < to; t++) {
+    memcpy(row, stored(t) + op.column, sizeof(float) * (size_t)width);
+    kernels_.norm(row, row, width, op.weight, op.bias, op.eps, op.centred);
+    memory_.buffers[op.to].store(kernels_, row, 0, t, 1, 0, padded, padded);
   }
   ranks_.meet();
 }

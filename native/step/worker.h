@@ -48,6 +48,7 @@ class Worker {
   void perform_norm(const TmOp& op);
   void add_normed(const TmOp& op);
   void norm_stored(const TmOp& op);
+  void norm_columns(const TmOp& op);
   void layer_inputs(const TmOp& op);
   void add_scaled(const TmOp& op, int token, int first, float* values, int count);
 
@@ -71,6 +72,8 @@ class Worker {
   void store_logits(const TmOp& op, const TmUnit& unit, int token, float* out);
   void store_heads(const TmOp& op);
   void store_head(const TmOp& op, int head, int token, float* out);
+  void latent_rows(const TmOp& op, size_t number);
+  void turned_end(const TmOp& op, int token, const float* numbers, float* out);
   void store_key_as_value(const TmOp& op, int token, int head, const float* key);
   void rotate_head(const TmOp& op, int token, float* out);
   void norm_head(const TmOp& op, bool is_q, int head, float* out);
@@ -101,6 +104,8 @@ class Worker {
 
   // experts.cpp
   void choose_experts(const TmOp& op, size_t number);
+  void begin_heads(const TmOp& op, size_t number);
+  void gather_head(const TmOp& op, int head, int token, const float* numbers, int count);
   void list_expert_work(const TmOp& op, size_t number);
   void combine_experts(const TmOp& op);
 
@@ -120,6 +125,11 @@ class Worker {
   float* residual(int64_t token) { return memory_.residual.get() + token * model_.hidden_stride(); }
   float* stored(int64_t token) { return memory_.stored.get() + token * model_.stored_stride; }
   float* inputs(int64_t token) { return memory_.inputs.get() + token * model_.inputs_stride; }
+  float* query(const TmOp& op, int64_t token, int head) {
+    return memory_.queries.get() + (token * model_.shape.num_heads + head) * Model::head_width(op);
+  }
+  // The head and the token of a row of TM_GATHERED.
+  std::pair<int, int> head_of(int pair) const { return {pair / plan_.step->num_tokens, pair % plan_.step->num_tokens}; }
   float* attended(int64_t token) { return memory_.attended.get() + token * model_.attended_stride(); }
 
   const Model& model_;

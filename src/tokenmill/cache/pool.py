@@ -68,12 +68,12 @@ class Pool:
         make = find_layer(spec.format)
         zeros: Zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
         if device.type == "cpu":
-            num_tensors = len(make.kinds) * len(spec.rows) + sum(len(state.shapes) for state in spec.states)
+            num_tensors = 4 * len(spec.rows) + sum(len(state.shapes) for state in spec.states)
             zeros = allocate(spec.num_bytes, num_tensors).zeros
 
         def make_layer(kept: LayerSpec) -> LayerKept:
             if isinstance(kept, RowsSpec):
-                return make(spec.num_slots, kept.num_kv_heads, kept.head_dim, spec.dtype, zeros)
+                return make(spec.num_slots, kept, spec.dtype, zeros)
             return LayerStates(spec.num_states, kept, zeros)
 
         self.layers: list[LayerKept] = [make_layer(kept) for kept in spec.layers]

@@ -14,11 +14,12 @@ from tokenmill.settings.engine_config import DTYPES
 
 
 class RowsSpec(NamedTuple):
-    """The rows of a layer: K and V of so many heads. window: past tokens that a query sees, None for all."""
+    """Rows of K and V of so many heads. window: past tokens that a query sees, None for all. is_latent: K is V, too."""
 
     num_kv_heads: int
     head_dim: int
     window: int | None = None
+    is_latent: bool = False
 
 
 class StateSpec(NamedTuple):
@@ -86,4 +87,4 @@ class CacheSpec:
 def kv_bytes_per_token(layers: Iterable[RowsSpec], dtype: str, cache_format: str) -> int:
     """Count the bytes of K and V of one token in all layers that keep rows."""
     stored = find_format(cache_format)
-    return 2 * sum(stored.row_bytes(rows.num_kv_heads, rows.head_dim, dtype) for rows in layers)
+    return sum((2 - rows.is_latent) * stored.row_bytes(rows.num_kv_heads, rows.head_dim, dtype) for rows in layers)

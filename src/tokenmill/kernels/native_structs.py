@@ -21,8 +21,8 @@ class TmOp(Structure):
             c_int32,
             "kind epilogue activation centred from_ to inputs outputs num_units scheme num_kv_heads head_dim kv_parts",
         ),
-        (c_int32, "of_inputs rotary norm_scope norms_after_rope gated column gate block taps unit_blocks"),
-        (c_int32, "query key value decay strength heads key_heads key_dim columns gate_first"),
+        (c_int32, "of_inputs by_head rotary norm_scope norms_after_rope gated column gate block taps unit_blocks"),
+        (c_int32, "query key value decay strength heads key_heads key_dim columns gate_first decays"),
         (POINTER(TmUnit), "units"),
         (
             c_void_p,
@@ -31,7 +31,7 @@ class TmOp(Structure):
         ),
         (c_void_p, "expert_scales biases table positions k_rows v_rows k_scales v_scales a_log dt_bias skip state"),
         (c_float, "eps scale rescale softcap act_a act_b min_step max_step"),
-        (c_int32, "window experts chosen normalise sigmoid groups chosen_groups shared"),
+        (c_int32, "window experts chosen normalise sigmoid groups chosen_groups group_best shared"),
     )
 
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from tokenmill.cache.spec import CacheSpec, kv_bytes_per_token
+from tokenmill.cache.spec import CacheSpec, RowsSpec, kv_bytes_per_token
 from tokenmill.kernels.devices import kind_of
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import count_parameters, describe
+from tokenmill.model.description import DecoderDescription, count_parameters, describe
 from tokenmill.model.mixers.attention import AttentionBlock
+from tokenmill.model.mixers.latent import LatentBlock
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig, ResolvedConfig
 
@@ -124,7 +125,7 @@ def _cost(weights_bytes: int, workspace_bytes: int, cache: CacheSpec) -> Cost:
 
 def kv_bytes(model: ModelConfig, dtype: str, cache_format: str = "dense") -> int:
     """Count the bytes of K and V of one token in all layers."""
-    own = [block.rows for block in describe(model).attentions if block.source is None]
+    own = [kept for kept in describe(model).keeps if isinstance(kept, RowsSpec)]
     return kv_bytes_per_token(own, dtype, cache_format)
 
 
@@ -179,12 +180,18 @@ def _seen_bytes(model: ModelConfig, storage: Storage, depth: float) -> float:
     decoder = describe(model)
     rows = sum(
         _seen(block, depth) * kv_bytes_per_token([block.rows], storage.dtype, storage.cache_format)
-        for block in decoder.attentions
+        for block in _readers(decoder)
     )
     return rows + 2 * sum(state.num_bytes for state in decoder.states)
 
 
-def _seen(block: AttentionBlock, depth: float) -> float:
+def _readers(decoder: DecoderDescription) -> list[AttentionBlock | LatentBlock]:
+    """List the mixers that read rows of past tokens."""
+    mixers = [mixer for layer in decoder.layers for mixer in layer.mixers]
+    return [mixer for mixer in mixers if isinstance(mixer, AttentionBlock | LatentBlock)]
+
+
+def _seen(block: AttentionBlock | LatentBlock, depth: float) -> float:
     """Count the past tokens that a query attends to: a window cuts them."""
     return min(depth, block.shape.window or depth)
 
@@ -194,7 +201,8 @@ def _attention_operations(model: ModelConfig, depth: float) -> float:
     number of a state a decay, a change and a sum of two.
     """
     decoder = describe(model)
-    attention = sum(4 * block.out.inputs * _seen(block, depth) for block in decoder.attentions)
+    readers = _readers(decoder)
+    attention = sum(4 * block.num_heads * block.rows.head_dim * _seen(block, depth) for block in readers)
     return attention + 5 * sum(state.num_bytes for state in decoder.states) / DTYPES["float32"]
 
 

@@ -81,9 +81,9 @@ class ModelConfig:
     write rows of this width, with a matrix before them and one after them; 0 without. norm_top_k_eps: is added to
     the sum by which the scores of the chosen experts are divided. router_scores: "softmax" or "sigmoid".
     router_correction: a number for each expert is added to its score where experts are chosen, and only there.
-    router_groups: (number, chosen): experts are chosen within the best groups. router_scale: the weights of the
-    chosen experts are multiplied by it. shared_expert_size: the width of an expert that every token takes; 0
-    without such an expert.
+    router_groups: (number, chosen, best): experts are chosen within the groups whose best few have the largest sums.
+    router_scale: the weights of the chosen experts are multiplied by it. shared_expert_size: the width of an expert
+    that every token takes; 0 without such an expert.
     """
 
     family: str
@@ -148,7 +148,7 @@ class ModelConfig:
     norm_top_k_eps: float = 0.0
     router_scores: str = "softmax"
     router_correction: bool = False
-    router_groups: tuple[int, int] | None = None
+    router_groups: tuple[int, int, int] | None = None
     router_scale: float = 1.0
     shared_expert_size: int = 0
     shared_expert_gate: bool = False
@@ -168,7 +168,7 @@ class ModelConfig:
         if (chosen := self.num_experts_per_token) > self.num_experts:
             raise CheckpointError(f"config asks for {chosen} experts per token of {self.num_experts}")
         if self.router_groups is not None:
-            self._check_groups(*self.router_groups)
+            self._check_groups(*self.router_groups[:2])
 
     def _check_groups(self, number: int, chosen: int) -> None:
         if (

@@ -180,7 +180,7 @@ class DecoderDescription:
 
     @property
     def attention_shapes(self) -> frozenset[AttentionShape]:
-        return frozenset(block.shape for block in self.attentions)
+        return frozenset(mixer.shape for layer in self.layers for mixer in layer.mixers if hasattr(mixer, "shape"))
 
     @property
     def attentions(self) -> list[AttentionBlock]:

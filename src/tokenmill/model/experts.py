@@ -11,10 +11,10 @@ from tokenmill.quant.matrix import is_traced
 from tokenmill.quant.schemes import Scheme
 
 
-def within_groups(scores_TE: Tensor, number: int, chosen: int) -> Tensor:
-    """Replace the scores of experts outside the best groups by -inf. A group's score is the sum of its best two."""
+def within_groups(scores_TE: Tensor, number: int, chosen: int, best: int) -> Tensor:
+    """Replace the scores of experts outside the best groups by -inf. A group's score is the sum of its best few."""
     groups_TGE = scores_TE.view(len(scores_TE), number, -1)
-    best_TG = groups_TGE.topk(min(2, groups_TGE.shape[-1]), dim=-1).values.sum(-1)
+    best_TG = groups_TGE.topk(min(best, groups_TGE.shape[-1]), dim=-1).values.sum(-1)
     kept_TG = torch.zeros_like(best_TG, dtype=torch.bool).scatter(-1, best_TG.topk(chosen, dim=-1).indices, True)
     return groups_TGE.masked_fill(~kept_TG[..., None], -torch.inf).view(scores_TE.shape)
 

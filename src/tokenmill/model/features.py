@@ -12,6 +12,7 @@ def features_of(decoder: DecoderDescription) -> frozenset[str]:
     found = {
         "layers that keep a state": any(state.num_bytes for state in decoder.states),
         "layers without a mixer or without an MLP": not all(layer.mixes and layer.mlp for layer in layers),
+        "latent attention": any(mixer.name == "latent" for layer in layers for mixer in layer.mixers),
         "gate on the output of attention": any(block.gated for block in attentions),
         "experts between two matrices": any(mixture.latent is not None for mixture in mixtures),
         "embedding multiplier": decoder.config.embedding_multiplier != 1.0,

@@ -25,7 +25,7 @@ class ExpertsBlock:
     normalise: bool
     scores: str = "softmax"
     correction: bool = False
-    groups: tuple[int, int] | None = None
+    groups: tuple[int, int, int] | None = None
     scale: float = 1.0
     eps: float = 0.0
     latent: tuple[Projection, Projection] | None = None

@@ -16,6 +16,7 @@ from tokenmill.weights.codes.methods import name_method, name_tensors
 from tokenmill.weights.file_kind import DIRECTORY, PACKED, file_kind
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
+from tokenmill.weights.heads import by_heads
 from tokenmill.weights.meta.checkpoint import MetaCheckpoint, is_meta
 from tokenmill.weights.names import as_stored, is_ignored, stacked
 from tokenmill.weights.packed.model import PackedCheckpoint
@@ -82,7 +83,7 @@ def _open_directory(path: Path) -> Checkpoint:
     name_tensors(plain)
     plain.name_as(as_stored(family, read_config(config), plain.shapes))
     name_tied_embedding(plain)
-    opened = plain if quant_method(config) is None else QuantizedCheckpoint(plain)
+    opened = by_heads(plain if quant_method(config) is None else QuantizedCheckpoint(plain), read_config(config))
     compare_tied_head(opened)
     _compare_buffers(opened)
     return opened

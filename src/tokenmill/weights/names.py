@@ -1,8 +1,8 @@
 """The map of a file's tensors to the parameters, and parts of parameters, that they fill.
 
-A family's names are patterns; a pattern that ends in [{e}] names a tensor that has all experts of a layer, [experts,
-…]. Here they are expanded for one model, and `match_tensors` proves coverage by names and shapes alone: every parameter
-is filled completely, and every tensor of the file is used or known to be no weight.
+A family's names are patterns; one that ends in [{e}] or [{h}] names a tensor that has all experts, [experts, …], or all
+heads of a layer. Here they are expanded for one model, and `match_tensors` proves coverage by names and shapes alone:
+every parameter is filled completely, and every tensor of the file is used or known to be no weight.
 """
 
 import re
@@ -19,6 +19,8 @@ from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.value_reader import brief
 from tokenmill.weights.plain import Checkpoint
+
+_STACK = re.compile(r"\[\{[eh]\}\]$")  # of a tensor that has all experts, or all heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,15 @@ class Target:
         if self.part.isdigit():
             return inputs
         shape = (num_rows, *inputs)
-        if self.transform in ("one row", "as a row"):
-            return (1, *shape) if self.transform == "one row" else inputs
-        if self.transform == "depthwise":
-            return (num_rows, 1, *inputs)
-        if self.transform in ("as a column", "column log of minus"):
-            return (num_rows, 1)
+        others = {
+            "one row": (1, *shape),
+            "as a row": inputs,
+            "depthwise": (num_rows, 1, *inputs),
+            "heads in the middle": (1, 1, num_rows, 1),
+            **dict.fromkeys(("as a column", "column log of minus"), (num_rows, 1)),
+        }
+        if self.transform in others:
+            return others[self.transform]
         if self.transform == "by groups":
             block = mixer_of(config, Mamba2Block)
             assert block is not None, "Mamba 2 alone has such a norm"
@@ -155,7 +160,7 @@ def stacked(family: Family) -> re.Pattern[str]:
     scales in a quantised directory, which are named after them.
     """
     names = (*family.names, *family.also)
-    either = "|".join(_form(name.removesuffix("[{e}]")) for name in names if name.endswith("[{e}]"))
+    either = "|".join(_form(_STACK.sub("", name)) for name in names if _STACK.search(name))
     return re.compile(f"(?:{either})(?:_blocks|_scales)?" if either else r"(?!)")
 
 
@@ -165,7 +170,7 @@ def known(family: Family) -> re.Pattern[str]:
     """
     found: dict[bool, list[str]] = {True: [], False: []}
     for name in family.names:
-        found[name.endswith("[{e}]")].append(_form(name.removesuffix("[{e}]")))
+        found[_STACK.search(name) is not None].append(_form(_STACK.sub("", name)))
     return re.compile(f"(?:{'|'.join(found[False])})|(?P<stack>{'|'.join(found[True]) or '(?!)'})")
 
 
@@ -202,8 +207,9 @@ def _merged(parameter: str, config: ModelConfig) -> Projection:
     """Find the matrix of a mixer by its parameter, layers.{i}.attention.qkv.weight."""
     _, layer, name, role, *_ = parameter.split(".")
     mixer = next(mixer for mixer in describe(config).layers[int(layer)].mixers if mixer.name == name)
-    # The first rows of qkvz are the channels of the convolution.
-    return mixer.matrices["qkvz" if role == "conv" else role]
+    if role == "conv":  # whose channels are the first rows of the first matrix
+        role = next(iter(mixer.matrices))
+    return mixer.matrices[role]
 
 
 def _has_part(parameter: str, part: str, config: ModelConfig) -> bool:

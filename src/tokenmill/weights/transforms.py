@@ -14,6 +14,7 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.mixers.delta_net import DeltaNetBlock
+from tokenmill.model.mixers.latent import LatentBlock
 from tokenmill.model.mixers.mamba2 import Mamba2Block
 
 Layout = Callable[[Tensor, ModelConfig], Tensor]
@@ -74,6 +75,22 @@ def _qkv_to_halves(tensor: Tensor, config: ModelConfig) -> Tensor:
 def _halves(config: ModelConfig) -> list[int]:
     dim = config.head_dim if config.rope is None else config.rope.dim
     return [*range(0, dim, 2), *range(1, dim, 2), *range(dim, config.head_dim)]
+
+
+def _latent_pairs(role: str) -> Layout:
+    """Make the layout that sorts rotated rows as _pairs_to_halves does: of latent attention's q, or of its row r."""
+
+    def layout(tensor: Tensor, config: ModelConfig) -> Tensor:
+        block = mixer_of(config, LatentBlock)
+        assert block is not None, "latent attention alone has such rows"
+        if not block.pairs:
+            return tensor
+        width = block.query_dim if role == "q" else block.row_dim
+        first = width - block.rope_dim
+        order = [*range(first), *range(first, width, 2), *range(first + 1, width, 2)]
+        return tensor.reshape(-1, width, *tensor.shape[1:])[:, order].reshape(tensor.shape)
+
+    return layout
 
 
 def _gate_before_query(tensor: Tensor, config: ModelConfig) -> Tensor:
@@ -184,6 +201,8 @@ TRANSFORMS: dict[str, Transform] = {
         lambda tensor, config: tensor[:, torch.tensor(_halves(config)).argsort()],
     ),
     "pairs_to_halves of qkv": _of_order(_qkv_to_halves),
+    "latent pairs of q": _of_order(_latent_pairs("q")),
+    "latent pairs of r": _of_order(_latent_pairs("r")),
     "gate before query": _of_order(_gate_before_query),
     "log of minus": Transform(_log_of_minus, _minus_exp),
     "column log of minus": Transform(
@@ -191,6 +210,7 @@ TRANSFORMS: dict[str, Transform] = {
         lambda tensor, config: _minus_exp(tensor, config)[:, None],
     ),
     "as a column": Transform(lambda tensor, _: tensor[:, 0], lambda tensor, _: tensor[:, None]),
+    "heads in the middle": Transform(lambda tensor, _: tensor.flatten(), lambda tensor, _: tensor[None, None, :, None]),
     "by groups": Transform(lambda tensor, _: tensor.flatten(), _by_groups),
     "tiled": _of_order(_tiled_to_grouped),
     "tiled after keys": _of_order(_tiled_after_keys),

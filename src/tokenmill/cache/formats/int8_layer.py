@@ -8,21 +8,22 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.formats.layer import Zeros
+from tokenmill.cache.spec import RowsSpec
 
 
 class Int8Layer:
     """One layer's K and V: codes [S, K, H] and scales [S, K] each. Reading gives values in the model's dtype."""
 
-    kinds = ("k", "v", "k_scales", "v_scales")
-
-    def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None:
-        self.dtype = getattr(torch, dtype)
-        shape = (num_slots, num_kv_heads, head_dim)
+    def __init__(self, num_slots: int, rows: RowsSpec, dtype: str, zeros: Zeros) -> None:
+        self.dtype, count = getattr(torch, dtype), 2 - rows.is_latent
+        self.kinds = ("k", "k_scales") if rows.is_latent else ("k", "v", "k_scales", "v_scales")
+        shape = (num_slots, rows.num_kv_heads, rows.head_dim)
         codes, scales = ((shape, torch.int8), (shape[:2], torch.float32))
-        self.tensors = tuple(zeros(*each) for each in (codes, codes, scales, scales))
+        self.tensors = tuple(zeros(*each) for each in (codes, scales) for _ in range(count))
 
     def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
-        for rows_TKH, codes_SKH, scales_SK in zip((k_TKH, v_TKH), self.tensors[:2], self.tensors[2:], strict=True):
+        codes, scales = self._divided()
+        for rows_TKH, codes_SKH, scales_SK in zip((k_TKH, v_TKH), codes, scales, strict=False):
             values_TKH = rows_TKH.float()
             max_TK = values_TKH.abs().amax(-1)
             inverse_TK = torch.where(max_TK > 0, 127.0 / max_TK, 0.0)
@@ -30,6 +31,12 @@ class Int8Layer:
             scales_SK.index_copy_(0, slots_T, max_TK / 127.0)
 
     def gather(self, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
-        k_SKH, v_SKH, k_scales_SK, v_scales_SK = self.tensors
-        k = (k_SKH[slots].float() * k_scales_SK[slots][..., None]).to(self.dtype)
-        return k, (v_SKH[slots].float() * v_scales_SK[slots][..., None]).to(self.dtype)
+        pairs = zip(*self._divided(), strict=True)
+        rows = [
+            (codes_SKH[slots].float() * scales_SK[slots][..., None]).to(self.dtype) for codes_SKH, scales_SK in pairs
+        ]
+        return rows[0], rows[-1]
+
+    def _divided(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        half = len(self.tensors) // 2
+        return self.tensors[:half], self.tensors[half:]

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tokenmill.cache.spec import RowsSpec
 from tokenmill.registry import FORMATS, lookup
 
 Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
@@ -25,7 +26,7 @@ class LayerKV(Protocol):
     kinds: tuple[str, ...]
     """The names of `tensors`, "k" and "v" first: saved rows are named "layer.kind"."""
 
-    def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None: ...
+    def __init__(self, num_slots: int, rows: RowsSpec, dtype: str, zeros: Zeros) -> None: ...
 
     def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
         """Store one row per slot, in place."""

@@ -25,6 +25,7 @@ from tokenmill.model.rope_config import read_rope
 from tokenmill.registry import FAMILIES, lookup
 from tokenmill.value_reader import ValueReader, brief
 
+_SAME = {"kimi_k2": "deepseek_v3"}  # a family of code beside its models → the family whose class that code is
 _OF_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config")
 
 
@@ -155,6 +156,7 @@ class Family:
 def find_family(config: Mapping[str, Any]) -> Family:
     """Find the family that `model_type` names; CheckpointError that says why another family is not implemented."""
     name = config.get("model_type")
+    name = _SAME.get(name, name) if isinstance(name, str) else name
     if not isinstance(name, str) or name not in FAMILIES:
         why = why_not(name, FAMILIES, features_of_config(config), config.get("architectures"))
         raise CheckpointError(f"config.json: model_type {why}")

@@ -37,7 +37,7 @@ _GLM4_NAMES = {
     "layers.{i}.post_self_attn_layernorm.weight": "layers.{i}.attention_after_norm.weight",
     "layers.{i}.post_mlp_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
 }
-_MOE_NAMES = {
+MOE_NAMES = {
     **EXPERT_NAMES,
     "layers.{i}.mlp.gate.e_score_correction_bias": "layers.{i}.mlp.correction",
     **mlp_names("shared_experts", "shared"),
@@ -52,7 +52,7 @@ def _glm4(reader: ConfigReader) -> dict[str, Any]:
     return {**_glm(reader), "norm_placement": "both"}
 
 
-def _mixture(reader: ConfigReader) -> dict[str, Any]:
+def mixture(reader: ConfigReader, scores: str = "sigmoid") -> dict[str, Any]:
     """Read the keys of experts, which are DeepSeek-V3's."""
     dense, groups = reader.count("first_k_dense_replace", minimum=0), reader.count("n_group")
     chosen_groups, width = reader.count("topk_group"), reader.count("moe_intermediate_size")
@@ -63,16 +63,16 @@ def _mixture(reader: ConfigReader) -> dict[str, Any]:
         "expert_size": width,
         "shared_expert_size": width * reader.count("n_shared_experts"),
         "norm_top_k": reader.flag("norm_topk_prob"),
-        "router_scores": "sigmoid",
-        "router_correction": True,
-        "router_groups": (groups, chosen_groups) if groups > 1 else None,
+        "router_scores": scores,
+        "router_correction": scores == "sigmoid",
+        "router_groups": (groups, chosen_groups, 2) if groups > 1 else None,
         "router_scale": reader.number("routed_scaling_factor"),
     }
 
 
 def _glm4_moe(reader: ConfigReader) -> dict[str, Any]:
     return {
-        **_mixture(reader),
+        **mixture(reader),
         "qkv_bias": reader.flag("attention_bias"),
         "qk_norm": QKNorm() if reader.flag("use_qk_norm") else None,
     }
@@ -84,7 +84,7 @@ def _dots1(reader: ConfigReader) -> dict[str, Any]:
     if lower is None:
         reader.entries("layer_types", str)  # required, then
     return {
-        **_mixture(reader),
+        **mixture(reader),
         **reader.attention_bias(),
         "qk_norm": QKNorm(),
         "windows": reader.windows(window, (window is not None and layer >= (lower or 0) for layer in layers)),
@@ -95,9 +95,9 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     return like_llama(keys, rotates_all=False) | {"attention_bias": bool(has_bias(keys))}
 
 
-def _read_moe_gguf(keys: GGUFKeys, config: dict[str, Any]) -> dict[str, Any]:
+def read_moe_gguf(keys: GGUFKeys, config: dict[str, Any], gating: int = 2) -> dict[str, Any]:
     """Read the keys of experts, in DeepSeek-V3's words. llama.cpp scores by softmax where no key says otherwise."""
-    keys.expect("expert_gating_func", ..., 2)  # sigmoid
+    keys.expect("expert_gating_func", 1 if gating == 1 else ..., gating)  # 2: sigmoid
     groups = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
     width, shared = keys.expert_width(), keys.count("expert_shared_count")
     keys.expect("expert_shared_feed_forward_length", width * shared, 0)
@@ -113,27 +113,27 @@ def _read_moe_gguf(keys: GGUFKeys, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_glm4_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    config = _read_moe_gguf(keys, _read_gguf(keys))
+    config = read_moe_gguf(keys, _read_gguf(keys))
     config["num_hidden_layers"] -= keys.count("nextn_predict_layers", 0, minimum=0)
     return config | has_bias(keys, "use_qk_norm", "attn_q_norm.weight")
 
 
 def _read_dots1_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    config = _read_moe_gguf(keys, like_llama(keys) | has_bias(keys))
+    config = read_moe_gguf(keys, like_llama(keys) | has_bias(keys))
     window = keys.window()
     layers = config["num_hidden_layers"]
     types = keys.layer_types(layers, 0) if window else ["full_attention"] * layers
     return config | {"sliding_window": window, "layer_types": types}
 
 
-def _moe_metadata(model: ModelConfig) -> dict[str, Any]:
-    groups, chosen = model.router_groups or (0, 0)
+def moe_metadata(model: ModelConfig, gating: int = 2) -> dict[str, Any]:
+    groups, chosen, _ = model.router_groups or (0, 0, 0)
     pairs = {
         "expert_shared_count": model.shared_expert_size // (model.expert_size or 1),
         "leading_dense_block_count": model.expert_layers.index(True) if True in model.expert_layers else 0,
         "expert_weights_scale": model.router_scale,
         "expert_weights_norm": model.norm_top_k,
-        "expert_gating_func": 2,
+        "expert_gating_func": gating,
     }
     pairs |= {"expert_group_count": groups, "expert_group_used_count": chosen} if groups else {}
     return expert_metadata(model) | pairs | window_metadata(model.windows)
@@ -172,18 +172,18 @@ GLM = Family(
 )
 GLM4 = Family(_GLM4_NAMES, _glm4, defaults=_GLM_DEFAULTS, nulls=_GLM_NULLS, gguf=InGGUF("glm4", _STORED, _read_gguf))
 GLM4_MOE = Family(
-    _MOE_NAMES,
+    MOE_NAMES,
     _glm4_moe,
     defaults=_MOE_DEFAULTS,
     nulls={"partial_rotary_factor": 1.0},
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
     harmless=("num_nextn_predict_layers",),
     further=("layers.{n}.",),
-    gguf=InGGUF("glm4moe", mlp_norm_after_attention(), _read_glm4_moe_gguf, _moe_metadata, further=True),
+    gguf=InGGUF("glm4moe", mlp_norm_after_attention(), _read_glm4_moe_gguf, moe_metadata, further=True),
     also=PACKED_EXPERTS,
 )
 DOTS1 = Family(
-    _MOE_NAMES,
+    MOE_NAMES,
     _dots1,
     defaults={
         **sizes(152064, 4608, 10944, 62, 32, 32),
@@ -196,6 +196,6 @@ DOTS1 = Family(
     nulls={"max_window_layers": None, "norm_topk_prob": False, "num_key_value_heads": None},
     aliases={"num_local_experts": "n_routed_experts"},
     expected={"moe_layer_freq": 1, "scoring_func": "sigmoid"},
-    gguf=InGGUF("dots1", read=_read_dots1_gguf, metadata=_moe_metadata, needs=("own head", "no o_bias", "no groups")),
+    gguf=InGGUF("dots1", read=_read_dots1_gguf, metadata=moe_metadata, needs=("own head", "no o_bias", "no groups")),
     also=PACKED_EXPERTS,
 )

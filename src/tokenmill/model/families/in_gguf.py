@@ -316,6 +316,7 @@ NEEDS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "tied head": (lambda model: model.tie_embeddings, "whose head is its embedding"),
     "square": (lambda model: model.num_heads * model.head_dim == model.hidden_size, "whose heads are as wide as it"),
     "no state bias": (lambda model: not has_state_bias(model), "without biases in layers that keep a state"),
+    "no mixer bias": (lambda model: not has_state_bias(model), "without biases in its attention"),
     "no expert bias": (lambda model: not (model.num_experts and model.mlp_bias), "whose experts have no biases"),
     "conv bias": (has_conv_biases, "with convolution biases"),
     "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),

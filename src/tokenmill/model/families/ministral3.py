@@ -4,6 +4,7 @@ It is published as a model that sees, as Mistral Small 3.1 is. Of these checkpoi
 Ministral 3 or Mistral.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +30,9 @@ _ROPE = {
 }
 
 
-def _ministral3(reader: ConfigReader) -> dict[str, Any]:
-    default_rope(reader, _ROPE)
+def read_temperature(reader: ConfigReader, default: Mapping[str, Any]) -> tuple[float, int] | None:
+    """Read the temperature that stands among the rope parameters. default: these, where the config has none."""
+    default_rope(reader, default)
     key = "rope_scaling" if reader.inside("rope_scaling").values else "rope_parameters"
     values = reader.inside(key).values
     rope = ValueReader(values, "config.json: rope parameters", CheckpointError)
@@ -40,7 +42,11 @@ def _ministral3(reader: ConfigReader) -> dict[str, Any]:
     # max_position_embeddings repeats the key outside.
     others = {name: value for name, value in values.items() if name not in (*rope.read, "max_position_embeddings")}
     reader.values = {**reader.values, key: {**others, "original_max_position_embeddings": length}}
-    return {"attention_temperature": (beta, length) if beta else None, "windows": (reader.window(),)}
+    return (beta, length) if beta else None
+
+
+def _ministral3(reader: ConfigReader) -> dict[str, Any]:
+    return {"attention_temperature": read_temperature(reader, _ROPE), "windows": (reader.window(),)}
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def _experts(reader: ConfigReader, types: list[str]) -> dict[str, Any]:
         "shared_expert_size": reader.count("moe_shared_expert_intermediate_size"),
         "router_scores": "sigmoid",
         "router_correction": True,
-        "router_groups": groups if groups[0] > 1 else None,
+        "router_groups": (*groups, 2) if groups[0] > 1 else None,
         "router_scale": reader.number("routed_scaling_factor"),
         "norm_top_k": reader.flag("norm_topk_prob"),
         "norm_top_k_eps": 1e-20,
@@ -195,7 +195,7 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
     }
     if not model.num_experts:
         return pairs
-    groups = dict(zip(_GROUPS.values(), model.router_groups or (1, 1), strict=True))
+    groups = dict(zip(_GROUPS.values(), model.router_groups or (1, 1), strict=False))
     latent = {"moe_latent_size": model.expert_latent_size} if model.expert_latent_size else {}
     return {
         **pairs,

@@ -18,7 +18,7 @@ from tokenmill.quant.schemes import Scheme
 EPS = 1e-6  # within the root, as the reference has it
 
 
-def _unit(x_TNK: Tensor) -> Tensor:
+def to_unit(x_TNK: Tensor) -> Tensor:
     """Bring each head's row to length 1."""
     return x_TNK * torch.rsqrt(x_TNK.square().sum(-1, keepdim=True) + EPS)
 
@@ -43,7 +43,7 @@ class DeltaNet(nn.Module):
         q_TC, k_TC, v_TC = torch.split(mixed_TC, list(block.qkvz.parts[:3]), dim=-1)
         served = block.num_v_heads // block.num_k_heads
         q_TNK, k_TNK = (
-            _unit(part.view(-1, block.num_k_heads, block.key_dim)).repeat_interleave(served, dim=1)
+            to_unit(part.view(-1, block.num_k_heads, block.key_dim)).repeat_interleave(served, dim=1)
             for part in (q_TC, k_TC)
         )
         b_TN, a_TN = self.gates(x_TD).float().chunk(2, dim=-1)

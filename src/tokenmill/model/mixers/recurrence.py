@@ -23,14 +23,15 @@ def recur(
     query_TNK: Tensor,
     key_TNK: Tensor,
     value_TNV: Tensor,
-    decay_TN: Tensor,
+    decay: Tensor,
     beta_TN: Tensor | None,
     kept: LayerStates,
     step: Step,
 ) -> Tensor:
     """Take all tokens of a step into the states and read each token's output, [T, N, V]; float32 throughout.
 
-    beta_TN: for the delta rule, None without. The states are the second state of the layer.
+    decay: of each head, [T, N], or of each number of its key, [T, N, K]. beta_TN: for the delta rule, None without. The
+    states are the second state of the layer.
     """
     whole = rounds_of(step)
     state_BNSKC = kept.read(whole.slots, 1)
@@ -38,10 +39,11 @@ def recur(
     key_TNK, query_TNK = key_TNK[:, :, None, :, None], query_TNK[:, :, None, :, None]
     value_TNSC = value_TNV.view(-1, *shape)
     out_TNSC = torch.empty_like(value_TNSC)
+    decay_TN1K1 = decay[:, :, None, None, None] if decay.dim() == 2 else decay[:, :, None, :, None]
     for each in whole.rounds:
         rows = each.rows_B
         state, key = state_BNSKC[: len(rows)], key_TNK[rows]
-        state *= decay_TN[rows][:, :, None, None, None]
+        state *= decay_TN1K1[rows]
         change = value_TNSC[rows]
         if beta_TN is not None:
             change = (change - (state * key).sum(-2)) * beta_TN[rows][:, :, None, None]

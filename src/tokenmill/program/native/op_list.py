@@ -17,11 +17,11 @@ from tokenmill.quant.schemes import GROUP
 Role = tuple[int | None, str]  # the layer and the role of a matrix
 NOWHERE = Place(0, 0, 0, 0)  # for the units of a matrix of which this rank has no unit
 # As in abi.h.
-EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE, COPY, HEADS, CONVOLVE, RECUR, GATE, INPUTS = range(12)
-ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT, STORE, SHARED_GATE, TO_BUFFER = range(10)
+EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE, COPY, HEADS, CONVOLVE, RECUR, GATE, INPUTS, LATENT_ROWS = range(13)
+ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT, STORE, SHARED_GATE, TO_BUFFER, QUERY = range(11)
 EACH_HEAD, OWN_HEAD, ALL_HEADS = range(3)
 NO_SHARED, SHARED, GATED_SHARED = range(3)
-IDENTITY, SILU, SWIGLU = 0, 1, 7
+IDENTITY, SILU, SWIGLU, SIGMOID = 0, 1, 7, 8
 ATTENTION_IN, MLP_IN, MLP_INNER, ATTENDED, GATHERED, LATENT = range(6)  # activation buffers; the head reads MLP_IN too
 
 

@@ -20,9 +20,11 @@ from tokenmill.model.description import DecoderDescription, LayerDescription, Ml
 from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.attention_module import temperatures
+from tokenmill.model.mixers.latent import LatentBlock
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.parameters import join, parameter_shapes
 from tokenmill.model.rope import RotaryTable
+from tokenmill.program.native.latent import add_latent
 from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
 from tokenmill.program.native.op_list import (
     ACTIVATED,
@@ -162,6 +164,8 @@ class Ops:
         """Add the operations of a mixer, which adds its results to the residual stream before the next one begins."""
         if isinstance(kept, LayerStates):
             add_mixer(self._list, layer, mixer, kept, self._joins(description))
+        elif isinstance(mixer, LatentBlock):
+            add_latent(self._list, layer, mixer, kept, self._tables.fields(mixer), self._joins(description))
         else:
             assert isinstance(mixer, AttentionBlock), "other mixers keep states"
             self._attention(layer, description, mixer, kept)
@@ -233,8 +237,9 @@ class Ops:
         mixture: dict[str, Any] = {"experts": block.num, "chosen": block.chosen}
         self._list.linear([(layer, f"{role}.router")], block.router, ROUTER, routed, unit=TILE)
         correction = self._list.keep(join(layer, f"{role}.correction")) if block.correction else None
-        groups, chosen_groups = block.groups or (0, 0)
-        choice = {"groups": groups, "chosen_groups": chosen_groups, "scale": block.scale, "correction": correction}
+        groups, chosen_groups, best = block.groups or (0, 0, 0)
+        choice = {"groups": groups, "chosen_groups": chosen_groups, "group_best": best}
+        choice |= {"scale": block.scale, "correction": correction}
         if block.expert_scale:
             choice["expert_scales"] = self._list.keep(join(layer, f"{role}.expert_scale"))
         choice |= {"eps": block.eps, "normalise": int(block.normalise), "sigmoid": int(block.scores == "sigmoid")}
@@ -314,11 +319,11 @@ class PositionTables:
             for rope in decoder.ropes:
                 table, half = RotaryTable(rope, num_positions, torch.float32, torch.device("cpu")), rope.dim // 2
                 self._angles[rope] = table.cos_PH[:, :half].contiguous(), table.sin_PH[:, :half].contiguous()
-            for block in decoder.attentions:
-                if block.temperature is not None:
-                    self._temperatures[block.temperature] = temperatures(positions_T, *block.temperature).flatten()
+            for block in (mixer for layer in decoder.layers for mixer in layer.mixers):
+                if temperature := getattr(block, "temperature", None):
+                    self._temperatures[temperature] = temperatures(positions_T, *temperature).flatten()
 
-    def fields(self, block: AttentionBlock) -> dict[str, Any]:
+    def fields(self, block: AttentionBlock | LatentBlock) -> dict[str, Any]:
         """Make the fields of TmOp (native/abi.h) for the heads of a layer."""
         found: dict[str, Any] = {}
         if block.rope is not None:

@@ -31,7 +31,7 @@ ACTIVATIONS = {
 
 class NativeSpec(ProgramSpec):
     attends = finds_drafts = packs = prefers_codes = has_threads = multiplies_float16 = shares_memory = True
-    mixers = ("attention", "short_conv", "delta_net", "mamba2", "absent")
+    mixers = ("attention", "short_conv", "delta_net", "mamba2", "kda", "latent", "absent")
     rarities = RARITIES
 
     @staticmethod

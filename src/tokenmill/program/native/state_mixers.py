@@ -10,18 +10,22 @@ from tokenmill.model.blocks import Norm
 from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.delta_net import DeltaNetBlock
 from tokenmill.model.mixers.delta_net_module import EPS
+from tokenmill.model.mixers.kda import KimiDeltaBlock
 from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.model.mixers.short_conv import ShortConvBlock
 from tokenmill.model.parameters import join
 from tokenmill.program.native.op_list import (
+    ACTIVATED,
     ATTENDED,
     ATTENTION_IN,
     CONVOLVE,
     EACH_HEAD,
     GATE,
     IDENTITY,
+    LATENT,
     OWN_HEAD,
     RECUR,
+    SIGMOID,
     SILU,
     STORE,
     OpList,
@@ -57,6 +61,15 @@ class _Parts:
         self._columns = columns[-1]
         return columns
 
+    def store_low(self, role: str) -> int:
+        """Add two matrices in succession, whose product is stored behind the others; return its first column."""
+        matrices, column = self._block.matrices, self._columns
+        low, high = ([(self._layer, f"{self._block.name}.{role}_{end}")] for end in ("in", "out"))
+        self._ops.linear(low, matrices[f"{role}_in"], ACTIVATED, ATTENTION_IN, to=LATENT, activation=IDENTITY)
+        self._ops.linear(high, matrices[f"{role}_out"], STORE, LATENT, column=column)
+        self._columns += matrices[f"{role}_out"].outputs
+        return column
+
     def tensor(self, name: str, transposed: bool = False) -> int:
         """Give the address of a vector, or of the taps of a convolution."""
         return self._ops.keep(join(self._layer, f"{self._block.name}.{name}"), transposed=transposed)
@@ -70,7 +83,7 @@ class _Parts:
     def recurrence(self, **fields: Any) -> None:
         """Add the recurrence of all heads, whose states are the second one."""
         decays = {"a_log": self.tensor("A_log"), "dt_bias": self.tensor("dt_bias"), "state": self.states[1]}
-        self.add(RECUR, columns=self._shapes[1][-1], **decays, **fields)
+        self.add(RECUR, **{"columns": self._shapes[1][-1], "decays": 1, **decays, **fields})
 
     def norm(self, norm: Norm) -> dict[str, Any]:
         """Make the fields of the norm of the results."""
@@ -98,6 +111,20 @@ def _delta_net(parts: _Parts, block: DeltaNetBlock) -> None:
     parts.add(GATE, to=ATTENDED, column=v, gate=z, outputs=block.out.inputs, activation=SILU, **norm)
 
 
+def _kda(parts: _Parts, block: KimiDeltaBlock) -> None:
+    width = block.out.inputs
+    (q, k, v, _), (b, _), f, z = parts.store("qkv"), parts.store("beta"), *map(parts.store_low, ("forget", "gate"))
+    unit: dict[str, Any] = {"unit_blocks": 2 * block.num_heads, "eps": EPS, "scale": block.head_dim**-0.5}
+    parts.convolution(
+        column=q, outputs=block.num_channels, taps=block.num_taps, block=block.head_dim, activation=SILU, **unit
+    )
+    keys = {"query": q, "key": k, "key_heads": block.num_heads, "key_dim": block.head_dim}
+    values = {"value": v, "heads": block.num_heads, "head_dim": block.head_dim}
+    parts.recurrence(decay=f, strength=b, decays=block.head_dim, **keys, **values)
+    norm = {"block": block.head_dim, "norm_scope": EACH_HEAD} | parts.norm(block.norm)
+    parts.add(GATE, to=ATTENDED, column=v, gate=z, outputs=width, activation=SIGMOID, **norm)
+
+
 def _mamba2(parts: _Parts, block: Mamba2Block) -> None:
     z, x, b, c, dt, _ = parts.store("inner")
     parts.convolution(column=x, outputs=block.num_channels, taps=block.num_taps, block=CHANNELS, activation=SILU)
@@ -115,5 +142,6 @@ def _mamba2(parts: _Parts, block: Mamba2Block) -> None:
 MAKE: dict[str, Callable[[_Parts, Any], None]] = {
     "short_conv": _short_conv,
     "delta_net": _delta_net,
+    "kda": _kda,
     "mamba2": _mamba2,
 }

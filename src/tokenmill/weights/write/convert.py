@@ -12,9 +12,9 @@ import math
 import os
 import shutil
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -59,18 +59,19 @@ _LENGTHS = [1 << bits for bits in range(5, 21)]  # for which a model with Llama 
 @dataclass(frozen=True)
 class Unit:
     """The plan for one tensor of a checkpoint: the tensors that it becomes, in one file, and how they are made of it.
-    experts: the number of experts whose tensors, one after the other, are written as one stack; 0 for a single tensor.
+    pieces: tensors of experts or heads that are written one after the other, as one, with their shapes; empty for a
+    single tensor.
     """
 
     source: str
     specs: Mapping[str, tuple[torch.dtype, Shape]]
     make: Callable[[Tensor], Mapping[str, Tensor]]
-    experts: int = 0
+    pieces: Mapping[str, Shape] = field(default_factory=dict)
 
     @property
     def sources(self) -> list[str]:
         """The names of the checkpoint's tensors, in order."""
-        return [f"{self.source}[{number}]" for number in range(self.experts)] if self.experts else [self.source]
+        return list(self.pieces) or [self.source]
 
     def num_bytes(self) -> int:
         return sum(dtype.itemsize * prod(shape) for dtype, shape in self.specs.values())
@@ -100,18 +101,27 @@ def weights_of(checkpoint: Checkpoint) -> dict[str, Shape]:
 
 
 def plain_units(shapes: Mapping[str, Shape], family: Family, dtype: str) -> list[Unit]:
-    """Plan tensors that are only cast; the experts of a stack become the one tensor that transformers reads."""
-    counts = Counter(name.partition("[")[0] for name in shapes)
-    units: dict[str, Unit] = {}
+    """Plan tensors that are only cast; all experts or heads of a layer become the tensor that transformers reads."""
+    stacks: dict[str, dict[str, Shape]] = defaultdict(dict)
     for name, shape in shapes.items():
-        stack = name.partition("[")[0]
-        experts = counts[stack] if stack != name else 0
-        whole = (experts, *shape) if experts else shape
-        units.setdefault(stack, plain_unit(stack, whole, dtype, family, experts))
-    return list(units.values())
+        stacks[name.partition("[")[0]][name] = shape
+    return [
+        plain_unit(name, found[name], dtype, family)
+        if name in found
+        else plain_unit(name, _whole(found), dtype, family, found)
+        for name, found in stacks.items()
+    ]
 
 
-def plain_unit(name: str, shape: Shape, dtype: str, family: Family | None = None, experts: int = 0) -> Unit:
+def _whole(pieces: Mapping[str, Shape]) -> Shape:
+    """Find the shape of a tensor whose pieces are experts, or rows of heads."""
+    (first, *others), rows = pieces.values(), [shape[0] for shape in pieces.values()]
+    return (sum(rows), *first[1:]) if next(iter(pieces)).endswith("[k0]") else (1 + len(others), *first)
+
+
+def plain_unit(
+    name: str, shape: Shape, dtype: str, family: Family | None = None, pieces: Mapping[str, Shape] | None = None
+) -> Unit:
     """Plan a tensor that is only cast, and the constants that the family has beside it."""
     kind: torch.dtype = getattr(torch, dtype)
     base, _, part = name.rpartition(".")
@@ -119,7 +129,7 @@ def plain_unit(name: str, shape: Shape, dtype: str, family: Family | None = None
     numbers = {} if family is None else family.constants.get(part, {})
     constants = {f"{base}.{key}": torch.tensor(value) for key, value in numbers.items()}
     specs = {name: (kind, shape), **{key: (value.dtype, ()) for key, value in constants.items()}}
-    return Unit(name, specs, lambda tensor: {name: cast(name, tensor, kind), **constants}, experts)
+    return Unit(name, specs, lambda tensor: {name: cast(name, tensor, kind), **constants}, pieces or {})
 
 
 def check_new(out_dir: Path) -> None:
@@ -205,7 +215,7 @@ def _write_shard(checkpoint: Checkpoint, units: Sequence[Unit], file: Path, adva
                 made = unit.make(tensor)
                 del tensor  # so that memory holds one of them
                 for name, (dtype, shape) in unit.specs.items():
-                    part, wanted = made[name], shape[1:] if unit.experts else shape
+                    part, wanted = made[name], unit.pieces.get(source, shape)
                     assert (part.dtype, tuple(part.shape)) == (dtype, wanted), f"{name} is not what its header says"
                     out.write(part.contiguous().view(-1).view(torch.uint8).numpy().data)
             advance()

@@ -6,7 +6,7 @@ would then differ is refused by field: GGUF's architectures have no key for most
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +155,8 @@ def _unusual_yarn(rope: Rope | None) -> dict[str, float]:
 
 def _same(have: Any, found: Any) -> bool:
     """Compare two values, except for the rounding of numbers to 32 bits."""
-    if isinstance(have, Rope) and isinstance(found, Rope):
-        alike = [_same(getattr(have, entry.name), getattr(found, entry.name)) for entry in fields(have)]
-        return all(alike)
+    if is_dataclass(have) and type(have) is type(found):
+        return all(_same(getattr(have, entry.name), getattr(found, entry.name)) for entry in fields(have))
     if isinstance(have, tuple) and isinstance(found, tuple):
         return len(have) == len(found) and all(map(_same, have, found))
     if isinstance(have, float) and isinstance(found, float):

@@ -1,0 +1,92 @@
+"""llama.cpp's files of models with latent attention: its architecture deepseek2, whose heads of keys and values are
+divided and whose keys are transposed, as they are multiplied.
+
+Rotated rows are neighbours there. The epsilon of all norms is one number; the norms of latent vectors have 1e-6 here,
+as in transformers, whatever the file says.
+"""
+
+import math
+from typing import Any
+
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.families.glm import moe_metadata, read_moe_gguf
+from tokenmill.model.families.in_gguf import NAMES, GGUFKeys, InGGUF
+from tokenmill.model.families.mixers_of import mixer_of
+from tokenmill.model.mixers.latent import LatentBlock
+
+_BLOCK, _LAYER = "blk.{i}.", "layers.{i}.latent."
+_NAMES = {
+    **{name: target for name, target in NAMES.items() if ".attention." not in target},
+    _BLOCK + "attn_q.weight": _LAYER + "down.weight:q | latent pairs of q",
+    _BLOCK + "attn_q_a.weight": _LAYER + "down.weight:a",
+    _BLOCK + "attn_q_a_norm.weight": _LAYER + "q_norm.weight",
+    _BLOCK + "attn_q_b.weight": _LAYER + "q_up.weight | latent pairs of q",
+    _BLOCK + "attn_kv_a_mqa.weight": _LAYER + "down.weight:r | latent pairs of r",
+    _BLOCK + "attn_kv_a_norm.weight": _LAYER + "kv_norm.weight",
+    _BLOCK + "attn_k_b.weight[{h}]": _LAYER + "keys.{h}.weight",
+    _BLOCK + "attn_v_b.weight[{h}]": _LAYER + "values.{h}.weight",
+    _BLOCK + "attn_output.weight": _LAYER + "out.weight",
+}
+_STRETCH = "rope.scaling.yarn_log_multiplier"  # 0.1 · mscale_all_dim
+
+
+def _read(keys: GGUFKeys) -> dict[str, Any]:
+    """Read the keys of DeepSeek-V2, of V3 where experts have sigmoid scores, or of Youtu-LLM, which has no experts."""
+    latent, rotated = keys.count("attention.kv_lora_rank"), keys.rotary(keys.count("rope.dimension_count"))
+    width, heads = keys.count("attention.key_length_mla"), keys.count("attention.head_count")
+    keys.expect("attention.head_count_kv", 1)
+    keys.expect("attention.key_length", latent + rotated)
+    keys.expect("attention.value_length", latent)
+    config = keys.sizes() | {
+        "model_type": "youtu",
+        "num_key_value_heads": heads,
+        "q_lora_rank": keys.count("attention.q_lora_rank", 0, minimum=0) or None,
+        "kv_lora_rank": latent,
+        "qk_nope_head_dim": width - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": keys.count("attention.value_length_mla"),
+        "hidden_act": "silu",
+        "rms_norm_eps": keys.positive("attention.layer_norm_rms_epsilon"),
+        "rope_theta": keys.positive("rope.freq_base", 10000.0),
+    }
+    if keys.take(_STRETCH, 0.0):
+        weight = 10 * keys.positive(_STRETCH)
+        config["rope_scaling"] = {"mscale": weight, "mscale_all_dim": weight}
+    if not keys.count("expert_count", 0, minimum=0):
+        return config
+    is_sigmoid = keys.take("expert_gating_func", 1) == 2
+    config = read_moe_gguf(keys, config, gating=2 if is_sigmoid else 1)
+    if is_sigmoid:
+        return config | {"model_type": "deepseek_v3"}
+    return config | {"model_type": "deepseek_v2", "topk_method": "greedy"}
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    block = mixer_of(model, LatentBlock)
+    assert block is not None, "its attention is latent"
+    pairs = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": block.row_dim,
+        "attention.value_length": block.latent_dim,
+        "attention.key_length_mla": block.query_dim,
+        "attention.value_length_mla": block.value.outputs,
+        "attention.kv_lora_rank": block.latent_dim,
+        **({} if block.q_up is None else {"attention.q_lora_rank": block.q_up.inputs}),
+        "rope.dimension_count": block.rope_dim,
+        **_stretch(block),
+    }
+    if not model.num_experts:
+        return pairs
+    return pairs | moe_metadata(model, gating=2 if model.router_scores == "sigmoid" else 1)
+
+
+def _stretch(block: LatentBlock) -> dict[str, float]:
+    """Make the key of YaRN's factor on queries and keys, of which the scale of scores has the square."""
+    factor = math.sqrt(block.shape.scale * block.query_dim**0.5)
+    numbers = {} if block.rope is None else dict(block.rope.scaling)
+    if math.isclose(factor, 1.0):
+        return {}
+    return {_STRETCH: (factor - 1) / math.log(numbers["factor"])}
+
+
+IN_GGUF = InGGUF("deepseek2", _NAMES, _read, _metadata, needs=("no mixer bias",), yarn=("attention_factor",))
