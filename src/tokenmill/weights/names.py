@@ -22,6 +22,8 @@ from tokenmill.weights.plain import Checkpoint
 
 _STACK = re.compile(r"\[\{[eh]\}\]$")  # of a tensor that has all experts, or all heads
 
+_HEAD = re.compile(r"\[[kv]\{h\}\]$")  # of what weights/heads.py shows of a tensor
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -127,7 +129,7 @@ def as_stored(family: Family, config: ModelConfig, shapes: Mapping[str, tuple[in
     tensors fit it, since the shape of a square matrix does not tell its layout.
     """
     stored = {name.removeprefix(family.prefix): shape for name, shape in shapes.items()}
-    forms = {pattern: re.compile(_form(pattern)) for pattern in family.also}
+    forms = {pattern: re.compile(_form(_HEAD.sub("", pattern))) for pattern in family.also}
     names = {pattern: list(filter(form.fullmatch, stored)) for pattern, form in forms.items()}
     both = [pattern for pattern, own in names.items() if own and pattern in family.names]
     fit = all(_fits(family, config, pattern, {name: stored[name] for name in names[pattern]}) for pattern in both)

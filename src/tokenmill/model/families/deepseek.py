@@ -287,8 +287,11 @@ MINICPM3 = Family(
     nulls={**_KV, "dim_model_base": None, "scale_depth": None},
     harmless=_DERIVED,
 )
+# transformers 5.24 writes the name of the layers of its vision tower for all layers.
+_AS_BLOCKS = {f"blocks{name.removeprefix('layers')}": to for name, to in DEEPSEEK_V3.names.items() if "{i}" in name}
 KIMI_K25 = replace(
     DEEPSEEK_V3,
+    also={**PACKED_EXPERTS, **_AS_BLOCKS},
     text=InnerTextModel(
         ("deepseek_v3", "kimi_k2"),
         ignored=(
