@@ -100,6 +100,7 @@ _DEEPSEEK_YARN = {
         "mscale_all_dim": 1.2,
     }
 }
+_LEVEL_YARN = {"rope_parameters": _DEEPSEEK_YARN["rope_parameters"] | {"mscale": 1.2}}
 _OSS = _LLAMA | _LOCAL | {"head_dim": 12, "sliding_window": 5}
 _OSS |= {
     "rope_parameters": {
@@ -360,13 +361,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2": (
         "deepseek_v2",
-        _LATENT | _SIGMOID | {"first_k_dense_replace": 1, "topk_method": "group_limited_greedy"},
+        _LATENT | _SIGMOID | _LEVEL_YARN | {"first_k_dense_replace": 1, "topk_method": "greedy", "n_group": None},
     ),
+    "deepseek_v2-groups": ("deepseek_v2", _LATENT | _SIGMOID | {"topk_method": "group_limited_greedy"}),
     "deepseek_v2-departures": (
         "deepseek_v2",
         _LATENT | _SIGMOID | _DEEPSEEK_YARN | {"q_lora_rank": None, "topk_method": "greedy", "n_group": None},
     ),
-    "deepseek_v3": ("deepseek_v3", _LATENT | _SIGMOID | _DEEPSEEK_YARN | {"first_k_dense_replace": 1}),
+    "deepseek_v3": ("deepseek_v3", _LATENT | _SIGMOID | _LEVEL_YARN | {"first_k_dense_replace": 1}),
     "deepseek_v3-departures": (
         "deepseek_v3",
         _LATENT | _SIGMOID | {"first_k_dense_replace": 0, "q_lora_rank": None, "rope_interleave": False},

@@ -30,6 +30,8 @@ REFUSED = (
     "rope_theta = None",  # where no layer has a rope
     "per_layer_config = None",  # which transformers takes, and loses where it writes the config again
     "is not allowed: as many as vocab_size",  # of a table for inputs of layers
+    "entries that are rotated",  # in a model whose inputs decide its shapes, so that it cannot be tried without weights
+    "model_max_length = None",  # which transformers does not check
     "does not know: partial_rotary_factor",  # which is rotary_pct in GPT-NeoX
 )
 # Keys and other names of keys that the classes take from the rest of a config, nulls that their code replaces, and
@@ -39,6 +41,8 @@ IN_CODE: dict[str, set[str]] = {
     "nemotron_h": {"num_key_value_heads", "num_hidden_layers", "mamba_n_groups", "mamba_d_conv", "mamba_conv_bias"},
     "lfm2": {"block_ff_dim", "tie_embedding"},
     "lfm2_moe": {"tie_embedding"},
+    "kimi_linear": {"first_k_dense_replace", "max_position_embeddings", "n_group", "n_routed_experts", "norm_topk_prob"}
+    | {"n_shared_experts", "num_experts_per_tok"},
     "gemma4_text": {"sliding_window", "global_head_dim"},
     "qwen3_5_text": {"full_attention_interval"},
     "qwen3_5_moe_text": {"full_attention_interval"},

@@ -104,26 +104,28 @@ def _v3(reader: ConfigReader) -> dict[str, Any]:
     return {**mixture(reader), **read_latents(reader, reader.flag("rope_interleave")), "norm_top_k_eps": 1e-20}
 
 
-def mixture_of_kinds(reader: ConfigReader) -> dict[str, Any]:
-    """Read the keys of experts, and which layers have them: as a list says, or all but the first ones."""
-    layers, found = reader.num_layers(), mixture(reader) | {"norm_top_k_eps": 1e-20}
-    default = ["sparse" if has else "dense" for has in found["expert_layers"]]
-    types = reader.entries("mlp_layer_types", str, default)
+def mixture_of_kinds(reader: ConfigReader, dense: int) -> dict[str, Any]:
+    """Read the keys of experts, and which layers have them: as a list says, or all but the first `dense` ones."""
+    layers = reader.num_layers()
+    types = reader.entries("mlp_layer_types", str, ["dense" if layer < dense else "sparse" for layer in range(layers)])
     if len(types) != layers or not set(types) <= {"dense", "sparse"}:
         raise reader.refuse("mlp_layer_types", types, f"{layers} of dense, sparse")
-    return found | {"expert_layers": tuple(kind == "sparse" for kind in types)}
+    return mixture(reader, types=types) | {"norm_top_k_eps": 1e-20}
 
 
 def _glm4_moe_lite(reader: ConfigReader) -> dict[str, Any]:
-    return {**mixture_of_kinds(reader), **read_latents(reader, reader.flag("rope_interleave"))}
+    return {**mixture_of_kinds(reader, 1), **read_latents(reader, reader.flag("rope_interleave"))}
 
 
 def _mistral4(reader: ConfigReader) -> dict[str, Any]:
     plain, rotated = reader.count("qk_nope_head_dim"), reader.count("qk_rope_head_dim")
-    temperature = read_temperature(reader, {**_MISTRAL4_ROPE, "partial_rotary_factor": rotated / (plain + rotated)})
+    reader.defaults = {**reader.defaults, "partial_rotary_factor": rotated / (plain + rotated)}
+    temperature = read_temperature(reader, _MISTRAL4_ROPE)
     rope = read_rope(reader, plain + rotated, reader.context())
     if rope.dim != rotated:
-        raise reader.refuse("partial_rotary_factor", rope.dim / (plain + rotated), f"the part of {rotated} entries")
+        raise reader.refuse(
+            "partial_rotary_factor", rope.dim / (plain + rotated), f"the part of {rotated} entries that are rotated"
+        )
     latents = read_latents(reader, reader.flag("rope_interleave"), rope=rope, temperature=temperature)
     return {**mixture(reader, scores="softmax"), **latents}
 
@@ -166,6 +168,7 @@ _EXPERTS = {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_p
 _ALIASES = {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"}
 _DERIVED = ("head_dim", "qk_head_dim")  # which the classes compute anew
 _MTP = ("num_nextn_predict_layers",)
+_TRAINING = ("aux_loss_alpha", "ep_size", "seq_aux")  # of the balance of experts
 _KV = {"num_key_value_heads": None, "q_lora_rank": None}
 DEEPSEEK_V2 = Family(
     _with_latents({**MOE_NAMES, **mlp_names("shared_experts", "shared")}),
@@ -180,14 +183,15 @@ DEEPSEEK_V2 = Family(
         "n_routed_experts": 64,
         "n_shared_experts": 2,
         "num_experts_per_tok": None,
+        "norm_topk_prob": False,
         "num_key_value_heads": None,
         "routed_scaling_factor": 1.0,
         "topk_group": None,
     },
-    nulls=_KV,
+    nulls={**_KV, "norm_topk_prob": False},
     aliases={"num_experts": "n_routed_experts"},
     expected={"moe_layer_freq": 1, "scoring_func": "softmax", "norm_topk_prob": False},
-    harmless=_DERIVED,
+    harmless=(*_DERIVED, *_TRAINING),
     gguf=IN_GGUF,
     also=PACKED_EXPERTS,
 )
@@ -207,10 +211,10 @@ DEEPSEEK_V3 = Family(
         "routed_scaling_factor": 2.5,
         "topk_group": 4,
     },
-    nulls=_KV,
+    nulls={**_KV, "norm_topk_prob": False, "rope_interleave": False},
     aliases=_ALIASES,
     expected={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-    harmless=(*_DERIVED, *_MTP),
+    harmless=(*_DERIVED, *_MTP, *_TRAINING),
     further=("layers.{n}.",),
     gguf=IN_GGUF,
     also=PACKED_EXPERTS,
@@ -223,7 +227,6 @@ GLM4_MOE_LITE = replace(
         **_EXPERTS,
         **_dims(768, 512, 192, 256),
         "eos_token_id": 1,
-        "first_k_dense_replace": 1,
         "mlp_layer_types": None,
         "moe_intermediate_size": 1536,
         "n_routed_experts": 64,
@@ -232,12 +235,16 @@ GLM4_MOE_LITE = replace(
         "rope_interleave": True,
         "routed_scaling_factor": 1.8,
     },
-    aliases={**_ALIASES, "head_dim": "qk_rope_head_dim"},
-    harmless=("qk_head_dim", *_MTP),
+    nulls={"q_lora_rank": None},
+    expected={**DEEPSEEK_V3.expected, "first_k_dense_replace": 1},
+    aliases={"num_local_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
+    harmless=("qk_head_dim", *_MTP, *_TRAINING),
 )
+_STACKED = {name: to for name, to in DEEPSEEK_V3.names.items() if "correction" not in to and "{e}" not in name}
 MISTRAL4 = replace(
     DEEPSEEK_V3,
-    names={name: target for name, target in DEEPSEEK_V3.names.items() if "correction" not in target},
+    names={**_STACKED, **PACKED_EXPERTS},
+    also={},
     read=_mistral4,
     defaults={
         **sizes(131072, 4096, 12288, 36, 32, 32, context=1048576),
@@ -267,7 +274,7 @@ YOUTU = Family(
         "rope_interleave": True,
         "tie_word_embeddings": True,
     },
-    nulls=_KV,
+    nulls={"q_lora_rank": None, "rope_interleave": False},
     harmless=(*_DERIVED, "embedding_initializer_range"),
     gguf=IN_GGUF,
 )
@@ -296,7 +303,8 @@ KIMI_K25 = replace(
         ("deepseek_v3", "kimi_k2"),
         ignored=(
             "vision_config", "projection_hidden_size", "projection_layer_norm_eps", "image_token_id", "video_token_id",
-            "vision_start_token_id", "vision_end_token_id",
+            "vision_start_token_id", "vision_end_token_id", "ignore_index", "media_placeholder_token_id",
+            "use_unified_vision_chunk", "video_placeholder",
         ),
         read_as="deepseek_v3",
     ),

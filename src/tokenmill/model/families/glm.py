@@ -5,6 +5,7 @@ norms on both sides of attention and MLP. The others rotate as Llama does, and h
 scores with a correction, after some dense layers.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
@@ -52,14 +53,18 @@ def _glm4(reader: ConfigReader) -> dict[str, Any]:
     return {**_glm(reader), "norm_placement": "both"}
 
 
-def mixture(reader: ConfigReader, scores: str = "sigmoid") -> dict[str, Any]:
-    """Read the keys of experts, which are DeepSeek-V3's."""
-    dense, groups = reader.count("first_k_dense_replace", minimum=0), reader.count("n_group")
+def mixture(reader: ConfigReader, scores: str = "sigmoid", types: Sequence[str] = ()) -> dict[str, Any]:
+    """Read the keys of experts, which are DeepSeek-V3's. types: the kinds of MLPs, where no key has a number of dense
+    ones.
+    """
+    dense = 0 if types else reader.count("first_k_dense_replace", minimum=0)
+    has_experts = [kind == "sparse" for kind in types] or [layer >= dense for layer in range(reader.num_layers())]
+    groups = reader.count("n_group")
     chosen_groups, width = reader.count("topk_group"), reader.count("moe_intermediate_size")
     return {
         "num_experts": reader.count("n_routed_experts"),
         "num_experts_per_token": reader.count("num_experts_per_tok"),
-        "expert_layers": tuple(layer >= dense for layer in range(reader.num_layers())),
+        "expert_layers": tuple(has_experts),
         "expert_size": width,
         "shared_expert_size": width * reader.count("n_shared_experts"),
         "norm_top_k": reader.flag("norm_topk_prob"),

@@ -27,7 +27,7 @@ def _kimi_linear(reader: ConfigReader) -> dict[str, Any]:
     delta = kimi_delta(hidden, num_heads=heads, head_dim=head_dim, num_taps=taps, eps=reader.number("rms_norm_eps"))
     latents = read_latents(reader, pairs=False, rope=None)
     mixers = tuple(delta if kind == _LINEAR else latents["mixers"][0] for kind in types)
-    return {**mixture_of_kinds(reader), **latents, "mixers": mixers}
+    return {**mixture_of_kinds(reader, reader.count("first_k_dense_replace", minimum=0)), **latents, "mixers": mixers}
 
 
 def _default_types(given: ValueReader, layers: int) -> list[str]:
@@ -120,9 +120,10 @@ KIMI_LINEAR = Family(
         "topk_group": 1,
         "v_head_dim": 128,
     },
-    nulls={"num_key_value_heads": None, "q_lora_rank": None},
+    nulls={"norm_topk_prob": False, "num_key_value_heads": None, "q_lora_rank": None},
     aliases={**{key: key for key in _KEYS}, "num_local_experts": "n_routed_experts"},
     expected={
+        "tie_word_embeddings": False,
         "moe_layer_freq": 1,
         "moe_router_activation_func": "sigmoid",
         "use_grouped_topk": True,

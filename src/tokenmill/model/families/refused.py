@@ -42,17 +42,17 @@ _SENTENCES: Mapping[str, str] = {
 # Feature, or the sentence itself → patterns of families' names that tell it, in transformers or llama.cpp.
 _NAMES: Mapping[str, str] = {
     _STATE: r""".*mamba.* .*rwkv.* jamba bamba zamba\d? falcon[_-]h1 granite[_-]?hybrid nemotron[_-]h.*
-        lfm3([_-]?moe)? recurrent_gemma qwen4.* kimi[_-]linear minimax bailing_hybrid lara_mini
+        lfm3([_-]?moe)? recurrent_gemma qwen4.* minimax bailing_hybrid lara_mini
         plamo2 xlstm zaya""",
-    _LATENT: r"""deepseek_?(v?[23].*|r1) kimi_k2.* glm4_moe_lite glm[_-](moe_)?dsa longcat_flash.* minicpm3 mistral4
-        youtu sarvam_mla plm axk\d""",
+    _LATENT: r"""deepseek_?(v?[23].*|r1) kimi_k2.* glm[_-](moe_)?dsa longcat_flash.*
+        sarvam_mla plm axk\d""",
     _BOTH: r""".*t5(?!encoder).* .*bart.* .*pegasus.* m2m_100 nllb.* marian fsmt led .*prophetnet blenderbot.* mvp
         switch_transformers .*encoder-decoder seamless.* udop""",
     _HEARS: r""".*audio.* .*whisper.* .*wav.* .*speech.* voxtral.* .*asr.* .*hubert .*moonshine.* .*tts.* bark canary.*
         dia csm moshi musicgen.* musicflamingo vibevoice.* .*omni.* clap pop2piano encodec mimi""",
     _SEES: r""".*[_-]?vl([_-].*|\d.*|$) .*vlm.* .*llava.* .*vision.* .*ocr.* .*clip.* .*vit .*siglip.* idefics.*
         internvl.* paligemma mllama blip.* fuyu pixtral gemma3n gemma4_unified aria chameleon janus emu3 .*florence.*
-        molmo.* ovis.* minicpm[vo].* git kosmos.* smolvlm .*docling .*multimodal kimi_k25 perception_lm glm4v.*
+        molmo.* ovis.* minicpm[vo].* git kosmos.* smolvlm .*docling .*multimodal perception_lm glm4v.*
         phi3_v""",
     _ENCODER: r"""(?!.*decoder).*bert(?!-generation).* .*electra xlm.* xlnet t5encoder .*embed(?!ded).* mpnet funnel
         fnet longformer gte luke esm.* canine big_bird nystromformer ernie roformer layoutlm.* deberta.* perceiver tapas

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import CheckpointError, file_errors
+from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import Family, in_gguf, read_config
 from tokenmill.registry import TENSOR_READERS, lookup
 from tokenmill.settings.recommended import Recommended
@@ -114,7 +115,7 @@ class GGUFCheckpoint(Checkpoint):
             if is_further(family, model, name):
                 continue
             if match is not None:
-                infos |= self._experts(info, model.num_experts) if match["stack"] else {name: info}
+                infos |= self._unstacked(info, model) if match["stack"] else {name: info}
             elif not is_ignored(family, name) or (name == ROPE_FREQS and not _ROPES & self.config.keys()):
                 unexpected.append(name)
         if unexpected:
@@ -122,13 +123,15 @@ class GGUFCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.path} holds tensors that no {model_type} has", unexpected=unexpected)
         return infos
 
-    def _experts(self, info: TensorInfo, num_experts: int) -> dict[str, TensorInfo]:
-        """Split a stack of experts into one tensor for each, by name."""
-        if info.shape[0] != num_experts:
-            shape = f"{info.name} {list(info.shape)}, needs {num_experts} experts"
+    def _unstacked(self, info: TensorInfo, model: ModelConfig) -> dict[str, TensorInfo]:
+        """Split a stack of experts or heads into one tensor for each, by name."""
+        of_heads = info.name.endswith(("attn_k_b.weight", "attn_v_b.weight"))
+        count, what = (model.num_heads, "heads") if of_heads else (model.num_experts, "experts")
+        if info.shape[0] != count:
+            shape = f"{info.name} {list(info.shape)}, needs {count} {what}"
             raise CheckpointError(f"{self.path} does not fit its metadata", misshapen=[shape])
-        size = info.num_bytes // num_experts
-        places = {f"{info.name}[{i}]": info.offset + i * size for i in range(num_experts)}
+        size = info.num_bytes // count
+        places = {f"{info.name}[{i}]": info.offset + i * size for i in range(count)}
         return {
             name: replace(info, shape=info.shape[1:], offset=offset, num_bytes=size) for name, offset in places.items()
         }

@@ -106,17 +106,22 @@ def plain_units(shapes: Mapping[str, Shape], family: Family, dtype: str) -> list
     for name, shape in shapes.items():
         stacks[name.partition("[")[0]][name] = shape
     return [
-        plain_unit(name, found[name], dtype, family)
-        if name in found
-        else plain_unit(name, _whole(found), dtype, family, found)
+        plain_unit(name, found[name], dtype, family) if name in found else _stack(name, found, dtype, family)
         for name, found in stacks.items()
     ]
 
 
-def _whole(pieces: Mapping[str, Shape]) -> Shape:
-    """Find the shape of a tensor whose pieces are experts, or rows of heads."""
-    (first, *others), rows = pieces.values(), [shape[0] for shape in pieces.values()]
-    return (sum(rows), *first[1:]) if next(iter(pieces)).endswith("[k0]") else (1 + len(others), *first)
+def _stack(name: str, found: Mapping[str, Shape], dtype: str, family: Family) -> Unit:
+    """Plan the tensor of all experts, or of all heads, of which each has rows of keys before rows of values."""
+
+    def place(each: str) -> tuple[int, str]:
+        mark = each.removeprefix(name).strip("[]")
+        return int(mark.lstrip("kv")), mark[0]
+
+    pieces = {each: found[each] for each in sorted(found, key=place)}
+    first, rows = next(iter(pieces.values())), [shape[0] for shape in pieces.values()]
+    whole = (sum(rows), *first[1:]) if f"{name}[k0]" in pieces else (len(rows), *first)
+    return plain_unit(name, whole, dtype, family, pieces)
 
 
 def plain_unit(
