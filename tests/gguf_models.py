@@ -12,6 +12,7 @@ _MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_
 _MSCALE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "beta_fast": 32.0, "beta_slow": 1.0}
 _LONG = {"original_max_position_embeddings": 1024, "max_position_embeddings": 4096}
 _SQUARE = {"linear_value_head_dim": 8}  # states with as many numbers for a value as for a key
+_SIGMOID = {"scoring_func": "sigmoid"}
 _HEADS = {"mamba_head_dim": 16}  # which are 64 wide together
 CHANGES: dict[str, dict[str, Any]] = {
     "starcoder2-window": {"use_bias": True, **_WIDE},
@@ -42,7 +43,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 8},
     "ernie4_5_moe": {"moe_num_shared_experts": 1},
     "phi3-short": _LONG,
-    "minimax_m2": {"scoring_func": "sigmoid"},
+    **dict.fromkeys(("minimax_m2", "glm4_moe_lite", "deepseek_v3"), _SIGMOID),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "qwen3_next"), _SQUARE),
     "qwen3_next-departures": {
         **_SQUARE,

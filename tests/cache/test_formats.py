@@ -5,7 +5,7 @@ import torch
 
 from tests.marks import needs_native
 from tests.tiny_models import CONTEXT, prompt, save
-from tokenmill.cache.formats.layer import find_layer
+from tokenmill.cache.formats import find_format
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec, RowsSpec
 from tokenmill.engine.load import load
@@ -32,8 +32,8 @@ class Range8Layer:
 
     kinds = ("k", "v", "k_steps", "v_steps", "k_lows", "v_lows")
 
-    def __init__(self, num_slots, num_kv_heads, head_dim, dtype, zeros):
-        self.dtype, shape = getattr(torch, dtype), (num_slots, num_kv_heads, head_dim)
+    def __init__(self, num_slots, rows, dtype, zeros):
+        self.dtype, shape = getattr(torch, dtype), (num_slots, rows.num_kv_heads, rows.head_dim)
         codes = [zeros(shape, torch.uint8) for _ in "kv"]
         self.tensors = (*codes, *(zeros(shape[:2], torch.float32) for _ in range(4)))
 
@@ -62,17 +62,26 @@ def range8(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_facts_of_a_format_are_true(name, dtype):
-    spec = CacheSpec((RowsSpec(3, 16),) * 2, dtype, name, 4, 5)
+    """Of layers with K and V, and of one whose K is its V, which takes half."""
+    spec = CacheSpec((RowsSpec(3, 16), RowsSpec(3, 16, is_latent=True)), dtype, name, 4, 5)
     pool = Pool(spec, CPU)
     assert pool.num_bytes == spec.num_bytes
-    (layer, _), found = pool.layers, find_layer(name)
-    assert len(found.kinds) == len(set(found.kinds)) == len(layer.tensors)
-    assert found.kinds[:2] == ("k", "v")
-    if kv_number(name, dtype) is not None:
-        fields = [KV_FIELDS[kind] for kind in found.kinds]
-        assert len(set(fields)) == len(layer.tensors)
-        assert set(fields) <= {field for field, _ in native_structs.TmOp._fields_}
-    assert set(pool.read(torch.tensor([0]))) == {f"{number}.{kind}" for number in range(2) for kind in found.kinds}
+    assert spec.bytes_per_token == 3 * find_format(name).row_bytes(3, 16, dtype)
+    layer, latent = pool.layers
+    for each, kinds in ((layer, ("k", "v")), (latent, ("k",))):
+        assert len(each.kinds) == len(set(each.kinds)) == len(each.tensors)
+        assert [kind for kind in each.kinds if len(kind) == 1] == list(kinds)
+        if kv_number(name, dtype) is not None:
+            fields = [KV_FIELDS[kind] for kind in each.kinds]
+            assert len(set(fields)) == len(each.tensors)
+            assert set(fields) <= {field for field, _ in native_structs.TmOp._fields_}
+    names = {f"{number}.{kind}" for number, each in enumerate(pool.layers) for kind in each.kinds}
+    assert set(pool.read(torch.tensor([0]))) == names
+    rows = torch.randn(2, 3, 16).to(latent.dtype)
+    latent.write(torch.tensor([4, 7]), rows, torch.full_like(rows, 9.0))
+    k, v = latent.gather(torch.tensor([4, 7]))
+    assert torch.equal(k, v)
+    torch.testing.assert_close(k, rows, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("how", [{}, {"block_size": 3}, {"program": "compiled", "compile": "no"}])

@@ -111,7 +111,7 @@ MIXTURE = {"mixture of experts"}
         ({**EXPERTS, "router_bias": True}, {*MIXTURE, "bias on a router"}),
         ({**EXPERTS, "router_scores": "sigmoid"}, {*MIXTURE, "sigmoid scores of experts"}),
         ({**EXPERTS, "router_correction": True}, {*MIXTURE, "correction of a router's scores"}),
-        ({**EXPERTS, "router_groups": (2, 1)}, {*MIXTURE, "groups of experts"}),
+        ({**EXPERTS, "router_groups": (2, 1, 2)}, {*MIXTURE, "groups of experts"}),
         ({**EXPERTS, "router_scale": 2.5}, {*MIXTURE, "scaled weights of experts"}),
         ({**EXPERTS, "shared_expert_size": 8}, {*MIXTURE, "shared experts"}),
     ],

@@ -11,7 +11,7 @@ from tokenmill.weights.relaid import RelaidCheckpoint, in_hugging_face_layout, i
 from tokenmill.weights.write.convert import weights_of
 
 THEIRS = ("blk.", "token_embd", "position_embd.", "per_layer_", "output", "xielu.")  # llama.cpp's names of tensors
-OF_STATES = ("no state bias", "no mixer bias", "conv bias", "no expert bias")
+OF_STATES = ("no state bias", "conv bias", "no expert bias")
 STORED = [
     name if name in FAMILY_NAMES else pytest.param(name, marks=pytest.mark.slow)
     for name, (kind, _) in TINY.items()

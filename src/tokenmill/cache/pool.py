@@ -68,7 +68,7 @@ class Pool:
         make = find_layer(spec.format)
         zeros: Zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
         if device.type == "cpu":
-            num_tensors = 4 * len(spec.rows) + sum(len(state.shapes) for state in spec.states)
+            num_tensors = 8 * len(spec.rows) + sum(len(state.shapes) for state in spec.states)
             zeros = allocate(spec.num_bytes, num_tensors).zeros
 
         def make_layer(kept: LayerSpec) -> LayerKept:

@@ -1,8 +1,7 @@
-"""A checkpoint whose tensors of all heads' keys and values are shown head by head: latent attention multiplies them
-apart.
+"""A checkpoint whose tensors of the keys and values of all heads are shown head by head.
 
-A file has one tensor [heads · (plain + value), latent], the rows of a head's keys before those of its values. Its rows
-are shown as tensors of their own, name[k0], name[v0], name[k1], …
+A file has one tensor [heads · (plain + value), latent], a head's keys before its values. Its rows are
+shown as tensors of their own, name[k0], name[v0], name[k1], …
 """
 
 from collections.abc import Iterator

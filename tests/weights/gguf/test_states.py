@@ -372,16 +372,16 @@ def test_older_files_have_an_interval_alone(tmp_path, directories):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lfm2-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
+        ("lfm2-departures", "one without biases in its mixers, which llama.cpp requires"),
         ("qwen3_5_text", "ssm.inner_size = 48 is not implemented: only 32"),
         ("qwen3_next-departures", "one without a bias behind attention, which llama.cpp requires"),
-        ("granitemoehybrid-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
+        ("granitemoehybrid-departures", "one without biases in its mixers, which llama.cpp requires"),
         ("falcon_h1-departures", "one without a bias behind attention, which llama.cpp requires"),
-        ("bamba-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
+        ("bamba-departures", "one without biases in its mixers, which llama.cpp requires"),
         ("nemotron_h", "it has no key for intermediate_size = 80, read as 40; expert_layers = "),
-        ("nemotron_h-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
+        ("nemotron_h-departures", "one without biases in its mixers, which llama.cpp requires"),
         ("nemotron_h-dense", "one with convolution biases, which llama.cpp requires"),
-        ("mamba2-departures", "one without biases in layers that keep a state, which llama.cpp requires"),
+        ("mamba2-departures", "one without biases in its mixers, which llama.cpp requires"),
         ("lfm2_moe-departures", "norm_top_k = False, read as True; .*; router_scale = 1.5, read as 1.0"),
     ],
 )

@@ -80,7 +80,8 @@ def _mscale(reader: ConfigReader) -> float:
 def _v2(reader: ConfigReader) -> dict[str, Any]:
     dense, width = reader.count("first_k_dense_replace", minimum=0), reader.count("moe_intermediate_size")
     method = reader.expect("topk_method", "greedy", "group_limited_greedy")
-    groups, chosen = reader.count("n_group", None), reader.count("topk_group", None)
+    groups: int | None = reader.count("n_group", None)
+    chosen: int | None = reader.count("topk_group", None)
     if method == "greedy":
         groups = None
     elif groups is None or chosen is None:

@@ -37,7 +37,7 @@ def _read(keys: GGUFKeys) -> dict[str, Any]:
     keys.expect("attention.head_count_kv", 1)
     keys.expect("attention.key_length", latent + rotated)
     keys.expect("attention.value_length", latent)
-    config = keys.sizes() | {
+    config: dict[str, Any] = keys.sizes() | {
         "model_type": "youtu",
         "num_key_value_heads": heads,
         "q_lora_rank": keys.count("attention.q_lora_rank", 0, minimum=0) or None,
@@ -53,6 +53,8 @@ def _read(keys: GGUFKeys) -> dict[str, Any]:
         weight = 10 * keys.positive(_STRETCH)
         config["rope_scaling"] = {"mscale": weight, "mscale_all_dim": weight}
     if not keys.count("expert_count", 0, minimum=0):
+        keys.expect("leading_dense_block_count", config["num_hidden_layers"])
+        keys.expect("expert_feed_forward_length", config["intermediate_size"])  # which is required
         return config
     is_sigmoid = keys.take("expert_gating_func", 1) == 2
     config = read_moe_gguf(keys, config, gating=2 if is_sigmoid else 1)
@@ -76,7 +78,8 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
         **_stretch(block),
     }
     if not model.num_experts:
-        return pairs
+        dense = {"leading_dense_block_count": model.num_layers, "expert_feed_forward_length": model.intermediate_size}
+        return pairs | dense
     return pairs | moe_metadata(model, gating=2 if model.router_scores == "sigmoid" else 1)
 
 
@@ -89,4 +92,4 @@ def _stretch(block: LatentBlock) -> dict[str, float]:
     return {_STRETCH: (factor - 1) / math.log(numbers["factor"])}
 
 
-IN_GGUF = InGGUF("deepseek2", _NAMES, _read, _metadata, needs=("no mixer bias",), yarn=("attention_factor",))
+IN_GGUF = InGGUF("deepseek2", _NAMES, _read, _metadata, needs=("no state bias",), yarn=("attention_factor",))

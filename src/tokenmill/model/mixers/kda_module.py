@@ -23,8 +23,8 @@ class KimiDelta(nn.Module):
     def __init__(self, block: KimiDeltaBlock, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
         self.block = block
-        for role, matrix in block.matrices.items():
-            self.add_module(role, make_linear(matrix, scheme, ("qkv",)))
+        made = (make_linear(matrix, scheme, ("qkv",)) for matrix in block.matrices.values())
+        self.qkv, self.beta, self.forget_in, self.forget_out, self.gate_in, self.gate_out, self.out = made
         self.conv = nn.Parameter(torch.empty(block.num_channels, block.num_taps))
         self.A_log = nn.Parameter(torch.empty(block.num_heads))
         self.dt_bias = nn.Parameter(torch.empty(block.num_heads * block.head_dim))

@@ -34,12 +34,12 @@ class LatentAttention(nn.Module):
 
     def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
         block = self.block
-        q_TF, row_TR = torch.split(self.down(x_TD), block.down.parts, dim=-1)
+        q_TF, row_TR = torch.split(self.down(x_TD), list(block.down.parts), dim=-1)
         if self.q_up is not None:
             q_TF = self.q_up(self.q_norm(q_TF))
-        q_TNF = q_TF.unflatten(-1, (-1, block.query_dim))
-        plain_TNP, turned_TNE = torch.split(q_TNF, (block.plain_dim, block.rope_dim), dim=-1)
-        latent_TL, end_TE = torch.split(row_TR, (block.latent_dim, block.rope_dim), dim=-1)
+        q_TNF = q_TF.view(-1, block.num_heads, block.query_dim)
+        plain_TNP, turned_TNE = torch.split(q_TNF, [block.plain_dim, block.rope_dim], dim=-1)
+        latent_TL, end_TE = torch.split(row_TR, [block.latent_dim, block.rope_dim], dim=-1)
         end_T1E = end_TE[:, None]
         if angles is not None:
             turned_TNE, end_T1E = self.rotate(turned_TNE, *angles), self.rotate(end_T1E, *angles)

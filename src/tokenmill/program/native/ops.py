@@ -238,7 +238,7 @@ class Ops:
         self._list.linear([(layer, f"{role}.router")], block.router, ROUTER, routed, unit=TILE)
         correction = self._list.keep(join(layer, f"{role}.correction")) if block.correction else None
         groups, chosen_groups, best = block.groups or (0, 0, 0)
-        choice = {"groups": groups, "chosen_groups": chosen_groups, "group_best": best}
+        choice: dict[str, Any] = {"groups": groups, "chosen_groups": chosen_groups, "group_best": best}
         choice |= {"scale": block.scale, "correction": correction}
         if block.expert_scale:
             choice["expert_scales"] = self._list.keep(join(layer, f"{role}.expert_scale"))
