@@ -13,6 +13,10 @@ _MSCALE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "
 _LONG = {"original_max_position_embeddings": 1024, "max_position_embeddings": 4096}
 _SQUARE = {"linear_value_head_dim": 8}  # states with as many numbers for a value as for a key
 _SIGMOID = {"scoring_func": "sigmoid"}
+_KIMI = {"first_k_dense_replace": 0, "mlp_layer_types": None, "moe_router_activation_func": "sigmoid"}
+_KIMI |= {
+    "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 12, "short_conv_kernel_size": 4}
+}
 _HEADS = {"mamba_head_dim": 16}  # which are 64 wide together
 CHANGES: dict[str, dict[str, Any]] = {
     "starcoder2-window": {"use_bias": True, **_WIDE},
@@ -43,8 +47,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 8},
     "ernie4_5_moe": {"moe_num_shared_experts": 1},
     "phi3-short": _LONG,
-    **dict.fromkeys(("minimax_m2", "glm4_moe_lite", "deepseek_v3"), _SIGMOID),
+    **dict.fromkeys(("minimax_m2", "deepseek_v3"), _SIGMOID),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "qwen3_next"), _SQUARE),
+    "glm4_moe_lite": {**_SIGMOID, "first_k_dense_replace": 1},
+    "kimi_linear": _KIMI,
     "qwen3_next-departures": {
         **_SQUARE,
         "attention_bias": False,

@@ -81,11 +81,11 @@ _KIMI = _LATENT | {
     "num_experts": 6,
     "num_experts_per_token": 2,
     "num_shared_experts": 1,
-    "num_expert_group": 3,
-    "topk_group": 2,
+    "num_expert_group": 1,
+    "topk_group": 1,
     "moe_intermediate_size": 40,
     "linear_head_dim": 12,
-    "linear_num_heads": 4,
+    "linear_num_heads": 6,
     "layer_types": ["linear_attention", "full_attention"],
 }
 _DEEPSEEK_YARN = {
@@ -382,6 +382,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention", "linear_attention"],
             "mlp_layer_types": ["sparse", "dense"],
             "moe_renormalize": False,
+            "num_expert_group": 3,
+            "topk_group": 2,
             "linear_num_heads": 3,
             "linear_head_dim": 20,
             "linear_conv_kernel_dim": 3,

@@ -42,6 +42,8 @@ SKIPPED = {
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "context_length rope.dimension_count"),  # likewise
     "hunyuan-dense": "context_length rope.scaling.original_context_length",
     "nemotron": "attention.layer_norm_rms_epsilon",
+    "deepseek2": "expert_group_used_count",  # where no groups are chosen
+    "kimi-linear": "attention.value_length",  # of a head, which says nothing of a row
     "phi2": "feed_forward_length",
     **dict.fromkeys(("qwen35", "qwen35moe"), "rope.dimension_sections"),  # of which a small head has fewer
     "phi3": "rope.scaling.original_context_length",  # of two lists of factors, which those models do not have

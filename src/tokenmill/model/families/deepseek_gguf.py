@@ -15,8 +15,7 @@ from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.mixers.latent import LatentBlock
 
 _BLOCK, _LAYER = "blk.{i}.", "layers.{i}.latent."
-_NAMES = {
-    **{name: target for name, target in NAMES.items() if ".attention." not in target},
+LATENT_NAMES = {
     _BLOCK + "attn_q.weight": _LAYER + "down.weight:q | latent pairs of q",
     _BLOCK + "attn_q_a.weight": _LAYER + "down.weight:a",
     _BLOCK + "attn_q_a_norm.weight": _LAYER + "q_norm.weight",
@@ -27,19 +26,19 @@ _NAMES = {
     _BLOCK + "attn_v_b.weight[{h}]": _LAYER + "values.{h}.weight",
     _BLOCK + "attn_output.weight": _LAYER + "out.weight",
 }
+OTHER_NAMES = {name: target for name, target in NAMES.items() if ".attention." not in target}
 _STRETCH = "rope.scaling.yarn_log_multiplier"  # 0.1 · mscale_all_dim
 
 
-def _read(keys: GGUFKeys) -> dict[str, Any]:
-    """Read the keys of DeepSeek-V2, of V3 where experts have sigmoid scores, or of Youtu-LLM, which has no experts."""
-    latent, rotated = keys.count("attention.kv_lora_rank"), keys.rotary(keys.count("rope.dimension_count"))
-    width, heads = keys.count("attention.key_length_mla"), keys.count("attention.head_count")
+def read_latent(keys: GGUFKeys) -> dict[str, Any]:
+    """Read the widths of latent attention. Its heads share one row, which is a head of K there."""
+    latent, rotated = keys.count("attention.kv_lora_rank"), keys.count("rope.dimension_count")
+    width = keys.count("attention.key_length_mla")
     keys.expect("attention.head_count_kv", 1)
     keys.expect("attention.key_length", latent + rotated)
-    keys.expect("attention.value_length", latent)
-    config: dict[str, Any] = keys.sizes() | {
-        "model_type": "youtu",
-        "num_key_value_heads": heads,
+    keys.take("attention.value_length", latent)  # of rows, whose rest is not read
+    return {
+        "num_key_value_heads": keys.count("attention.head_count"),
         "q_lora_rank": keys.count("attention.q_lora_rank", 0, minimum=0) or None,
         "kv_lora_rank": latent,
         "qk_nope_head_dim": width - rotated,
@@ -47,14 +46,21 @@ def _read(keys: GGUFKeys) -> dict[str, Any]:
         "v_head_dim": keys.count("attention.value_length_mla"),
         "hidden_act": "silu",
         "rms_norm_eps": keys.positive("attention.layer_norm_rms_epsilon"),
-        "rope_theta": keys.positive("rope.freq_base", 10000.0),
     }
+
+
+def _read(keys: GGUFKeys) -> dict[str, Any]:
+    """Read the keys of DeepSeek-V2, of V3 where experts have sigmoid scores, or of Youtu-LLM, which has no experts."""
+    config: dict[str, Any] = keys.sizes() | read_latent(keys)
+    keys.rotary(config["qk_rope_head_dim"])
+    config |= {"model_type": "youtu", "rope_theta": keys.positive("rope.freq_base", 10000.0)}
     if keys.take(_STRETCH, 0.0):
         weight = 10 * keys.positive(_STRETCH)
         config["rope_scaling"] = {"mscale": weight, "mscale_all_dim": weight}
     if not keys.count("expert_count", 0, minimum=0):
         keys.expect("leading_dense_block_count", config["num_hidden_layers"])
-        keys.expect("expert_feed_forward_length", config["intermediate_size"])  # which is required
+        keys.expect("expert_feed_forward_length", config["intermediate_size"])  # llama.cpp wants them
+        keys.expect("expert_shared_count", 0)
         return config
     is_sigmoid = keys.take("expert_gating_func", 1) == 2
     config = read_moe_gguf(keys, config, gating=2 if is_sigmoid else 1)
@@ -63,10 +69,9 @@ def _read(keys: GGUFKeys) -> dict[str, Any]:
     return config | {"model_type": "deepseek_v2", "topk_method": "greedy"}
 
 
-def _metadata(model: ModelConfig) -> dict[str, Any]:
-    block = mixer_of(model, LatentBlock)
-    assert block is not None, "its attention is latent"
-    pairs = {
+def latent_metadata(block: LatentBlock) -> dict[str, Any]:
+    """Make the keys of these widths."""
+    return {
         "attention.head_count_kv": 1,
         "attention.key_length": block.row_dim,
         "attention.value_length": block.latent_dim,
@@ -75,11 +80,16 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
         "attention.kv_lora_rank": block.latent_dim,
         **({} if block.q_up is None else {"attention.q_lora_rank": block.q_up.inputs}),
         "rope.dimension_count": block.rope_dim,
-        **_stretch(block),
     }
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    block = mixer_of(model, LatentBlock)
+    assert block is not None, "its attention is latent"
+    pairs = latent_metadata(block) | _stretch(block)
     if not model.num_experts:
         dense = {"leading_dense_block_count": model.num_layers, "expert_feed_forward_length": model.intermediate_size}
-        return pairs | dense
+        return pairs | dense | {"expert_shared_count": 0}
     return pairs | moe_metadata(model, gating=2 if model.router_scores == "sigmoid" else 1)
 
 
@@ -92,4 +102,6 @@ def _stretch(block: LatentBlock) -> dict[str, float]:
     return {_STRETCH: (factor - 1) / math.log(numbers["factor"])}
 
 
-IN_GGUF = InGGUF("deepseek2", _NAMES, _read, _metadata, needs=("no state bias",), yarn=("attention_factor",))
+IN_GGUF = InGGUF(
+    "deepseek2", {**OTHER_NAMES, **LATENT_NAMES}, _read, _metadata, needs=("no state bias",), yarn=("attention_factor",)
+)

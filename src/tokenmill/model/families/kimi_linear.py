@@ -7,6 +7,7 @@ from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.deepseek import LATENT_NAMES, mixture_of_kinds, read_latents
 from tokenmill.model.families.glm import MOE_NAMES
+from tokenmill.model.families.kimi_linear_gguf import IN_GGUF
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.mixers.kda import kimi_delta
 from tokenmill.value_reader import ValueReader
@@ -131,5 +132,6 @@ KIMI_LINEAR = Family(
     },
     harmless=("head_dim", "qk_head_dim", "num_nextn_predict_layers", "rope_theta", "rope_scaling"),
     further=("layers.{n}.",),
+    gguf=IN_GGUF,
     also=_ALSO,
 )

@@ -166,6 +166,8 @@ class _Parser:
         if not 1 <= num_dims <= _MAX_DIMS:
             raise self.damaged(f"{what} claims {num_dims} dimensions, 1 to {_MAX_DIMS} are allowed")
         shape = tuple(reversed(self.numbers("u8", num_dims, what)))
+        while len(shape) > 2 and shape[0] == 1:  # which ggml does not tell from fewer dimensions
+            shape = shape[1:]
         number, offset = self.numbers("u4", 1, what)[0], self.numbers("u8", 1, what)[0]
         try:
             kind = gguf.GGMLQuantizationType(number)
