@@ -621,8 +621,8 @@ KINDS = "llama mixtral gpt_neox gpt2 gemma3_text olmo2 granitemoeshared gpt_oss"
 """Families that between them have every kind of arithmetic without states: what does not depend on names is tested with
 these."""
 
-HYBRIDS = "lfm2 qwen3_5_text nemotron_h".split()
-"""Families that between them have every kind of layer that keeps a state."""
+HYBRIDS = "lfm2 qwen3_5_text nemotron_h kimi_linear".split()
+"""Families that between them have every kind of layer that keeps a state, and latent rows beside them."""
 
 DIVISIBLE = [name for name, (kind, _) in TINY.items() if not kind.startswith(("gemma4", "falcon_h1"))]
 """The models that ranks compute: a program in ranks refuses what few families have."""

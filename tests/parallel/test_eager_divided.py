@@ -7,6 +7,7 @@ from tests import gguf_files
 from tests.calibrate.runs import calibrated
 from tests.parallel.eager_in_threads import Threads, save_with_three_kv_heads
 from tests.tiny_models import DIVISIBLE, HYBRIDS, KINDS, TINY, build, prompt, save
+from tokenmill.cache.spec import kv_bytes_per_token
 from tokenmill.errors import ConfigError
 from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.program.torch_specs import EagerSpec
@@ -98,7 +99,9 @@ def test_the_bytes_of_each_rank_are_foreseen(name, settings, models):
     assert [runner.program.num_weight_bytes for runner in ranks.runners] == foreseen
     pools = [runner.pool.num_bytes for runner in ranks.runners]
     caches = EagerSpec.rank_caches(resolved.cache, resolved.model, 2)
-    assert pools == [cache.num_bytes for cache in caches] and sum(pools) == resolved.cache.num_bytes
+    latent = [rows for rows in resolved.cache.rows if rows.is_latent]  # which every rank has
+    twice = kv_bytes_per_token(latent, resolved.cache.dtype, resolved.cache.format) * resolved.cache.num_slots
+    assert pools == [cache.num_bytes for cache in caches] and sum(pools) == resolved.cache.num_bytes + twice
 
 
 @pytest.mark.long

@@ -28,7 +28,8 @@ def test_all_ranks_together_have_everything(name, ranks):
         if refuse_division(block, ranks) is not None:
             continue
         shares = [share_of(block, rank, ranks) for rank in range(ranks)]
-        assert sum(share.width for share in shares) == block.matrices["out"].inputs
+        whole = [block.matrices["out"].inputs] * (1 if shares[0].joined else ranks)
+        assert sum(share.width for share in shares) == sum(whole)
         for role in shares[0].rows:
             assert covered(itertools.chain(*(share.rows[role] for share in shares)), block.matrices[role].outputs)
             for share in shares:

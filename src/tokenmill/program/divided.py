@@ -216,16 +216,20 @@ class _Divider:
         own = shares[self._group.rank]
         for role, wanted in own.rows.items():
             rows = computed_rows(block.matrices[role], wanted, scheme)
-            matrix = self._part(layer, f"{block.name}.{role}", getattr(mixer, role), rows)
+            whole = mixer.get_submodule(role)
+            assert isinstance(whole, Matrix)
+            part = self._part(layer, f"{block.name}.{role}", whole, rows)
             is_wider = sum(map(len, rows)) > sum(map(len, wanted))
-            setattr(mixer, role, Picked(matrix, places(wanted, rows)) if is_wider else matrix)
+            mixer.set_submodule(role, Picked(part, places(wanted, rows)) if is_wider else part)
         for name, ranges in own.vectors.items():
             _keep(mixer, name, ranges)
-        out = mixer.get_submodule("out")
-        assert isinstance(out, Matrix)
-        mixer.out = self._rows(layer, f"{block.name}.out", out)
-        joined = OfAllHeads(getattr(mixer, own.joined), [share.width for share in shares], self._group)
-        setattr(mixer, own.joined, joined)
+        for role in block.matrices.keys() - own.rows.keys():
+            other = mixer.get_submodule(role)
+            assert isinstance(other, Matrix)
+            setattr(mixer, role, self._rows(layer, f"{block.name}.{role}", other))
+        if own.joined:
+            joined = OfAllHeads(getattr(mixer, own.joined), [share.width for share in shares], self._group)
+            setattr(mixer, own.joined, joined)
         if isinstance(mixer, Attention):
             self._attention(mixer, [share.block for share in shares])
         else:

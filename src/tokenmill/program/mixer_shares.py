@@ -1,9 +1,9 @@
 """The share that each rank has of a layer's mixer in program eager, as data: its heads or channels, and the rows of
 matrices and vectors, and the parts of the cache, that go with them.
 
-Attention is divided by kv heads with their query heads, a delta net by heads of k with their heads of v, a short
-convolution by channels. Mamba 2 is divided by groups with their heads; where there are fewer groups than ranks, by the
-heads within a group, each of whose ranks has the B and C of the group.
+Attention is divided by kv heads with their query heads, Kimi delta attention by heads, a delta net by heads of k with
+their heads of v, a short convolution by channels. Mamba 2 is divided by groups with their heads; where there are fewer
+groups than ranks, by the heads within a group, each of whose ranks has the B and C of the group.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +17,8 @@ from tokenmill.model.description import DecoderDescription
 from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.delta_net import DeltaNetBlock
+from tokenmill.model.mixers.kda import KimiDeltaBlock
+from tokenmill.model.mixers.latent import LatentBlock
 from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.model.mixers.short_conv import ShortConvBlock
 from tokenmill.parallel.division import divide, part_rows, shifted, times
@@ -37,7 +39,8 @@ class MixerShare:
 
     block: the facts of a mixer that has the heads or channels of this rank alone. rows: of the matrices that are
     divided so, by role; all others are divided by tiles of rows. vectors: the rows of other parameters, by name. cuts:
-    of the states that the layer keeps, or one for all its rows. joined: the module that takes the results of all ranks.
+    of the states that the layer keeps, or one for all its rows. joined: the module that takes the results of all ranks,
+    empty where each rank has all results.
     """
 
     block: Mixer
@@ -111,6 +114,39 @@ def _delta_net(block: DeltaNetBlock, rank: int, ranks: int) -> MixerShare:
     return MixerShare(replace(block, **own), rows, vectors, [Cut(2, channels), Cut(1, [v_heads])])
 
 
+def _kda(block: KimiDeltaBlock, rank: int, ranks: int) -> MixerShare:
+    heads = divide(block.num_heads, ranks)[rank]
+    own = times(heads, block.head_dim)
+    parts = {"qkv": [[own]] * 3, "beta": [[heads]], "forget_out": [[own]], "gate_out": [[own]]}
+    rows = {role: part_rows(block.matrices[role].parts, each) for role, each in parts.items()}
+    rows |= {role: [range(block.matrices[role].outputs)] for role in ("forget_in", "gate_in")}  # in every rank
+    mine = replace(
+        block,
+        num_heads=len(heads),
+        qkv=_with_parts(block.qkv, parts["qkv"]),
+        beta=_with_parts(block.beta, parts["beta"]),
+        forget=(block.forget[0], _with_parts(block.forget[1], parts["forget_out"])),
+        gate=(block.gate[0], _with_parts(block.gate[1], parts["gate_out"])),
+        out=replace(block.out, inputs=len(own)),
+    )
+    vectors = {"conv": rows["qkv"], "A_log": [heads], "dt_bias": [own]}
+    return MixerShare(mine, rows, vectors, [Cut(2, rows["qkv"]), Cut(1, [heads])])
+
+
+def _latent(block: LatentBlock, rank: int, ranks: int) -> MixerShare:
+    """Every rank attends with all heads: torch's products with fewer heads, which share one row, would have other
+    bits. What divides are the products before and after.
+    """
+    heads = {
+        f"{role}.{head}": matrix
+        for role, matrix in (("keys", block.key), ("values", block.value))
+        for head in range(block.num_heads)
+    }
+    return MixerShare(
+        block, {role: [range(matrix.outputs)] for role, matrix in heads.items()}, {}, [Cut(1, [range(1)])], joined=""
+    )
+
+
 def _mamba2(block: Mamba2Block, rank: int, ranks: int) -> MixerShare:
     groups, heads = _groups_and_heads(block, rank, ranks)
     x, shared = times(heads, block.head_dim), times(groups, block.state_dim)
@@ -145,6 +181,8 @@ SHARES: dict[str, Callable[[Any, int, int], MixerShare]] = {
     "attention": _attention,
     "short_conv": _short_conv,
     "delta_net": _delta_net,
+    "kda": _kda,
+    "latent": _latent,
     "mamba2": _mamba2,
     "absent": _absent,
 }
@@ -162,6 +200,8 @@ def refuse_division(block: Mixer, ranks: int) -> str | None:
     what, of, count = "", "", ranks
     if isinstance(block, AttentionBlock):
         what, count = "kv head", block.num_kv_heads
+    elif isinstance(block, KimiDeltaBlock):
+        what, of, count = "head", " of each delta attention", block.num_heads
     elif isinstance(block, DeltaNetBlock):
         what, of, count = "k head", " of each delta net", block.num_k_heads
     elif isinstance(block, ShortConvBlock):

@@ -21,7 +21,7 @@ class LatentAttention(nn.Module):
     def __init__(self, block: LatentBlock, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
         self.block = block
-        self.down = make_linear(block.down, scheme, fused)
+        self.down = make_linear(block.down, scheme, ("down",))
         self.q_norm = make_norm(block.q_norm, fused)
         self.q_up = None if block.q_up is None else make_linear(block.q_up, scheme, fused)
         self.kv_norm = make_norm(block.kv_norm, fused)
