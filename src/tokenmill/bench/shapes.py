@@ -55,6 +55,8 @@ _QWEN_3_5 = {
     "linear_num_value_heads": 32,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }
+_GEMMA_4: dict[str, Any] = {"model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh"}
+_GEMMA_4 |= {"final_logit_softcapping": 30.0}
 _ATTENDS = "full_attention"
 _ROPE_32 = {**_ROPE_3, "rope_scaling": {**_ROPE_3["rope_scaling"], "factor": 32.0}}  # type: ignore[dict-item]
 
@@ -104,6 +106,37 @@ SHAPES |= {
         "model_type": "lfm2",
         "layer_types": [_ATTENDS if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)],
         "conv_L_cache": 3,
+    },
+    "gemma-4-e4b": {
+        **_llama(2560, 42, 8, 2, 10240, 262144, 131072, tie_word_embeddings=True, head_dim=256, **_GEMMA_4),
+        "sliding_window": 512,
+        "num_kv_shared_layers": 18,
+    },
+    "gemma-4-26b-a4b": {
+        **_llama(2816, 30, 16, 8, 2112, 262144, 262144, tie_word_embeddings=True, head_dim=256, **_GEMMA_4),
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "hidden_size_per_layer_input": 0,
+        "moe_intermediate_size": 704,
+        "num_experts": 128,
+        "num_global_key_value_heads": 2,
+        "num_kv_shared_layers": 0,
+        "sliding_window": 1024,
+        "top_k_experts": 8,
+    },
+    "glm-4.7-flash": {
+        **_llama(2048, 47, 20, 20, 10240, 154880, 202752, rope_theta=1e6),
+        "model_type": "glm4_moe_lite",
+        "q_lora_rank": 768,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 64,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "routed_scaling_factor": 1.8,
     },
     "mixtral-8x7b": {
         **_llama(4096, 32, 32, 8, 14336, 32000, 32768, rope_theta=1e6),
