@@ -144,6 +144,7 @@ def _random_matrix(kind: gguf.GGMLQuantizationType, shape: tuple[int, ...], seed
 
 HALVES = {  # the bytes of a block at which a half float begins: a scale, a minimum
     **{kind: [0] for kind in (KIND.Q4_0, KIND.Q5_0, KIND.Q8_0, KIND.IQ4_NL, KIND.IQ4_XS)},
+    **{kind: [0] for kind in (KIND.IQ1_S, KIND.IQ2_XXS, KIND.IQ3_XXS, KIND.IQ3_S)},
     **{kind: [0, 2] for kind in (KIND.Q4_1, KIND.Q5_1, KIND.Q4_K, KIND.Q5_K)},
     KIND.Q2_K: [80, 82],
     KIND.Q3_K: [108],

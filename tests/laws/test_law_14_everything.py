@@ -360,7 +360,9 @@ def test_every_text_of_a_model_in_float16(family, program, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", (("Q6_K", "Q5_K", "IQ4_XS"), ("F16", "Q3_K", "Q5_0", "MXFP4", "Q8_0", "IQ4_NL")))
+@pytest.mark.parametrize(
+    "kinds", (("Q6_K", "Q5_K", "IQ4_XS", "IQ3_S"), ("F16", "Q3_K", "Q5_0", "MXFP4", "Q8_0", "IQ4_NL"))
+)
 @pytest.mark.parametrize("name", gguf_files.WIDE)
 def test_every_text_of_a_file_with_codes_of_several_kinds(name, kinds, tmp_path):
     """Within one model, and within the matrix that is made of those of q, k and v."""

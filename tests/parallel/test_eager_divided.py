@@ -157,7 +157,9 @@ def test_what_cannot_be_divided_is_refused(name, settings, reason, models):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", (("Q6_K", "Q5_K", "IQ4_XS"), ("F16", "Q3_K", "Q5_0", "MXFP4", "Q8_0", "IQ4_NL")))
+@pytest.mark.parametrize(
+    "kinds", (("Q6_K", "Q5_K", "IQ4_XS", "IQ3_S"), ("F16", "Q3_K", "Q5_0", "MXFP4", "Q8_0", "IQ4_NL"))
+)
 @pytest.mark.parametrize("name", gguf_files.WIDE)
 def test_codes_of_several_kinds(name, kinds, tmp_path):
     """Within one model, and within the matrix that is made of those of q, k and v."""

@@ -7,7 +7,8 @@ of IQ4_NL and MXFP4 become codes of 8 bits.
 
 Blocks of 256 numbers: Q4_K and Q5_K have eight groups, whose scales and minimums are integers of 6 bits times d and
 dmin; Q3_K and Q6_K have sixteen groups, whose scales are integers times d; IQ4_XS has eight groups, whose scales are
-integers of 6 bits times d, and codes that name one of 16 numbers; TQ1_0 and TQ2_0 have -1, 0 and 1 times d
+integers of 6 bits times d, and codes that name one of 16 numbers; TQ1_0 and TQ2_0 have -1, 0 and 1 times d. IQ1_S,
+IQ2_XXS, IQ3_XXS and IQ3_S have numbers of a grid, with a scale for each 32 of them
 (https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h).
 """
 
@@ -148,6 +149,45 @@ def _tq2_0(blocks_RGB: Tensor) -> Stored:
     return _ternary(codes, _half_floats(blocks_RGB, 64))
 
 
+def _iq2_xxs(blocks_RGB: Tensor) -> Stored:
+    """Read d; for each group four bytes of numbers in the grid, and four of signs and, in the highest bits, a scale."""
+    factors = blocks_RGB[:, :, 9::8] >> 4
+    return _of_grid(blocks_RGB, KIND.IQ2_XXS, slice(9, None, 8), 0x0F, 8, (factors.float() + 0.5) * 0.25)
+
+
+def _iq3_xxs(blocks_RGB: Tensor) -> Stored:
+    """Read d, 64 bytes of numbers in the grid, four bytes for each group of signs and of a scale, as in IQ2_XXS."""
+    factors = blocks_RGB[:, :, 69::4] >> 4
+    return _of_grid(blocks_RGB, KIND.IQ3_XXS, slice(69, None, 4), 0x0F, 4, (factors.float() + 0.5) * 0.5)
+
+
+def _iq3_s(blocks_RGB: Tensor) -> Stored:
+    """Read d, 64 bytes of numbers in the grid, 8 of their high bits, 32 of signs, 4 of scales of 4 bits."""
+    scales = blocks_RGB[:, :, 106:, None] >> torch.tensor([0, 4], dtype=torch.uint8) & 15
+    return _of_grid(blocks_RGB, KIND.IQ3_S, slice(106, None), 0, 1, scales.flatten(2).float() * 2 + 1)
+
+
+def _iq1_s(blocks_RGB: Tensor) -> Stored:
+    """Read d, 32 bytes of numbers in the grid; for each group two bytes of their high bits, three bits of a scale and
+    one that says whether an eighth is added or taken away. Codes are eighths.
+    """
+    factors = blocks_RGB[:, :, 35::2] >> 4 & 7
+    return _of_grid(blocks_RGB, KIND.IQ1_S, slice(35, None, 2), 0x8F, 8, (factors.float() * 2 + 1) * 0.125)
+
+
+def _of_grid(
+    blocks_RGB: Tensor, kind: gguf.GGMLQuantizationType, scales: slice, kept: int, unit: int, factors_RGS: Tensor
+) -> Stored:
+    """Make codes of 8 bits of the numbers that a type looks up in its grid: of the same blocks with d = 1 and the least
+    scales, whose values are integers over `unit`. scales: the bytes of scales, of which the bits in `kept` are others.
+    """
+    plain = blocks_RGB.clone()
+    plain[:, :, :2] = torch.tensor([0, 0x3C], dtype=torch.uint8)  # 1 as a half float
+    plain[:, :, scales] &= kept
+    values = torch.from_numpy(gguf.dequantize(plain.flatten(1).numpy(), kind))
+    return _stored_codes(8, (values * unit + 128).to(torch.uint8), _half_floats(blocks_RGB, 0)[..., None] * factors_RGS)
+
+
 def _scales_and_minimums(blocks_RGB: Tensor) -> tuple[Tensor, Tensor]:
     """Read the scales and minimums of Q4_K and Q5_K. Of the 12 bytes, four hold the first four scales, four the first
     four minimums, in their low 6 bits. The other scales and minimums have their low 4 bits in the last four bytes, and
@@ -216,6 +256,10 @@ _DECODERS: dict[gguf.GGMLQuantizationType, Callable[[Tensor], Stored]] = {
     KIND.Q5_K: _q5_k,
     KIND.Q6_K: _q6_k,
     KIND.IQ4_XS: _iq4_xs,
+    KIND.IQ1_S: _iq1_s,
+    KIND.IQ2_XXS: _iq2_xxs,
+    KIND.IQ3_XXS: _iq3_xxs,
+    KIND.IQ3_S: _iq3_s,
     KIND.TQ1_0: _tq1_0,
     KIND.TQ2_0: _tq2_0,
 }

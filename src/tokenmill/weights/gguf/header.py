@@ -50,6 +50,7 @@ CODE_BITS = {
     KIND.IQ4_NL: 8.5,
     KIND.IQ4_XS: 9.0,
     KIND.MXFP4: 8.5,
+    **dict.fromkeys((KIND.IQ1_S, KIND.IQ2_XXS, KIND.IQ3_XXS, KIND.IQ3_S), 9.0),
     KIND.TQ1_0: 4.5,
     KIND.TQ2_0: 4.5,
 }
