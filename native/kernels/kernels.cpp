@@ -43,6 +43,8 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
         product<IntegerWeights<5, 256, true, true>>,         // Q5_WIDE
         product<IntegerWeights<6, 128>>,                    // Q6_HALVES
         product<IntegerWeights<5, 128, true>>,               // Q5_MIN
+        product<IntegerWeights<4, 128, true, false, false, true>>,  // Q4_INTS
+        product<IntegerWeights<5, 128, true, false, false, true>>,  // Q5_INTS
     },
     convert,
     norm,

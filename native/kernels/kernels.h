@@ -10,10 +10,11 @@
 
 // How the rows of a weight matrix are stored (products/products.h has the layouts). Q4_MIN, Q5_MIN: with minimums; Q4_WIDE,
 // Q5_WIDE: with minimums, which are float32 as the scales are; Q4_PAIR: with minimums, two groups sharing a scale; Q8_WIDE: with
-// scales as float32; Q6_HALVES: with an integer factor of the scale for each half of a group.
+// scales as float32; Q6_HALVES: with an integer factor of the scale for each half of a group; Q4_INTS, Q5_INTS: with minimums, and
+// both are integers times a half float.
 enum Scheme {
   FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, Q8 = 3, Q4 = 4, Q4_MIN = 5, Q4_WIDE = 6, Q4_PAIR = 7, Q8_WIDE = 8, Q5_WIDE = 9,
-  Q6_HALVES = 10, Q5_MIN = 11, NUM_SCHEMES = 12
+  Q6_HALVES = 10, Q5_MIN = 11, Q4_INTS = 12, Q5_INTS = 13, NUM_SCHEMES = 14
 };
 // How activations or cached K and V rows are stored. AS_INT8: codes with a float32 scale for each group (activations), or for
 // each token and head (cache). AS_FLOAT16 is of the cache alone.

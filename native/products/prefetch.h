@@ -55,6 +55,11 @@ template <int R, int N, bool COLD, int BLOCK> class TileBlock {
   int64_t size_;
 };
 
+// The scales of a group, or its minimums, where they are integers times half floats; see products.h.
+TM_INLINE F integer_scale(const uint8_t* header, int g, int is_minimum) {
+  return mul(half((const uint16_t*)(header + 32 * is_minimum)), from_codes((const int8_t*)header + 64 + 32 * g + 16 * is_minimum));
+}
+
 // Prefetches the next PREFETCH_BYTES of the KV cache into the second-level cache. Products of integer weights with eight tokens
 // leave memory idle.
 template <bool PREFETCHES_KV> TM_INLINE void prefetch_kv(const uint8_t*& at) {

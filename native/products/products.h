@@ -100,12 +100,16 @@ struct Bfloat16Weights {
 // Integer schemes: each block of 64 inputs has a header with the scales (and minimums) of two groups, then the codes of the two
 // groups. The dot product of a group is an exact integer; its product with the scales is added to the sum in the order of the
 // groups. Scales and minimums are half floats, or floats where WIDE. SHARED_SCALE: both groups have the same scale and minimum.
+// INTS: two half floats for each row, then for each group the integers by which they are multiplied, one byte each, [scale,
+// minimum][16 rows]. Both factors are so short that the product is exact.
 //
 // Codes of 5 and 6 bits begin with their high bits, a line of 64 bytes for each bit, and go on as codes of 4 bits do. Bit i of a
 // byte is the high bit of quad i of the group for 5 bits; for 6 bits a byte has the high bits of four quads, see whole_codes.
 // Behind the scales of 6-bit codes stand factors of one byte for the halves of both groups: the codes of half a group, minus 32,
 // are multiplied by the scale and by their factor. Factors are multiplied as integers, so that these sums are exact too.
-template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, bool SHARED_SCALE = false> struct IntegerWeights {
+template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, bool SHARED_SCALE = false,
+          bool INTS = false>
+struct IntegerWeights {
   static constexpr int BLOCK = HEADER + 128 * BITS;
   static constexpr bool INTEGER = true;
   // An activation is broadcast to all lanes once for two tiles, because products of one tile wait for these loads. More sums
@@ -235,11 +239,11 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
         for (int r = 0; r < R; r++) prefetch_kv<PREFETCHES_KV>(kv_prefetch);
         multiply_group(block, g, x, at, dots);
         for (int r = 0; r < R; r++) {
-          const F scale = load_scales(block.at(r, SCALES_AT * g));
+          const F scale = INTS ? integer_scale(block.at(r, 0), g, 0) : load_scales(block.at(r, SCALES_AT * g));
           for (int t = 0; t < N; t++)
             sums[r][t] = fma(from_int(dots[r][t]), mul(scale, set1(x.scales[at + (int64_t)t * groups])), sums[r][t]);
           if (!HAS_MINIMUM) continue;
-          const F minimum = load_scales(block.at(r, MINIMUMS_AT + SCALES_AT * g));
+          const F minimum = INTS ? integer_scale(block.at(r, 0), g, 1) : load_scales(block.at(r, MINIMUMS_AT + SCALES_AT * g));
           for (int t = 0; t < N; t++) sums[r][t] = fma(minimum, set1(x.scaled_sums[at + (int64_t)t * groups]), sums[r][t]);
         }
       }
@@ -251,7 +255,7 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
   static constexpr bool HAS_AMX = BITS == 4 || BITS == 8;
 #if defined(TM_AMX)
   static void run_amx(const TileJob& job, int count) {
-    integer_tile_amx<BITS, HEADER, HAS_MINIMUM, WIDE, SHARED_SCALE>(job.w, job.x, job.first, count, job.out, job.stride,
+    integer_tile_amx<BITS, HEADER, HAS_MINIMUM, WIDE, SHARED_SCALE, INTS>(job.w, job.x, job.first, count, job.out, job.stride,
                                                                     job.kv_prefetch);
   }
 #endif

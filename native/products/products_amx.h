@@ -55,7 +55,7 @@ TM_INLINE void dot_amx(const uint8_t* codes, const int8_t* bytes, int k, int32_t
 }
 
 // products.h describes the layouts. The matrix unit is one pair of groups ahead of the arithmetic on its results.
-template <int BITS, int HEADER, bool HAS_MINIMUM, bool WIDE, bool SHARED_SCALE>
+template <int BITS, int HEADER, bool HAS_MINIMUM, bool WIDE, bool SHARED_SCALE, bool INTS>
 void integer_tile_amx(const uint8_t* w, const Activations& x, int first, int count, float* out, int64_t stride,
                       const uint8_t* kv_prefetch) {
   alignas(64) uint8_t codes[GROUPS_AT_ONCE][512];
@@ -69,10 +69,11 @@ void integer_tile_amx(const uint8_t* w, const Activations& x, int first, int cou
     for (int i = 0; i < size; i++) {
       const int g = i % 2;
       expand_codes<BITS, HAS_MINIMUM>(w + HEADER + 64 * BITS * g, codes[i]);
-      store(scales[i], WIDE ? load((const float*)(w + 64 * g)) : half((const uint16_t*)(w + (SHARED_SCALE ? 0 : 32 * g))));
+      store(scales[i], INTS ? integer_scale(w, g, 0) : WIDE ? load((const float*)(w + 64 * g)) : half((const uint16_t*)(w + (SHARED_SCALE ? 0 : 32 * g))));
       if (HAS_MINIMUM)
-        store(minimums[i], WIDE ? load((const float*)(w + 128 + 64 * g))
-                                : half((const uint16_t*)(w + (SHARED_SCALE ? 32 : 64 + 32 * g))));
+        store(minimums[i], INTS   ? integer_scale(w, g, 1)
+                           : WIDE ? load((const float*)(w + 128 + 64 * g))
+                                  : half((const uint16_t*)(w + (SHARED_SCALE ? 32 : 64 + 32 * g))));
       if (g) w += BLOCK;
     }
     for (int token = 0; token < count; token += AMX_TOKENS) {

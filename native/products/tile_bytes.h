@@ -12,8 +12,10 @@ inline int64_t tile_bytes(int scheme, int k) {
     case Q8: return padded / PAD * (64 + 1024);
     case Q4:
     case Q4_PAIR: return padded / PAD * (64 + 512);
+    case Q4_INTS:
     case Q4_MIN: return padded / PAD * (128 + 512);
     case Q8_WIDE: return padded / PAD * (128 + 1024);
+    case Q5_INTS:
     case Q5_MIN: return padded / PAD * (128 + 640);
     case Q5_WIDE: return padded / PAD * (256 + 640);
     case Q6_HALVES: return padded / PAD * (128 + 768);

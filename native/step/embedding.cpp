@@ -28,6 +28,11 @@ struct CodedRow {
   const uint8_t* tile;
   int scheme, lane;
 
+  bool has_integers() const { return scheme == Q4_INTS || scheme == Q5_INTS; }
+  float integer(const uint8_t* header, int group, int is_minimum) const {
+    return half_value(((const uint16_t*)header)[is_minimum * TILE + lane]) *
+           (float)((const int8_t*)header)[64 + 32 * group + TILE * is_minimum + lane];
+  }
   float number(const uint8_t* header, int at) const {
     const bool wide = scheme == Q4_WIDE || scheme == Q5_WIDE || scheme == Q8_WIDE;
     return wide ? ((const float*)header)[at] : half_value(((const uint16_t*)header)[at]);
@@ -45,7 +50,7 @@ struct CodedRow {
   int code_bits() const {
     switch (scheme) {
       case Q8: case Q8_WIDE: return 8;
-      case Q5_MIN: case Q5_WIDE: return 5;
+      case Q5_MIN: case Q5_WIDE: case Q5_INTS: return 5;
       case Q6_HALVES: return 6;
       default: return 4;
     }
@@ -57,10 +62,11 @@ struct CodedRow {
     for (int k = 0; k < width; k++) {
       const uint8_t* at = tile + k / PAD * block;
       const int group = k % PAD / GROUP, place = (groups == 1 ? 0 : group) * TILE + lane;
-      const float scale = number(at, place);
+      const float scale = has_integers() ? integer(at, group, 0) : number(at, place);
       const int factor = scheme == Q6_HALVES ? ((const int8_t*)at)[64 + k % PAD / 16 * TILE + lane] : 1;
       const int value = code(at + header, group, k % GROUP);
-      row[k] = has_minimums ? (float)value * scale + number(at, groups * TILE + place) : (float)((value - zero) * factor) * scale;
+      const float minimum = has_integers() ? integer(at, group, 1) : has_minimums ? number(at, groups * TILE + place) : 0;
+      row[k] = has_minimums ? (float)value * scale + minimum : (float)((value - zero) * factor) * scale;
     }
   }
 };

@@ -60,7 +60,7 @@ struct Rows {
 
 // Two tiles. EXACT: all scales, minimums and factors are 1.
 static std::vector<uint8_t> two_tiles(int scheme, int k, bool exact) {
-  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64, 128};  // bytes of scales and minimums
+  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64, 128, 64, 64};  // bytes of scales and minimums
   const bool wide = scheme == Q4_WIDE || scheme == Q5_WIDE || scheme == Q8_WIDE;
   std::vector<uint8_t> tiles(2 * (size_t)tile_bytes(scheme, k));
   for (uint8_t& byte : tiles) byte = (uint8_t)generator();
@@ -76,7 +76,8 @@ static std::vector<uint8_t> two_tiles(int scheme, int k, bool exact) {
       const uint32_t halves = exact ? 0x3c003c00 : (uint32_t)half_bits(number) << 16 | half_bits(uniform(0.01f));
       memcpy(header + 4 * i, wide ? (const void*)&number : (const void*)&halves, 4);
     }
-    if (scheme == Q6_HALVES && exact) memset(header + headers[scheme], 1, (size_t)(tile_bytes(scheme, PAD) - headers[scheme] - 128 * 6));
+    const int bits = scheme == Q6_HALVES ? 6 : scheme == Q4_INTS ? 4 : scheme == Q5_INTS ? 5 : 0;  // where integers follow
+    if (bits && exact) memset(header + headers[scheme], 1, (size_t)(tile_bytes(scheme, PAD) - headers[scheme] - 128 * bits));
   }
   return tiles;
 }

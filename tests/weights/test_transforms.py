@@ -8,6 +8,7 @@ import torch
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
+from tokenmill.model.mixers.latent import latent_attention
 from tokenmill.model.mixers.mamba2 import mamba2
 from tokenmill.weights.transforms import TRANSFORMS
 
@@ -41,6 +42,11 @@ SHAPES = {"one row": (1, 5), "as a row": (5,), "pairs_to_halves of heads": (4, 6
 SHAPES |= {"column log of minus": (6, 1), "as a column": (6, 1), "by groups": (2, 6)}
 SHAPES |= {"depthwise": (5, 1, 4), "gate before query": (48, 6)}
 SHAPES |= {"qkvz by k heads": (96, 6), "gates by k heads": (12, 6)}
+SHAPES |= {"latent pairs of r": (14, 6), "heads in the middle": (1, 1, 6, 1)}
+LATENT = replace(
+    CONFIG,
+    mixers=(latent_attention(24, 6, q_latent=None, latent=8, plain=6, rope_dim=6, value=4, rope=None, scale=1.0),),
+)  # 72 rows of q, 14 of r
 
 
 def config_for(name: str, config: ModelConfig = CONFIG) -> ModelConfig:
@@ -50,6 +56,8 @@ def config_for(name: str, config: ModelConfig = CONFIG) -> ModelConfig:
         if name.startswith("tiled") or name.endswith("by k heads")
         else MAMBA
         if name == "by groups"
+        else LATENT
+        if name.startswith("latent")
         else config
     )
 
@@ -88,6 +96,13 @@ def test_pairs_become_halves_in_the_rotated_part_of_each_head():
         *(6, 8, 10, 7, 9, 11),
     ]
     assert TRANSFORMS["pairs_to_halves"].to_decoder(rows, PARTIAL)[:6, 0].tolist() == [0, 2, 1, 3, 4, 5]
+
+
+def test_pairs_become_halves_at_the_end_of_each_query_and_of_the_row():
+    q = TRANSFORMS["latent pairs of q"].to_decoder(numbered(72, 2), LATENT)[:, 0].tolist()
+    assert q[:12] == [*range(6), 6, 8, 10, 7, 9, 11] and q[12:24] == [12 + each for each in q[:12]]
+    r = TRANSFORMS["latent pairs of r"].to_decoder(numbered(14, 2), LATENT)[:, 0].tolist()
+    assert r == [*range(8), 8, 10, 12, 9, 11, 13]
 
 
 def test_what_is_left_for_rows_is_a_transform():

@@ -25,6 +25,8 @@ class Stored:
 
     minimums: like the scales, where there are any. halves: codes of 4 bits may be here instead, [R, K / 2] uint8, as
     most files have them: 16 bytes for each group, whose low halves are its first 16 codes. factors: [R, K / 16] int8.
+    steps: of which scales and minimums are multiples from 0 to 63, and minus 63 to 0, where they are: for each group
+    both, one after the other, [R, K / 16] float16.
     """
 
     bits: int
@@ -34,6 +36,7 @@ class Stored:
     minimums: Tensor | None = None
     halves: Tensor | None = None
     factors: Tensor | None = None
+    steps: Tensor | None = None
 
     @classmethod
     def plain(cls, numbers: Tensor) -> "Stored":
@@ -63,7 +66,9 @@ class Stored:
     def joined(cls, parts: Sequence["Stored"]) -> "Stored":
         """Join the rows of all parts, which are stored alike."""
         tensors = ([getattr(part, name) for part in parts] for name in TENSORS)
-        return cls(parts[0].bits, *(None if each[0] is None else torch.cat(each) for each in tensors))
+        return cls(
+            parts[0].bits, *(None if any(part is None for part in each) else torch.cat(each) for each in tensors)
+        )
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> "Stored":
         tensors = (getattr(self, name) for name in TENSORS)
@@ -107,7 +112,7 @@ class Stored:
         return halves_RGC.view(signed_RGC.shape)
 
 
-TENSORS = ("numbers", "codes", "scales", "minimums", "halves", "factors")  # of Stored, in this order
+TENSORS = ("numbers", "codes", "scales", "minimums", "halves", "factors", "steps")  # of Stored, in this order
 
 
 def joined_nibbles(codes: Tensor) -> Tensor:

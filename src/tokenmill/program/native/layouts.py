@@ -21,8 +21,11 @@ LAYOUTS = {  # numbers as in native/kernels.h
     "5 bits with wide scales": 9,  # and minimums too
     "6 bits in halves": 10,  # with an integer factor for each half of a group
     "5 bits with minimums": 11,
+    "4 bits with integer scales": 12,  # times half floats, and minimums too
+    "5 bits with integer scales": 13,
 }
 FLOATS = {LAYOUTS[name] for name in DTYPES}
+INTEGER = {LAYOUTS[f"{bits} bits with integer scales"] for bits in (4, 5)}
 WIDE = {LAYOUTS[name] for name in LAYOUTS if name.endswith("with wide scales")}  # scales and minimums are float32
 MODULES = ("plain", "codes")  # the modules of a matrix whose rows can be read
 KV_NUMBERS = {

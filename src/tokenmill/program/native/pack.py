@@ -6,14 +6,15 @@ then the codes: 8 bits as [8][16 rows][4 inputs] for each group; 4 bits as [4][1
 half belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31. Codes of 5 and 6 bits have their high
 bits first, [1 or 2][16 rows][4 inputs], then the low four bits in the layout of 4 bits. With 5 bits, bit i of a high
 byte belongs to the low half of byte i, and bit 4 + i to its high half; with 6 bits, the two bits from 2 i and from 4 +
-2 i on do. With 6 bits the header ends with the factors, one byte for each half of both groups, [4][16 rows].
+2 i on do. With 6 bits the header ends with the factors, one byte for each half of both groups, [4][16 rows]. Integer
+scales are half floats, [scale, minimum][16 rows], then bytes, [2 groups][scale, minimum][16 rows].
 """
 
 import torch
 from torch import Tensor
 
 from tokenmill.kernels.native_library import library
-from tokenmill.program.native.layouts import LAYOUTS, PAD, TILE, WIDE
+from tokenmill.program.native.layouts import INTEGER, LAYOUTS, PAD, TILE, WIDE
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored
 from tokenmill.settings.engine_config import DTYPES
@@ -35,7 +36,8 @@ def _layout_of_codes(stored: Stored) -> str:
     if stored.factors is not None:
         return "6 bits in halves"
     if not all(torch.equal(part.half().float(), part) for part in parts):
-        return f"{stored.bits} bits with wide scales"
+        has_integers = stored.steps is not None and _in_pairs(stored.steps.view(torch.int32))
+        return f"{stored.bits} bits with {'integer' if has_integers else 'wide'} scales"
     if stored.minimums is None:
         return f"{stored.bits} bits"
     in_pairs = stored.bits == 4 and all(map(_in_pairs, parts))
@@ -63,6 +65,8 @@ def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int, out: Tensor
 def _headers(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
     """Make the headers, [tiles, pairs, bytes]: scales, and minimums or factors if there are any."""
     assert stored.scales is not None
+    if layout in INTEGER:
+        return _integer_headers(stored, rows, width)
     wide, pairs = layout in WIDE, layout == LAYOUTS["4 bits in pairs"]
     minimums = -8 * stored.scales if wide and stored.bits == 4 and stored.minimums is None else stored.minimums
     found = [_header(part, rows, width, wide, pairs) for part in (stored.scales, minimums) if part is not None]
@@ -70,6 +74,18 @@ def _headers(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
         taken = _take(stored.factors, rows, width // 16).view(-1, TILE, width // PAD, PAD // 16)
         found.append(taken.permute(0, 2, 3, 1).contiguous().flatten(2).view(torch.uint8))
     return torch.cat(found, dim=2)
+
+
+def _integer_headers(stored: Stored, rows: Tensor, width: int) -> Tensor:
+    """Make headers of scales and minimums that are integers times half floats; a minimum is at most zero."""
+    assert stored.scales is not None and stored.minimums is not None and stored.steps is not None
+    numbers = torch.stack((stored.scales, stored.minimums), -1).flatten(1)
+    signed = stored.steps * torch.tensor([1, -1]).to(stored.steps).repeat(stored.scales.shape[1])
+    integers = torch.where(signed == 0, 0, torch.round(numbers / signed.float())).to(torch.int8)
+    pairs, unit = width // PAD, (-1, TILE, width // PAD, 2, 2)  # tiles, rows, pairs, groups, scale and minimum
+    steps = _take(signed, rows, 4 * pairs).view(unit)[:, :, :, 0].permute(0, 2, 3, 1).contiguous()
+    factors = _take(integers, rows, 4 * pairs).view(unit).permute(0, 2, 3, 4, 1).contiguous()
+    return torch.cat([steps.flatten(2).view(torch.uint8), factors.flatten(2).view(torch.uint8)], dim=2)
 
 
 def _fours(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:

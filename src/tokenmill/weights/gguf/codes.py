@@ -13,6 +13,7 @@ IQ2_XXS, IQ3_XXS and IQ3_S have numbers of a grid, with a scale for each 32 of t
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -94,14 +95,14 @@ def _five_bits(blocks_RGB: Tensor, at: int) -> Tensor:
 def _q4_k(blocks_RGB: Tensor) -> Stored:
     """Read d, dmin, 12 bytes of 6-bit integers, 128 bytes of nibbles: 64 numbers from each 32, low halves first."""
     codes = _nibbles(_split(blocks_RGB[:, :, 16:], 4, GROUP))
-    return _stored_codes(4, codes, *_scales_and_minimums(blocks_RGB))
+    return replace(_stored_codes(4, codes, *_scales_and_minimums(blocks_RGB)), steps=_steps(blocks_RGB))
 
 
 def _q5_k(blocks_RGB: Tensor) -> Stored:
     """Read Q5_K, which is Q4_K with 32 bytes before the nibbles: bit i of each is the high bit of group i."""
     codes = _split(_nibbles(_split(blocks_RGB[:, :, 48:], 4, GROUP)), 2, GROUP).flatten(2, 3)
     codes = codes | _fields(blocks_RGB[:, :, 16:48], 1) << 4
-    return _stored_codes(5, codes, *_scales_and_minimums(blocks_RGB))
+    return replace(_stored_codes(5, codes, *_scales_and_minimums(blocks_RGB)), steps=_steps(blocks_RGB))
 
 
 def _q6_k(blocks_RGB: Tensor) -> Stored:
@@ -197,6 +198,12 @@ def _scales_and_minimums(blocks_RGB: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], -1)
     minimums = torch.cat([second & 63, third >> 4 | second >> 6 << 4], -1)
     return _half_floats(blocks_RGB, 0)[..., None] * scales, -_half_floats(blocks_RGB, 2)[..., None] * minimums
+
+
+def _steps(blocks_RGB: Tensor) -> Tensor:
+    """Read d and dmin of Q4_K and Q5_K for each group, one after the other: [R, 2 · groups] float16."""
+    both = blocks_RGB[:, :, :4].contiguous().view(torch.float16)
+    return both.repeat_interleave(BLOCK // GROUP, 1).flatten(1)
 
 
 def _split(bytes_: Tensor, *sizes: int) -> Tensor:

@@ -21,7 +21,7 @@ from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.packed.verified import is_verified, record_of, remember
 
-MAGIC, FORMAT = b"TMIMAGE\n", 6
+MAGIC, FORMAT = b"TMIMAGE\n", 7
 BEGIN = HUGE_PAGE  # of the weights in the file
 REMEDY = "make it again with `tokenmill pack`"
 ANY_DTYPE = "any-dtype"
