@@ -5,7 +5,7 @@ import torch
 
 from tokenmill.bench.shapes import SHAPES, find_shape
 from tokenmill.errors import ConfigError
-from tokenmill.model.description import count_parameters
+from tokenmill.model.counts import count_parameters
 from tokenmill.model.families import read_config
 
 

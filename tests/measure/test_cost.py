@@ -22,7 +22,7 @@ from tokenmill.measure.cost import (
 )
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig, Rope
-from tokenmill.model.description import count_parameters
+from tokenmill.model.counts import count_parameters
 from tokenmill.model.families import read_config
 from tokenmill.program.spec import preferred_schemes
 from tokenmill.registry import PROGRAMS, lookup

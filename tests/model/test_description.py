@@ -9,7 +9,8 @@ from tests.tiny_models import prompt, reference, save
 from tokenmill import load
 from tokenmill.measure.cost import cost_of, num_read, num_used
 from tokenmill.model.config import ModelConfig, QKNorm, Rope
-from tokenmill.model.description import count_parameters, describe
+from tokenmill.model.counts import count_parameters
+from tokenmill.model.description import describe
 from tokenmill.model.features import features_of
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import FUSIBLE

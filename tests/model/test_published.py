@@ -10,7 +10,7 @@ import transformers
 from tests.published import PUBLISHED, READ, REFUSED, without_codes
 from tests.tiny_models import CORRECTIONS, auto_class
 from tokenmill.errors import CheckpointError
-from tokenmill.model.description import count_parameters
+from tokenmill.model.counts import count_parameters
 from tokenmill.model.families import read_config
 from tokenmill.registry import FAMILIES
 

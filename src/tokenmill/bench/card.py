@@ -13,7 +13,7 @@ from tokenmill.loader.resolve import resolve
 from tokenmill.measure.cost import Storage, decode_traffic, kv_bytes, prefill_traffic
 from tokenmill.measure.machine import Limits, instruction_sets
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import count_parameters
+from tokenmill.model.counts import count_parameters
 from tokenmill.settings.engine_config import EngineConfig
 
 MAX_FLOORS = 6  # that people are shown

@@ -190,7 +190,8 @@ def _describe(
     from tokenmill.loader.at_hand.kept import KeptFiles, all_kept
     from tokenmill.loader.runs_here import runs_here
     from tokenmill.measure.cost import kv_bytes
-    from tokenmill.model.description import count_parameters, describe
+    from tokenmill.model.counts import count_parameters
+    from tokenmill.model.description import describe
     from tokenmill.model.families import read_config
     from tokenmill.model.features import features_of
     from tokenmill.weights.generation import usable

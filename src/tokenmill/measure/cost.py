@@ -14,7 +14,8 @@ from tokenmill.cache.spec import CacheSpec, RowsSpec, kv_bytes_per_token
 from tokenmill.kernels.devices import kind_of
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import DecoderDescription, count_parameters, describe
+from tokenmill.model.counts import count_parameters
+from tokenmill.model.description import DecoderDescription, describe
 from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.mixers.latent import LatentBlock
 from tokenmill.quant.schemes import find_scheme

@@ -7,11 +7,9 @@ are sums over it. features.py names the departures from a plain decoder. layers.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import count
-from math import prod
 from typing import Any
 
 from tokenmill.cache.spec import LayerSpec, StateSpec
@@ -228,32 +226,3 @@ def mlp_of(config: ModelConfig, width: int, bias: bool, outer: int = 0) -> MlpBl
         config.gated_mlp,
         config.swiglu,
     )
-
-
-@cache
-def count_parameters(config: ModelConfig) -> Mapping[str, int]:
-    """Count parameters by part; a head that is tied to the embedding counts once, as the embedding."""
-    decoder = describe(config)
-    layers, mixers = decoder.layers, [mixer for layer in decoder.layers for mixer in layer.mixers]
-    norms = [norm for layer in layers for norm in layer.norms.values()]
-    inner = sum(norm.num_parameters for mixer in mixers for norm in mixer.norms.values())
-    vectors = sum(prod(shape) for mixer in mixers for shape in mixer.vectors.values())
-    halves = [half for layer in layers for half in (layer.mlp, layer.per_layer) if half is not None]
-    beside = sum(prod(shape) for half in halves for shape in half.vectors.values())
-    norms += [norm for half in halves for norm in half.norms.values()]
-    per_layer, scalars = decoder.per_layer, sum(layer.scalar for layer in layers)
-    if per_layer is not None:
-        norms, beside = [*norms, per_layer.norm], beside + per_layer.projection.num_parameters
-    return {
-        "embedding": config.vocab_size * config.hidden_size,
-        "inputs": 0 if per_layer is None else config.vocab_size * per_layer.width,
-        "positions": config.max_position_embeddings * config.hidden_size if config.positions == "learned" else 0,
-        "attention": sum(_total(Counter(mixer.matrices.values())) for mixer in mixers) + inner + vectors,
-        "mlp": sum(_total(half.matrices) for half in halves) + beside,
-        "norms": sum(norm.num_parameters for norm in [*norms, decoder.norm]) + scalars,
-        "head": 0 if config.tie_embeddings else decoder.head.num_parameters,
-    }
-
-
-def _total(matrices: Counter[Projection]) -> int:
-    return sum(count * matrix.num_parameters for matrix, count in matrices.items())

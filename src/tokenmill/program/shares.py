@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import DecoderDescription, count_parameters, describe
+from tokenmill.model.counts import count_parameters
+from tokenmill.model.description import DecoderDescription, describe
 from tokenmill.parallel.division import divide, divide_rows, whole_tiles
 from tokenmill.program.mixer_shares import share_of
 from tokenmill.quant.schemes import Scheme

@@ -4,7 +4,8 @@ from collections.abc import Collection
 
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import RARITIES, count_parameters, describe
+from tokenmill.model.counts import count_parameters
+from tokenmill.model.description import RARITIES, describe
 from tokenmill.program.mixer_shares import cache_of_rank, refuse_division
 from tokenmill.program.shares import rank_weight_bytes
 from tokenmill.program.spec import ProgramSpec

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError, naming
 from tokenmill.model.config import quant_method
-from tokenmill.model.description import count_parameters
+from tokenmill.model.counts import count_parameters
 from tokenmill.model.families import find_family, read_config
 from tokenmill.registry import CHECKPOINT_CHECKS, CHECKPOINTS, lookup
 from tokenmill.text.tokenizer import Tokenizer, read_json

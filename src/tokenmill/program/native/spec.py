@@ -8,7 +8,8 @@ from tokenmill.kernels import native_library
 from tokenmill.kernels.devices import kind_of
 from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import RARITIES, DecoderDescription, count_parameters, describe
+from tokenmill.model.counts import count_parameters
+from tokenmill.model.description import RARITIES, DecoderDescription, describe
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout

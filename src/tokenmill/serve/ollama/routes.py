@@ -11,7 +11,7 @@ from pathlib import Path
 
 from starlette.responses import Response
 
-from tokenmill.model.description import count_parameters
+from tokenmill.model.counts import count_parameters
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.http.streams import LINES, to_line
