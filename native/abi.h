@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 20 };
+enum { TM_ABI = 21 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
@@ -94,7 +94,8 @@ typedef struct {
   int32_t gate_first;     // of TM_GATE: gates multiply before the norm
   int32_t decays;         // of TM_RECUR: decays of a head, 1, or one for each of key_dim numbers of its key
   const TmUnit* units;    // with experts: all units of expert 0, of expert 1, …
-  const float* weight;    // of a norm; of TM_CONVOLVE [taps, outputs]
+  const float* weight;    // of a norm; of TM_EMBED, whose rows are normed before they are multiplied, null without; of
+                          // TM_CONVOLVE [taps, outputs]
   const float* bias;      // of a norm, a linear or a convolution; null without
   const float* factors;   // of a linear: of each product, after its bias, gates first; null without
   const float* q_norm;    // weights of the norms of q and k heads; null without
@@ -129,6 +130,8 @@ typedef struct {
   float softcap;
   float act_a, act_b;     // numbers of the activation: of SwiGLU alpha and limit, of xIELU alpha of positive and of negative inputs
   float min_step, max_step;  // of TM_RECUR without the delta rule: limits of a step
+  float clip;             // of a linear: products, after their factors, are brought into [-clip, clip]; 0 for no bounds
+  float margin;           // of TM_CHOOSE with within_margin
   int32_t window;         // positions that a token attends to, itself included; 0 for all
   int32_t experts, chosen;
   int32_t normalise;      // the weights of the chosen experts are divided by their sum plus eps
@@ -136,6 +139,10 @@ typedef struct {
   int32_t groups, chosen_groups;  // of TM_CHOOSE: experts are chosen within the best groups; 0 for no groups
   int32_t group_best;     // experts of a group whose scores are added up for its own
   int32_t shared;         // of TM_COMBINE: TmShared
+  int32_t on_inputs;      // of experts: the weights multiply what an expert reads, not what it writes; experts are chosen by the
+                          // router's logits as they are
+  int32_t within_margin;  // of TM_CHOOSE: two experts are chosen, and each is weighed by a softmax of its own, among the logits
+                          // that lie below its own by at most twice the margin of the larger of their size and its own
 } TmOp;
 
 typedef struct {

@@ -84,6 +84,8 @@ void check_cache(const TmModel& m, const TmOp& op) {
 void check_experts(const TmOp& op) {
   require(op.experts >= 0 && op.chosen >= 0 && op.chosen <= op.experts, "more experts are chosen than there are");
   require(!op.experts == !op.chosen, "experts of which none is chosen");
+  require(!op.on_inputs || op.experts, "weights on the inputs of experts, of which there are none");
+  require(!op.within_margin || (op.chosen == 2 && op.margin >= 0), "two experts are not chosen within a margin");
   if (op.kind != TM_CHOOSE || !op.groups) return;
   require(op.groups > 0 && op.experts % op.groups == 0, "groups do not divide the experts");
   require(op.chosen_groups > 0 && op.chosen_groups <= op.groups && op.experts / op.groups * op.chosen_groups >= op.chosen,

@@ -87,6 +87,7 @@ void Worker::embed(const TmOp& op) {
     float* row = residual(t);
     if (!embeds(op, step.tokens[t])) continue;
     embed_token(op, step.tokens[t], row);
+    if (op.weight) kernels_.norm(row, row, hidden, op.weight, nullptr, op.eps, op.centred);
     if (op.scale != 1)
       for (int i = 0; i < hidden; i++) row[i] *= op.scale;
     if (op.positions)

@@ -12,6 +12,8 @@ void finish(const TmOp& op, const TmUnit& unit, float* out, int offset) {
     for (int i = 0; i < unit.count; i++) out[i] += bias[offset + unit.first + i];
   if (op.factors)
     for (int i = 0; i < unit.count; i++) out[i] *= op.factors[offset + unit.first + i];
+  if (op.clip > 0)
+    for (int i = 0; i < unit.count; i++) out[i] = std::min(std::max(out[i], -op.clip), op.clip);
 }
 
 }  // namespace
@@ -38,6 +40,10 @@ void Worker::activate(const TmOp& op, const PendingProduct& product, float* out,
   for (int t = 0; t < product.count; t++) {
     finish(op, unit, inner + t * stride, 0);
     if (gated) finish(op, unit, out + t * stride, op.outputs);
+    if (!op.on_inputs) continue;
+    const float weight = routing_.weight_of(product.first + t);  // of the inputs, and so of the products
+    for (int i = 0; i < unit.count; i++) inner[t * stride + i] *= weight;
+    for (int i = 0; gated && i < unit.count; i++) out[t * stride + i] *= weight;
   }
   kernels_.activate(inner, gated ? out : nullptr, product.count * stride, op.activation, op.act_a, op.act_b);
   for (int t = 0; t < product.count; t++) std::fill(inner + t * stride + unit.count, inner + (t + 1) * stride, 0.0f);

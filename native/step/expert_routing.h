@@ -19,6 +19,7 @@ class ExpertChooser {
   float score(const TmOp& op, const float* token_logits);
   void keep_best_groups(const TmOp& op);
   void take_best(const TmOp& op, int* chosen) const;
+  void choose_within_margin(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights);
 
   std::vector<float> scores_;  // [experts]
   std::vector<float> wanted_;  // [experts]: experts are chosen by these
@@ -39,8 +40,11 @@ struct ExpertRouting {
   int num_pairs = 0;
   std::vector<int> experts;       // [tokens][chosen], in rising order
   std::vector<int> pairs;         // [tokens][chosen]
+  std::vector<int> place_of;      // [pairs]: the place of a pair in `pairs`
   std::vector<int> token_of;      // [pairs]
   std::vector<float> weights;     // [tokens][chosen]
+
+  float weight_of(int pair) const { return weights[(size_t)place_of[(size_t)pair]]; }
 
   // As `reserve` for the largest step, in memory that ranks share.
   void lie_in(const Model& model, SharedMemory& memory);

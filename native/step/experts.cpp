@@ -55,10 +55,31 @@ void ExpertChooser::take_best(const TmOp& op, int* chosen) const {
   }
 }
 
+// The best expert and the best of the others. In the softmax of the second one the first is left out.
+void ExpertChooser::choose_within_margin(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights) {
+  std::copy(token_logits, token_logits + op.experts, wanted_.begin());
+  for (int c = 0; c < 2; c++) {
+    const auto best = std::max_element(wanted_.begin(), wanted_.begin() + op.experts);  // the first among equals
+    float total = 0;
+    for (int e = 0; e < op.experts; e++) {
+      const float logit = token_logits[e];
+      if ((*best - logit) / std::max(std::fabs(logit), *best) > 2 * op.margin) continue;
+      total += std::exp(wanted_[(size_t)e] - *best);
+    }
+    chosen[c] = (int)(best - wanted_.begin()), chosen_weights[c] = 1 / total;
+    *best = -INFINITY;
+  }
+  if (chosen[0] > chosen[1]) std::swap(chosen[0], chosen[1]), std::swap(chosen_weights[0], chosen_weights[1]);
+}
+
 // normalise: the weights are divided by their sum over the chosen experts, plus eps.
 void ExpertChooser::choose(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights) {
+  if (op.within_margin) return choose_within_margin(op, token_logits, chosen, chosen_weights);
   const float total = score(op, token_logits);
-  for (int e = 0; e < op.experts; e++) wanted_[(size_t)e] = scores_[(size_t)e] + (op.correction ? op.correction[e] : 0);
+  for (int e = 0; e < op.experts; e++) {
+    const float score = op.on_inputs ? token_logits[e] : scores_[(size_t)e];
+    wanted_[(size_t)e] = score + (op.correction ? op.correction[e] : 0);
+  }
   if (op.groups) keep_best_groups(op);
   take_best(op, chosen);
   float chosen_total = 0;
@@ -81,7 +102,7 @@ void ExpertRouting::reserve(const Model& model, int64_t tokens) {
   const int64_t most_pairs = tokens * model.max_pairs();
   logits.reserve(tokens * model.max_experts), shared_gates.reserve(tokens);
   outputs.reserve(tokens * model.max_chosen * model.shape.hidden);
-  for (auto* list : {&experts, &pairs, &token_of}) list->resize((size_t)most_pairs);
+  for (auto* list : {&experts, &pairs, &place_of, &token_of}) list->resize((size_t)most_pairs);
   weights.resize((size_t)most_pairs);
   first_pair_.resize((size_t)model.max_experts + 1), next_pair_.resize((size_t)model.max_experts);
   rounds.reserve((size_t)(std::min<int64_t>(model.max_experts, most_pairs) + most_pairs / TOKEN_BLOCK));
@@ -103,7 +124,7 @@ void ExpertRouting::number_pairs(int tokens, int chosen, int round_size) {
   std::copy(first_pair_.begin(), first_pair_.end() - 1, next_pair_.begin());
   for (int i = 0; i < num_pairs; i++) {
     const int pair = next_pair_[(size_t)experts[(size_t)i]]++;
-    pairs[(size_t)i] = pair, token_of[(size_t)pair] = i / chosen;
+    pairs[(size_t)i] = pair, place_of[(size_t)pair] = i, token_of[(size_t)pair] = i / chosen;
   }
 }
 
@@ -159,7 +180,8 @@ void Worker::combine_experts(const TmOp& op) {
     std::fill_n(sum, padded, 0.0f);
     for (int c = 0; c < op.chosen; c++) {
       const size_t at = (size_t)t * (size_t)op.chosen + (size_t)c;
-      kernels_.add_weighted(sum, routing_.outputs.get() + (int64_t)routing_.pairs[at] * hidden, routing_.weights[at], width);
+      const float weight = op.on_inputs ? 1 : routing_.weights[at];
+      kernels_.add_weighted(sum, routing_.outputs.get() + (int64_t)routing_.pairs[at] * hidden, weight, width);
     }
     if (op.shared) {
       const float gate = op.shared == TM_GATED_SHARED ? 1 / (1 + std::exp(-routing_.shared_gates.get()[t])) : 1;

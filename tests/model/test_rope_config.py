@@ -204,9 +204,9 @@ def test_a_part_is_refused_where_transformers_rotates_whole_heads(family, beside
         ({"type": "default", "factor": 2.0}, {}, r"rope type 'default' has no parameter 'factor' \(it is 2.0\)"),
         ({"rope_theta": 5.0}, {"rope_theta": 6.0}, "rope_theta is 6.0, and 5.0 in the rope parameters"),
         (
-            {"type": "llama3", **LLAMA3, "low_freq_factor": 4.0},
+            {"type": "llama3", **LLAMA3, "low_freq_factor": 4.1},
             {},
-            "low_freq_factor of rope type 'llama3' must be below",
+            "low_freq_factor of rope type 'llama3' exceeds its",
         ),
         (None, {**PART, "partial_rotary_factor": 0.2}, "1 rotary entries of head_dim 8: an even number is needed"),
         (None, {**PART, "partial_rotary_factor": 0.4}, "3 rotary entries of head_dim 8: an even number is needed"),

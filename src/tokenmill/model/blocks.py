@@ -31,7 +31,7 @@ class Norm:
 class Projection:
     """A matrix [outputs, inputs]. parts: the rows of each matrix that is merged into it, in order. names: the parts'
     names, with which targets of a file's tensors end. multipliers: of the products of each part, after the bias, or
-    empty.
+    empty. clip: products are then brought into [-clip, clip]; None for no bounds.
     """
 
     role: str
@@ -40,6 +40,7 @@ class Projection:
     bias: bool = False
     names: tuple[str, ...] = ()
     multipliers: tuple[float, ...] = ()
+    clip: float | None = None
 
     @property
     def is_scaled(self) -> bool:

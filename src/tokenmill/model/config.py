@@ -71,6 +71,8 @@ class ModelConfig:
     all layers. positions: "rope" or "learned". ropes: per layer, where they differ; then `rope` tells the context.
     norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP, in all
     layers or for each. norm_rounds_last: in the model's dtype the norm is rounded after its weight, not before.
+    layer_norms: the norms before and after attention and MLP, where they differ from the last norm. embedding_norm:
+    embeddings are normed, without a weight.
     attention_gate: a matrix whose sigmoid multiplies the output of attention. residual: "serial", or "parallel"
     where attention and MLP read the same input (GPT-NeoX). shared_norm: they read it through one norm.
     attention_out_multiplier, mlp_multipliers: of the output of attention; of the gate of an MLP and of its output.
@@ -102,6 +104,8 @@ class ModelConfig:
     norm_unit_offset: bool = False  # multiply by 1 + weight
     norm_rounds_last: bool = False
     norm_placement: str | tuple[str, ...] = "before"
+    layer_norms: tuple[Any, Any] | None = None
+    embedding_norm: bool = False
     activation: str = "silu"
     gated_mlp: bool = True
     swiglu: tuple[float, float] | None = None

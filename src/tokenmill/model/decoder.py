@@ -106,6 +106,7 @@ class Decoder(nn.Module):
         self.config, self.num_positions = config, num_positions
         self.description = whole = describe(config)
         self.embedding = Embedding(config.vocab_size, config.hidden_size)
+        self.embedding_norm = make_norm(whole.embedding_norm, fused)
         learned = config.positions == "learned"
         self.position_embedding = Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
         self.per_layer = _make(whole.per_layer, scheme, fused)
@@ -149,6 +150,7 @@ class Decoder(nn.Module):
     def begin(self, step: AnyStep) -> tuple[Tensor, list[Angles | None]]:
         """Compute the input of the first layer, [T, D], and the angles of each layer."""
         x_TD: Tensor = self.embedding(step.token_ids_T)
+        x_TD = x_TD if self.embedding_norm is None else self.embedding_norm(x_TD)
         if self.config.embedding_multiplier != 1.0:  # rounded to the model's dtype, as Gemma's reference does
             x_TD = x_TD * torch.tensor(self.config.embedding_multiplier, dtype=x_TD.dtype, device=x_TD.device)
         if self.position_embedding is not None:

@@ -7,7 +7,7 @@ are sums over it. features.py names the departures from a plain decoder. layers.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import count
 from typing import Any
@@ -131,13 +131,14 @@ class LayerDescription:
 
 @dataclass(frozen=True)
 class DecoderDescription:
-    """Embed, all layers, norm, head. Logits are multiplied first and capped then."""
+    """Embed, all layers, norm, head. Embeddings are normed first and multiplied then, logits multiplied and capped."""
 
     config: ModelConfig
     layers: tuple[LayerDescription, ...]
     norm: Norm
     head: Projection
     per_layer: Any = None
+    embedding_norm: Norm | None = None
 
     @cached_property
     def matrices(self) -> Counter[Projection]:
@@ -206,13 +207,15 @@ def describe(config: ModelConfig) -> DecoderDescription:
         mlp = None if config.mlp_layers and not config.mlp_layers[index] else experts if has_experts[index] else dense
         mlp = config.mlps[index] if config.mlps else mlp
         sides = config.norm_placement if isinstance(config.norm_placement, str) else config.norm_placement[index]
-        before, after = (norm if sides in (side, "both") else None for side in ("before", "after"))
+        of_sides = zip(("before", "after"), config.layer_norms or (norm, norm), strict=True)
+        before, after = (each if sides in (side, "both") else None for side, each in of_sides)
         joined = (config.residual_multiplier, parallel, parallel and config.shared_norm)
         more = config.per_layer and config.per_layer.block, config.layer_scalar
         layers.append(LayerDescription(tuple(mixers), mlp, before, after, *joined, *more))
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
-    return DecoderDescription(config, tuple(layers), norm, head, config.per_layer)
+    of_embedding = replace(norm, weight=False, bias=False) if config.embedding_norm else None
+    return DecoderDescription(config, tuple(layers), norm, head, config.per_layer, of_embedding)
 
 
 def mlp_of(config: ModelConfig, width: int, bias: bool, outer: int = 0) -> MlpBlock:

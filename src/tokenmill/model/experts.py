@@ -19,6 +19,24 @@ def within_groups(scores_TE: Tensor, number: int, chosen: int, best: int) -> Ten
     return groups_TGE.masked_fill(~kept_TG[..., None], -torch.inf).view(scores_TE.shape)
 
 
+def within_margin(logits_TE: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """Choose two experts, the best and the best of the others, and weigh each by a softmax of its own (SparseMixer-2,
+    arXiv 2409.12136): their weights and their numbers, [T, 2] each.
+
+    In that softmax are the experts whose logit lies below the chosen one by at most 2 · margin of the larger of |logit|
+    and the chosen logit; in the second one, the first choice is left out.
+    """
+    left_TE, weights, chosen = logits_TE, [], []
+    for _ in range(2):
+        best_T1, chosen_T1 = left_TE.max(dim=-1, keepdim=True)
+        far_TE = (best_T1 - logits_TE) / torch.maximum(logits_TE.abs(), best_T1) > 2 * margin
+        shares_TE = torch.softmax(left_TE.masked_fill(far_TE, -torch.inf), dim=-1)
+        weights.append(shares_TE.gather(-1, chosen_T1))
+        chosen.append(chosen_T1)
+        left_TE = left_TE.scatter(-1, chosen_T1, -torch.inf)
+    return torch.cat(weights, dim=-1), torch.cat(chosen, dim=-1)
+
+
 class MoE(nn.Module):
     """Mixture of experts: each token goes through the few MLPs that a router picks for it (Shazeer et al. 2017).
 
@@ -57,8 +75,11 @@ class MoE(nn.Module):
     def _route(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
         """Choose each token's experts: their weights and their numbers, [T, C] each."""
         block = self.block
+        if block.margin is not None:
+            return within_margin(logits_TE, block.margin)
         scores_TE = sigmoid(logits_TE) if block.scores == "sigmoid" else torch.softmax(logits_TE, dim=-1)
-        wanted_TE = scores_TE if self.correction is None else scores_TE + self.correction.float()
+        wanted_TE = logits_TE if block.on_inputs else scores_TE
+        wanted_TE = wanted_TE if self.correction is None else wanted_TE + self.correction.float()
         if block.groups is not None:
             wanted_TE = within_groups(wanted_TE, *block.groups)
         chosen_TC = torch.topk(wanted_TE, block.chosen, dim=-1).indices
@@ -73,14 +94,20 @@ class MoE(nn.Module):
         out_TD = torch.zeros_like(x_TD)
         for expert in torch.unique(chosen_TC).tolist():
             rows, places = torch.where(chosen_TC == expert)
-            part_RD = self.experts[expert](x_TD[rows]) * weights_TC[rows, places, None]
-            out_TD.index_add_(0, rows, part_RD.to(x_TD.dtype))
+            part_RD = self._weighted(self.experts[expert], x_TD[rows], weights_TC[rows, places, None])
+            out_TD.index_add_(0, rows, part_RD)
         return out_TD
+
+    def _weighted(self, expert: nn.Module, x_RD: Tensor, weights_R1: Tensor) -> Tensor:
+        """Compute an expert's share of its tokens' sums, in the dtype of x."""
+        if self.block.on_inputs:
+            return expert((x_RD * weights_R1).to(x_RD.dtype))  # type: ignore[no-any-return]
+        return (expert(x_RD) * weights_R1).to(x_RD.dtype)  # type: ignore[no-any-return]
 
     def _all(self, x_TD: Tensor, weights_TC: Tensor, chosen_TC: Tensor) -> Tensor:
         """Compute every expert for every token, times 0 where it is not chosen: compilers need steps without data."""
         out_TD = torch.zeros_like(x_TD)
         for number, expert in enumerate(self.experts):
             weights_T1 = torch.where(chosen_TC == number, weights_TC, 0).sum(-1, keepdim=True)
-            out_TD = out_TD + (expert(x_TD) * weights_T1).to(x_TD.dtype)
+            out_TD = out_TD + self._weighted(expert, x_TD, weights_T1)
         return out_TD

@@ -172,6 +172,8 @@ def make_linear(matrix: Projection, scheme: Scheme, fused: Collection[str]) -> M
     made = make_matrix(scheme, matrix.inputs, matrix.outputs, matrix.bias) if is_fused else Unfused(matrix)
     if matrix.is_scaled:  # whatever the class of the scheme
         made.register_forward_hook(lambda _, __, out_TF: scale_parts(out_TF, matrix.parts, matrix.multipliers))
+    if (bound := matrix.clip) is not None:
+        made.register_forward_hook(lambda _, __, out_TF: out_TF.clamp(-bound, bound))
     return made
 
 

@@ -15,7 +15,10 @@ class ExpertsBlock:
     scores: "softmax" or "sigmoid" of the router's outputs. normalise: the scores of the chosen experts are divided by
     their sum plus eps. latent: the matrices before and after the chosen experts, where these read and write rows of
     another width. correction, groups, scale: see ModelConfig. shared_gate: the shared expert is multiplied by its
-    sigmoid. expert_scale: the weight of a chosen expert is multiplied by a number of the expert's own.
+    sigmoid. expert_scale: the weight of a chosen expert is multiplied by a number of the expert's own. on_inputs: the
+    weights multiply the inputs of the experts, not their outputs, and the router's outputs are compared as they are
+    (Llama 4). margin: two experts are chosen, and each is weighed by a softmax of its own among the router's outputs
+    that lie within this part of the largest (Phi-3.5-MoE).
     """
 
     router: Projection
@@ -32,6 +35,8 @@ class ExpertsBlock:
     shared: MlpBlock | None = None
     shared_gate: Projection | None = None
     expert_scale: bool = False
+    on_inputs: bool = False
+    margin: float | None = None
 
     name = "experts"
 

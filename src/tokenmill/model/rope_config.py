@@ -106,8 +106,8 @@ def rope_within(
     for key in ("short_factor", "long_factor"):
         if key in numbers and len(numbers[key]) != dim // 2:
             raise CheckpointError(f"config.json: {key} has {len(numbers[key])} numbers, and {dim // 2} are needed")
-    if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
-        raise CheckpointError("config.json: low_freq_factor of rope type 'llama3' must be below its high_freq_factor")
+    if kind == "llama3" and numbers["low_freq_factor"] > numbers["high_freq_factor"]:
+        raise CheckpointError("config.json: low_freq_factor of rope type 'llama3' exceeds its high_freq_factor")
     return Rope(dim, theta, kind, tuple(sorted(numbers.items())))
 
 

@@ -13,7 +13,7 @@ class AttentionBlock:
     """Attention keeps a row of K and of V of each token.
 
     qk_norms: of Q and of K, or empty. A norm of head_dim entries norms each head by itself, a wider norm all heads
-    together. norms_after_rope: they follow the rotation, and do not precede it. temperature: see ModelConfig.
+    together. norms_after_rope: they follow the rotation. temperature: see ModelConfig; a third number is an offset.
     gated: the output of each head is multiplied by the sigmoid of a gate; all gates stand before Q in qkv. value_norm,
     value_is_key: see ModelConfig. source: the layer whose rows it reads in the place of its own; qkv is then Q alone.
     """
@@ -27,7 +27,7 @@ class AttentionBlock:
     rope: Rope | None
     shape: AttentionShape
     norms_after_rope: bool = False
-    temperature: tuple[float, int] | None = None
+    temperature: tuple[float, int] | tuple[float, int, int] | None = None
     gated: bool = False
     value_norm: Norm | None = None
     value_is_key: bool = False

@@ -14,9 +14,9 @@ from tokenmill.model.rope import Angles, apply_rotary, apply_rotary_in_halves
 from tokenmill.quant.schemes import Scheme
 
 
-def temperatures(positions_T: Tensor, beta: float, length: int) -> Tensor:
+def temperatures(positions_T: Tensor, beta: float, length: int, offset: int = 0) -> Tensor:
     """Compute the factors of each token's queries, [T, 1, 1], which grow with the logarithm of the position."""
-    return (1 + beta * torch.log(1 + torch.floor(positions_T / length)))[:, None, None]
+    return (1 + beta * torch.log(1 + torch.floor((positions_T + offset) / length)))[:, None, None]
 
 
 class Attention(nn.Module):

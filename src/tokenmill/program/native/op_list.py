@@ -55,6 +55,7 @@ class OpList:
             fields["biases"] = self._array(biases)
         bias = biases[0] if len(biases) == 1 else None
         fields["factors"] = self._factors_of(matrix) if matrix.is_scaled else None
+        fields["clip"] = matrix.clip or 0.0
         firsts, gates, outputs = list(first_rows(matrix, unit)), list[int](), matrix.outputs
         if epilogue == GATED:
             half, outputs = len(firsts) // 2, outputs // 2

@@ -91,6 +91,8 @@ class Ops:
         multiplier = float(torch.tensor(config.embedding_multiplier, dtype=getattr(torch, dtype)))
         sizes = {"inputs": width, "outputs": size}
         embed = self._list.add(EMBED, positions=positions, scheme=LAYOUTS[dtype], scale=multiplier, **sizes)
+        if (norm := decoder.embedding_norm) is not None:
+            embed.weight, embed.eps, embed.centred = self._list.factors("", norm), norm.eps, int(norm.kind == "layer")
         is_coded = has_coded_embedding(config, scheme)
         if not is_coded:
             table = SmallTensor("embedding.weight", self._list.shapes["embedding.weight"], in_float32=False)
@@ -120,7 +122,7 @@ class Ops:
         if description.mixes:
             for mixer, own in zip(description.mixers, kept, strict=True):
                 self._mixer(layer, description, mixer, own)
-            self._after(layer, "attention_after_norm", description)
+            self._after(layer, "attention_after_norm", description, column=_behind_gates(description))
         if description.mlp is None:
             return
         if not description.parallel and not description.mlp.norms:
@@ -215,7 +217,8 @@ class Ops:
         facts = {"scale": shape.scale, "softcap": shape.softcap or 0.0, "window": shape.window or 0}
         sinks = self._list.keep(join(layer, "attention.sinks")) if shape.sinks else None
         self._list.add(ATTEND, to=ATTENDED, sinks=sinks, **facts, **cache, **sizes)
-        self._list.linear(out, block.out, source=ATTENDED, **self._joins(description))
+        joins = self._joins(description) | ({} if description.after is None else {"column": _behind_gates(description)})
+        self._list.linear(out, block.out, source=ATTENDED, **joins)
 
     def _head_norms(self, layer: int, block: AttentionBlock) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -234,12 +237,14 @@ class Ops:
         self, layer: int, role: str, block: ExpertsBlock, description: LayerDescription, routed: int = MLP_IN
     ) -> None:
         """Add a mixture. routed: the buffer that the router reads."""
-        mixture: dict[str, Any] = {"experts": block.num, "chosen": block.chosen}
+        mixture: dict[str, Any] = {"experts": block.num, "chosen": block.chosen, "on_inputs": int(block.on_inputs)}
         self._list.linear([(layer, f"{role}.router")], block.router, ROUTER, routed, unit=TILE)
         correction = self._list.keep(join(layer, f"{role}.correction")) if block.correction else None
         groups, chosen_groups, best = block.groups or (0, 0, 0)
         choice: dict[str, Any] = {"groups": groups, "chosen_groups": chosen_groups, "group_best": best}
         choice |= {"scale": block.scale, "correction": correction}
+        if block.margin is not None:
+            choice |= {"within_margin": 1, "margin": block.margin}
         if block.expert_scale:
             choice["expert_scales"] = self._list.keep(join(layer, f"{role}.expert_scale"))
         choice |= {"eps": block.eps, "normalise": int(block.normalise), "sigmoid": int(block.scores == "sigmoid")}
@@ -304,6 +309,12 @@ class Ops:
             alphas = torch.nn.functional.softplus(torch.tensor([positive, negative])).tolist()
             found |= {"act_a": alphas[0], "act_b": 0.5 + alphas[1]}
         return found
+
+
+def _behind_gates(description: LayerDescription) -> int:
+    """Find the first stored column behind the gates of attention, which are read while its products are stored."""
+    blocks = (mixer for mixer in description.mixers if isinstance(mixer, AttentionBlock) and mixer.gated)
+    return max((block.num_heads * block.head_dim for block in blocks), default=0)
 
 
 class PositionTables:
