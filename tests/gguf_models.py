@@ -97,6 +97,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mamba2-departures": {"use_bias": False, "use_conv_bias": True, "time_step_limit": None},
     "lfm2-departures": {"conv_bias": False},
     "lfm2_moe-departures": {"use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
+    "solar_open": {"partial_rotary_factor": 1.0},
+    "exaone_moe": {"scoring_func": "sigmoid"},
+    "afmoe": {"route_norm": True, "score_func": "sigmoid"},
     "dots1": {"num_key_value_heads": 6, "scoring_func": "sigmoid"},
 }
 

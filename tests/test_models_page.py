@@ -72,8 +72,7 @@ classes, or its own name; a misspelt name gets the nearest one.
    `qwen3_vl_moe`, `qwen3_5` and `qwen3_5_moe` are read for their text part; no inputs but text are taken.
  - **phimoe**: its router weighs each expert by a softmax of its own. **olmo** with `clip_qkv`: values are clipped
    there. **nanochat**: a norm behind the embedding. **bitnet**: norms inside attention and MLP. **llama4**: chunked
-   attention, and weights of experts on their input. **internlm3**: its code is not in transformers, so there is
-   nothing to compare with.
+   attention, and weights of experts on their input.
  - **Encoders, and models of text and something else** such as whisper or T5.
 
 Of the public configs in `tests/weights/configs/` these are refused; the last column has what is told of them.

@@ -128,6 +128,11 @@ _GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_MELLUM_ROPES = {
+    "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 32},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+}
+_KEXAONE = _LLAMA | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _GEMMA4 = _LLAMA | {
     "num_hidden_layers": 4,
     "head_dim": 12,
@@ -607,6 +612,50 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_5": ("qwen3_5", {"text_config": _DELTA | _sections(1, 1, 0), "vision_config": _DELTA_VISION}),
     "qwen3_5_moe": ("qwen3_5_moe", {"text_config": _DELTA_MOE | _sections(1, 1, 0), "vision_config": _DELTA_VISION}),
+    "solar_open": ("solar_open", _LLAMA | _SIGMOID | {"head_dim": 12}),
+    "solar_open-departures": (
+        "solar_open",
+        _LLAMA
+        | _SIGMOID
+        | {"head_dim": 8, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "attention_bias": True}
+        | {"n_shared_experts": 1, "rope_parameters": _PLAIN_ROPE | _YARN},
+    ),
+    "exaone_moe": ("exaone_moe", _KEXAONE | {"num_hidden_layers": 4, "sliding_window": 5}),
+    "exaone_moe-departures": (
+        "exaone_moe",
+        _KEXAONE
+        | {"layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["sparse", "dense"]}
+        | {"sliding_window": 9, "n_group": 3, "topk_group": 2, "norm_topk_prob": False, "num_shared_experts": 2}
+        | {"tie_word_embeddings": True, "head_dim": 12, "first_k_dense_replace": 0},
+    ),
+    "hy_v3": ("hy_v3", _MIXTURE | {"head_dim": 12, "num_hidden_layers": 3}),
+    "hy_v3-departures": (
+        "hy_v3",
+        _MIXTURE
+        | {"mlp_layer_types": ["sparse", "dense"], "num_shared_experts": 2, "attention_bias": True, "mlp_bias": True}
+        | {"head_dim": 8, "router_scaling_factor": 1.5, "tie_word_embeddings": True},
+    ),
+    "afmoe": ("afmoe", _MIXTURE | {"head_dim": 12, "num_hidden_layers": 4, "sliding_window": 5, "mup_enabled": True}),
+    "afmoe-departures": (
+        "afmoe",
+        _MIXTURE
+        | {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9, "num_dense_layers": 0}
+        | {"head_dim": 8, "num_shared_experts": 1, "route_scale": 1.5, "tie_word_embeddings": True},
+    ),
+    "mellum": (
+        "mellum",
+        _MIXTURE
+        | {"head_dim": 12, "num_hidden_layers": 4, "sliding_window": 5}
+        | {"layer_types": (["sliding_attention"] * 3 + ["full_attention"]), "rope_parameters": _MELLUM_ROPES},
+    ),
+    "mellum-departures": (
+        "mellum",
+        _MIXTURE
+        | {"head_dim": 8, "mlp_layer_types": ["dense", "sparse"], "norm_topk_prob": False, "attention_bias": True}
+        | {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+    "internlm3": ("internlm3", _LLAMA | {"head_dim": 12}),
+    "internlm3-bias": ("internlm3", _LLAMA | {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "dots1": ("dots1", _LLAMA | _SIGMOID | {"head_dim": 12, "norm_topk_prob": True}),
     "dots1-departures": (
         "dots1",

@@ -185,6 +185,12 @@ FAMILIES: Names = {
     "hunyuan_v1_moe": Entry("Hunyuan with experts", "tokenmill.model.families.hunyuan:HUNYUAN_MOE"),
     "olmo3": Entry("OLMo 3", "tokenmill.model.families.olmo:OLMO3"),
     "dots1": Entry("dots.llm1", "tokenmill.model.families.glm:DOTS1"),
+    "solar_open": Entry("Solar Open", "tokenmill.model.families.glm:SOLAR_OPEN"),
+    "exaone_moe": Entry("K-EXAONE", "tokenmill.model.families.exaone4:EXAONE_MOE"),
+    "hy_v3": Entry("Hy3", "tokenmill.model.families.hunyuan:HY_V3"),
+    "afmoe": Entry("Trinity of Arcee", "tokenmill.model.families.afmoe:AFMOE"),
+    "mellum": Entry("Mellum 2", "tokenmill.model.families.qwen_moe:MELLUM"),
+    "internlm3": Entry("InternLM 3", "tokenmill.model.families.llama:INTERNLM3"),
 }
 
 # Codes of directories, under the `quant_method` of their config.json.

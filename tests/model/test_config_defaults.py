@@ -44,6 +44,7 @@ IN_CODE: dict[str, set[str]] = {
     "kimi_linear": {"first_k_dense_replace", "max_position_embeddings", "n_group", "n_routed_experts", "norm_topk_prob"}
     | {"n_shared_experts", "num_experts_per_tok"},
     "gemma4_text": {"sliding_window", "global_head_dim"},
+    "exaone_moe": {"sliding_window"},
     "qwen3_5_text": {"full_attention_interval"},
     "qwen3_5_moe_text": {"full_attention_interval"},
     "qwen3_next": {"full_attention_interval"},

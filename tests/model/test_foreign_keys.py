@@ -67,11 +67,12 @@ KEYS: dict[str, Any] = {
 }
 # The length of the prompt, or the weights that there are, do not show these.
 UNSEEN = {
-    "dots1": ("intermediate_size", "n_group"),  # of layers without experts, as in the next three; twice two groups
-    "mistral4": ("n_group",),
+    "dots1": ("intermediate_size", "n_group"),  # of layers without experts, as in the next four; twice two groups
+    "mellum": ("intermediate_size",),
     "qwen2_moe": ("intermediate_size",),
     "qwen3_moe": ("intermediate_size",),
     "qwen3_next": ("intermediate_size",),
+    "mistral4": ("n_group",),
     "gpt_oss": ("original_max_position_embeddings",),  # of so few frequencies
 }
 

@@ -30,7 +30,7 @@ class Target:
     """A parameter of the decoder, the part of it ("" for all) and the transform of the file's tensor.
 
     A part that is a number is one row of weights [heads, head_dim]. "qkv" means three parts, one after the other; "1/3"
-    the second of three pieces as torch.chunk cuts them.
+    the second of three pieces as torch.chunk cuts them, and "0/2 of q" the first half of the part q.
     """
 
     parameter: str
@@ -192,10 +192,12 @@ def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
         return range(num_rows)
     if target.part.isdigit():
         return range(int(target.part), int(target.part) + 1)
-    if "/" in target.part:
-        number, count = map(int, target.part.split("/"))
-        size = -(-num_rows // count)
-        return range(number * size, min(num_rows, (number + 1) * size))
+    piece, _, whole = target.part.partition(" of ")
+    if "/" in piece:
+        number, count = map(int, piece.split("/"))
+        rows = rows_of(replace(target, part=whole), num_rows, config)
+        size = -(-len(rows) // count)
+        return rows[number * size : (number + 1) * size]
     if target.part in ("gate", "up"):
         half = num_rows // 2
         return range(half) if target.part == "gate" else range(half, num_rows)

@@ -488,6 +488,7 @@ def test_what_llama_cpp_itself_writes_for_later_families():
             LAYER | {"attention.clamp_kqv": 8.0},
             "keys that tokenmill does not know: olmo.attention.clamp_kqv = 8.0",
         ),
+        ("afmoe", RMS | {"expert_weights_norm": False}, "afmoe.expert_weights_norm = False is not implemented"),
         ("olmo2", RMS | {"attention.sliding_window": 4, "rope.freq_base_swa": 5e5}, "only 10000.0, as of the others"),
         ("glm4moe", RMS | {"expert_gating_func": 1}, "glm4moe.expert_gating_func = 1 is not implemented: only 2"),
         ("dots1", RMS, "no 'dots1.expert_gating_func', which is required"),

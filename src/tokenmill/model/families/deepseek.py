@@ -11,10 +11,10 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, InnerTextModel, sizes
 from tokenmill.model.families.deepseek_gguf import IN_GGUF
-from tokenmill.model.families.glm import MOE_NAMES, mixture
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.ministral3 import read_temperature
 from tokenmill.model.families.qwen_moe import mlp_names
+from tokenmill.model.families.sigmoid_experts import MOE_NAMES, mixture, sparse_layers
 from tokenmill.model.mixers.latent import latent_attention
 from tokenmill.model.rope_config import read_rope, yarn_attention_factor
 from tokenmill.value_reader import ValueReader
@@ -107,11 +107,7 @@ def _v3(reader: ConfigReader) -> dict[str, Any]:
 
 def mixture_of_kinds(reader: ConfigReader, dense: int) -> dict[str, Any]:
     """Read the keys of experts, and which layers have them: as a list says, or all but the first `dense` ones."""
-    layers = reader.num_layers()
-    types = reader.entries("mlp_layer_types", str, ["dense" if layer < dense else "sparse" for layer in range(layers)])
-    if len(types) != layers or not set(types) <= {"dense", "sparse"}:
-        raise reader.refuse("mlp_layer_types", types, f"{layers} of dense, sparse")
-    return mixture(reader, types=types) | {"norm_top_k_eps": 1e-20}
+    return mixture(reader, sparse_layers(reader, dense)) | {"norm_top_k_eps": 1e-20}
 
 
 def _glm4_moe_lite(reader: ConfigReader) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import math
 from typing import Any
 
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.families.glm import moe_metadata, read_moe_gguf
 from tokenmill.model.families.in_gguf import NAMES, GGUFKeys, InGGUF
 from tokenmill.model.families.mixers_of import mixer_of
+from tokenmill.model.families.sigmoid_experts import moe_metadata, read_moe_gguf
 from tokenmill.model.mixers.latent import LatentBlock
 
 _BLOCK, _LAYER = "blk.{i}.", "layers.{i}.latent."

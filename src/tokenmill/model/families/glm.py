@@ -1,28 +1,25 @@
-"""GLM-4, GLM-4-0414 and GLM-4.5 to 4.7 of Z.ai, and dots.llm1, which has experts of the same kind.
+"""GLM-4, GLM-4-0414 and GLM-4.5 to 4.7 of Z.ai; dots.llm1 and Solar Open, which have experts of the same kind.
 
 The first two rotate neighbouring entries of half a head, which is folded into the rows of Q and K here. GLM-4-0414 has
 norms on both sides of attention and MLP. The others rotate as Llama does, and have experts that are chosen by sigmoid
 scores with a correction, after some dense layers.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
+from tokenmill.model.config import ConfigReader, QKNorm
 from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.in_gguf import (
     GGUFKeys,
     InGGUF,
-    expert_metadata,
     has_bias,
     like_llama,
     mlp_norm_after_attention,
     paired,
     plain_mlp,
-    window_metadata,
 )
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
-from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
+from tokenmill.model.families.sigmoid_experts import MOE_NAMES, mixture, moe_metadata, read_moe_gguf
 
 PAIRED_NAMES = {
     **NAMES,
@@ -38,11 +35,6 @@ _GLM4_NAMES = {
     "layers.{i}.post_self_attn_layernorm.weight": "layers.{i}.attention_after_norm.weight",
     "layers.{i}.post_mlp_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
 }
-MOE_NAMES = {
-    **EXPERT_NAMES,
-    "layers.{i}.mlp.gate.e_score_correction_bias": "layers.{i}.mlp.correction",
-    **mlp_names("shared_experts", "shared"),
-}
 
 
 def _glm(reader: ConfigReader) -> dict[str, Any]:
@@ -53,34 +45,19 @@ def _glm4(reader: ConfigReader) -> dict[str, Any]:
     return {**_glm(reader), "norm_placement": "both"}
 
 
-def mixture(reader: ConfigReader, scores: str = "sigmoid", types: Sequence[str] = ()) -> dict[str, Any]:
-    """Read the keys of experts, which are DeepSeek-V3's. types: the kinds of MLPs, where no key has a number of dense
-    ones.
-    """
-    dense = 0 if types else reader.count("first_k_dense_replace", minimum=0)
-    has_experts = [kind == "sparse" for kind in types] or [layer >= dense for layer in range(reader.num_layers())]
-    groups = reader.count("n_group")
-    chosen_groups, width = reader.count("topk_group"), reader.count("moe_intermediate_size")
-    return {
-        "num_experts": reader.count("n_routed_experts"),
-        "num_experts_per_token": reader.count("num_experts_per_tok"),
-        "expert_layers": tuple(has_experts),
-        "expert_size": width,
-        "shared_expert_size": width * reader.count("n_shared_experts"),
-        "norm_top_k": reader.flag("norm_topk_prob"),
-        "router_scores": scores,
-        "router_correction": scores == "sigmoid",
-        "router_groups": (groups, chosen_groups, 2) if groups > 1 else None,
-        "router_scale": reader.number("routed_scaling_factor"),
-    }
-
-
 def _glm4_moe(reader: ConfigReader) -> dict[str, Any]:
     return {
         **mixture(reader),
         "qkv_bias": reader.flag("attention_bias"),
         "qk_norm": QKNorm() if reader.flag("use_qk_norm") else None,
     }
+
+
+def _solar_open(reader: ConfigReader) -> dict[str, Any]:
+    reader.expect("first_k_dense_replace", 0)
+    experts = mixture(reader, [True] * reader.num_layers())
+    # All layers have experts; published files have the width of an MLP that none has.
+    return {**experts, "qkv_bias": reader.flag("attention_bias"), "intermediate_size": experts["expert_size"]}
 
 
 def _dots1(reader: ConfigReader) -> dict[str, Any]:
@@ -100,23 +77,6 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     return like_llama(keys, rotates_all=False) | {"attention_bias": bool(has_bias(keys))}
 
 
-def read_moe_gguf(keys: GGUFKeys, config: dict[str, Any], gating: int = 2) -> dict[str, Any]:
-    """Read the keys of experts, in DeepSeek-V3's words. llama.cpp scores by softmax where no key says otherwise."""
-    keys.expect("expert_gating_func", 1 if gating == 1 else ..., gating)  # 2: sigmoid
-    groups = {"n_group": "expert_group_count", "topk_group": "expert_group_used_count"}
-    width, shared = keys.expert_width(), keys.count("expert_shared_count")
-    keys.expect("expert_shared_feed_forward_length", width * shared, 0)
-    return config | {
-        **keys.experts("n_routed_experts"),
-        "moe_intermediate_size": width,
-        "n_shared_experts": shared,
-        "first_k_dense_replace": keys.count("leading_dense_block_count", 0, minimum=0),
-        "norm_topk_prob": keys.flag("expert_weights_norm", False),
-        "routed_scaling_factor": keys.scale("expert_weights_scale"),
-        **{name: keys.count(key, 1) for name, key in groups.items()},
-    }
-
-
 def _read_glm4_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
     config = read_moe_gguf(keys, _read_gguf(keys))
     config["num_hidden_layers"] -= keys.count("nextn_predict_layers", 0, minimum=0)
@@ -129,19 +89,6 @@ def _read_dots1_gguf(keys: GGUFKeys) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     types = keys.layer_types(layers, 0) if window else ["full_attention"] * layers
     return config | {"sliding_window": window, "layer_types": types}
-
-
-def moe_metadata(model: ModelConfig, gating: int = 2) -> dict[str, Any]:
-    groups, chosen, _ = model.router_groups or (0, 0, 0)
-    pairs = {
-        "expert_shared_count": model.shared_expert_size // (model.expert_size or 1),
-        "leading_dense_block_count": model.expert_layers.index(True) if True in model.expert_layers else 0,
-        "expert_weights_scale": model.router_scale,
-        "expert_weights_norm": model.norm_top_k,
-        "expert_gating_func": gating,
-    }
-    pairs |= {"expert_group_count": groups, "expert_group_used_count": chosen} if groups else {}
-    return expert_metadata(model) | pairs | window_metadata(model.windows)
 
 
 _ENDS = [151329, 151336, 151338]
@@ -202,5 +149,27 @@ DOTS1 = Family(
     aliases={"num_local_experts": "n_routed_experts"},
     expected={"moe_layer_freq": 1, "scoring_func": "sigmoid"},
     gguf=InGGUF("dots1", read=_read_dots1_gguf, metadata=moe_metadata, needs=("own head", "no o_bias", "no groups")),
+    also=PACKED_EXPERTS,
+)
+SOLAR_OPEN = Family(
+    MOE_NAMES,
+    _solar_open,
+    defaults={
+        **sizes(196608, 4096, None, 48, 64, 8, head_dim=128, context=131072),
+        **_MIXTURE,
+        "moe_intermediate_size": 1280,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 8,
+        "partial_rotary_factor": 1.0,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+    },
+    nulls={"partial_rotary_factor": 1.0},
+    aliases={"num_local_experts": "n_routed_experts"},
+    expected={"use_qk_norm": False, "scoring_func": "sigmoid"},
+    harmless=("intermediate_size",),
+    gguf=InGGUF("glm4moe", mlp_norm_after_attention(), _read_glm4_moe_gguf, moe_metadata, further=True),
     also=PACKED_EXPERTS,
 )

@@ -1,6 +1,7 @@
 """Hunyuan of Tencent: Llama with Q and K normed after RoPE, whose theta is scaled by `alpha` (NTK).
 
-The models with experts have one more in each layer, which every token takes.
+The models with experts have one more in each layer, which every token takes. Hy3 norms Q and K before RoPE, and
+chooses experts by sigmoid scores.
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
+from tokenmill.model.families.sigmoid_experts import routed_and_shared, sparse_layers
 
 _NORMS = {
     "layers.{i}.self_attn.query_layernorm.weight": "layers.{i}.attention.q_norm.weight",
@@ -20,6 +22,13 @@ _MOE_NAMES = {
     **{name: target for name, target in EXPERT_NAMES.items() if "mlp.gate." not in name and name not in NAMES},
     **_NAMES,
     "layers.{i}.mlp.gate.wg.weight": "layers.{i}.mlp.router.weight",
+    **mlp_names("shared_mlp", "shared"),
+}
+_ROUTER, _CORRECTION = "layers.{i}.mlp.router.weight", "layers.{i}.mlp.correction"
+_HY3_NAMES = {
+    **{name: target for name, target in EXPERT_NAMES.items() if "mlp.gate." not in name},
+    "layers.{i}.mlp.router.gate.weight": _ROUTER,
+    "layers.{i}.mlp.expert_bias": _CORRECTION,
     **mlp_names("shared_mlp", "shared"),
 }
 # Keys of the published files that transformers does not read.
@@ -87,6 +96,48 @@ def _hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _hy_v3(reader: ConfigReader) -> dict[str, Any]:
+    layers = sparse_layers(reader, 1)
+    dense = layers.index(True) if True in layers else len(layers)
+    reader.expect("first_k_dense_replace", dense)  # which repeats it in published files
+    reader.expect("expert_hidden_dim", reader.count("moe_intermediate_size"))  # likewise
+    return {
+        **routed_and_shared(reader),
+        **reader.attention_bias(),
+        "expert_layers": layers,
+        "mlp_bias": reader.flag("mlp_bias"),
+        "router_scale": reader.number("router_scaling_factor"),
+        "qk_norm": QKNorm(),
+    }
+
+
+def _read_hy_v3_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Read Hy3, of which the tensors tell the layers with experts."""
+    config, width = like_llama(keys) | has_bias(keys), keys.expert_width()
+    layers = config["num_hidden_layers"] - keys.count("nextn_predict_layers", 0, minimum=0)
+    shared = keys.count("expert_shared_feed_forward_length", width)
+    if shared % width:
+        raise keys.refuse("expert_shared_feed_forward_length", shared, f"a multiple of {width}, an expert's width")
+    keys.expect("expert_gating_func", 2, 0)
+    keys.expect("expert_weights_norm", ..., True)
+    keys.expect("expert_shared_count", shared // width, 0)
+    routed = [f"blk.{layer}.ffn_gate_inp.weight" in keys.tensors for layer in range(layers)]
+    keys.expect("leading_dense_block_count", routed.index(True) if True in routed else 0, 0)
+    return config | {
+        **keys.experts("num_experts"),
+        "num_hidden_layers": layers,
+        "mlp_layer_types": ["sparse" if each else "dense" for each in routed],
+        "moe_intermediate_size": width,
+        "num_shared_experts": shared // width,
+        "router_scaling_factor": keys.scale("expert_weights_scale"),
+    }
+
+
+def _hy_v3_metadata(model: ModelConfig) -> dict[str, Any]:
+    pairs = {"expert_weights_norm": True, "expert_weights_scale": model.router_scale, "expert_gating_func": 2}
+    return expert_metadata(model) | pairs
+
+
 def _read_moe_gguf(keys: GGUFKeys) -> dict[str, Any]:
     config, width = like_llama(keys) | has_bias(keys), keys.expert_width()
     keys.softmax_routing(True)
@@ -117,4 +168,42 @@ HUNYUAN_MOE = Family(
     harmless=_HARMLESS,
     gguf=InGGUF("hunyuan-moe", read=_read_moe_gguf, metadata=_metadata),
     also=PACKED_EXPERTS,
+)
+HY_V3 = Family(
+    _HY3_NAMES,
+    _hy_v3,
+    keys={"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
+    defaults={
+        **sizes(120832, 4096, 13312, 80, 64, 8, head_dim=128, context=131072),
+        "eos_token_id": None,
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 192,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 11158840.0,
+        "router_scaling_factor": 2.826,
+    },
+    aliases={"num_local_experts": "num_experts"},
+    expected={
+        "moe_router_enable_expert_bias": True,
+        "moe_router_use_sigmoid": True,
+        "qk_norm": True,
+        "route_norm": True,
+    },
+    # Precisions of sums, and the number of layers that predict further tokens.
+    harmless=(
+        "enable_moe_fp32_combine",
+        "enable_lm_head_fp32",
+        "enable_attention_fp32_softmax",
+        "num_nextn_predict_layers",
+    ),
+    further=("layers.{n}.",),
+    gguf=InGGUF("hy_v3", read=_read_hy_v3_gguf, metadata=_hy_v3_metadata, needs=("no mlp_bias",), further=True),
+    also={
+        **PACKED_EXPERTS,
+        **mlp_names("shared_experts", "shared"),
+        "layers.{i}.mlp.gate.weight": _ROUTER,
+        "layers.{i}.mlp.e_score_correction_bias": _CORRECTION,
+    },
 )

@@ -6,9 +6,9 @@ from typing import Any
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.deepseek import LATENT_NAMES, mixture_of_kinds, read_latents
-from tokenmill.model.families.glm import MOE_NAMES
 from tokenmill.model.families.kimi_linear_gguf import IN_GGUF
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
+from tokenmill.model.families.sigmoid_experts import MOE_NAMES
 from tokenmill.model.mixers.kda import kimi_delta
 from tokenmill.value_reader import ValueReader
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families.deepseek_gguf import LATENT_NAMES, OTHER_NAMES, latent_metadata, read_latent
-from tokenmill.model.families.glm import moe_metadata, read_moe_gguf
 from tokenmill.model.families.hybrids import KV_HEADS
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF
 from tokenmill.model.families.mixers_of import mixer_of
+from tokenmill.model.families.sigmoid_experts import moe_metadata, read_moe_gguf
 from tokenmill.model.mixers.kda import KimiDeltaBlock
 from tokenmill.model.mixers.latent import LatentBlock
 

@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x and the models that are built like it: SmolLM2, TinyLlama, Code Llama, Mistral and Mixtral.
+"""Llama 1 to 3.x and the models that are built like it: SmolLM2, TinyLlama, Code Llama, InternLM 3, Mistral, Mixtral.
 
 Mixtral is Mistral with a mixture of experts.
 """
@@ -83,6 +83,12 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
 
 _GGUF = InGGUF("llama", paired(), _read_gguf, _metadata)  # all three: a window is Mistral's, experts are Mixtral's
 LLAMA = Family(NAMES, _llama, ignored=_IGNORED, gguf=_GGUF)
+INTERNLM3 = replace(
+    LLAMA,
+    defaults={**sizes(128512, 4096, 10240, 48, 32, 2, head_dim=128, context=32768), "rms_norm_eps": 1e-5},
+    nulls={"head_dim": None, "num_key_value_heads": None},
+    aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+)
 _SIZES = sizes(32000, 4096, 14336, 32, 32, 8, context=131072)
 MISTRAL = replace(
     LLAMA, read=lambda reader: {"windows": (reader.window(),)}, defaults={**_SIZES, "sliding_window": 4096}

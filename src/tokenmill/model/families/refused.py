@@ -73,11 +73,11 @@ _CLASSES: Mapping[str, str] = {
 }
 # Decoders of other kinds, whose names are no misspellings of known families.
 _OTHERS = r"""
-    afmoe apertus1p5.* arctic baichuan bailingmoe.* beam biogpt chatglm codegen codeshell cohere2_moe cpmant ctrl
-    cwm dbrx deci deepseek deepseek_v4 diffllama doge exaone exaone_moe falcon flex_olmo flint gpt-sw3 gpt_neo
-    gpt_neox_japanese gptj granite_swa granitemoe_swa grok.* hy_v[34] internlm[23]? jais2 laguna mellum mimo.*
+    apertus1p5.* arctic baichuan bailingmoe.* beam biogpt chatglm codegen codeshell cohere2_moe cpmant ctrl
+    cwm dbrx deci deepseek deepseek_v4 diffllama doge exaone falcon flex_olmo flint gpt-sw3 gpt_neo
+    gpt_neox_japanese gptj granite_swa granitemoe_swa grok.* hy_v4 internlm2? jais2 laguna mimo.*
     minicpm minimax_m3.* ministral modernbert-decoder nemotron-nas openai-gpt openelm opt orion persimmon phi-msft
-    plamo3? qwen smallthinker solar_open stablelm_epoch step3.* vaultgemma xglm xverse"""
+    plamo3? qwen smallthinker stablelm_epoch step3.* vaultgemma xglm xverse"""
 
 
 def features_of_config(config: Mapping[str, Any]) -> tuple[str, ...]:
