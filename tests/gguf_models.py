@@ -100,6 +100,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "solar_open": {"partial_rotary_factor": 1.0},
     "exaone_moe": {"scoring_func": "sigmoid"},
     "afmoe": {"route_norm": True, "score_func": "sigmoid"},
+    "llama4_text": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
     "dots1": {"num_key_value_heads": 6, "scoring_func": "sigmoid"},
 }
 

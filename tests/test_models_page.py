@@ -69,10 +69,12 @@ classes, or its own name; a misspelt name gets the nearest one.
  - **States.** Of layers that keep a state in the place of K and V rows, short convolutions, gated delta nets and
    Mamba 2 are implemented; Mamba 1, RWKV and other linear attention are not, nor is latent attention (MLA).
  - **Pictures and sound.** Of models that see, `gemma3`, `gemma4`, `mistral3`, `qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`,
-   `qwen3_vl_moe`, `qwen3_5` and `qwen3_5_moe` are read for their text part; no inputs but text are taken.
- - **phimoe**: its router weighs each expert by a softmax of its own. **olmo** with `clip_qkv`: values are clipped
-   there. **nanochat**: a norm behind the embedding. **bitnet**: norms inside attention and MLP. **llama4**: chunked
-   attention, and weights of experts on their input.
+   `qwen3_vl_moe`, `qwen3_5`, `qwen3_5_moe`, `llama4` and `muse_glimmer` are read for their text part; no inputs but
+   text are taken.
+ - **llama4** beyond its first chunk: texts are at most `attention_chunk_size` tokens long, 8,192 in the published
+   models. **phimoe** as a GGUF file: llama.cpp weighs its experts otherwise than its authors do.
+ - **bitnet**: norms inside attention and MLP, and published files have ternary weights. **laguna**: layers with
+   different numbers of heads, and gates by softplus. **mimo_v2_flash**: values that are narrower than keys.
  - **Encoders, and models of text and something else** such as whisper or T5.
 
 Of the public configs in `tests/weights/configs/` these are refused; the last column has what is told of them.

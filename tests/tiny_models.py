@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import transformers
 
+import tests.muse_glimmer_text  # noqa: F401  (a class for a config of text)
+
 VOCABULARY = 211
 CONTEXT = 128
 
@@ -121,7 +123,8 @@ def _rope(kind: str, **numbers: Any) -> dict[str, Any]:
 
 CORRECTIONS = ("e_score_correction_bias", "expert_bias", "layer_scalar")  # buffers that are weights
 _AROUND_ONE = ("layer_scalar", "router.scale", "per_expert_scale")
-_LESS_ONE = ("nemotron", "gemma", "gemma2", "gemma3_text", "gemma3")  # whose norms multiply by 1 + weight
+# Whose norms multiply by 1 + weight.
+_LESS_ONE = ("nemotron", "gemma", "gemma2", "gemma3_text", "gemma3", "muse_glimmer_text", "muse_glimmer")
 
 _GEMMA = _LLAMA | {"num_hidden_layers": 4, "head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 7}
 _GEMMA_ROPES = {
@@ -131,6 +134,47 @@ _GEMMA_ROPES = {
 _MELLUM_ROPES = {
     "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 32},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+}
+_LLAMA4 = (
+    _LLAMA
+    | _LOCAL
+    | {
+        "head_dim": 12,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 56,
+        "attention_chunk_size": CONTEXT,
+        "floor_scale": 16,
+        "attn_scale": 0.3,
+    }
+)
+_LLAMA4_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "vision_output_dim": 16,
+    "projector_input_dim": 16,
+    "projector_output_dim": 16,
+}
+_PHIMOE_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.25, 1.5, 2.0],
+    "long_factor": [1, 2.5, 7.5, 9],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": CONTEXT,
+}
+_MUSE = _LLAMA | {"head_dim": 12, "sliding_window": 5, "qk_scale_factor": 1.7, "output_multiplier": 0.6}
+_MUSE_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
 }
 _KEXAONE = _LLAMA | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _GEMMA4 = _LLAMA | {
@@ -654,6 +698,37 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {"head_dim": 8, "mlp_layer_types": ["dense", "sparse"], "norm_topk_prob": False, "attention_bias": True}
         | {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]},
     ),
+    "llama4_text": ("llama4_text", _LLAMA4 | {"num_hidden_layers": 4, "interleave_moe_layer_step": 2}),
+    "llama4_text-departures": (
+        "llama4_text",
+        _LLAMA4
+        | {"use_qk_norm": False, "attn_temperature_tuning": False, "num_experts_per_tok": 2, "attention_bias": True}
+        | {"attention_chunk_size": None, "no_rope_layers": [0, 1], "head_dim": 8, "tie_word_embeddings": True}
+        | _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=32),
+    ),
+    "llama4": ("llama4", {"text_config": _LLAMA4, "vision_config": _LLAMA4_VISION}),
+    "phimoe": ("phimoe", _LLAMA | _LOCAL),
+    "phimoe-departures": (
+        "phimoe",
+        _LLAMA
+        | _LOCAL
+        | {"attention_bias": True, "lm_head_bias": True, "sliding_window": 5, "router_jitter_noise": 0.3}
+        | {"rope_parameters": _PHIMOE_ROPE, "original_max_position_embeddings": CONTEXT},
+    ),
+    "muse_glimmer_text": ("muse_glimmer_text", _MUSE | {"num_hidden_layers": 5}),
+    "muse_glimmer_text-departures": (
+        "muse_glimmer_text",
+        _MUSE
+        | {"layer_types": ["full_attention", "sliding_attention"], "layer_rope_theta": [77.0, 0], "head_dim": 8}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}, "tie_word_embeddings": True},
+    ),
+    "muse_glimmer": ("muse_glimmer", {"text_config": _MUSE, "vision_config": _MUSE_VISION}),
+    "nanochat": ("nanochat", _LLAMA | {"head_dim": 12}),
+    "nanochat-departures": (
+        "nanochat",
+        _LLAMA | {"attention_bias": True, "final_logit_softcapping": None, "hidden_act": "gelu"},
+    ),
+    "olmo-clipped": ("olmo", _LLAMA | {"clip_qkv": 0.4, "attention_bias": True}),
     "internlm3": ("internlm3", _LLAMA | {"head_dim": 12}),
     "internlm3-bias": ("internlm3", _LLAMA | {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "dots1": ("dots1", _LLAMA | _SIGMOID | {"head_dim": 12, "norm_topk_prob": True}),

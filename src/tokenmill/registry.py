@@ -190,6 +190,13 @@ FAMILIES: Names = {
     "hy_v3": Entry("Hy3", "tokenmill.model.families.hunyuan:HY_V3"),
     "afmoe": Entry("Trinity of Arcee", "tokenmill.model.families.afmoe:AFMOE"),
     "mellum": Entry("Mellum 2", "tokenmill.model.families.qwen_moe:MELLUM"),
+    "llama4_text": Entry("Llama 4", "tokenmill.model.families.llama4:LLAMA4_TEXT"),
+    "llama4": Entry("Llama 4 with vision, whose text part is read", "tokenmill.model.families.llama4:LLAMA4"),
+    "phimoe": Entry("Phi-3.5-MoE", "tokenmill.model.families.phi:PHIMOE"),
+    "muse_glimmer_text": Entry("Muse Glimmer", "tokenmill.model.families.muse_glimmer:MUSE_GLIMMER_TEXT"),
+    "muse_glimmer": Entry("Muse Glimmer with vision, whose text part is read",
+        "tokenmill.model.families.muse_glimmer:MUSE_GLIMMER"),
+    "nanochat": Entry("nanochat", "tokenmill.model.families.nanochat:NANOCHAT"),
     "internlm3": Entry("InternLM 3", "tokenmill.model.families.llama:INTERNLM3"),
 }
 

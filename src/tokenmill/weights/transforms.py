@@ -93,6 +93,12 @@ def _latent_pairs(role: str) -> Layout:
     return layout
 
 
+def _halves_swapped(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Swap the halves of the rows of each head, so that pairs (i, i + dim/2) rotate the other way round."""
+    heads = tensor.reshape(-1, config.head_dim, *tensor.shape[1:])
+    return heads.roll(config.head_dim // 2, dims=1).reshape(tensor.shape)
+
+
 def _gate_before_query(tensor: Tensor, config: ModelConfig) -> Tensor:
     """Reorder [N · (query, gate) · H, …] to [(gate, query) · N · H, …]."""
     shape = (config.num_heads, 2, config.head_dim, *tensor.shape[1:])
@@ -203,6 +209,7 @@ TRANSFORMS: dict[str, Transform] = {
     "pairs_to_halves of qkv": _of_order(_qkv_to_halves),
     "latent pairs of q": _of_order(_latent_pairs("q")),
     "latent pairs of r": _of_order(_latent_pairs("r")),
+    "halves swapped": _of_order(_halves_swapped),
     "gate before query": _of_order(_gate_before_query),
     "log of minus": Transform(_log_of_minus, _minus_exp),
     "column log of minus": Transform(

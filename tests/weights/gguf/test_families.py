@@ -134,7 +134,7 @@ def test_every_architecture_has_a_record():
         "qwen3vlmoe",
     }  # held by tests/model/test_qwen_vl.py: the converter wants their images
     # Written after the source of llama.cpp and of its converter, which has not been run for them yet.
-    unrecorded = {"afmoe", "exaone-moe", "hy_v3", "mellum"}
+    unrecorded = {"afmoe", "exaone-moe", "hy_v3", "llama4", "mellum", "muse-glimmer"}
     assert kept >= architectures().keys() - unread - seeing - unrecorded
 
 

@@ -127,9 +127,8 @@ class GGUFKeys(ValueReader):
     """Reads the architecture's keys, which are named without it.
 
     family: the plain family among those that share the architecture. tensors: of the file, by GGUF's names. warn: is
-    told, as a format and its values, where llama.cpp computes otherwise. rope_lists: the values of tensors that divide
-    the frequencies of the rope, by their names. num_rotary: the number of a head's entries that are rotated, once
-    `rotary` was called; None for a model without rope.
+    told, as a format and its values, where llama.cpp computes otherwise. rope_lists: the values of tensors that are no
+    weights, by name. num_rotary: the rotated entries of a head, once `rotary` was called; None without rope.
     """
 
     def __init__(
@@ -302,9 +301,8 @@ def window_metadata(windows: Sequence[int | None], pattern: int | None = None) -
 
 def expert_metadata(model: ModelConfig) -> dict[str, Any]:
     """Make the keys of experts' widths, where these differ from the width of layers without experts."""
-    pairs = {"expert_feed_forward_length": model.expert_size}
-    pairs |= {"expert_shared_feed_forward_length": model.shared_expert_size}
-    return {key: size for key, size in pairs.items() if size}
+    sizes = {"": model.expert_size, "shared_": model.shared_expert_size}
+    return {f"expert_{name}feed_forward_length": size for name, size in sizes.items() if size}
 
 
 NEEDS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
@@ -329,11 +327,12 @@ class InGGUF:
 
     architecture: its name there. names: llama.cpp's names of tensors → target, see Family. read: makes a config.json of
     the keys of this architecture. metadata: makes the keys of a model that not all architectures have. ignored: names
-    of tensors that are no weights; their values are read with the config. needs: requirements of llama.cpp's loader,
-    keys of NEEDS. windows: whether llama.cpp computes a model's windows. yarn: the numbers of YaRN that it reads.
-    further: whether there may be layers that predict further tokens. with_experts: its name for models with experts.
-    older: names that older files have in the place of those that fill the same parameter.
-    ones: keys of config.json with multipliers that its files have in the weights → the values that change nothing.
+    of tensors that are no weights; their values are read with the config. needs: what llama.cpp's loader requires, keys
+    of NEEDS. windows: whether llama.cpp computes a model's windows. yarn: the numbers of YaRN that it reads. further:
+    whether there may be layers that predict further tokens. with_experts: its name for models with experts. older:
+    names of older files, in the place of the names that fill the same parameter. ones: keys of multipliers, which its
+    files have in the weights → the values that change nothing. lists: makes tensors that hold numbers of the config, by
+    names that `ignored` has, too.
     """
 
     architecture: str
@@ -348,3 +347,4 @@ class InGGUF:
     with_experts: str = ""
     older: Mapping[str, str] = field(default_factory=dict)
     ones: Mapping[str, Any] = field(default_factory=dict)
+    lists: Callable[[ModelConfig], dict[str, list[float]]] = lambda _: {}

@@ -9,10 +9,11 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.described import plain_attention
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, has_bias, like_llama, paired, window_metadata
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES
-from tokenmill.model.rope_config import Beside, read_ropes
+from tokenmill.model.rope_config import Beside, read_ropes, rope_of
 
 AFTER_NAMES = {
     **{name: target for name, target in NAMES.items() if "layernorm" not in name},
@@ -28,8 +29,12 @@ _ROPES = {
 
 
 def _olmo(reader: ConfigReader) -> dict[str, Any]:
+    clip, rope = reader.number("clip_qkv", None), rope_of(reader)
+    bounded = () if clip is None else (plain_attention(reader, rope, clip),) * reader.num_layers()
     return {
         **reader.attention_bias(),
+        "rope": rope,
+        "mixers": bounded,
         "norm": "layer",
         "norm_weight": False,
         "norm_eps": 1e-5,  # which no key has
@@ -68,7 +73,12 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     config = like_llama(keys, eps="layer_norm_eps") | has_bias(keys)
     if (epsilon := config.pop("layer_norm_eps")) != 1e-5:
         raise keys.refuse("attention.layer_norm_epsilon", epsilon, "only 1e-05 is implemented, as in transformers")
-    return config
+    bound = keys.scale("attention.clamp_kqv", 0.0)
+    return config | ({"clip_qkv": bound} if bound else {})
+
+
+def _olmo_metadata(model: ModelConfig) -> dict[str, Any]:
+    return {"attention.clamp_kqv": model.mixers[0].qkv.clip} if model.mixers else {}
 
 
 def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
@@ -114,8 +124,7 @@ OLMO = Family(
     NAMES,
     _olmo,
     defaults=_DEFAULTS,
-    expected={"clip_qkv": None},
-    gguf=InGGUF("olmo", paired(), _read_gguf, needs=("no o_bias", "square")),
+    gguf=InGGUF("olmo", paired(), _read_gguf, _olmo_metadata, needs=("no o_bias", "square")),
 )
 OLMO2 = Family(AFTER_NAMES, _olmo2, defaults=_LATER_DEFAULTS, gguf=_LATER)
 OLMO3 = Family(

@@ -20,7 +20,7 @@ from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.value_reader import brief
 from tokenmill.weights.generation import defaults_of_gguf
-from tokenmill.weights.gguf.config import ROPE_FREQS, ROPE_LISTS, read_gguf_config
+from tokenmill.weights.gguf.config import ROPE_FREQS, listed, read_gguf_config
 from tokenmill.weights.gguf.header import BITS, FLOATS, KINDS, TensorInfo, read_parts
 from tokenmill.weights.names import is_further, is_ignored, known
 from tokenmill.weights.plain import Checkpoint
@@ -51,7 +51,7 @@ class GGUFCheckpoint(Checkpoint):
         self.path, self.metadata = path, header.metadata
         self.num_bytes = sum(info.num_bytes for info in header.tensors.values())
         self.largest_type = _largest_type(header.tensors.values())
-        found = {name: header.tensors[name] for name in ROPE_LISTS if name in header.tensors}
+        found = {name: header.tensors[name] for name in listed(header)}
         if wide := [name for name, info in found.items() if prod(info.shape) > MAX_HEAD]:
             raise CheckpointError(
                 f"{path}: {wide[0]} has {prod(found[wide[0]].shape)} numbers, more than a head can have"

@@ -8,6 +8,7 @@ alone are read, never a tensor's data.
 
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,14 @@ _ALWAYS_F32 = (
 """Tensors of two dimensions that llama.cpp wants in F32, whatever the type of the model."""
 _YARN = {"yarn_beta_fast": ("beta_fast", 32.0), "yarn_beta_slow": ("beta_slow", 1.0)}
 """GGUF's key → Hugging Face's, and the value with which llama.cpp computes, whatever the file says."""
+
+
+def listed(header: Header) -> list[str]:
+    """List the tensors that hold numbers of the config: of ropes, and those that the architecture's family names."""
+    family = architectures().get(str(header.metadata.get("general.architecture")))
+    own = () if family is None else gguf_facts(family).ignored
+    forms = [re.compile(re.escape(pattern).replace(r"\{i\}", r"\d+")) for pattern in own if "{i}" in pattern]
+    return [name for name in header.tensors if name in ROPE_LISTS or any(form.fullmatch(name) for form in forms)]
 
 
 def read_gguf_config(

@@ -37,7 +37,7 @@ from tokenmill.weights.relaid import RelaidCheckpoint, in_layout
 from tokenmill.weights.write.convert import check_space
 from tokenmill.weights.write.export import Export, ExportPlan, Rounded
 from tokenmill.weights.write.folded import fold
-from tokenmill.weights.write.gguf_metadata import check_read_back, metadata_of, rope_lists, unread_yarn, write_header
+from tokenmill.weights.write.gguf_metadata import check_read_back, lists_of, metadata_of, unread_yarn, write_header
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _sources(plan: ExportPlan) -> list[_Source]:
     for name in sorted((name for name in plan.targets if not is_number(name)), key=_layer):
         stacks.setdefault(name.partition("[")[0], []).append(name)
     sources: list[_Source] = []
-    for name, factors in rope_lists(plan.model.rope).items():
+    for name, factors in lists_of(plan.model).items():
         sources.append(_Source(_info(name, (len(factors),), KIND.F32, _end(sources)), ()))
     for stored, names in stacks.items():
         shape = plan.shapes[names[0]]
@@ -198,7 +198,7 @@ def _pad(out: BinaryIO) -> None:
 def _parts(plan: ExportPlan, source: _Source, rounded: Rounded) -> Iterator[Tensor]:
     """Yield the data of one tensor, expert after expert."""
     if not source.names:
-        yield torch.tensor(rope_lists(plan.model.rope)[source.info.name])
+        yield torch.tensor(lists_of(plan.model)[source.info.name])
     for name in source.names:
         numbers = plan.checkpoint.read(name)
         if not numbers.is_floating_point():

@@ -16,6 +16,7 @@ import torch
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.families import gguf_facts, read_config
+from tokenmill.model.mixers.attention import AttentionBlock
 from tokenmill.model.rope import SCALES
 from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.weights.gguf.config import ROPE_FREQS, read_gguf_config
@@ -53,6 +54,11 @@ def metadata_of(model: ModelConfig) -> dict[str, Any]:
     return {"general.architecture": arch, **named}
 
 
+def lists_of(model: ModelConfig) -> dict[str, list[float]]:
+    """Make the tensors that hold numbers of the config, by name."""
+    return rope_lists(model.rope) | gguf_facts(model.family).lists(model)
+
+
 def rope_lists(rope: Rope | None) -> dict[str, list[float]]:
     """Make the tensors that divide the frequencies of a rope, where it is not one of GGUF's own kinds, by name."""
     numbers = {} if rope is None else dict(rope.scaling)
@@ -76,7 +82,7 @@ def _rope_factors(rope: Rope | None, numbers: dict[str, Any]) -> list[float] | N
 
 def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any], infos: Sequence[TensorInfo]) -> None:
     """Raise ConfigError, by field, for a model that a reader of these keys would take for a different one."""
-    lists = rope_lists(model.rope)
+    lists = lists_of(model)
     factors = lists.get(ROPE_FREQS)
     try:
         header = Header(dict(metadata), {info.name: info for info in infos}, 0)
@@ -84,7 +90,7 @@ def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any],
     except CheckpointError as error:
         raise ConfigError("model", model.family, f"one that GGUF can describe: {error}") from error
     if factors is not None and model.rope is not None and model.rope.kind != "proportional":
-        model = replace(model, rope=replace(model.rope, kind="factors", scaling=(("factors", tuple(factors)),)))
+        model = _with_rope(model, replace(model.rope, kind="factors", scaling=(("factors", tuple(factors)),)))
     names = [entry.name for entry in fields(model) if entry.name not in _MAY_DIFFER]
     pairs = {name: (getattr(model, name), getattr(again, name)) for name in names}
     differ = [
@@ -92,6 +98,19 @@ def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any],
     ]
     if differ:
         raise ConfigError("model", model.family, f"one that GGUF can describe; it has no key for {'; '.join(differ)}")
+
+
+def _with_rope(model: ModelConfig, rope: Rope) -> ModelConfig:
+    """Replace the model's rope wherever a layer has it."""
+    ropes = tuple(rope if each == model.rope else each for each in model.ropes)
+    is_same = [isinstance(mixer, AttentionBlock) and mixer.rope == model.rope for mixer in model.mixers]
+    pairs = zip(model.mixers, is_same, strict=True)
+    return replace(
+        model,
+        rope=rope,
+        ropes=ropes,
+        mixers=tuple(replace(mixer, rope=rope) if same else mixer for mixer, same in pairs),
+    )
 
 
 def write_header(path: Path, metadata: Mapping[str, Any], infos: Sequence[TensorInfo]) -> None:
