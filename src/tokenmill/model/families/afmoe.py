@@ -7,7 +7,7 @@ from typing import Any
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
 from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
-from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, like_llama
+from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, layer_types, like_llama
 from tokenmill.model.families.llama import PACKED_EXPERTS
 from tokenmill.model.families.sigmoid_experts import MOE_NAMES, moe_metadata, read_moe_gguf, routed_and_shared
 from tokenmill.model.rope_config import rope_of
@@ -69,7 +69,10 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     for key in ("n_group", "topk_group", "norm_topk_prob"):
         del config[key]
     window = keys.count("attention.sliding_window", maximum=MAX_POSITIONS)
-    config |= {"sliding_window": window, "layer_types": keys.layer_types(config["num_hidden_layers"], 4)}
+    types = keys.layer_types(layers := config["num_hidden_layers"], 4)
+    if types != layer_types(layers, 4):
+        raise keys.refuse("attention.sliding_window_pattern", types, "every fourth layer has no window in llama.cpp")
+    config |= {"sliding_window": window, "layer_types": types}
     return {_IN_OWN_WORDS.get(key, key): value for key, value in config.items()} | {"mup_enabled": True}
 
 
@@ -108,7 +111,7 @@ AFMOE = Family(
         _STORED,
         _read_gguf,
         lambda model: moe_metadata(model, 4),
-        windows=lambda model: [each is None for each in model.windows] == [i % 4 == 3 for i in range(model.num_layers)],
+        windows=lambda _: True,
     ),
     also=PACKED_EXPERTS,
 )
