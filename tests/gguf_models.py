@@ -17,6 +17,8 @@ _KIMI = {"first_k_dense_replace": 0, "mlp_layer_types": None, "moe_router_activa
 _KIMI |= {
     "linear_attn_config": {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 12, "short_conv_kernel_size": 4}
 }
+_THETA = {"rope_type": "default", "rope_theta": 777.0}
+_LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 _HEADS = {"mamba_head_dim": 16}  # which are 64 wide together
 CHANGES: dict[str, dict[str, Any]] = {
     "starcoder2-window": {"use_bias": True, **_WIDE},
@@ -98,9 +100,40 @@ CHANGES: dict[str, dict[str, Any]] = {
     "lfm2-departures": {"conv_bias": False},
     "lfm2_moe-departures": {"use_expert_bias": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
     "solar_open": {"partial_rotary_factor": 1.0},
+    "solar_open-departures": {"partial_rotary_factor": 1.0},
     "exaone_moe": {"scoring_func": "sigmoid"},
+    "exaone_moe-departures": {
+        "scoring_func": "sigmoid",
+        "tie_word_embeddings": False,
+        "mlp_layer_types": ["sparse", "sparse"],
+    },
+    "hy_v3-departures": {"attention_bias": False, "mlp_bias": False},
     "afmoe": {"route_norm": True, "score_func": "sigmoid"},
-    "llama4_text": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    "afmoe-departures": {
+        "route_norm": True,
+        "score_func": "sigmoid",
+        "layer_types": None,
+        "num_hidden_layers": 4,
+        "mup_enabled": True,
+    },
+    "mellum-departures": {
+        "attention_bias": False,
+        "mlp_layer_types": ["sparse", "sparse"],
+        "norm_topk_prob": True,
+        "rope_parameters": {"full_attention": _THETA, "sliding_attention": _THETA},
+    },
+    "llama4_text": _LLAMA4,
+    "llama4_text-departures": {
+        **_LLAMA4,
+        "attention_bias": False,
+        "attn_temperature_tuning": True,
+        "no_rope_layers": None,
+        "num_hidden_layers": 4,
+        "use_qk_norm": True,
+    },
+    "llama4": {**_LLAMA4, "num_hidden_layers": 4},  # where all layers rotate, llama.cpp's graph lacks an input
+    "muse_glimmer_text-departures": {"layer_rope_theta": [0, 77.0], "tie_word_embeddings": False},
+    "olmo-clipped": {"attention_bias": False},
     "dots1": {"num_key_value_heads": 6, "scoring_func": "sigmoid"},
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import NAMES as STORED
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
@@ -169,6 +170,8 @@ HUNYUAN_MOE = Family(
     gguf=InGGUF("hunyuan-moe", read=_read_moe_gguf, metadata=_metadata),
     also=PACKED_EXPERTS,
 )
+# The converter writes the correction without a suffix.
+_HY3_STORED = {name.removesuffix(".bias") if "exp_probs" in name else name: target for name, target in STORED.items()}
 HY_V3 = Family(
     _HY3_NAMES,
     _hy_v3,
@@ -199,7 +202,7 @@ HY_V3 = Family(
         "num_nextn_predict_layers",
     ),
     further=("layers.{n}.",),
-    gguf=InGGUF("hy_v3", read=_read_hy_v3_gguf, metadata=_hy_v3_metadata, needs=("no mlp_bias",), further=True),
+    gguf=InGGUF("hy_v3", _HY3_STORED, _read_hy_v3_gguf, _hy_v3_metadata, ("no o_bias", "no mlp_bias"), further=True),
     also={
         **PACKED_EXPERTS,
         **mlp_names("shared_experts", "shared"),

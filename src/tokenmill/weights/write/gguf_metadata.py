@@ -7,6 +7,7 @@ would then differ is refused by field: GGUF's architectures have no key for most
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,8 @@ def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any],
     if factors is not None and model.rope is not None and model.rope.kind != "proportional":
         model = _with_rope(model, replace(model.rope, kind="factors", scaling=(("factors", tuple(factors)),)))
     names = [entry.name for entry in fields(model) if entry.name not in _MAY_DIFFER]
-    pairs = {name: (getattr(model, name), getattr(again, name)) for name in names}
-    differ = [
-        f"{name} = {have!r}, read as {found!r}" for name, (have, found) in pairs.items() if not _same(have, found)
-    ]
-    if differ:
+    told = (_difference(name, getattr(model, name), getattr(again, name)) for name in names)
+    if differ := [each for each in told if each]:
         raise ConfigError("model", model.family, f"one that GGUF can describe; it has no key for {'; '.join(differ)}")
 
 
@@ -170,6 +168,25 @@ def _unusual_yarn(rope: Rope | None) -> dict[str, float]:
     return {
         name: numbers[name] for name, value in usual.items() if not math.isclose(numbers[name], value, rel_tol=1e-6)
     }
+
+
+def _difference(name: str, have: Any, found: Any) -> str:
+    """Tell how two values differ, of lists of parts the first part alone; nothing where they are the same."""
+    parts: list[tuple[str, Any, Any]] = []
+    if (
+        isinstance(have, tuple)
+        and isinstance(found, tuple)
+        and len(have) == len(found)
+        and any(map(is_dataclass, have))
+    ):
+        parts = [(f"{name}[{place}]", *pair) for place, pair in enumerate(zip(have, found, strict=True))]
+    elif is_dataclass(have) and type(have) is type(found):
+        pairs = [(entry.name, getattr(have, entry.name), getattr(found, entry.name)) for entry in fields(have)]
+        if any(is_dataclass(value) for _, value, _ in pairs):
+            parts = [(f"{name}.{inner}", value, other) for inner, value, other in pairs]
+    if parts:
+        return next((told for told in starmap(_difference, parts) if told), "")
+    return "" if _same(have, found) else f"{name} = {have!r}, read as {found!r}"
 
 
 def _same(have: Any, found: Any) -> bool:
