@@ -8,6 +8,7 @@ import torch
 
 import tokenmill
 from tests.tiny_models import CONTEXT, TINY, save
+from tokenmill.bench.shapes import find_shape
 from tokenmill.errors import ConfigError
 from tokenmill.loader.resolve import resolve
 from tokenmill.measure.cost import (
@@ -76,6 +77,13 @@ def test_codes_of_a_file_are_predicted_within_a_twentieth(program, real_model):
     engine = tokenmill.load(real_model, program=program, scheme="file", max_length=256)
     predicted = cost_of(engine.core.loaded.resolved)
     assert predicted.weights_bytes == pytest.approx(engine.memory["weights_bytes"], rel=0.05)
+
+
+def test_latent_attention_keeps_one_row_of_a_token_in_each_layer():
+    """GLM-4.7-Flash: 512 numbers of the latent vector and 64 rotated ones, for 20 heads of keys and values."""
+    model = read_config(find_shape("glm-4.7-flash").config)
+    assert kv_bytes(model, "bfloat16") == 47 * (512 + 64) * 2
+    assert kv_bytes(model, "bfloat16", "int8") == 47 * (512 + 64 + 4)
 
 
 def test_known_figures():
