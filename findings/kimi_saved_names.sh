@@ -42,9 +42,9 @@ def saved(kind, auto, **config):
 sees = {"text_config": LATENT | DEEPSEEK, "vision_config": VISION, "projection_hidden_size": 16}
 whole = saved("kimi_k25", transformers.AutoModelForImageTextToText, tie_word_embeddings=False, **sees)
 linear = saved("kimi_linear", transformers.AutoModelForCausalLM, **LATENT | KIMI)
-text = sorted(name for name in whole if name.startswith("language_model.model.") and ".0." in name)
+text = sorted(name for name in whole if name.startswith("language_model.model.") and name.count(".") > 3)
 dense = sorted(name for name in linear if ".layers.0." in name and "gate_proj" in name)
 print(text[0], dense)
-assert all(name.startswith("language_model.model.blocks.0.") for name in text), "another behaviour than stated above"
+assert all(name.startswith("language_model.model.blocks.") for name in text), "another behaviour than stated above"
 assert dense == ["model.layers.0.block_sparse_moe.gate_proj.weight"], "another behaviour than stated above"
 PYTHON
