@@ -62,6 +62,7 @@ class EagerSpec(ProgramSpec):
 class _MicroBatchedSpec(EagerSpec):
     only_asked = True
     mixers = ProgramSpec.mixers
+    rarities = ProgramSpec.rarities
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
