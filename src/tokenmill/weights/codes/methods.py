@@ -10,7 +10,9 @@ from typing import Any
 from tokenmill.text.tokenizer import read_json
 from tokenmill.weights.plain import PlainCheckpoint
 
-_STACK = re.compile(r"(.+\.)switch_mlp\.(gate_proj|up_proj|down_proj)\.(weight|scales|biases|global_scale)")
+_STACK = re.compile(
+    r"(.+\.)(?:switch_mlp|experts\.switch_glu)\.(gate_proj|up_proj|down_proj)\.(weight|scales|biases|global_scale)"
+)
 _OF_STACK = re.compile(_STACK.pattern + r"\[(\d+)\]")
 # Families whose tensors mlx-lm names otherwise: its beginning of a name → Hugging Face's, the longest first.
 _OF_FAMILY: dict[str, dict[str, str]] = {

@@ -75,11 +75,14 @@ class MLX(Layout):
 
     def of(self, parts: Parts) -> "MLX":
         module = parts.matrix.removesuffix(".weight")
-        stack = _EXPERT.sub(lambda found: f".switch_mlp.{_OF_MIXTRAL.get(found[1], found[1])}", module)
-        named = {*names_of_module(module), *names_of_module(stack)}
-        found = next((own for name, own in self.others if name in named), None)
-        if found is not None or parts.dtypes.get("scales") != "uint8" or "weight" not in parts.shapes:
-            return self if found is None else found
+        found = _EXPERT.search(module)
+        matrix = "" if found is None else _OF_MIXTRAL.get(found[1], found[1])
+        begins = ("switch_mlp", "experts.switch_glu")
+        stacks = [f"{module[: found.start()]}.{begin}.{matrix}" for begin in begins] if found is not None else []
+        named = {name for each in (module, *stacks) for name in names_of_module(each)}
+        own = next((own for name, own in self.others if name in named), None)
+        if own is not None or parts.dtypes.get("scales") != "uint8" or "weight" not in parts.shapes:
+            return self if own is None else own
         # As mlx-lm's infer_quant_config tells them: each mode has its own number of bits in a group.
         words, groups = parts.shapes["weight"][-1], max(parts.shapes["scales"][-1], 1)
         wide = {bits * group: mode for mode, (bits, group) in _FLOATING.items()}.get(words * 32 // groups)
