@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 21 };
+enum { TM_ABI = 22 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
@@ -29,9 +29,17 @@ enum { TM_ABI = 21 };
 // Latent attention: TM_LATENT_ROWS makes the row of a token and the rotated parts of its queries of stored products, and gathers the other
 // parts head by head. TM_QUERY and TM_STORE of linears with a matrix for each head, `by_head`, follow: those numbers become the rest
 // of the queries; and what TM_ATTEND gathers head by head becomes stored products.
+//
+// A token may have several streams. TM_EXPAND: the first is the residual stream, the others are stored products, made as large as
+// it. TM_PREDICT: each becomes a sum of all, by coefficients that follow from the first; the residual stream becomes the first.
+// TM_BESIDE: adds the normed first stream and normed products to the residual stream, and multiplies by `rescale`. TM_CORRECT: each
+// changes by as much as the residual stream differs from the first, times coefficients that follow from the residual stream, which
+// becomes the first times `factors`. TM_SPREAD: normed products are added to all except the first. TM_JOIN: the residual stream
+// becomes the mean of the first and of stored products, made as large as it.
 enum TmKind {
   TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5, TM_COPY = 6, TM_HEADS = 7,
-  TM_CONVOLVE = 8, TM_RECUR = 9, TM_GATE = 10, TM_INPUTS = 11, TM_LATENT_ROWS = 12
+  TM_CONVOLVE = 8, TM_RECUR = 9, TM_GATE = 10, TM_INPUTS = 11, TM_LATENT_ROWS = 12, TM_EXPAND = 13, TM_PREDICT = 14,
+  TM_BESIDE = 15, TM_CORRECT = 16, TM_SPREAD = 17, TM_JOIN = 18
 };
 // The use of a linear's products. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
 // TM_GATED: f(gate) * up. TM_ACTIVATED: f(up). TM_ROUTER: the logits of experts. TM_EXPERT: outputs of experts. TM_STORE: kept
@@ -93,11 +101,18 @@ typedef struct {
                           // head's query are gathered
   int32_t gate_first;     // of TM_GATE: gates multiply before the norm
   int32_t decays;         // of TM_RECUR: decays of a head, 1, or one for each of key_dim numbers of its key
+  int32_t sparse;         // of TM_GATE: what the gates of a token have above their mean plus `cutoff` deviations is left of them
+  int32_t streams;        // of TM_EXPAND: their number, at most 8
+  int32_t stream;         // of TM_COPY: the stream that is copied in the place of the residual stream, if it is not the first
+  int32_t rows;           // of TM_INPUTS: rows of the table; tokens behind its end have the first row
   const TmUnit* units;    // with experts: all units of expert 0, of expert 1, …
   const float* weight;    // of a norm; of TM_EMBED, whose rows are normed before they are multiplied, null without; of
                           // TM_CONVOLVE [taps, outputs]
   const float* bias;      // of a norm, a linear or a convolution; null without
-  const float* factors;   // of a linear: of each product, after its bias, gates first; null without
+  const float* factors;   // of a linear: of each product, after its bias, gates first; null without; of TM_CORRECT [hidden]
+  const float* router;    // of TM_PREDICT and TM_CORRECT [streams, hidden]
+  const float* coefficients;  // [streams * streams, streams] and [streams, streams]: of tanh(router(norm(x) * scale))
+  const float* input_norm;  // of TM_BESIDE: the weight of the norm of the first stream
   const float* q_norm;    // weights of the norms of q and k heads; null without
   const float* k_norm;
   const float* v_norm;    // null without
@@ -129,6 +144,7 @@ typedef struct {
   float rescale;          // of TM_ADD: the sums in the residual stream are multiplied by it
   float softcap;
   float act_a, act_b;     // numbers of the activation: of SwiGLU alpha and limit, of xIELU alpha of positive and of negative inputs
+  float cutoff;
   float min_step, max_step;  // of TM_RECUR without the delta rule: limits of a step
   float clip;             // of a linear: products, after their factors, are brought into [-clip, clip]; 0 for no bounds
   float margin;           // of TM_CHOOSE with within_margin

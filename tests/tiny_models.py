@@ -6,10 +6,13 @@ wider than transformers' default, so that logits differ clearly and a greedy tok
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -122,7 +125,7 @@ def _rope(kind: str, **numbers: Any) -> dict[str, Any]:
 
 
 CORRECTIONS = ("e_score_correction_bias", "expert_bias", "layer_scalar")  # buffers that are weights
-_AROUND_ONE = ("layer_scalar", "router.scale", "per_expert_scale")
+_AROUND_ONE = ("layer_scalar", "router.scale", "per_expert_scale", "correct_output_scale")
 # Whose norms multiply by 1 + weight.
 _LESS_ONE = ("nemotron", "gemma", "gemma2", "gemma3_text", "gemma3", "muse_glimmer_text", "muse_glimmer")
 
@@ -201,6 +204,47 @@ _GEMMA4_VISION = {
         "head_dim": 8,
     },
     "audio_config": None,
+}
+_GEMMA3N = _LLAMA | {
+    "num_hidden_layers": 5,
+    "head_dim": 12,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.3, 0.0],
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "laurel_rank": 6,
+}
+_GEMMA3N_DEPARTURES = {
+    "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"],
+    "activation_sparsity_pattern": [0.0, 0.9, 0.9, 0.0, 0.95],
+    "num_kv_shared_layers": 0,
+    "vocab_size_per_layer_input": VOCABULARY - 20,
+    "intermediate_size": [80, 48, 80, 64, 112],
+    "altup_correct_scale": False,
+    "tie_word_embeddings": False,
+    "final_logit_softcapping": 5.0,
+    "attention_bias": True,
+    "rope_parameters": _GEMMA_ROPES,
+}
+_GEMMA3N_HEARING = {
+    "hidden_size": 16,
+    "conf_num_hidden_layers": 1,
+    "conf_num_attention_heads": 2,
+    "sscp_conv_channel_size": [4, 4],
+    "input_feat_size": 16,
+}
+_GEMMA3N_WHOLE = {
+    "text_config": _GEMMA3N | {"pad_token_id": 0},
+    "vision_config": {"architecture": "resnet18", "hidden_size": 16, "num_classes": 0, "label_names": []},
+    "audio_config": _GEMMA3N_HEARING,
+}
+_UNIFIED = {key: value for key, value in (_GEMMA4 | _FEW_KEYS).items() if "per_layer_input" not in key}
+_GEMMA4_UNIFIED = {
+    "text_config": _UNIFIED | {"pad_token_id": 0},
+    "vision_config": {"patch_size": 2, "pooling_kernel_size": 2, "mm_embed_dim": 12, "mm_posemb_size": 10},
+    "audio_config": {"audio_embed_dim": 8},
 }
 _GEMMA_VISION = {
     "text_config": _GEMMA | {"sliding_window_pattern": 2},
@@ -333,11 +377,21 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("gemma3_text", _GEMMA | {"layer_types": ["sliding_attention", "full_attention"] * 2}),
     "gemma3_text-linear": ("gemma3_text", _GEMMA | {"rope_parameters": _GEMMA_ROPES, "attention_bias": True}),
     "gemma3": ("gemma3", _GEMMA_VISION),
+    "gemma3n_text": ("gemma3n_text", _GEMMA3N),
+    "gemma3n_text-departures": ("gemma3n_text", _GEMMA3N | _GEMMA3N_DEPARTURES),
+    "gemma3n_text-plain": ("gemma3n_text", _GEMMA3N | {"activation_sparsity_pattern": None, "num_kv_shared_layers": 3}),
+    "gemma3n": ("gemma3n", _GEMMA3N_WHOLE),
     "gemma4_text": ("gemma4_text", _GEMMA4 | _FEW_KEYS | _SMALL_GEMMA4 | _GEMMA4_EXPERTS),  # all departures at once
     "gemma4_text-plain": ("gemma4_text", _GEMMA4 | _FEW_KEYS),
     "gemma4_text-small": ("gemma4_text", _GEMMA4 | _SMALL_GEMMA4),
     "gemma4_text-experts": ("gemma4_text", _GEMMA4 | _FEW_KEYS | _GEMMA4_EXPERTS),
     "gemma4": ("gemma4", _GEMMA4_VISION),
+    "gemma4_unified_text": ("gemma4_unified_text", _UNIFIED),
+    "gemma4_unified_text-departures": (
+        "gemma4_unified_text",
+        _UNIFIED | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "attention_k_eq_v": False},
+    ),
+    "gemma4_unified": ("gemma4_unified", _GEMMA4_UNIFIED),
     "gpt_neox": ("gpt_neox", _NEOX),
     "gpt_neox-serial": ("gpt_neox", _NEOX | {"use_parallel_residual": False, "attention_bias": False}),
     "gpt2": ("gpt2", _GPT),
@@ -748,7 +802,7 @@ these."""
 HYBRIDS = "lfm2 qwen3_5_text nemotron_h kimi_linear".split()
 """Families that between them have every kind of layer that keeps a state, and latent rows beside them."""
 
-DIVISIBLE = [name for name, (kind, _) in TINY.items() if not kind.startswith(("gemma4", "falcon_h1"))]
+DIVISIBLE = [name for name, (kind, _) in TINY.items() if not kind.startswith(("gemma3n", "gemma4", "falcon_h1"))]
 """The models that ranks compute: a program in ranks refuses what few families have."""
 
 
@@ -769,10 +823,24 @@ def config_of(kind: str, numbers: dict[str, Any]) -> transformers.PreTrainedConf
     return transformers.AutoConfig.for_model(kind, **deepcopy(numbers))
 
 
+@contextmanager
+def without_timm() -> Iterator[None]:
+    """Gemma 3n sees through a model of the package timm, which no text passes: nothing stands in its place."""
+    from transformers.models.gemma3n import modeling_gemma3n
+
+    made = modeling_gemma3n.AutoModel.from_config
+
+    def make(config: transformers.PreTrainedConfig, **how: Any) -> Any:
+        return torch.nn.Module() if config.model_type == "gemma3n_vision" else made(config, **how)
+
+    with mock.patch.object(modeling_gemma3n.AutoModel, "from_config", make):
+        yield
+
+
 def build(kind: str, numbers: dict[str, Any]) -> transformers.PreTrainedModel:
     """A model of that model_type with random weights."""
     config = config_of(kind, numbers)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), without_timm():
         torch.manual_seed(20)
         model = auto_class(config).from_config(config, attn_implementation="eager")
         corrections = [pair for pair in model.named_buffers() if pair[0].endswith(CORRECTIONS)]

@@ -34,6 +34,7 @@ struct Before {
   int64_t stored_width = 0;  // columns of all stored products so far
   int64_t inputs = 0;        // columns of the inputs of all layers
   bool gathered_by_head = false;
+  int streams = 0;           // of each token
   int64_t gated = 0;         // the end of the stored columns that the last gates were read from
 };
 
@@ -181,6 +182,7 @@ void check_inputs(const TmModel& m, const TmOp& op, const Before& before) {
   require(op.outputs > 0 && op.block > 0 && op.outputs % op.block == 0, "inputs of layers have no blocks");
   require(op.weight && op.table && is_table(op.scheme), "inputs of layers have no norm or table");
   require(are_stored(before, op.column, op.outputs), "inputs of layers that were not stored");
+  require(op.rows > 0, "inputs of layers have a table without rows");
   require(m.num_ranks == 1, "several ranks do not compute inputs of layers");
 }
 
@@ -191,6 +193,18 @@ void check_latent_rows(const TmModel& m, const TmOp& op, const Before& before) {
   require(op.weight && op.to == TM_GATHERED && op.experts == m.num_heads && op.chosen == m.num_heads, "a latent row has no norm or heads");
   require(are_stored(before, op.key, op.head_dim) && are_stored(before, op.query, (int64_t)m.num_heads * (op.columns + op.block)),
           "latent rows of what was not stored");
+}
+
+void check_streams(const TmModel& m, const TmOp& op, const Before& before) {
+  const int num = op.kind == TM_EXPAND ? op.streams : before.streams;
+  require(num > 1 && num <= MAX_STREAMS, "a token has one stream alone, or too many");
+  require(m.num_ranks == 1, "several ranks do not compute several streams");
+  if (op.kind == TM_PREDICT || op.kind == TM_CORRECT)
+    return require(op.weight && op.router && op.coefficients, "streams without a norm, a router or coefficients");
+  const bool is_one = op.kind == TM_BESIDE || op.kind == TM_SPREAD;
+  require(are_stored(before, op.column, (is_one ? 1 : num - 1) * (int64_t)m.hidden), "streams of what was not stored");
+  require(!is_one || op.weight, "a norm beside streams has no weight");
+  require(op.kind != TM_BESIDE || op.input_norm, "a norm of a stream has no weight");
 }
 
 void check_keeps_states(const TmModel& m, const TmOp& op) {
@@ -232,7 +246,9 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
   switch (op.kind) {
     case TM_EMBED: return check_embedding(m, op);
     case TM_NORM: return check_norm(m, op, before);
-    case TM_COPY: return require(op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN, "a copy has no buffer");
+    case TM_COPY:
+      require(op.stream >= 0 && (!op.stream || op.stream < before.streams), "a copy of a stream that is not there");
+      return require(op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN, "a copy has no buffer");
     case TM_LINEAR: return check_linear(m, op, before);
     case TM_HEADS:
       require(before.stored.num_kv_heads == op.num_kv_heads && before.stored.head_dim == op.head_dim &&
@@ -255,6 +271,7 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
     case TM_GATE: return check_gate(op, before);
     case TM_INPUTS: return check_inputs(m, op, before);
     case TM_LATENT_ROWS: return check_latent_rows(m, op, before);
+    case TM_EXPAND: case TM_PREDICT: case TM_BESIDE: case TM_CORRECT: case TM_SPREAD: case TM_JOIN: return check_streams(m, op, before);
     default: require(false, "an operation is of an unknown kind");
   }
 }
@@ -307,6 +324,7 @@ void check_model(const TmModel& m) {
     if (op.kind == TM_GATE) before.gated = std::max(op.gate, op.of_inputs ? 0 : op.column) + (int64_t)op.outputs;
     if (op.kind == TM_ATTEND) before.gated = op.gated ? (int64_t)m.num_heads * op.head_dim : 0;
     if (op.kind == TM_INPUTS) before.inputs = op.outputs;
+    if (op.kind == TM_EXPAND) before.streams = op.streams;
     if (activates(op) && op.to == TM_LATENT) before.latent = op.outputs;
     if (op.kind == TM_CHOOSE) before.gathered = op.from == TM_LATENT ? before.latent : m.hidden;
     if (is_inner(op)) before.inner = op;

@@ -42,7 +42,9 @@ Model::Model(const TmModel& description)
       inputs_stride = std::max(inputs_stride, rounded(op.outputs, PAD));
       max_head_dim = std::max(max_head_dim, op.block);
     }
+    if (op.kind == TM_EXPAND) streams = op.streams;
     if (op.kind == TM_GATE) max_gated = std::max<int64_t>(max_gated, op.outputs);
+    if (op.kind == TM_GATE && op.sparse) max_kept = std::max<int64_t>(max_kept, op.outputs);
     if (op.kind == TM_ATTEND && op.gated) max_gated = std::max(max_gated, attended_width(op));
     if (op.kind == TM_NORM) max_normed = std::max<int64_t>(max_normed, op.outputs);
     (op.by_head ? max_by_head : max_chosen) = std::max(op.by_head ? max_by_head : max_chosen, op.chosen);

@@ -9,6 +9,7 @@
 #include "threads/nodes.h"
 
 constexpr int NUM_BUFFERS = 6;  // enum TmBuffer
+constexpr int MAX_STREAMS = 8;
 
 // The contents of an activation buffer for the linears that read it.
 struct BufferLayout {
@@ -32,6 +33,8 @@ struct Model {
   int64_t max_normed = 0;               // stored columns that a norm takes as rows of TM_LATENT
   int64_t stored_stride = 0;            // columns of stored products, padded to PAD
   int64_t inputs_stride = 0;            // columns of TM_INPUTS, padded to PAD
+  int streams = 0;                      // of a token; 0 where the residual stream is all
+  int64_t max_kept = 0;                 // columns of a sparse TM_GATE
   int64_t max_before = 0, max_gated = 0;  // inputs that a task of a convolution begins with; columns of TM_GATE
   BufferLayout buffers[NUM_BUFFERS];
   std::vector<std::vector<std::vector<int>>> shares;  // [op][thread of this rank]: the units that this thread computes first

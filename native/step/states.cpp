@@ -78,6 +78,7 @@ void Worker::gate(const TmOp& op) {
       continue;
     }
     memcpy(gates, stored(t) + op.gate, sizeof(float) * (size_t)width);
+    if (op.sparse) keep_largest(op, gates);
     if (!op.gate_first) norm_blocks(op, row);
     kernels_.activate(gates, row, padded, op.activation, 0, 0);
     if (op.gate_first) norm_blocks(op, gates);

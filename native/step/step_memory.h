@@ -13,6 +13,7 @@ struct StepMemory {
   AlignedBuffer<float> residual;  // [tokens, hidden_stride]
   AlignedBuffer<float> stored;    // [tokens, stored_stride], see TM_STORE
   AlignedBuffer<float> inputs;    // [tokens, inputs_stride], of TM_INPUTS
+  AlignedBuffer<float> streams;   // [tokens, streams, hidden_stride]
   AlignedBuffer<float> queries;   // [tokens, query heads, head_width] of a layer
   AlignedBuffer<float> attended;  // [tokens, attended_stride], of long spans
   AttentionPartials partials;
@@ -25,6 +26,7 @@ struct StepMemory {
     residual.lie_in(memory, tokens * model.hidden_stride());
     stored.lie_in(memory, tokens * model.stored_stride);
     inputs.lie_in(memory, tokens * model.inputs_stride);
+    streams.lie_in(memory, tokens * model.streams * model.hidden_stride());
     queries.lie_in(memory, tokens * model.shape.num_heads * model.max_head_width());
     attended.lie_in(memory, tokens * model.attended_stride());
     partials.max_score.lie_in(memory, num_partials), partials.exp_sum.lie_in(memory, num_partials);
@@ -37,6 +39,7 @@ struct StepMemory {
     residual.reserve(tokens * model.hidden_stride());
     stored.reserve(tokens * model.stored_stride);
     inputs.reserve(tokens * model.inputs_stride);
+    streams.reserve(tokens * model.streams * model.hidden_stride());
     queries.reserve(tokens * model.shape.num_heads * model.max_head_width());
     attended.reserve(tokens * model.attended_stride());
     partials.max_score.reserve(plan.num_partials), partials.exp_sum.reserve(plan.num_partials);

@@ -24,6 +24,12 @@ void Worker::perform(size_t number) {
     case TM_GATE: gate(op); break;
     case TM_INPUTS: layer_inputs(op), ranks_.meet(); break;
     case TM_LATENT_ROWS: latent_rows(op, number), ranks_.meet(); break;
+    case TM_EXPAND: expand_streams(op), ranks_.meet(); break;
+    case TM_PREDICT: predict_streams(op), ranks_.meet(); break;
+    case TM_BESIDE: add_beside(op), ranks_.meet(); break;
+    case TM_CORRECT: correct_streams(op), ranks_.meet(); break;
+    case TM_SPREAD: spread_streams(op), ranks_.meet(); break;
+    case TM_JOIN: join_streams(op), ranks_.meet(); break;
   }
 }
 
@@ -47,7 +53,7 @@ void Worker::norm(const TmOp& op) {
   for (int t = from; t < to; t++) {
     const int64_t token = before_head && step.rows ? step.rows[t] : t;
     if (op.kind == TM_COPY)
-      memcpy(row, residual(token), sizeof(float) * (size_t)hidden);
+      memcpy(row, op.stream ? stream(token, op.stream) : residual(token), sizeof(float) * (size_t)hidden);
     else
       kernels_.norm(residual(token), row, hidden, op.weight, op.bias, op.eps, op.centred);
     if (op.scale != 1)
@@ -107,13 +113,14 @@ void Worker::layer_inputs(const TmOp& op) {
   float* row = scratch_.head.get();
   for (int t = from; t < to; t++) {
     const float* products = stored(t) + op.column;
+    const int64_t token = step.tokens[t] < op.rows ? step.tokens[t] : 0;
     float* results = inputs(t);
     for (int first = 0; first < width; first += block) {
       for (int i = 0; i < block; i++) row[i] = products[first + i] * op.act_a;
       std::fill(row + block, row + rounded(block, TILE), 0.0f);
       kernels_.norm(row, row, block, op.weight, nullptr, op.eps, 0);
       for (int i = 0; i < block; i++)
-        results[first + i] = (row[i] + table_entry(op.table, op.scheme, step.tokens[t] * width + first + i) * op.scale) * op.act_b;
+        results[first + i] = (row[i] + table_entry(op.table, op.scheme, token * width + first + i) * op.scale) * op.act_b;
     }
   }
 }

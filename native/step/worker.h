@@ -102,6 +102,19 @@ class Worker {
   void gate(const TmOp& op);
   void norm_blocks(const TmOp& op, float* row) const;
 
+  // streams.cpp
+  void expand_streams(const TmOp& op);
+  void predict_streams(const TmOp& op);
+  void add_beside(const TmOp& op);
+  void correct_streams(const TmOp& op);
+  void spread_streams(const TmOp& op);
+  void join_streams(const TmOp& op);
+  void rescale_further(const TmOp& op, int64_t token, const float* first);
+  void route_streams(const TmOp& op, const float* x, float* routed);
+  float coefficient(const TmOp& op, int number, const float* routed) const;
+  float* normed_row(const float* x, const float* weight, const TmOp& op);
+  void keep_largest(const TmOp& op, float* gates) const;
+
   // experts.cpp
   void choose_experts(const TmOp& op, size_t number);
   void begin_heads(const TmOp& op, size_t number);
@@ -124,6 +137,9 @@ class Worker {
   ActivationBuffer& input(int number) { return plan_.small ? scratch_.buffers[number] : memory_.buffers[number]; }
   float* residual(int64_t token) { return memory_.residual.get() + token * model_.hidden_stride(); }
   float* stored(int64_t token) { return memory_.stored.get() + token * model_.stored_stride; }
+  float* stream(int64_t token, int number) {
+    return memory_.streams.get() + (token * model_.streams + number) * model_.hidden_stride();
+  }
   float* inputs(int64_t token) { return memory_.inputs.get() + token * model_.inputs_stride; }
   float* query(const TmOp& op, int64_t token, int head) {
     return memory_.queries.get() + (token * model_.shape.num_heads + head) * Model::head_width(op);

@@ -65,6 +65,12 @@ MLPS: Names = {
         "tokenmill.model.per_layer:PerLayerBlock", "tokenmill.model.per_layer_modules:PerLayer"),
     "per_layer_inputs": Entry("the inputs of all layers, before the first", "tokenmill.model.per_layer:PerLayerInputs",
         "tokenmill.model.per_layer_modules:LayerInputs"),
+    "sparse_mlp": Entry("an MLP of whose gates the largest are kept (Gemma 3n)",
+        "tokenmill.model.sparse:SparseMlpBlock", "tokenmill.model.sparse_module:SparseMLP"),
+    "streams": Entry("several streams of each token, around the two halves (Gemma 3n)",
+        "tokenmill.model.streams:StreamsBlock", "tokenmill.model.streams_modules:Streams"),
+    "streams_inputs": Entry("the streams before the first layer and behind the last",
+        "tokenmill.model.streams:StreamsInputs", "tokenmill.model.streams_modules:StreamsAround"),
 }
 
 FORMATS: Names = {
@@ -134,9 +140,15 @@ FAMILIES: Names = {
     "qwen3_5": Entry("Qwen 3.5 with vision, whose text part is read", "tokenmill.model.families.qwen3_5:QWEN3_5"),
     "qwen3_5_moe": Entry("Qwen 3.5 with experts and vision, whose text part is read",
         "tokenmill.model.families.qwen3_5:QWEN3_5_MOE"),
+    "gemma3n_text": Entry("Gemma 3n", "tokenmill.model.families.gemma3n:GEMMA3N_TEXT"),
+    "gemma3n": Entry("Gemma 3n with vision and audio; its text part is read",
+        "tokenmill.model.families.gemma3n:GEMMA3N"),
     "gemma4_text": Entry("Gemma 4", "tokenmill.model.families.gemma4:GEMMA4_TEXT"),
     "gemma4": Entry("Gemma 4 with vision and audio; its text part is read",
         "tokenmill.model.families.gemma4:GEMMA4"),
+    "gemma4_unified_text": Entry("Gemma 4 12B", "tokenmill.model.families.gemma4:GEMMA4_UNIFIED_TEXT"),
+    "gemma4_unified": Entry("Gemma 4 12B with vision and audio; its text part is read",
+        "tokenmill.model.families.gemma4:GEMMA4_UNIFIED"),
     "gpt_neox": Entry("GPT-NeoX, Pythia", "tokenmill.model.families.gpt_neox:GPT_NEOX"),
     "gpt2": Entry("GPT-2", "tokenmill.model.families.gpt2:GPT2"),
     "gpt_bigcode": Entry("StarCoder, SantaCoder", "tokenmill.model.families.gpt2:GPT_BIGCODE"),

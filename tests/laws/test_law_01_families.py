@@ -38,7 +38,7 @@ def test_every_family_of_the_registry_has_a_tiny_model():
 
 
 DELTA = ("qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear")
-OTHER_SUMS = ("mamba2", "bamba", "granitemoehybrid", "nemotron_h", "falcon_h1", "gemma4")
+OTHER_SUMS = ("mamba2", "bamba", "granitemoehybrid", "nemotron_h", "falcon_h1", "gemma3n", "gemma4")
 WAYS = [(name, "eager", "packed") for name in TINY]
 WAYS += [(name, "eager", "dense") for name in KINDS] + [(name, "native", "dense") for name in TINY]
 WAYS.sort()  # those of one model beside each other, for which transformers computes once

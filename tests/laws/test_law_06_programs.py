@@ -48,7 +48,14 @@ def test_every_program_says_what_eager_says(family, sampling, how, models):
 @needs_native
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "family", [*each(FAMILY_NAMES), "gemma4_text-small", "gemma4_text-experts", "falcon_h1-gate-first"]
+    "family",
+    [
+        *each(FAMILY_NAMES),
+        "gemma4_text-small",
+        "gemma4_text-experts",
+        "gemma3n_text-departures",
+        "falcon_h1-gate-first",
+    ],
 )
 def test_the_native_program_gives_the_same_bits(family, dtype, models):
     path, settings = save(family, models), {"dtype": dtype, "program": "native", "max_length": 64}

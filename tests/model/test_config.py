@@ -165,6 +165,26 @@ def test_every_kind_of_rope_has_its_numbers_and_its_scale():
     [
         ("gemma4_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters has keys"),
         ("gemma4_text", {"head_dim": 7, "per_layer_config": {}}, "head_dim = 7 is not allowed: an even number"),
+        (
+            "gemma4_unified_text",
+            {"hidden_size_per_layer_input": 8},
+            "hidden_size_per_layer_input = 8 is not implemented",
+        ),
+        ("gemma4_unified_text", {"enable_moe_block": True}, "enable_moe_block = True is not implemented"),
+        ("gemma3n_text", {"altup_num_inputs": 3}, "altup_num_inputs = 3 is not implemented: only 4"),
+        ("gemma3n_text", {"altup_active_idx": 1}, "altup_active_idx = 1 is not implemented: only 0"),
+        (
+            "gemma3n_text",
+            {"activation_sparsity_pattern": [0.5, 1.0, 0, 0, 0]},
+            "is not allowed: a number from 0 to below 1 for each of 5 layers",
+        ),
+        ("gemma3n_text", {"activation_sparsity_pattern": 0.95}, "a number from 0 to below 1 for each of 5 layers"),
+        (
+            "gemma3n_text",
+            {"intermediate_size": [80, 80]},
+            "is not allowed: a width for each of 5 layers, or one for all",
+        ),
+        ("gemma3n_text", {"intermediate_size": [80, 80, 0, 80, 80]}, "intermediate_size[2] = 0 is not allowed"),
         ("gemma4_text", {"use_bidirectional_attention": "some"}, "use_bidirectional_attention = 'some'"),
         ("falcon_h1", {"mamba_n_groups": 4}, "mamba_n_groups = 4 is not allowed: a divisor of mamba_n_heads, 6"),
         ("bamba", {"mamba_n_groups": 3}, "mamba_n_groups = 3 is not allowed: a divisor of mamba_n_heads, 8"),

@@ -47,6 +47,11 @@ IN_CODE: dict[str, set[str]] = {
     "gemma4_text": {"sliding_window", "global_head_dim"},
     "exaone_moe": {"sliding_window"},
     "phimoe": {"num_key_value_heads"},
+    "gemma3n_text": {"sliding_window"},
+    "gemma4_unified_text": {
+        *("sliding_window", "global_head_dim"),
+        *("hidden_size_per_layer_input", "vocab_size_per_layer_input", "enable_moe_block"),  # which it lacks
+    },
     "qwen3_5_text": {"full_attention_interval"},
     "qwen3_5_moe_text": {"full_attention_interval"},
     "qwen3_next": {"full_attention_interval"},

@@ -76,7 +76,6 @@ def test_encoders_with_decoders_are_told_by_their_config():
         ("deepseek_v32", "latent attention"),
         ("sarvam_mla", "latent attention"),
         ("llava_next", "pictures"),
-        ("gemma3n_text", "embeddings of their own"),
         ("bitnet", "ternary"),
         ("laguna", "numbers of heads"),
         ("mimo_v2_flash", "narrower than its keys"),

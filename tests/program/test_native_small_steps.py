@@ -31,9 +31,10 @@ def test_no_linear_stores_over_what_slower_threads_still_read(name, models):
             assert not written & columns_read(before, loaded.model_config.num_heads)
 
 
-def test_inputs_of_layers_have_the_same_bits_in_any_number_of_threads(models):
+@pytest.mark.parametrize("name", ["gemma4_text-small", "gemma3n_text"])
+def test_inputs_of_layers_have_the_same_bits_in_any_number_of_threads(name, models):
     settings = {"dtype": "float32", "program": "native"}
-    path = save("gemma4_text-small", models)
+    path = save(name, models)
     wanted = load(path, **settings, threads=1).logits(prompt(22))
     for _ in range(3):
         assert torch.equal(load(path, **settings, threads=3, max_step_tokens=1).logits(prompt(22)), wanted)

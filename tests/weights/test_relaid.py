@@ -10,7 +10,7 @@ from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.relaid import RelaidCheckpoint, in_hugging_face_layout, in_layout
 from tokenmill.weights.write.convert import weights_of
 
-THEIRS = ("blk.", "token_embd", "position_embd.", "per_layer_", "output", "xielu.")  # llama.cpp's names of tensors
+THEIRS = ("blk.", "token_embd", "position_embd.", "per_layer_", "altup_", "output", "xielu.")  # llama.cpp's names
 OF_STATES = ("no state bias", "conv bias", "no expert bias")
 STORED = [
     name if name in FAMILY_NAMES else pytest.param(name, marks=pytest.mark.slow)

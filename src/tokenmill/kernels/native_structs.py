@@ -23,14 +23,15 @@ class TmOp(Structure):
         ),
         (c_int32, "of_inputs by_head rotary norm_scope norms_after_rope gated column gate block taps unit_blocks"),
         (c_int32, "query key value decay strength heads key_heads key_dim columns gate_first decays"),
+        (c_int32, "sparse streams stream rows"),
         (POINTER(TmUnit), "units"),
         (
             c_void_p,
-            "weight bias factors q_norm k_norm v_norm q_norm_bias k_norm_bias cosines sines temperatures sinks "
-            "correction",
+            "weight bias factors router coefficients input_norm q_norm k_norm v_norm q_norm_bias k_norm_bias cosines "
+            "sines temperatures sinks correction",
         ),
         (c_void_p, "expert_scales biases table positions k_rows v_rows k_scales v_scales a_log dt_bias skip state"),
-        (c_float, "eps scale rescale softcap act_a act_b min_step max_step clip margin"),
+        (c_float, "eps scale rescale softcap act_a act_b cutoff min_step max_step clip margin"),
         (c_int32, "window experts chosen normalise sigmoid groups chosen_groups group_best shared"),
         (c_int32, "on_inputs within_margin"),
     )

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tokenmill.model.blocks import Norm, Projection
-from tokenmill.model.description import MlpBlock
+from tokenmill.model.description import BESIDE, MlpBlock
 from tokenmill.model.mixture import ExpertsBlock
 
 
@@ -19,6 +19,7 @@ class BesideBlock:
     norm: Norm
 
     name = "beside"
+    rarity = BESIDE
 
     @property
     def matrices(self) -> Counter[Projection]:

@@ -23,10 +23,10 @@ def count_parameters(config: ModelConfig) -> Mapping[str, int]:
     norms += [norm for half in halves for norm in half.norms.values()]
     per_layer, scalars = decoder.per_layer, sum(layer.scalar for layer in layers)
     if per_layer is not None:
-        norms, beside = [*norms, per_layer.norm], beside + per_layer.projection.num_parameters
+        norms, beside = [*norms, per_layer.norm], beside + _total(per_layer.matrices)
     return {
         "embedding": config.vocab_size * config.hidden_size,
-        "inputs": 0 if per_layer is None else config.vocab_size * per_layer.width,
+        "inputs": 0 if per_layer is None else per_layer.vocab_size * per_layer.width,
         "positions": config.max_position_embeddings * config.hidden_size if config.positions == "learned" else 0,
         "attention": sum(_total(Counter(mixer.matrices.values())) for mixer in mixers) + inner + vectors,
         "mlp": sum(_total(half.matrices) for half in halves) + beside,

@@ -59,13 +59,12 @@ class Layer(nn.Module):
         input_TP: Tensor | None = None,
     ) -> Tensor:
         """Compute the output of the layer. kept: what each of its mixers keeps. input_TP: see per_layer.py."""
-        x_TD = self._halves(x_TD, angles, step, attend, kept)
-        if self.per_layer is not None:
-            x_TD = self.per_layer(x_TD, input_TP)
+        halves, own = self._halves, (angles, step, attend, kept)
+        x_TD = halves(x_TD, *own) if self.per_layer is None else self.per_layer(x_TD, input_TP, halves, *own)
         return x_TD if self.scalar is None else x_TD * self.scalar
 
     def _halves(
-        self, x_TD: Tensor, angles: Angles | None, step: AnyStep, attend: Attend, kept: Sequence[LayerKept]
+        self, x_TD: Tensor, angles: Angles | None, step: AnyStep, attend: Attend, kept: Sequence[LayerKept], *more: Any
     ) -> Tensor:
         normed_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
         left_TD = attended_TD = x_TD
@@ -78,6 +77,8 @@ class Layer(nn.Module):
             if self.multiplier != 1.0:
                 attended_TD = attended_TD * self.multiplier
             left_TD = x_TD if self.parallel else x_TD + attended_TD
+            for each in more:  # what stands beside attention: see streams_modules.py
+                left_TD = each(left_TD, normed_TD)
         if self.mlp is None:
             return left_TD
         out_TD = self.mlp(self._mlp_input(normed_TD, left_TD))
@@ -138,7 +139,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Compute the logits of the wanted rows, [R, V] in the model's dtype. run_layer: may be compiled."""
         x_TD, angles = self.begin(step)
-        inputs = [{}] * len(angles) if self.per_layer is None else self.per_layer(step.token_ids_T, x_TD)
+        x_TD, inputs = (x_TD, [{}] * len(angles)) if self.per_layer is None else self.per_layer(step.token_ids_T, x_TD)
         assert len(layers_kept) == self.num_kept, "each mixer has a layer of the cache"
         for layer, of_layer, layer_angles, more in zip(self.layers, self.kept_by, angles, inputs, strict=True):
             own = [layers_kept[number] for number in of_layer]
@@ -164,7 +165,7 @@ class Decoder(nn.Module):
 
     def end(self, x_RD: Tensor) -> Tensor:
         """Compute logits [R, V] of the last layer's output."""
-        x_RD = self.norm(x_RD)
+        x_RD = self.norm(x_RD if self.per_layer is None else self.per_layer.joined(x_RD))
         logits_RV: Tensor = product(x_RD, self.embedding.weight) if self.head is None else self.head(x_RD)
         multiplier, softcap = self.config.logit_multiplier, self.config.logit_softcap
         if multiplier != 1.0:

@@ -65,7 +65,8 @@ class MlpBlock:
 SHARED_ROWS, VALUES = "rows that layers share", "values that are normed or keys"
 SEVERAL = "several mixers"
 BESIDE, PER_LAYER, SCALAR = "experts beside an MLP", "an input of each token for each layer", "a number behind a layer"
-RARITIES = (SEVERAL, SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR)
+STREAMS, SPARSE = "several streams of each token", "gates of which the largest are kept"
+RARITIES = (SEVERAL, SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR, STREAMS, SPARSE)
 
 
 @dataclass(frozen=True)
@@ -97,15 +98,14 @@ class LayerDescription:
     def rarities(self) -> list[str]:
         """Name what few families have, and not every program computes."""
         blocks = [mixer for mixer in self.mixers if isinstance(mixer, AttentionBlock)]
-        there = (
-            len(self.mixers) > 1,
-            any(block.source is not None for block in blocks),
-            any(block.value_norm is not None or block.value_is_key for block in blocks),
-            self.mlp is not None and self.mlp.name == "beside",
-            self.per_layer is not None,
-            self.scalar,
-        )
-        return [rarity for rarity, is_there in zip(RARITIES, there, strict=True) if is_there]
+        halves = [getattr(half, "rarity", None) for half in (self.mlp, self.per_layer)]
+        there = {
+            SEVERAL: len(self.mixers) > 1,
+            SHARED_ROWS: any(block.source is not None for block in blocks),
+            VALUES: any(block.value_norm is not None or block.value_is_key for block in blocks),
+            SCALAR: self.scalar,
+        }
+        return [rarity for rarity in RARITIES if there.get(rarity, rarity in halves)]
 
     @property
     def mixes(self) -> bool:
@@ -148,7 +148,7 @@ class DecoderDescription:
             found.update(matrix for mixer in layer.mixers for matrix in mixer.matrices.values())
             for half in (layer.mlp, layer.per_layer):
                 found.update({} if half is None else half.matrices)
-        found.update(() if self.per_layer is None else [self.per_layer.projection])
+        found.update({} if self.per_layer is None else self.per_layer.matrices)
         return found
 
     @cached_property

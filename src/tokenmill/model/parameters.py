@@ -25,7 +25,7 @@ def matrices_of(decoder: DecoderDescription) -> dict[str, Projection]:
         for role, matrix in _matrices_of(layer).items()
     }
     if decoder.per_layer is not None:
-        found["per_layer.projection"] = decoder.per_layer.projection
+        found |= {f"per_layer.{role}": matrix for role, matrix in decoder.per_layer.roles().items()}
     return {**found, "head": decoder.head}
 
 
@@ -36,7 +36,7 @@ def parameter_shapes(decoder: DecoderDescription) -> Shapes:
     if config.positions == "learned":
         found["position_embedding.weight"] = (config.max_position_embeddings, hidden)
     if decoder.per_layer is not None:
-        found["per_layer.embedding.weight"] = (config.vocab_size, decoder.per_layer.width)
+        found["per_layer.embedding.weight"] = (decoder.per_layer.vocab_size, decoder.per_layer.width)
         found |= _of_norm("per_layer.norm", decoder.per_layer.norm)
     for number, layer in enumerate(decoder.layers):
         for role, norm in _norms_of(layer):

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tokenmill.model.blocks import Norm, Projection
-from tokenmill.model.description import MlpBlock
+from tokenmill.model.description import PER_LAYER, MlpBlock
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class PerLayerBlock:
     activation: str
 
     name = "per_layer"
+    rarity = PER_LAYER
     mlps: tuple[MlpBlock, ...] = ()
 
     @property
@@ -42,6 +43,7 @@ class PerLayerBlock:
 class PerLayerInputs:
     """The rows of all layers: (norm(projection(x) · hidden ** -0.5) + table[token] · size ** 0.5) / 2 ** 0.5, where x
     is the input of the first layer. size: of a layer's row; a row of the table has the rows of all layers in order.
+    vocab_size: rows of the table; tokens behind its end have the first row.
     """
 
     vocab_size: int
@@ -56,6 +58,14 @@ class PerLayerInputs:
     @property
     def width(self) -> int:
         return self.size * self.num_layers
+
+    @property
+    def matrices(self) -> Counter[Projection]:
+        return Counter(self.roles().values())
+
+    def roles(self) -> dict[str, Projection]:
+        """Name its matrices by their roles."""
+        return {"projection": self.projection}
 
 
 def per_layer_inputs(

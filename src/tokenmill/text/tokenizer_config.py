@@ -28,7 +28,7 @@ _GENERIC = "TokenizersBackend"
 _REGISTERED: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("cohere", "cohere2"), "CohereTokenizer"),
-        **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
+        **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text"), "GemmaTokenizer"),
         **dict.fromkeys(("gpt2", "phi", "starcoder2"), "GPT2Tokenizer"),
         **dict.fromkeys(("gpt_neox", "mamba2", "olmo", "olmoe"), "GPTNeoXTokenizer"),
         **dict.fromkeys(

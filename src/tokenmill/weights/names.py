@@ -69,7 +69,7 @@ def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> di
     marks = {
         "{p}": (".weight", ".bias"),
         "{i}": range(config.num_layers),
-        "{e}": range(config.num_experts),
+        "{e}": range(num_stacked(config)),
         "{h}": range(config.num_heads),
         "{k}": range(config.num_kv_heads),
     }
@@ -86,6 +86,11 @@ def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> di
                 if parameter in existing and _has_part(parameter, part, config):
                     targets[name] = Target(parameter, part, transform)
     return targets
+
+
+def num_stacked(config: ModelConfig) -> int:
+    """Count the matrices of a stack: experts, or the further streams of a model with several."""
+    return config.num_experts or getattr(config.per_layer, "num_further", 0)
 
 
 def expected_tensors(family: Family, config: ModelConfig) -> dict[str, tuple[Target, tuple[int, ...]]]:
@@ -111,7 +116,7 @@ def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Targ
             targets[name], expected = wanted.pop(short)
             if shape != expected:
                 misshapen.append(f"{name} {list(shape)} where {list(expected)} goes")
-        elif not is_ignored(family, short) and not is_further(family, config, short):
+        elif not (is_ignored(family, short) or is_further(family, config, short) or is_unread(family, config, short)):
             unexpected.append(name)
     if wanted or unexpected or misshapen:
         what = f"{checkpoint.path} does not fit its config"
@@ -184,6 +189,18 @@ def is_ignored(family: Family, name: str) -> bool:
 def is_further(family: Family, config: ModelConfig, name: str) -> bool:
     """Tell whether a tensor is part of the layers that predict further tokens."""
     return name.startswith(tuple(begin.replace("{n}", str(config.num_layers)) for begin in family.further))
+
+
+def is_unread(family: Family, config: ModelConfig, name: str) -> bool:
+    """Tell whether a tensor is of the keys or values of a layer that reads the rows of another layer: published files
+    have them, and nothing reads them.
+    """
+    shared = [layer for layer, source in enumerate(config.kv_sources) if source is not None]
+    if not shared:
+        return False
+    patterns = [pattern for pattern, goal in family.names.items() if re.search(r"qkv\{p\}:[kv]|k_norm", goal)]
+    found = (re.fullmatch(_form(pattern).replace(r"\d+", r"(\d+)", 1), name) for pattern in patterns)
+    return any(match is not None and int(match[1]) in shared for match in found)
 
 
 def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _OTHERS = tuple(
     """audio_encoder. audio_model. audio_projector. audio_tower. aligner. connector. embed_audio. embed_vision.
     image_newline image_projection. mm_projector. multi_modal_projector. patch_merger. projector. view_separator
-    vision_adapter. vision_embed_tokens. vision_encoder. vision_model. vision_projection. vision_tower.
+    vision_adapter. vision_embed_tokens. vision_embedder. vision_encoder. vision_model. vision_projection. vision_tower.
     visual.""".split()
 )
 

@@ -199,3 +199,33 @@ def test_stacks_of_experts(kind, program, tmp_path):
     kept = load(tmp_path, program=program, scheme="file", dtype="float32", threads=1)
     errors = (kept.logits(prompt(40)) - expected).abs().amax(-1)
     assert errors.median() <= 0.1 * expected.std(), "where no other expert was chosen"
+
+
+@pytest.mark.parametrize("program", ["eager", "native"])
+def test_stacks_of_experts_of_gemma_4(program, tmp_path):
+    """As mlx-lm names them: `experts.switch_glu`, beside a dense MLP."""
+    kind, numbers = TINY["gemma4_text-experts"]
+    config = transformers.AutoConfig.for_model(
+        kind, **numbers | {"hidden_size": HIDDEN, "moe_intermediate_size": WIDTH}
+    )
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    tensors, settings = dict(model.state_dict()), {"group_size": 32, "bits": 4}
+    del tensors["lm_head.weight"]
+    for layer, decoder in enumerate(model.model.layers):
+        at, experts, made = f"model.layers.{layer}.experts", decoder.experts, {}
+        del tensors[f"{at}.gate_up_proj"], tensors[f"{at}.down_proj"]
+        for matrix, shape in {"gate": (WIDTH, HIDDEN), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}.items():
+            each = [coded(*shape, 4, seed=number) for number in range(5)]
+            stack = {part: torch.stack([one[0][part] for one in each]) for part in ("weight", "scales", "biases")}
+            tensors |= {f"{at}.switch_glu.{matrix}_proj.{part}": tensor for part, tensor in stack.items()}
+            made[matrix] = torch.stack([one[1] for one in each])
+        experts.gate_up_proj.data, experts.down_proj.data = torch.cat((made["gate"], made["up"]), 1), made["down"]
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    model.config.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text()) | {"quantization": settings}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt(40)])).logits[0]
+    plain = load(tmp_path, program=program, scheme="dense", dtype="float32", threads=1)
+    torch.testing.assert_close(plain.logits(prompt(40)), expected, rtol=1e-4, atol=1e-4)

@@ -33,7 +33,7 @@ NORMS_ON_BOTH_SIDES = {
     "layers.{i}.pre_feedforward_layernorm.weight": "layers.{i}.mlp_norm.weight",
     "layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
 }
-_ROPES = {FULL: Beside("rope_theta", 1e6, scaled=True), SLIDING: Beside("rope_local_base_freq", 1e4, scaled=False)}
+ROPES = {FULL: Beside("rope_theta", 1e6, scaled=True), SLIDING: Beside("rope_local_base_freq", 1e4, scaled=False)}
 _TANH = {"gelu": "gelu_pytorch_tanh"}  # the first releases' name of the tanh approximation
 _GEMMA2_SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
@@ -84,7 +84,7 @@ def _gemma3(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("attn_logit_softcapping", None)  # transformers leaves it out of this family's attention
     pattern = reader.count("_sliding_window_pattern", reader.count("sliding_window_pattern", 6))
     types = _types(reader, pattern)
-    ropes = read_ropes(reader, _ROPES)
+    ropes = read_ropes(reader, ROPES)
     each = tuple(ropes[kind] for kind in types)
     return _later(reader, types) | {"qk_norm": QKNorm(), "rope": ropes[FULL], "ropes": each}
 

@@ -16,6 +16,7 @@ from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.description import MlpBlock
 from tokenmill.model.families import Family, InnerTextModel, sizes
 from tokenmill.model.families.gemma import NORMS_ON_BOTH_SIDES
+from tokenmill.model.families.gemma3n import PER_LAYER, PER_LAYER_IN_GGUF, of_layers, one_or_each, sources
 from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, InGGUF
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
 from tokenmill.model.mixture import ExpertsBlock
@@ -44,12 +45,7 @@ _NAMES = {
     _LAYER + "experts.gate_up_proj[{e}]": _MIXTURE + "experts.{e}.up.weight",
     _LAYER + "experts.down_proj[{e}]": _MIXTURE + "experts.{e}.down.weight",
     _LAYER + "layer_scalar": _LAYER + "scalar",
-    _LAYER + "per_layer_input_gate.weight": _LAYER + "per_layer.gate.weight",
-    _LAYER + "per_layer_projection.weight": _LAYER + "per_layer.projection.weight",
-    _LAYER + "post_per_layer_input_norm.weight": _LAYER + "per_layer.norm.weight",
-    "embed_tokens_per_layer.weight": "per_layer.embedding.weight",
-    "per_layer_model_projection.weight": "per_layer.projection.weight",
-    "per_layer_projection_norm.weight": "per_layer.norm.weight",
+    **PER_LAYER,
 }
 
 _BLOCK, _EXPERTS = "blk.{i}.", "_exps{p}[{e}]"
@@ -65,12 +61,7 @@ _STORED = {
     **{f"{_BLOCK}ffn_{part}{_EXPERTS}": f"{_MIXTURE}experts.{{e}}.up{{p}}:{part}" for part in ("gate", "up")},
     _BLOCK + "ffn_down" + _EXPERTS: _MIXTURE + "experts.{e}.down{p}",
     _BLOCK + "layer_output_scale.weight": _LAYER + "scalar",
-    _BLOCK + "inp_gate.weight": _LAYER + "per_layer.gate.weight",
-    _BLOCK + "proj.weight": _LAYER + "per_layer.projection.weight",
-    _BLOCK + "post_norm.weight": _LAYER + "per_layer.norm.weight",
-    "per_layer_token_embd.weight": "per_layer.embedding.weight",
-    "per_layer_model_proj.weight": "per_layer.projection.weight",
-    "per_layer_proj_norm.weight": "per_layer.norm.weight",
+    **PER_LAYER_IN_GGUF,
 }
 _STILL = 1e30  # divides the frequency of a pair that is not turned
 
@@ -104,7 +95,7 @@ def _gemma4(reader: ConfigReader) -> dict[str, Any]:
         "ropes": tuple(ropes[kind] for kind in types),
         "layer_head_dims": dims,
         "layer_kv_heads": kv_heads,
-        "kv_sources": _sources(reader, types),
+        "kv_sources": sources(reader, types),
         "layer_scalar": True,
         "mlps": _mlps(reader, num_layers, hidden),
         **_counts(reader),
@@ -145,16 +136,6 @@ def _rope(given: ValueReader, kind: str, dim: int) -> Rope:
     if form == "proportional":
         return Rope(dim, theta, form, (("partial_rotary_factor", part),))
     return Rope(dim, theta)  # which transformers turns whole
-
-
-def _sources(reader: ConfigReader, types: list[str]) -> tuple[int | None, ...]:
-    """Find the layer whose rows each of the last layers reads: the last one of its kind before them."""
-    shared = reader.count("num_kv_shared_layers", minimum=0, maximum=len(types) - 1)
-    first = len(types) - shared
-    last = {kind: layer for layer, kind in enumerate(types[:first])}
-    if lacking := sorted(set(types[first:]) - set(last)):
-        raise reader.refuse("num_kv_shared_layers", shared, f"a layer of {', '.join(lacking)} before those that share")
-    return tuple(None if layer < first else last[kind] for layer, kind in enumerate(types))
 
 
 def _mlps(reader: ConfigReader, num_layers: int, hidden: int) -> tuple[MlpBlock | BesideBlock, ...]:
@@ -207,8 +188,8 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     first = types.index(FULL) if FULL in types else layers
     sizes = {name: keys.count(key) for key, name in _SIZES.items()}
     inner, kv_heads = (
-        _of_layers(keys, "feed_forward_length", layers),
-        _of_layers(keys, "attention.head_count_kv", layers),
+        of_layers(keys, "feed_forward_length", layers),
+        of_layers(keys, "attention.head_count_kv", layers),
     )
     wide = keys.count("attention.key_length")
     keys.expect("attention.value_length", wide)
@@ -259,12 +240,6 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     return config
 
 
-def _of_layers(keys: GGUFKeys, key: str, layers: int) -> list[int]:
-    """Read a number of each layer, or one of all layers."""
-    given = keys.by_layer(key, layers)
-    return [keys.count(key)] * layers if given is None else [int(each) for each in given]
-
-
 def _part(keys: GGUFKeys, dim: int) -> float:
     """Read the part of the pairs that are turned, of the divisors: 1, then as many as divide a frequency to nothing."""
     factors = list(keys.rope_lists.get("rope_freqs.weight", [1.0] * (dim // 2)))
@@ -285,8 +260,8 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
         "attention.shared_kv_layers": sum(source is not None for source in model.kv_sources),
         "attention.sliding_window": max(window or 0 for window in model.windows),
         "attention.sliding_window_pattern": slides,
-        "attention.head_count_kv": _one_of(list(model.layer_kv_heads)),
-        "feed_forward_length": _one_of([mlp.down.inputs for mlp in inner]),
+        "attention.head_count_kv": one_or_each(list(model.layer_kv_heads)),
+        "feed_forward_length": one_or_each([mlp.down.inputs for mlp in inner]),
         "embedding_length_per_layer_input": 0 if model.per_layer is None else model.per_layer.size,
         **dict.fromkeys(("attention.key_length", "attention.value_length"), wide),
         **dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa"), model.head_dim),
@@ -295,11 +270,6 @@ def _metadata(model: ModelConfig) -> dict[str, Any]:
     pairs |= {} if local is None else {"rope.freq_base_swa": local.theta}
     pairs |= {} if model.logit_softcap is None else {"final_logit_softcapping": model.logit_softcap}
     return pairs | ({} if mixture is None else {"expert_feed_forward_length": mixture.expert.down.inputs})
-
-
-def _one_of(numbers: list[int]) -> int | list[int]:
-    """Give the number of all layers, or the list where they differ."""
-    return numbers if len(set(numbers)) > 1 else numbers[0]
 
 
 _SIZES = {
@@ -326,9 +296,30 @@ GEMMA4_TEXT = Family(
         "use_double_wide_mlp": False,
     },
     expected={"expert_intermediate_size": None},
+    also={
+        **{
+            f"{_LAYER}experts.{{e}}.{part}_proj{{p}}": f"{_MIXTURE}experts.{{e}}.up{{p}}:{part}"
+            for part in ("gate", "up")
+        },
+        _LAYER + "experts.{e}.down_proj{p}": _MIXTURE + "experts.{e}.down{p}",
+    },
     gguf=InGGUF("gemma4", _STORED, _read_gguf, _metadata, needs=("no o_bias",), windows=lambda _: True),
 )
 _SEEN = "vision_config audio_config vision_soft_tokens_per_image".split()
 _TOKENS = tuple(f"{name}_token_id" for name in "image video audio boi eoi boa eoa".split())
 _MARKS = ("boi_token_index", "eoi_token_index", "eoa_token_index", "image_token_index", "audio_token_index")
-GEMMA4 = replace(GEMMA4_TEXT, gguf=None, text=InnerTextModel(("gemma4_text",), ignored=(*_SEEN, *_TOKENS, *_MARKS)))
+_WHOLE = InnerTextModel(("gemma4_text",), ignored=(*_SEEN, *_TOKENS, *_MARKS))
+GEMMA4 = replace(GEMMA4_TEXT, gguf=None, text=_WHOLE)
+# The text part of the 12B model, whose pictures and sounds reach the decoder without an encoder. Its class has neither
+# experts nor inputs of layers.
+GEMMA4_UNIFIED_TEXT = replace(
+    GEMMA4_TEXT,
+    defaults={
+        **GEMMA4_TEXT.defaults,
+        "max_position_embeddings": 262144,
+        "sliding_window": 1024,
+        "hidden_size_per_layer_input": 0,
+    },
+    expected={**GEMMA4_TEXT.expected, "hidden_size_per_layer_input": 0, "enable_moe_block": False},
+)
+GEMMA4_UNIFIED = replace(GEMMA4_UNIFIED_TEXT, gguf=None, text=replace(_WHOLE, families=("gemma4_unified_text",)))

@@ -16,22 +16,20 @@ import numpy as np
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ModelConfig
-from tokenmill.model.families.mixers_of import has_conv_biases, has_state_bias
+from tokenmill.model.families.mixers_of import has_conv_biases, has_state_bias, has_whole_tables
 from tokenmill.value_reader import MAX_COUNT, MAX_POSITIONS, ValueReader
 
 
 def _mlp(suffix: str, ours: str, expert: str = "") -> dict[str, str]:
-    return {
-        f"blk.{{i}}.ffn_gate{suffix}{{p}}{expert}": f"layers.{{i}}.mlp.{ours}up{{p}}:gate",
-        f"blk.{{i}}.ffn_up{suffix}{{p}}{expert}": f"layers.{{i}}.mlp.{ours}up{{p}}:up",
-        f"blk.{{i}}.ffn_down{suffix}{{p}}{expert}": f"layers.{{i}}.mlp.{ours}down{{p}}",
-    }
+    places = {"gate": "up{p}:gate", "up": "up{p}:up", "down": "down{p}"}
+    begin, end = "blk.{i}.ffn_", f"{suffix}{{p}}{expert}"
+    return {begin + part + end: f"layers.{{i}}.mlp.{ours}{place}" for part, place in places.items()}
 
 
 QKV = {f"blk.{{i}}.attn_{letter}{{p}}": f"layers.{{i}}.attention.qkv{{p}}:{letter}" for letter in "qkv"}
 FUSED_QKV = {"blk.{i}.attn_qkv{p}": "layers.{i}.attention.qkv{p}"}
 GATED = _mlp("", "")
-PLAIN_MLP = {"blk.{i}.ffn_up{p}": "layers.{i}.mlp.up{p}", "blk.{i}.ffn_down{p}": "layers.{i}.mlp.down{p}"}
+PLAIN_MLP = {f"blk.{{i}}.ffn_{name}{{p}}": f"layers.{{i}}.mlp.{name}{{p}}" for name in ("up", "down")}
 """An MLP without a gate, or with its gate before the rest in one matrix."""
 _REST = {
     "token_embd.weight": "embedding.weight",
@@ -102,7 +100,7 @@ def norms_less_one(names: Mapping[str, str] = NAMES) -> dict[str, str]:
     weights = {name: (name.replace("{p}", ".weight"), names[name].replace("{p}", ".weight")) for name in norms}
     biases = {name.replace("{p}", ".bias"): names[name].replace("{p}", ".bias") for name in norms}
     others = {name: target for name, target in names.items() if name not in norms}
-    return {**others, **{name: f"{target} | less one" for name, target in weights.values()}, **biases}
+    return others | {name: f"{target} | less one" for name, target in weights.values()} | biases
 
 
 Warn = Callable[..., None]
@@ -159,11 +157,10 @@ class GGUFKeys(ValueReader):
         """Read which layers have a window: all except each last of `pattern`, unless a key has another pattern, or a
         list of the layers (llama.cpp's load_swa_pattern).
         """
-        key = "attention.sliding_window_pattern"
-        given = self.by_layer(key, num_layers)
-        if given is not None:
-            return [SLIDING if entry else FULL for entry in given]
-        return layer_types(num_layers, self.count(key, pattern, 0, MAX_LAYERS))
+        given = self.by_layer(key := "attention.sliding_window_pattern", num_layers)
+        if given is None:
+            return layer_types(num_layers, self.count(key, pattern, 0, MAX_LAYERS))
+        return [SLIDING if entry else FULL for entry in given]
 
     def by_layer(self, key: str, num_layers: int) -> list[bool | int] | None:
         """Read a list of true or false, or of whole numbers, for each layer; None where the key has no list."""
@@ -316,6 +313,7 @@ NEEDS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "no state bias": (lambda model: not has_state_bias(model), "without biases in its mixers"),
     "no expert bias": (lambda model: not (model.num_experts and model.mlp_bias), "whose experts have no biases"),
     "conv bias": (has_conv_biases, "with convolution biases"),
+    "whole tables": (has_whole_tables, "whose inputs of layers have a row for each token"),
     "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
 }
 """The requirements of llama.cpp's loader, by name: a test of the model, and the requirement in words."""
@@ -332,7 +330,8 @@ class InGGUF:
     whether there may be layers that predict further tokens. with_experts: its name for models with experts. older:
     names of older files, in the place of the names that fill the same parameter. ones: keys of multipliers, which its
     files have in the weights → the values that change nothing. lists: makes tensors that hold numbers of the config, by
-    names that `ignored` has, too.
+    names that `ignored` has, too. zeros: makes the shapes of
+    tensors that llama.cpp's loader wants and nothing reads, which are written as zeros.
     """
 
     architecture: str
@@ -348,3 +347,4 @@ class InGGUF:
     older: Mapping[str, str] = field(default_factory=dict)
     ones: Mapping[str, Any] = field(default_factory=dict)
     lists: Callable[[ModelConfig], dict[str, list[float]]] = lambda _: {}
+    zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda _: {}

@@ -51,13 +51,12 @@ _NAMES: Mapping[str, str] = {
     _HEARS: r""".*audio.* .*whisper.* .*wav.* .*speech.* voxtral.* .*asr.* .*hubert .*moonshine.* .*tts.* bark canary.*
         dia csm moshi musicgen.* musicflamingo vibevoice.* .*omni.* clap pop2piano encodec mimi""",
     _SEES: r""".*[_-]?vl([_-].*|\d.*|$) .*vlm.* .*llava.* .*vision.* .*ocr.* .*clip.* .*vit .*siglip.* idefics.*
-        internvl.* paligemma mllama blip.* fuyu pixtral gemma3n gemma4_unified aria chameleon janus emu3 .*florence.*
+        internvl.* paligemma mllama blip.* fuyu pixtral aria chameleon janus emu3 .*florence.*
         molmo.* ovis.* minicpm[vo].* git kosmos.* smolvlm .*docling .*multimodal perception_lm glm4v.*
         phi3_v""",
     _ENCODER: r"""(?!.*decoder).*bert(?!-generation).* .*electra xlm.* xlnet t5encoder .*embed(?!ded).* mpnet funnel
         fnet longformer gte luke esm.* canine big_bird nystromformer ernie roformer layoutlm.* deberta.* perceiver tapas
         yoso mra neomme""",
-    "its layers have embeddings of their own": r"gemma3n.*",
     "it guesses tokens for another model": r"gemma4.*assistant",
     "its text comes out of noise, not token by token": r"dream llada.* diffusion.* rnd1",
     # As a GGUF file. llama.cpp weighs the experts of this family otherwise than its authors do.

@@ -18,6 +18,7 @@ Role = tuple[int | None, str]  # the layer and the role of a matrix
 NOWHERE = Place(0, 0, 0, 0)  # for the units of a matrix of which this rank has no unit
 # As in abi.h.
 EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE, COPY, HEADS, CONVOLVE, RECUR, GATE, INPUTS, LATENT_ROWS = range(13)
+EXPAND, PREDICT, BESIDE, CORRECT, SPREAD, JOIN = range(13, 19)
 ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT, STORE, SHARED_GATE, TO_BUFFER, QUERY = range(11)
 EACH_HEAD, OWN_HEAD, ALL_HEADS = range(3)
 NO_SHARED, SHARED, GATED_SHARED = range(3)

@@ -9,21 +9,19 @@ import ctypes
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.pool import LayerKept, LayerStates
-from tokenmill.kernels.threads import torch_threads
 from tokenmill.model.beside import BesideBlock
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.description import DecoderDescription, LayerDescription, MlpBlock
 from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.attention import AttentionBlock
-from tokenmill.model.mixers.attention_module import temperatures
 from tokenmill.model.mixers.latent import LatentBlock
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.parameters import join, parameter_shapes
-from tokenmill.model.rope import RotaryTable
+from tokenmill.model.sparse import SparseMlpBlock
+from tokenmill.model.streams import StreamsInputs
 from tokenmill.program.native.latent import add_latent
 from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
 from tokenmill.program.native.op_list import (
@@ -60,9 +58,11 @@ from tokenmill.program.native.op_list import (
     TO_BUFFER,
     OpList,
 )
-from tokenmill.program.native.per_layer import add_inputs, add_per_layer
+from tokenmill.program.native.per_layer import add_inputs
+from tokenmill.program.native.position_tables import PositionTables
 from tokenmill.program.native.spec import ACTIVATIONS, has_coded_embedding
 from tokenmill.program.native.state_mixers import add_mixer
+from tokenmill.program.native.streams import Around, add_expand, add_join, add_sparse
 from tokenmill.program.native.units import Linear
 from tokenmill.program.native.weights import Packed, Packing, SmallTensor
 from tokenmill.quant.schemes import GROUP, Scheme
@@ -102,8 +102,13 @@ class Ops:
             self._list.linears.append(Linear(embed, [(None, "embedding")], [size], GROUP, units, [], whole=False))
         if decoder.per_layer is not None:
             add_inputs(self._list, decoder.per_layer, dtype)
+        streams = decoder.per_layer if isinstance(decoder.per_layer, StreamsInputs) else None
+        if streams is not None:
+            add_expand(self._list, streams)
         for layer, (description, numbers) in enumerate(zip(decoder.layers, decoder.kept_by, strict=True)):
             self._layer(layer, description, [kept[number] for number in numbers])
+        if streams is not None:
+            add_join(self._list, streams)
         self._norm("norm", decoder.norm, MLP_IN, LOGITS)
         logits: dict[str, Any] = {"scale": config.logit_multiplier, "softcap": config.logit_softcap or 0.0}
         self._list.linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
@@ -115,35 +120,39 @@ class Ops:
 
     def _layer(self, layer: int, description: LayerDescription, kept: list[LayerKept]) -> None:
         mlp_norm = "attention_norm" if description.shared_norm else "mlp_norm"
+        around = Around(self._list, layer, description.per_layer)
+        around.begin()
         if description.mixes:
             self._before(layer, "attention_norm", description, ATTENTION_IN)
+        around.add_laurel()
         if description.parallel:
             self._before(layer, mlp_norm, description, MLP_IN)
         if description.mixes:
             for mixer, own in zip(description.mixers, kept, strict=True):
                 self._mixer(layer, description, mixer, own)
             self._after(layer, "attention_after_norm", description, column=_behind_gates(description))
+        around.between(description.before)
         if description.mlp is None:
             return
         if not description.parallel and not description.mlp.norms:
             self._before(layer, mlp_norm, description, MLP_IN)
-        self._second_half(layer, description, description.mlp)
-        rescale = self._rescale(layer, description)
-        if description.per_layer is None:
-            self._after(layer, "mlp_after_norm", description, **rescale)
-            return
-        self._after(layer, "mlp_after_norm", description)
-        column = add_per_layer(self._list, layer, description.per_layer)
-        self._norm(join(layer, "per_layer.norm"), description.per_layer.norm, 0, ADD, column=column, **rescale)
+        column, rescale = self._second_half(layer, description, description.mlp), self._rescale(layer, description)
+        is_last = description.per_layer is None
+        self._after(layer, "mlp_after_norm", description, column=column, **(rescale if is_last else {}))
+        around.end(**rescale)
 
-    def _second_half(self, layer: int, description: LayerDescription, block: Any) -> None:
-        """Add an entry of MLPS."""
+    def _second_half(self, layer: int, description: LayerDescription, block: Any) -> int:
+        """Add an entry of MLPS; return the first column of what it stores, if a norm follows."""
+        if isinstance(block, SparseMlpBlock):
+            return add_sparse(self._list, layer, block, **self._joins(description))
         if isinstance(block, BesideBlock):
             self._beside(layer, block, description)
-        elif isinstance(block, ExpertsBlock):
+            return block.norm.size
+        if isinstance(block, ExpertsBlock):
             self._experts(layer, "mlp", block, description)
         else:
             self._mlp(layer, ["mlp"], block, MLP_IN, **self._joins(description))
+        return 0
 
     def _rescale(self, layer: int, description: LayerDescription) -> dict[str, float]:
         """Find the number by which the output of a layer is multiplied. A norm after the MLP adds to it last."""
@@ -187,9 +196,7 @@ class Ops:
 
     def _after(self, layer: int, role: str, description: LayerDescription, **more: Any) -> None:
         if description.after is not None:
-            column = description.after.size if role == "mlp_after_norm" and description.mlp.norms else 0
-            more = {"scale": description.multiplier, "column": column, **more}
-            self._norm(join(layer, role), description.after, 0, ADD, **more)
+            self._norm(join(layer, role), description.after, 0, ADD, **{"scale": description.multiplier, **more})
 
     def _norm(self, path: str, norm: Norm, to: int, epilogue: int = TO_BUFFER, **more: Any) -> None:
         weight, bias = self._list.factors(path, norm), self._list.keep(f"{path}.bias") if norm.bias else None
@@ -315,31 +322,3 @@ def _behind_gates(description: LayerDescription) -> int:
     """Find the first stored column behind the gates of attention, which are read while its products are stored."""
     blocks = (mixer for mixer in description.mixers if isinstance(mixer, AttentionBlock) and mixer.gated)
     return max((block.num_heads * block.head_dim for block in blocks), default=0)
-
-
-class PositionTables:
-    """The tables that the program looks up by position, in float32 whatever the model's dtype: cosines and sines of
-    each rope, and the temperatures of queries, once for all layers that have the same. It owns their memory.
-    """
-
-    def __init__(self, decoder: DecoderDescription, num_positions: int) -> None:
-        self._angles = dict[Any, tuple[Tensor, Tensor]]()
-        self._temperatures = dict[Any, Tensor]()
-        positions_T = torch.arange(num_positions)
-        with torch_threads(1):  # torch's other threads would spin for a while, in the way of our own
-            for rope in decoder.ropes:
-                table, half = RotaryTable(rope, num_positions, torch.float32, torch.device("cpu")), rope.dim // 2
-                self._angles[rope] = table.cos_PH[:, :half].contiguous(), table.sin_PH[:, :half].contiguous()
-            for block in (mixer for layer in decoder.layers for mixer in layer.mixers):
-                if temperature := getattr(block, "temperature", None):
-                    self._temperatures[temperature] = temperatures(positions_T, *temperature).flatten()
-
-    def fields(self, block: AttentionBlock | LatentBlock) -> dict[str, Any]:
-        """Make the fields of TmOp (native/abi.h) for the heads of a layer."""
-        found: dict[str, Any] = {}
-        if block.rope is not None:
-            cosines, sines = self._angles[block.rope]
-            found = {"rotary": 2 * cosines.shape[1], "cosines": cosines.data_ptr(), "sines": sines.data_ptr()}
-        if block.temperature is not None:
-            found["temperatures"] = self._temperatures[block.temperature].data_ptr()
-        return found

@@ -19,8 +19,8 @@ def add_inputs(ops: OpList, inputs: PerLayerInputs, dtype: str) -> None:
     ops.linear([(None, "per_layer.projection")], inputs.projection, STORE, MLP_IN)
     norm: dict[str, Any] = {"weight": ops.factors("per_layer.norm", inputs.norm), "eps": inputs.norm.eps}
     factor = float(torch.tensor(inputs.size**0.5, dtype=getattr(torch, dtype)))  # as the reference has it
-    factors = {"scale": factor, "act_a": inputs.projection.inputs**-0.5, "act_b": 2**-0.5}
-    ops.add(INPUTS, table=table, scheme=LAYOUTS[dtype], outputs=inputs.width, block=inputs.size, **norm, **factors)
+    sizes = {"block": inputs.size, "scale": factor, "act_a": inputs.projection.inputs**-0.5, "act_b": 2**-0.5, **norm}
+    ops.add(INPUTS, table=table, scheme=LAYOUTS[dtype], outputs=inputs.width, rows=inputs.vocab_size, **sizes)
 
 
 def add_per_layer(ops: OpList, layer: int, block: PerLayerBlock) -> int:

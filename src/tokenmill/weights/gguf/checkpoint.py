@@ -22,7 +22,7 @@ from tokenmill.value_reader import brief
 from tokenmill.weights.generation import defaults_of_gguf
 from tokenmill.weights.gguf.config import ROPE_FREQS, listed, read_gguf_config
 from tokenmill.weights.gguf.header import BITS, FLOATS, KINDS, TensorInfo, read_parts
-from tokenmill.weights.names import is_further, is_ignored, known
+from tokenmill.weights.names import is_further, is_ignored, is_unread, known, num_stacked
 from tokenmill.weights.plain import Checkpoint
 
 MAX_HEAD = 1 << 16  # entries of a head, far above any
@@ -112,7 +112,7 @@ class GGUFCheckpoint(Checkpoint):
         for name, stored in tensors.items():
             match, is_row = names.fullmatch(name), name.endswith(ONE_ROW) and stored.shape[0] == 1
             info = replace(stored, shape=stored.shape[1:]) if is_row else stored
-            if is_further(family, model, name):
+            if is_further(family, model, name) or is_unread(family, model, name):
                 continue
             if match is not None:
                 infos |= self._unstacked(info, model) if match["stack"] else {name: info}
@@ -124,10 +124,11 @@ class GGUFCheckpoint(Checkpoint):
         return infos
 
     def _unstacked(self, info: TensorInfo, model: ModelConfig) -> dict[str, TensorInfo]:
-        """Split a stack of experts or heads into one tensor for each, by name."""
+        """Split a stack of experts, heads or other matrices into one tensor for each, by name."""
         of_heads = info.name.endswith(("attn_k_b.weight", "attn_v_b.weight"))
-        count, what = (model.num_heads, "heads") if of_heads else (model.num_experts, "experts")
+        count, what = (model.num_heads, "heads") if of_heads else (num_stacked(model), "matrices")
         if info.shape[0] != count:
+            what = "experts" if "_exps." in info.name else what
             shape = f"{info.name} {list(info.shape)}, needs {count} {what}"
             raise CheckpointError(f"{self.path} does not fit its metadata", misshapen=[shape])
         size = info.num_bytes // count
@@ -152,7 +153,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer | None:
 
 def is_number(name: str) -> bool:
     """Tell whether a weight of that name stands in the metadata."""
-    return name.endswith("]") and not name.startswith("blk.")
+    return name.endswith("]") and not name.startswith("blk.") and ".weight[" not in name
 
 
 def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:

@@ -66,7 +66,9 @@ ALWAYS_F32 = (  # parameters that llama.cpp wants so
 
 @dataclass(frozen=True)
 class _Source:
-    """A tensor of the file, and the checkpoint's tensors of which it is made: several where experts are stacked."""
+    """A tensor of the file, and the checkpoint's tensors of which it is made: several where experts are stacked, none
+    where it has the divisors of a rope or zeros.
+    """
 
     info: TensorInfo
     names: tuple[str, ...]
@@ -148,6 +150,9 @@ def _sources(plan: ExportPlan) -> list[_Source]:
         shape = plan.shapes[names[0]]
         shape = (len(names), *shape) if names[0] != stored else shape
         sources.append(_Source(_info(stored, shape, _kind(plan, names[0]), _end(sources)), tuple(names)))
+    for name, shape in gguf_facts(plan.model.family).zeros(plan.model).items():
+        kind = KIND.F32 if len(shape) == 1 else KIND.F16
+        sources.append(_Source(_info(name, shape, kind, _end(sources)), ()))
     return sources
 
 
@@ -198,7 +203,8 @@ def _pad(out: BinaryIO) -> None:
 def _parts(plan: ExportPlan, source: _Source, rounded: Rounded) -> Iterator[Tensor]:
     """Yield the data of one tensor, expert after expert."""
     if not source.names:
-        yield torch.tensor(lists_of(plan.model)[source.info.name])
+        numbers = lists_of(plan.model).get(source.info.name)
+        yield torch.zeros(source.info.num_bytes, dtype=torch.uint8) if numbers is None else torch.tensor(numbers)
     for name in source.names:
         numbers = plan.checkpoint.read(name)
         if not numbers.is_floating_point():
