@@ -105,6 +105,8 @@ typedef struct {
   int32_t streams;        // of TM_EXPAND: their number, at most 8
   int32_t stream;         // of TM_COPY: the stream that is copied in the place of the residual stream, if it is not the first
   int32_t rows;           // of TM_INPUTS: rows of the table; tokens behind its end have the first row
+  int32_t coded;          // of TM_INPUTS: llama.cpp's number of the type of the table, whose values are rounded to the type that
+                          // `scheme` names; 0 for numbers in that type
   const TmUnit* units;    // with experts: all units of expert 0, of expert 1, …
   const float* weight;    // of a norm; of TM_EMBED, whose rows are normed before they are multiplied, null without; of
                           // TM_CONVOLVE [taps, outputs]

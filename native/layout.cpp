@@ -25,7 +25,7 @@ std::string layout() {
   FIELD(TmOp, gated) FIELD(TmOp, column) FIELD(TmOp, gate) FIELD(TmOp, block) FIELD(TmOp, taps) FIELD(TmOp, unit_blocks)
   FIELD(TmOp, query) FIELD(TmOp, key) FIELD(TmOp, value) FIELD(TmOp, decay) FIELD(TmOp, strength) FIELD(TmOp, heads)
   FIELD(TmOp, key_heads) FIELD(TmOp, key_dim) FIELD(TmOp, columns) FIELD(TmOp, gate_first) FIELD(TmOp, decays)
-  FIELD(TmOp, sparse) FIELD(TmOp, streams) FIELD(TmOp, stream) FIELD(TmOp, rows)
+  FIELD(TmOp, sparse) FIELD(TmOp, streams) FIELD(TmOp, stream) FIELD(TmOp, rows) FIELD(TmOp, coded)
   FIELD(TmOp, units) FIELD(TmOp, weight) FIELD(TmOp, bias) FIELD(TmOp, factors) FIELD(TmOp, router) FIELD(TmOp, coefficients)
   FIELD(TmOp, input_norm) FIELD(TmOp, q_norm) FIELD(TmOp, k_norm)
   FIELD(TmOp, v_norm)

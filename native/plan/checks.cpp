@@ -5,6 +5,7 @@
 #include <string>
 
 #include "plan/model.h"
+#include "kernels/coded_table.h"
 
 namespace {
 
@@ -183,6 +184,7 @@ void check_inputs(const TmModel& m, const TmOp& op, const Before& before) {
   require(op.weight && op.table && is_table(op.scheme), "inputs of layers have no norm or table");
   require(are_stored(before, op.column, op.outputs), "inputs of layers that were not stored");
   require(op.rows > 0, "inputs of layers have a table without rows");
+  require(!op.coded || (block_bytes(op.coded) && op.outputs % block_numbers(op.coded) == 0), "a table of unknown codes");
   require(m.num_ranks == 1, "several ranks do not compute inputs of layers");
 }
 

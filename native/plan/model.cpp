@@ -41,6 +41,7 @@ Model::Model(const TmModel& description)
     if (op.kind == TM_INPUTS) {
       inputs_stride = std::max(inputs_stride, rounded(op.outputs, PAD));
       max_head_dim = std::max(max_head_dim, op.block);
+      if (op.coded) max_coded = std::max<int64_t>(max_coded, op.outputs);
     }
     if (op.kind == TM_EXPAND) streams = op.streams;
     if (op.kind == TM_GATE) max_gated = std::max<int64_t>(max_gated, op.outputs);

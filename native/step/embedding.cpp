@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "products/tile_bytes.h"
+#include "kernels/coded_table.h"
 #include "step/worker.h"
 #include "vector/half.h"
 
@@ -20,6 +21,13 @@ float rounded_to_bfloat(float value) {
   memcpy(&bits, &value, 4);
   if (std::isnan(value)) return value;
   return from_bfloat((uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16));
+}
+
+void round_to_type(float* row, int count, int scheme) {
+  if (scheme == BFLOAT16)
+    for (int i = 0; i < count; i++) row[i] = rounded_to_bfloat(row[i]);
+  if (scheme == FLOAT16)
+    for (int i = 0; i < count; i++) row[i] = half_value(half_bits(row[i]));
 }
 
 // One row of tiles of codes, as products/products.h lays them out: for each 64 inputs a header with the scales of both groups,
@@ -109,8 +117,14 @@ void Worker::embed_token(const TmOp& op, int64_t token, float* row) const {
   const TmUnit& unit = op.units[token / GROUP];
   const int tile = (int)(token % GROUP) / TILE;
   CodedRow{unit.data + tile * tile_bytes(unit.scheme, hidden), unit.scheme, (int)(token % TILE)}.read(row, hidden);
-  if (op.scheme == BFLOAT16)
-    for (int i = 0; i < hidden; i++) row[i] = rounded_to_bfloat(row[i]);
-  if (op.scheme == FLOAT16)
-    for (int i = 0; i < hidden; i++) row[i] = half_value(half_bits(row[i]));
+  round_to_type(row, hidden, op.scheme);
+}
+
+// A row of a table of codes, in the file's mapping.
+const float* Worker::decode_inputs(const TmOp& op, int64_t token) {
+  const int64_t bytes = (int64_t)op.outputs / block_numbers(op.coded) * block_bytes(op.coded);
+  float* row = scratch_.decoded.get();
+  decode_row((const uint8_t*)op.table + token * bytes, op.coded, op.outputs, row);
+  round_to_type(row, op.outputs, op.scheme);
+  return row;
 }

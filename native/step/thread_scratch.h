@@ -45,6 +45,7 @@ struct ThreadScratch {
   AlignedBuffer<float> gates;              // a token's, as wide as TM_GATE
   AlignedBuffer<float> apart;              // the distances of gates from their mean
   AlignedBuffer<float> streams;            // all streams of a token
+  AlignedBuffer<float> decoded;            // a row of a coded table
   AlignedBuffer<float> before;             // inputs before the tokens of one task of a convolution
   AlignedBuffer<float> head;               // one head of q, k or v
   AlignedBuffer<float> value;              // one head of k that is a value, too
@@ -62,7 +63,7 @@ struct ThreadScratch {
     const int64_t attended = std::max<int64_t>(model.max_gated, shape.num_heads * model.max_head_dim);
     row.reserve(rounded(std::max<int64_t>({shape.hidden, attended, shape.intermediate, model.max_normed}), PAD));
     gates.reserve(rounded(model.max_gated, PAD)), apart.reserve(model.max_kept);
-    streams.reserve(model.streams * (int64_t)shape.hidden), before.reserve(model.max_before);
+    decoded.reserve(model.max_coded), streams.reserve(model.streams * (int64_t)shape.hidden), before.reserve(model.max_before);
     const int64_t width = rounded(model.max_head_width(), PAD);
     chooser.reserve(model);
     head.reserve(width), value.reserve(width), zeros.reserve(width);

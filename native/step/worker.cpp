@@ -114,13 +114,16 @@ void Worker::layer_inputs(const TmOp& op) {
   for (int t = from; t < to; t++) {
     const float* products = stored(t) + op.column;
     const int64_t token = step.tokens[t] < op.rows ? step.tokens[t] : 0;
+    const float* decoded = op.coded ? decode_inputs(op, token) : nullptr;
     float* results = inputs(t);
     for (int first = 0; first < width; first += block) {
       for (int i = 0; i < block; i++) row[i] = products[first + i] * op.act_a;
       std::fill(row + block, row + rounded(block, TILE), 0.0f);
       kernels_.norm(row, row, block, op.weight, nullptr, op.eps, 0);
-      for (int i = 0; i < block; i++)
-        results[first + i] = (row[i] + table_entry(op.table, op.scheme, token * width + first + i) * op.scale) * op.act_b;
+      for (int i = first; i < first + block; i++) {
+        const float number = decoded ? decoded[i] : table_entry(op.table, op.scheme, token * width + i);
+        results[i] = (row[i - first] + number * op.scale) * op.act_b;
+      }
     }
   }
 }

@@ -56,6 +56,7 @@ class Worker {
   void embed(const TmOp& op);
   bool embeds(const TmOp& op, int64_t token) const;
   void embed_token(const TmOp& op, int64_t token, float* row) const;
+  const float* decode_inputs(const TmOp& op, int64_t token);
   static float table_entry(const void* table, int scheme, int64_t at);
 
   // linear.cpp: the products of all units, with their epilogues

@@ -194,6 +194,7 @@ def _describe(
     from tokenmill.model.description import describe
     from tokenmill.model.families import read_config
     from tokenmill.model.features import features_of
+    from tokenmill.model.per_layer import bytes_in_file
     from tokenmill.weights.generation import usable
     from tokenmill.weights.packed.reader import is_packed_model, read_header
 
@@ -232,6 +233,7 @@ def _describe(
         "kept_bytes": all_kept().get(str(checkpoint.path.resolve()), KeptFiles()).num_bytes,
         "kv_bytes_per_token": kv_bytes(config, config.dtype),
         "state_bytes": sum(state.num_bytes for state in decoder.states),
+        "in_file": dict(zip(("bytes", "bytes_per_token"), bytes_in_file(config, config.dtype), strict=True)),
         **runs_here(checkpoint),
     }
 
@@ -293,6 +295,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _ends(facts)
     states = f", {size(facts['state_bytes'])} of states per text" if facts["state_bytes"] else ""
     yield "cache", f"{size(facts['kv_bytes_per_token'])} per token in {facts['dtype']}{states}"
+    if num_bytes := (in_file := facts["in_file"])["bytes"]:
+        row = size(in_file["bytes_per_token"])
+        yield (
+            "not in memory",
+            f"{size(num_bytes)} of inputs of layers, of which a token reads a row of {row} in the file",
+        )
 
 
 def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -55,6 +55,7 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
         from tokenmill.loader.default_length import follow_context
         from tokenmill.loader.resolve import resolve
         from tokenmill.measure.cost import cost_of, costs_of_ranks
+        from tokenmill.model.per_layer import bytes_in_file
 
     wanted, why = follow_context(wanted, lambda given: resolve(given, model))
     resolved = resolve(wanted, model)
@@ -82,6 +83,7 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
         },
         "bytes_per_token": cost.bytes_per_token,
         "states": {"number": resolved.cache.num_states, "bytes": cost.state_bytes},
+        "in_file": dict(zip(("bytes", "bytes_per_token"), bytes_in_file(resolved.model, config.dtype), strict=True)),
         "total_bytes": cost.total_bytes,
         "ranks": [
             {"weights_bytes": rank.weights_bytes, "cache_bytes": rank.cache_bytes} for rank in costs_of_ranks(resolved)
@@ -119,6 +121,9 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     title = f"{model} in {form} on {facts['device']}, {facts['max_sequences']} x {facts['max_length']} tokens"
     print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])), ("size",))
     echo(_verdict(facts))
+    if num_bytes := facts["in_file"]["bytes"]:
+        each = size(facts["in_file"]["bytes_per_token"])
+        echo(f"{size(num_bytes)} of inputs of layers stay in the file, where a token reads a row of {each}: not counted")
     if facts["why_no_longer"]:
         remark(facts["why_no_longer"])
 

@@ -23,7 +23,7 @@ class TmOp(Structure):
         ),
         (c_int32, "of_inputs by_head rotary norm_scope norms_after_rope gated column gate block taps unit_blocks"),
         (c_int32, "query key value decay strength heads key_heads key_dim columns gate_first decays"),
-        (c_int32, "sparse streams stream rows"),
+        (c_int32, "sparse streams stream rows coded"),
         (POINTER(TmUnit), "units"),
         (
             c_void_p,

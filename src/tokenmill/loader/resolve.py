@@ -12,6 +12,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.kernels.devices import find_device, kind_of
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
+from tokenmill.model.per_layer import held_in_memory
 from tokenmill.program.spec import Choice, ProgramSpec, preferred_schemes
 from tokenmill.program.spec import choose as choose_program
 from tokenmill.quant.schemes import AS_STORED, Scheme
@@ -105,6 +106,7 @@ def resolve_with(resolved: ResolvedModel, config: ResolvedConfig) -> ResolvedMod
 
 
 def _resolved(given: EngineConfig, config: ResolvedConfig, model: ModelConfig, chosen: Choice) -> ResolvedModel:
+    model = model if kind_of(config.device) == "cpu" else held_in_memory(model)
     name, scheme = choose_scheme(config.scheme, config.device, config.dtype, preferred_schemes(chosen.program))
     return ResolvedModel(given, replace(config, scheme=name), model, _cache_spec(config, model), *chosen, scheme)
 

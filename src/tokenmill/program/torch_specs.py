@@ -6,6 +6,7 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.counts import count_parameters
 from tokenmill.model.description import RARITIES, describe
+from tokenmill.model.per_layer import numbers_in_file
 from tokenmill.program.mixer_shares import cache_of_rank, refuse_division
 from tokenmill.program.shares import rank_weight_bytes
 from tokenmill.program.spec import ProgramSpec
@@ -47,7 +48,8 @@ class EagerSpec(ProgramSpec):
                 stored += count * matrix.outputs * (DTYPES["float32"] - itemsize)
         tied = decoder.head.num_weights if model.tie_embeddings else 0
         shared = tied if scheme.is_plain else 0  # a tied head that is the embedding itself
-        return stored + (sum(count_parameters(model).values()) - numbers + tied - shared) * itemsize
+        left = sum(count_parameters(model).values()) - numbers + tied - shared - numbers_in_file(model, dtype)
+        return stored + left * itemsize
 
     @staticmethod
     def rank_weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme, ranks: int) -> list[int]:

@@ -18,7 +18,7 @@ from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
 from tokenmill.weights.heads import by_heads
 from tokenmill.weights.meta.checkpoint import MetaCheckpoint, is_meta
-from tokenmill.weights.names import as_stored, is_ignored, stacked
+from tokenmill.weights.names import as_stored, inputs_as_stored, is_ignored, stacked
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
@@ -86,6 +86,7 @@ def _open_directory(path: Path) -> Checkpoint:
     opened = by_heads(plain if quant_method(config) is None else QuantizedCheckpoint(plain), read_config(config))
     compare_tied_head(opened)
     _compare_buffers(opened)
+    opened.config.update(inputs_as_stored(opened))
     return opened
 
 
@@ -121,7 +122,8 @@ def foreseen_config(path: Path) -> dict[str, Any]:
     if not path.is_dir() or is_meta(path):
         return open_checkpoint(path).config
     config = read_config_json(path)
-    told_by_tensors = read_config(config).tie_embeddings or quant_method(config) is not None
+    model = read_config(config)
+    told_by_tensors = model.tie_embeddings or model.per_layer is not None or quant_method(config) is not None
     if not (told_by_tensors and has_weights(path)):
         return config
     try:

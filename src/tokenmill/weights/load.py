@@ -11,8 +11,10 @@ from torch import nn
 
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
+from tokenmill.model.per_layer import numbers_in_file
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.schemes import Scheme
+from tokenmill.weights.mapped_table import MappedRows
 from tokenmill.weights.source import WeightSource, return_memory
 
 RETURNED = 16  # matrices after which freed memory is given back
@@ -21,6 +23,8 @@ RETURNED = 16  # matrices after which freed memory is given back
 def load_decoder(source: WeightSource, num_positions: int, fused: Collection[str]) -> Decoder:
     """Load a decoder with its weights."""
     decoder = empty_decoder(source.model, source.scheme, num_positions, fused)
+    if numbers_in_file(source.model, str(source.dtype).removeprefix("torch.")):
+        decoder.per_layer.embedding = MappedRows(source.table("per_layer.embedding.weight"), source.dtype)
     fill_small(decoder, source)
     is_tied = source.model.tie_embeddings  # then the head has no tensors of its own, and comes last
     found = sorted(matrices_in(decoder), key=lambda each: (is_tied and each[2] is decoder.head, -_num_weights(each[2])))

@@ -17,6 +17,7 @@ from tokenmill.model.families import Family
 from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.model.parameters import parameter_shapes
+from tokenmill.model.per_layer import STORED_AS
 from tokenmill.value_reader import brief
 from tokenmill.weights.plain import Checkpoint
 
@@ -201,6 +202,14 @@ def is_unread(family: Family, config: ModelConfig, name: str) -> bool:
     patterns = [pattern for pattern, goal in family.names.items() if re.search(r"qkv\{p\}:[kv]|k_norm", goal)]
     found = (re.fullmatch(_form(pattern).replace(r"\d+", r"(\d+)", 1), name) for pattern in patterns)
     return any(match is not None and int(match[1]) in shared for match in found)
+
+
+def inputs_as_stored(checkpoint: Checkpoint) -> dict[str, str]:
+    """Make the key of config.json that says how a file has the inputs of layers, where their rows can be mapped."""
+    family = checkpoint.family
+    names = [name for name, goal in family.names.items() if goal == "per_layer.embedding.weight"]
+    there = [each for name in names for each in (name, family.prefix + name) if each in checkpoint.shapes]
+    return {STORED_AS: kind} if there and (kind := checkpoint.mapped_as(there[0])) else {}
 
 
 def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:

@@ -69,6 +69,14 @@ class Checkpoint:
         """
         return None
 
+    def mapped_as(self, name: str) -> str:
+        """Name the dtype, or the type of GGUF, of a tensor whose rows `mapped` finds; empty for any other tensor."""
+        return ""
+
+    def mapped(self, name: str) -> "tuple[Tensor, Any]":
+        """Map a tensor, of which mapped_as is known: its rows, and what decodes them, see mapped_table.py."""
+        raise NotImplementedError
+
     def stored_bytes(self, name: str) -> Iterator[bytes] | None:
         """Read a tensor's bytes as they lie in the file, in pieces; None where they do not lie in one place."""
         return None
@@ -145,6 +153,14 @@ class PlainCheckpoint(Checkpoint):
             return stored.file.read(stored.name, rows)
         one = stored.file.read(stored.name, range(number, number + 1))[0]
         return one if rows is None else one[rows.start : rows.stop]
+
+    def mapped_as(self, name: str) -> str:
+        stored = self._stored[name]
+        is_mapped = stored.expert is None and stored.file.path.suffix == ".safetensors"
+        return self.dtype_of(name) if is_mapped and len(self.shapes[name]) == 2 else ""
+
+    def mapped(self, name: str) -> "tuple[Tensor, Any]":
+        return self.read(name), None
 
     def stored_bytes(self, name: str) -> Iterator[bytes] | None:
         stored = self._stored[name]

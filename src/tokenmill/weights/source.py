@@ -23,6 +23,7 @@ from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.cast import check_range
 from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.mapped_table import MappedTable
 from tokenmill.weights.names import Target, match_tensors, rows_of
 from tokenmill.weights.transforms import TRANSFORMS, Transform, of_rows
 
@@ -73,6 +74,14 @@ class WeightSource:
         if path == EMBEDDING and self.model.tie_embeddings:
             self._table = place
         return place
+
+    def table(self, parameter: str) -> MappedTable:
+        """Map a table that stays in its file, see PerLayerInputs.stays_in_file."""
+        ((name, _, _),) = self._parts(parameter)
+        with naming(self._checkpoint.path):
+            found = MappedTable(self._checkpoint.mapped_as(name), *self._checkpoint.mapped(name))
+        self._count(name)
+        return found
 
     def tensors(self, layer: int | None, role: str) -> dict[str, range]:
         """Name the checkpoint's tensors of which a matrix is made, with the rows that each of them fills."""

@@ -17,6 +17,7 @@ from tokenmill.model.families import Family, InnerTextModel, sizes
 from tokenmill.model.families.gemma import NORMS_ON_BOTH_SIDES, ROPES
 from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, InGGUF
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
+from tokenmill.model.per_layer import STORED_AS
 from tokenmill.model.rope_config import read_ropes
 from tokenmill.model.sparse import SparseMlpBlock
 from tokenmill.model.streams import StreamsBlock, StreamsInputs
@@ -154,6 +155,7 @@ def _streams(reader: ConfigReader, num_layers: int, hidden: int) -> StreamsInput
         num_layers=num_layers,
         projection=Projection("per_layer_inputs", hidden, (size * num_layers,)),
         norm=Norm(size, "rms", eps, rounds_last=True),
+        stored=reader.text(STORED_AS, ""),
         stream=Projection("stream", hidden, (hidden,)),
         block=block,
     )

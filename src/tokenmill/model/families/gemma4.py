@@ -20,7 +20,7 @@ from tokenmill.model.families.gemma3n import PER_LAYER, PER_LAYER_IN_GGUF, of_la
 from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, InGGUF
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
 from tokenmill.model.mixture import ExpertsBlock
-from tokenmill.model.per_layer import per_layer_inputs
+from tokenmill.model.per_layer import STORED_AS, per_layer_inputs
 from tokenmill.value_reader import ValueReader
 
 _LAYER, _MIXTURE = "layers.{i}.", "layers.{i}.mlp.mixture."
@@ -175,7 +175,7 @@ def _per_layer(reader: ConfigReader, num_layers: int, hidden: int) -> Any:
     if rows != vocab_size:
         raise reader.refuse("vocab_size_per_layer_input", rows, f"as many as vocab_size, {vocab_size}")
     eps, activation = reader.number("rms_norm_eps", maximum=1.0), reader.text("hidden_activation")
-    facts: dict[str, Any] = {"size": size, "eps": eps, "activation": activation}
+    facts: dict[str, Any] = {"size": size, "eps": eps, "activation": activation, "stored": reader.text(STORED_AS, "")}
     return per_layer_inputs(hidden, vocab_size=vocab_size, num_layers=num_layers, **facts)
 
 

@@ -11,6 +11,7 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.counts import count_parameters
 from tokenmill.model.description import RARITIES, DecoderDescription, describe
 from tokenmill.model.mixture import ExpertsBlock
+from tokenmill.model.per_layer import numbers_in_file
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout
 from tokenmill.program.spec import ProgramSpec
@@ -59,7 +60,7 @@ class NativeSpec(ProgramSpec):
     @staticmethod
     def copy_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
         """Foresee the bytes of a copy. A copy that keeps codes may have the floating-point tensors in every dtype."""
-        own = _packed_bytes(model, dtype, scheme, ALONE)
+        own = _packed_bytes(model, dtype, scheme, ALONE) + numbers_in_file(model, dtype) * DTYPES[dtype]
         return own + 2 * DTYPES["float32"] * _count_floats(model) if scheme.keeps_codes and model.codes else own
 
     @staticmethod
@@ -127,10 +128,10 @@ def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme, rank: Rank) ->
     if scheme.keeps_codes and model.code_bits:
         packed = int(numbers * model.code_bits / 8) // rank.count
     parts = count_parameters(model)
-    others = parts["positions"] + parts["inputs"]  # tables that are never codes here
-    tables = parts["embedding"] + others
+    tables = parts["embedding"] + parts["positions"] + parts["inputs"]
+    others = tables - parts["embedding"] - numbers_in_file(model, dtype)  # tables that are never codes here
     tied = decoder.head.num_weights if model.tie_embeddings else 0
-    table_bytes = tables * itemsize
+    table_bytes = (parts["embedding"] + others) * itemsize
     if has_coded_embedding(model, scheme):
         coded = 0 if tied else int(parts["embedding"] * model.embedding_bits / 8)
         table_bytes = others * itemsize + coded

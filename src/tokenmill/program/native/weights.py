@@ -26,6 +26,7 @@ from tokenmill.program.native.pack import pack
 from tokenmill.program.native.units import NO_GATE, Linear, Part, Place, Run, pieces_of, places_of
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.value_reader import brief
+from tokenmill.weights.mapped_table import ROWS, MappedTable
 from tokenmill.weights.source import WeightSource, return_memory
 
 LAYOUT = 11
@@ -75,7 +76,7 @@ class Packing:
         self._rank, self._dtype = rank, source.dtype
         self._source: WeightSource | None = source  # until all is packed
         self._allocate, self._widest = allocate, widest
-        self._wanted, self._kept = list[SmallTensor](), list[Tensor]()
+        self._wanted, self._kept = list[SmallTensor](), list[Tensor | MappedTable]()
         self._linears: Sequence[Linear] = ()
         self._placed: list[list[Run]] = []  # with offsets in the place of addresses
         self._memory: Allocation = Arena(0)
@@ -94,6 +95,14 @@ class Packing:
     def keep_table(self, wanted: SmallTensor) -> int | None:
         """Give the address of the table in which tokens are looked up; None on ranks that look nothing up."""
         return None if self._rank.number else self.keep(wanted)
+
+    def map_table(self, wanted: SmallTensor) -> tuple[int, str]:
+        """Give the address of a table that stays in the checkpoint's file, and say how it is stored there."""
+        assert self._source is not None and wanted.parameter is not None, "asked before the matrices are placed"
+        table = self._source.table(wanted.parameter)
+        self._wanted.append(wanted)
+        self._kept.append(table)
+        return table.rows.data_ptr(), table.kind
 
     def place(self, linears: Sequence[Linear]) -> list[dict[int, Place]]:
         """Pack all matrices; return, for each, the places of this rank's units by their numbers."""
@@ -177,7 +186,7 @@ class Packing:
         return {"layout": LAYOUT, "placed": placed, "dtypes": dtypes}
 
     def _has_few_floats(self) -> bool:
-        codes, floats = 0, sum(tensor.numel() for tensor in self._kept)
+        codes, floats = 0, sum(prod(wanted.shape) for wanted in self._wanted)
         for linear, runs in zip(self._linears, self._placed, strict=True):
             for run in runs:
                 for layout in (run.layout, run.gate_layout):
@@ -198,12 +207,19 @@ class Packing:
             ]
         return {"kept": kept, "floats": floats}
 
-    def _put(self, tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    def _put(self, tensors: Iterable[Tensor | MappedTable]) -> list[tuple[int, int]]:
         """Put tensors into the memory; return, for each, its begin there and its bytes."""
         places = []
         for tensor in tensors:
-            places.append((self._memory.used, tensor.nbytes))
+            begin = self._memory.used
+            if isinstance(tensor, MappedTable):
+                parts = (
+                    tensor.values(slice(first, first + ROWS), self._dtype) for first in range(0, len(tensor.rows), ROWS)
+                )
+                places.append((begin, sum(size for _, size in self._put(parts))))  # without a gap between two
+                continue
             self._memory.zeros((tensor.nbytes,), torch.uint8).copy_(tensor.reshape(-1).view(torch.uint8))
+            places.append((begin, tensor.nbytes))
         return places
 
 
@@ -250,6 +266,12 @@ class Packed:
     def keep_table(self, wanted: SmallTensor) -> int | None:
         address = self.keep(wanted)
         return None if self._rank.number else address
+
+    def map_table(self, wanted: SmallTensor) -> tuple[int, str]:
+        """See Packing: all of a packed model stays in its file, and of the table the rows of tokens alone are read."""
+        address = self.keep(wanted)
+        self.num_bytes -= prod(wanted.shape) * self._dtype.itemsize
+        return address, _name(self._dtype)
 
     def place(self, linears: Sequence[Linear]) -> list[dict[int, Place]]:
         base = self._payload.data_ptr()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import Family, in_gguf, read_config
+from tokenmill.model.per_layer import CODED
 from tokenmill.registry import TENSOR_READERS, lookup
 from tokenmill.settings.recommended import Recommended
 from tokenmill.text.tokenizer import Tokenizer
@@ -22,7 +23,7 @@ from tokenmill.value_reader import brief
 from tokenmill.weights.generation import defaults_of_gguf
 from tokenmill.weights.gguf.config import ROPE_FREQS, listed, read_gguf_config
 from tokenmill.weights.gguf.header import BITS, FLOATS, KINDS, TensorInfo, read_parts
-from tokenmill.weights.names import is_further, is_ignored, is_unread, known, num_stacked
+from tokenmill.weights.names import inputs_as_stored, is_further, is_ignored, is_unread, known, num_stacked
 from tokenmill.weights.plain import Checkpoint
 
 MAX_HEAD = 1 << 16  # entries of a head, far above any
@@ -67,6 +68,7 @@ class GGUFCheckpoint(Checkpoint):
         self.infos = self._find_infos(family, header.tensors)
         self.numbers = self._find_numbers(family)
         self.shapes = {name: info.shape for name, info in self.infos.items()} | dict.fromkeys(self.numbers, (1,))
+        self.config.update(inputs_as_stored(self))
 
     def _find_numbers(self, family: Family) -> dict[str, float]:
         """Find the weights that stand in the metadata, a number for each layer, by their names."""
@@ -90,6 +92,14 @@ class GGUFCheckpoint(Checkpoint):
     def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
         stored: Stored | None = lookup(TENSOR_READERS, "gguf", "model").read_codes(self, name, rows)
         return stored
+
+    def mapped_as(self, name: str) -> str:
+        kind = self.infos[name].type
+        return FLOATS.get(kind) or (kind.name if kind.name in CODED else "")
+
+    def mapped(self, name: str) -> "tuple[Tensor, Any]":
+        found: tuple[Tensor, Any] = lookup(TENSOR_READERS, "gguf", "model").mapped(self, name)
+        return found
 
     def tokenizer(self) -> Tokenizer | None:
         return _tokenizer(self.metadata)
@@ -136,6 +146,13 @@ class GGUFCheckpoint(Checkpoint):
         return {
             name: replace(info, shape=info.shape[1:], offset=offset, num_bytes=size) for name, offset in places.items()
         }
+
+    def mapped_bytes(self, info: TensorInfo) -> NDArray[np.uint8]:
+        """Map the bytes of a tensor, row by row: [rows, bytes of a row]."""
+        path, data_offset = self._parts[info.part]
+        rows = prod(info.shape[:-1])
+        with file_errors(path, "read"):  # mode "c", since torch takes no arrays that cannot be written
+            return np.memmap(path, np.uint8, "c", data_offset + info.offset, (rows, info.num_bytes // rows))
 
     def raw(self, info: TensorInfo) -> NDArray[np.uint8]:
         """Return the bytes of a tensor, row by row: [rows, bytes of a row]."""

@@ -1,6 +1,8 @@
 """The tensors of a GGUF file, dequantised or as codes."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import gguf
 import numpy as np
@@ -36,6 +38,15 @@ def read_codes(checkpoint: GGUFCheckpoint, name: str, rows: range | None) -> Sto
     if info.type in KINDS:
         return decode(checkpoint.raw(info), info.type)
     return round_to_nearest(_load(checkpoint, info, torch.float32), 8, quick=True)
+
+
+def mapped(checkpoint: GGUFCheckpoint, name: str) -> tuple[Tensor, Any]:
+    """See Checkpoint."""
+    info = checkpoint.infos[name]
+    rows = torch.from_numpy(checkpoint.mapped_bytes(info))
+    if info.type in FLOATS:
+        return rows.view(getattr(torch, FLOATS[info.type])), None
+    return rows, partial(_dequantised, kind=info.type)
 
 
 def _load(checkpoint: GGUFCheckpoint, info: TensorInfo, dtype: torch.dtype) -> Tensor:

@@ -13,6 +13,7 @@ import tokenizers
 
 from tokenmill.errors import PackedModelError
 from tokenmill.hub.short_names import sampling_of_file
+from tokenmill.model.per_layer import PACKED, STORED_AS
 from tokenmill.settings.recommended import Recommended
 from tokenmill.text.sentencepiece import TextRules
 from tokenmill.text.tokenizer import Tokenizer
@@ -38,6 +39,8 @@ class PackedCheckpoint(Checkpoint):
         self.path, self.file, self.reader = copy_of or path, path, reader
         facts, self._tokenizer_at = read_header(path) if reader is None else (reader.facts, reader.header_end)
         self.facts, self.config, self.rounded = facts, facts["config"], facts["rounded"]
+        if STORED_AS in self.config:
+            self.config = {**self.config, STORED_AS: PACKED}
         self.dequantized = facts.get("dequantized") or ""
         self.shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
         self.num_bytes, self.in_gguf = facts["payload_bytes"], facts.get("in_gguf") is True

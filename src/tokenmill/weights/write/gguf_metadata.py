@@ -18,6 +18,7 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.families import gguf_facts, read_config
 from tokenmill.model.mixers.attention import AttentionBlock
+from tokenmill.model.per_layer import held_in_memory
 from tokenmill.model.rope import SCALES
 from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.weights.gguf.config import ROPE_FREQS, read_gguf_config
@@ -90,6 +91,7 @@ def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any],
         again = read_config(read_gguf_config(path, header, lists, warn=lambda *_: None))
     except CheckpointError as error:
         raise ConfigError("model", model.family, f"one that GGUF can describe: {error}") from error
+    model, again = held_in_memory(model), held_in_memory(again)
     if factors is not None and model.rope is not None and model.rope.kind != "proportional":
         model = _with_rope(model, replace(model.rope, kind="factors", scaling=(("factors", tuple(factors)),)))
     names = [entry.name for entry in fields(model) if entry.name not in _MAY_DIFFER]
