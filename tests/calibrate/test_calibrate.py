@@ -15,7 +15,7 @@ from tokenmill.calibrate.layers import LayerWalk
 from tokenmill.calibrate.rounding import Rounding
 from tokenmill.calibrate.texts import cut_text, written_texts
 from tokenmill.cli.main import main
-from tokenmill.errors import CheckpointError, RequestError
+from tokenmill.errors import CheckpointError, ConfigError, RequestError
 from tokenmill.hub.progress import Silent
 from tokenmill.model.families import read_config
 from tokenmill.quant.gptq import NotInvertible, compensation, gptq
@@ -168,6 +168,19 @@ def test_the_folder_that_the_command_runs_in_is_refused(models, tmp_path, monkey
     assert main(["quantize", str(save_wide(models)), "--algorithm", algorithm, "-o", "."]) == 2
     assert "a new directory beside this one" in capsys.readouterr().err
     assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("gemma4_text-small", "layer 0 has an input of each token"),
+        ("gemma4_unified_text-departures", "layer 2 has rows that layers share"),
+        ("gemma3n_text", "layer 0 has several streams of each token"),
+    ],
+)
+def test_layers_that_read_more_than_the_layer_before_are_refused(name, more, models, tmp_path):
+    with pytest.raises(ConfigError, match=f"rtn for this model: the others compute layers one by one, and {more}"):
+        calibrated(save(name, models), tmp_path / "out")
 
 
 def test_importance_weighs_errors_in_8_bits_too(models, tmp_path):

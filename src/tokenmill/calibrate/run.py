@@ -14,8 +14,11 @@ from tokenmill.calibrate.layers import LayerWalk
 from tokenmill.calibrate.partial import Partial
 from tokenmill.calibrate.rounding import ALGORITHMS, Rounding
 from tokenmill.calibrate.texts import Texts
-from tokenmill.errors import RequestError, file_errors
+from tokenmill.errors import ConfigError, RequestError, file_errors
 from tokenmill.hub.progress import Progress
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.description import PER_LAYER, SHARED_ROWS, STREAMS, describe
+from tokenmill.model.families import read_config
 from tokenmill.quant.stored import Stored
 from tokenmill.value_reader import check_choice
 from tokenmill.weights.checkpoint import Checkpoint
@@ -58,6 +61,7 @@ def quantize_calibrated(
     matrices with scales, so that some get 8 bits; see allocation.py.
     """
     check_choice("algorithm", algorithm, ALGORITHMS[1:])
+    _check_layers(read_config(checkpoint.config), algorithm)
     plan, to = plan_quantization(checkpoint, out, **settings)
     if target_bits is not None:
         check_target_bits(plan, to, target_bits)
@@ -84,6 +88,14 @@ def quantize_calibrated(
             raise
         partial.remove()
     return Calibrated(kinds, changes, texts)
+
+
+def _check_layers(model: ModelConfig, algorithm: str) -> None:
+    """Refuse a model whose layers read more than the layer before: they are computed one by one."""
+    for number, layer in enumerate(describe(model).layers):
+        if more := [each for each in layer.rarities if each in (SHARED_ROWS, PER_LAYER, STREAMS)]:
+            allowed = f"rtn for this model: the others compute layers one by one, and layer {number} has {more[0]}"
+            raise ConfigError("algorithm", algorithm, allowed)
 
 
 def _check_tokens(texts: Mapping[str, Texts], vocab_size: int) -> None:

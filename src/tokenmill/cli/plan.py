@@ -123,7 +123,9 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     echo(_verdict(facts))
     if num_bytes := facts["in_file"]["bytes"]:
         each = size(facts["in_file"]["bytes_per_token"])
-        echo(f"{size(num_bytes)} of inputs of layers stay in the file, where a token reads a row of {each}: not counted")
+        echo(
+            f"{size(num_bytes)} of inputs of layers stay in the file, where a token reads a row of {each}: not counted"
+        )
     if facts["why_no_longer"]:
         remark(facts["why_no_longer"])
 

@@ -114,8 +114,10 @@ def per_layer_inputs(
     block = PerLayerBlock(
         gate=Projection("per_layer_gate", hidden, (size,)),
         projection=Projection("per_layer_projection", size, (hidden,)),
-        norm=Norm(hidden, "rms", eps),
+        norm=Norm(hidden, "rms", eps, rounds_last=True),
         activation=activation,
     )
     projection = Projection("per_layer_inputs", hidden, (size * num_layers,))
-    return PerLayerInputs(vocab_size, size, num_layers, projection, Norm(size, "rms", eps), block, stored)
+    return PerLayerInputs(
+        vocab_size, size, num_layers, projection, Norm(size, "rms", eps, rounds_last=True), block, stored
+    )

@@ -83,6 +83,7 @@ def _gemma4(reader: ConfigReader) -> dict[str, Any]:
     return {
         **reader.attention_bias(),
         "norm_placement": "both",
+        "norm_rounds_last": True,
         "activation": reader.text("hidden_activation"),
         "embedding_multiplier": hidden**0.5,
         "attention_scale": 1.0,
@@ -158,7 +159,7 @@ def _mlps(reader: ConfigReader, num_layers: int, hidden: int) -> tuple[MlpBlock 
         return tuple(dense)
     router = Projection("router", hidden, (num,))
     mixture = ExpertsBlock(router, mlp(inner), num, chosen, normalise=True, expert_scale=True)
-    return tuple(BesideBlock(each, mixture, Norm(hidden, "rms", eps)) for each in dense)
+    return tuple(BesideBlock(each, mixture, Norm(hidden, "rms", eps, rounds_last=True)) for each in dense)
 
 
 def _counts(reader: ConfigReader) -> dict[str, int]:
