@@ -1,4 +1,6 @@
-"""Keys and values of layers that read the rows of others: published files have their matrices, which nothing reads."""
+"""Keys and values of layers that read the rows of others: published files have their matrices, which nothing reads; and
+what llama.cpp wants beside them.
+"""
 
 import shutil
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_models import prompt, save
+from tests.tiny_models import TINY, VOCABULARY, build, prompt, save
 from tokenmill import load
 from tokenmill.errors import CheckpointError
 from tokenmill.hub.progress import Silent
@@ -42,3 +44,16 @@ def test_llama_cpp_gets_zeros_in_their_place(models, tmp_path):
         assert {f"blk.{layer}.attn_{part}.weight" for part in ("k", "v", "k_norm")} <= infos.keys()
     checkpoint = open_checkpoint(file)
     assert "blk.4.attn_k.weight" not in checkpoint.shapes and not checkpoint.raw(infos["blk.4.attn_k.weight"]).any()
+
+
+def test_llama_cpp_gets_a_row_for_each_token(tmp_path):
+    """Tokens behind the end of Gemma 3n's table have its first row."""
+    kind, numbers = TINY["gemma3n_text"]
+    build(kind, numbers | {"vocab_size_per_layer_input": VOCABULARY - 20}).save_pretrained(tmp_path / "model")
+    quantize(open_checkpoint(tmp_path / "model"), tmp_path / "x.gguf", Silent(), "none", head="none", export="gguf")
+    assert read_header(tmp_path / "x.gguf").tensors["per_layer_token_embd.weight"].shape[0] == VOCABULARY
+    ids = [*prompt(20), VOCABULARY - 1, VOCABULARY - 20, 3]
+    found, wanted = (
+        load(tmp_path / name, dtype="float32", program="eager").logits(ids) for name in ("x.gguf", "model")
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)

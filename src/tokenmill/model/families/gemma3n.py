@@ -278,7 +278,7 @@ GEMMA3N_TEXT = Family(
         _STORED,
         _read_gguf,
         _metadata,
-        needs=("no o_bias", "whole tables"),
+        needs=("no o_bias",),
         windows=lambda _: True,
         zeros=_unread,
     ),

@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ModelConfig
-from tokenmill.model.families.mixers_of import has_conv_biases, has_state_bias, has_whole_tables
+from tokenmill.model.families.mixers_of import has_conv_biases, has_state_bias
 from tokenmill.value_reader import MAX_COUNT, MAX_POSITIONS, ValueReader
 
 
@@ -313,7 +313,6 @@ NEEDS: dict[str, tuple[Callable[[ModelConfig], bool], str]] = {
     "no state bias": (lambda model: not has_state_bias(model), "without biases in its mixers"),
     "no expert bias": (lambda model: not (model.num_experts and model.mlp_bias), "whose experts have no biases"),
     "conv bias": (has_conv_biases, "with convolution biases"),
-    "whole tables": (has_whole_tables, "whose inputs of layers have a row for each token"),
     "no groups": (lambda model: model.num_heads == model.num_kv_heads, "with a head of K and V for each of Q"),
 }
 """The requirements of llama.cpp's loader, by name: a test of the model, and the requirement in words."""

@@ -1,4 +1,4 @@
-"""The facts of a model's layers that keep a state, and of their inputs, for those who read and write its files."""
+"""The facts of a model's layers that keep a state, for those who read and write its files."""
 
 from typing import Any, TypeVar
 
@@ -21,11 +21,6 @@ def has_state_bias(model: ModelConfig) -> bool:
 def has_conv_biases(model: ModelConfig) -> bool:
     """Tell whether all convolutions that may have biases have them."""
     return all(getattr(mixer, "conv_bias", True) for mixer in state_mixers(model))
-
-
-def has_whole_tables(model: ModelConfig) -> bool:
-    """Tell whether the inputs of layers, if there are any, have a row for each token."""
-    return model.per_layer is None or model.per_layer.vocab_size == model.vocab_size
 
 
 def mixer_of(model: ModelConfig, kind: type[Block]) -> Block | None:

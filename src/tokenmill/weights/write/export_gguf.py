@@ -38,6 +38,7 @@ from tokenmill.weights.write.convert import check_space
 from tokenmill.weights.write.export import Export, ExportPlan, Rounded
 from tokenmill.weights.write.folded import fold
 from tokenmill.weights.write.gguf_metadata import check_read_back, lists_of, metadata_of, unread_yarn, write_header
+from tokenmill.weights.write.lengthened import lengthen
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class GGUFExport(Export):
         name = read_config(checkpoint.config).family
         if find_family({"model_type": name}).gguf is None:
             raise ConfigError("model", name, "for a GGUF file, a family for which llama.cpp has an architecture")
-        return in_layout(fold(checkpoint, gguf_facts(name).ones), in_gguf(name))
+        return in_layout(fold(lengthen(checkpoint), gguf_facts(name).ones), in_gguf(name))
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "symmetric" if symmetric or bits == 8 else "minimum"
