@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.tiny_models import FAMILY_NAMES, TINY, auto_class, config_of
+from tests.tiny_models import FAMILY_NAMES, TINY, auto_class, config_of, without_timm
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import DEFAULTS, NULLS, find_family, read_config
 from tokenmill.registry import FAMILIES
@@ -77,7 +77,7 @@ def fails(config: Config) -> bool:
     """Whether transformers cannot make this model, or its model cannot run."""
     try:
         theirs = made(config)
-        with torch.device("meta"):
+        with torch.device("meta"), without_timm():
             model = auto_class(theirs).from_config(theirs, attn_implementation="eager", dtype=torch.bfloat16)
             model(torch.zeros(1, 7, dtype=torch.long))
     except NotImplementedError:  # of shapes that depend on values

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from tests.published import PUBLISHED, READ, REFUSED, without_codes
-from tests.tiny_models import CORRECTIONS, auto_class
+from tests.tiny_models import CORRECTIONS, auto_class, without_timm
 from tokenmill.errors import CheckpointError
 from tokenmill.model.counts import count_parameters
 from tokenmill.model.families import read_config
@@ -23,7 +23,7 @@ def counted(config):
     """The parameters of the language model that transformers makes of this config, without their memory. A tied head
     is no parameter of its own; a number that is added to an expert's score is a buffer there, and one here.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), without_timm():
         model = auto_class(config).from_config(config)
     model.tie_weights()
     tower = ("vision", "visual", "multi_modal", "mm_projector", "audio")
