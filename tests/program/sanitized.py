@@ -31,6 +31,8 @@ TESTS = (
     "tests/program/test_native_unequal.py",
     "tests/program/test_native_states.py",
     "tests/program/test_native_nodes.py",
+    "tests/program/test_native_small_steps.py",
+    "tests/weights/test_mapped_table.py",
     "tests/parallel/test_native_ranks.py",
     "tests/speculate/test_multi_step.py",
     "tests/quant/test_grid.py",
