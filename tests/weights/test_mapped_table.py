@@ -3,6 +3,7 @@ read as a whole.
 """
 
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from math import prod
 
@@ -15,11 +16,14 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_models import TINY, build, prompt, save
 from tokenmill import load
 from tokenmill.hub.progress import Silent
-from tokenmill.loader.pack import save_packed_model
+from tokenmill.loader.load_model import load_model, resolve_checkpoint
+from tokenmill.loader.pack import other_dtypes, packed_facts, save_packed_model
 from tokenmill.model.per_layer import CODED, PerLayerInputs, numbers_in_file
+from tokenmill.program.native.weights import Packing
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import foreseen_config, open_checkpoint
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
+from tokenmill.weights.packed.writer import PackedWriter
 from tokenmill.weights.write.gguf_metadata import write_header
 from tokenmill.weights.write.quantize import quantize
 
@@ -131,3 +135,31 @@ def test_a_packed_model(file, kind, tmp_path):
     found, num_bytes, numbers = logits(packed, **settings)
     wanted, of_file, _ = logits(path, **settings)
     assert torch.equal(found, wanted) and numbers and num_bytes == of_file
+    described = open_checkpoint(packed).facts["weights"]
+    assert described["table"] == ("" if kind == "F32" else kind)  # codes as they are
+    assert GGUFCheckpoint(path).infos[TABLE].num_bytes in [size for _, size in described["dtypes"]["float32"]["kept"]]
+
+
+def test_a_packed_model_for_every_dtype_has_the_codes_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(Packing, "_has_few_floats", lambda _: True)  # the embedding of so small a model
+    numbers = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
+    kind, config = TINY["gemma4_text-small"]
+    more = numbers | {"global_head_dim": 32, "hidden_size_per_layer_input": 64}
+    build(kind, config | more).save_pretrained(tmp_path / "model")
+    quantize(open_checkpoint(tmp_path / "model"), tmp_path / "x.gguf", Silent(), "q8", export="gguf")
+    path = with_table(tmp_path / "x.gguf", tmp_path / "y.gguf", gguf.GGMLQuantizationType.Q4_K)
+    packed = tmp_path / "packed"
+    checkpoint = open_checkpoint(path)
+    resolved = resolve_checkpoint(checkpoint, EngineConfig(program="native", scheme="file"))
+    with closing(PackedWriter(packed)) as writer:
+        loaded = load_model(checkpoint, resolved, None, allocate=lambda *_: writer)
+        writer.finish(packed_facts(loaded, checkpoint, other_dtypes(loaded, checkpoint)), loaded.tokenizer)
+    weights = open_checkpoint(packed).facts["weights"]
+    size = GGUFCheckpoint(path).infos[TABLE].num_bytes
+    places = {begin for each in weights["dtypes"].values() for begin, own in each["kept"] if own == size}
+    assert len(weights["dtypes"]) > 1 and len(places) == 1
+    for dtype in ("float32", "bfloat16"):
+        settings = {"program": "native", "scheme": "file", "dtype": dtype, "max_length": 64}
+        wanted, found = (load(each, **settings) for each in (path, packed))
+        assert torch.equal(found.logits(IDS), wanted.logits(IDS))
+        assert found.memory["weights_bytes"] == wanted.memory["weights_bytes"]

@@ -11,7 +11,7 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.counts import count_parameters
 from tokenmill.model.description import RARITIES, DecoderDescription, describe
 from tokenmill.model.mixture import ExpertsBlock
-from tokenmill.model.per_layer import numbers_in_file
+from tokenmill.model.per_layer import CODED, bytes_in_file, numbers_in_file
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout
 from tokenmill.program.spec import ProgramSpec
@@ -60,7 +60,7 @@ class NativeSpec(ProgramSpec):
     @staticmethod
     def copy_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
         """Foresee the bytes of a copy. A copy that keeps codes may have the floating-point tensors in every dtype."""
-        own = _packed_bytes(model, dtype, scheme, ALONE) + numbers_in_file(model, dtype) * DTYPES[dtype]
+        own = _packed_bytes(model, dtype, scheme, ALONE) + _table_bytes(model, dtype)
         return own + 2 * DTYPES["float32"] * _count_floats(model) if scheme.keeps_codes and model.codes else own
 
     @staticmethod
@@ -104,6 +104,12 @@ def _count_floats(model: ModelConfig) -> int:
         if matrix.role == "router":
             found += count * matrix.inputs * (matrix.outputs + -matrix.outputs % TILE)
     return found
+
+
+def _table_bytes(model: ModelConfig, dtype: str) -> int:
+    """Count the bytes that a copy has of a table that stays in the model's file: its codes, or numbers of the dtype."""
+    is_coded = model.per_layer is not None and model.per_layer.stored in CODED
+    return bytes_in_file(model, dtype)[0] if is_coded else numbers_in_file(model, dtype) * DTYPES[dtype]
 
 
 def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme, rank: Rank) -> int:

@@ -20,6 +20,7 @@ from torch import Tensor
 from tokenmill.errors import NumberTooLarge, PackedModelError
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.memory.arena import Allocate, Allocation, Arena
+from tokenmill.model.per_layer import BITS, CODED
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.program.native.layouts import FLOATS, LAYOUTS
 from tokenmill.program.native.pack import pack
@@ -78,6 +79,7 @@ class Packing:
         self._allocate, self._widest = allocate, widest
         self._wanted, self._kept = list[SmallTensor](), list[Tensor | MappedTable]()
         self._linears: Sequence[Linear] = ()
+        self._coded: tuple[int, int] | None = None  # the place of a table of codes in the memory
         self._placed: list[list[Run]] = []  # with offsets in the place of addresses
         self._memory: Allocation = Arena(0)
         self._payload = self._memory.bytes
@@ -183,10 +185,12 @@ class Packing:
             except NumberTooLarge as error:
                 dtypes[_name(source.dtype)] = str(error)
         placed = [runs if _are_coded(runs) else [] for runs in self._placed]
-        return {"layout": LAYOUT, "placed": placed, "dtypes": dtypes}
+        tables = [held.kind for held in self._kept if isinstance(held, MappedTable) and _is_coded(held)]
+        return {"layout": LAYOUT, "placed": placed, "dtypes": dtypes, "table": "".join(tables)}
 
     def _has_few_floats(self) -> bool:
-        codes, floats = 0, sum(prod(wanted.shape) for wanted in self._wanted)
+        kept = zip(self._wanted, self._kept, strict=True)
+        codes, floats = 0, sum(prod(wanted.shape) for wanted, held in kept if not _is_coded(held))
         for linear, runs in zip(self._linears, self._placed, strict=True):
             for run in runs:
                 for layout in (run.layout, run.gate_layout):
@@ -198,7 +202,8 @@ class Packing:
     def _in_dtype_of(self, source: WeightSource) -> dict[str, Any]:
         """Put the floating-point tensors into the file again, in the dtype of that source; describe where they lie."""
         with torch_threads(1):
-            kept = self._put(wanted.read(source) for wanted in self._wanted)
+            pairs = zip(self._wanted, self._kept, strict=True)
+            kept = self._put(held if _is_coded(held) else wanted.read(source) for wanted, held in pairs)
             matrices = zip(self._linears, self._placed, strict=True)
             floats = [
                 self._pack(linear, self._read(source, linear), runs)
@@ -212,6 +217,10 @@ class Packing:
         places = []
         for tensor in tensors:
             begin = self._memory.used
+            if isinstance(tensor, MappedTable) and _is_coded(tensor):  # once, whatever the dtypes
+                self._coded = self._coded or self._put([tensor.rows])[0]
+                places.append(self._coded)
+                continue
             if isinstance(tensor, MappedTable):
                 parts = (
                     tensor.values(slice(first, first + ROWS), self._dtype) for first in range(0, len(tensor.rows), ROWS)
@@ -252,13 +261,16 @@ class Packed:
             )
         of_dtype = iter(floats)
         self._placed: list[Any] = [coded or next(of_dtype, []) for coded in placed]
-        self._payload, self._kept = payload, iter(kept)
+        self._payload, self._kept, self._table = payload, iter(kept), described.get("table") or _name(self._dtype)
         self.num_bytes, self.num_matrix_bytes = sum(size for _, size in kept), 0
 
     def keep(self, wanted: SmallTensor) -> int:
         """Give the address of a small tensor. PackedModelError unless the file has as many bytes for it as it needs."""
+        return self._find(prod(wanted.shape) * wanted.held_in(self._dtype).itemsize)
+
+    def _find(self, right: int) -> int:
+        """Find the next tensor, which has so many bytes."""
         begin, size = next(self._kept, (0, -1))
-        right = prod(wanted.shape) * wanted.held_in(self._dtype).itemsize
         if size != right or not 0 <= begin <= self._payload.nbytes - size:
             raise PackedModelError(f"the packed model holds {size} bytes where its config wants {right}: make it again")
         return self._payload.data_ptr() + int(begin)
@@ -269,9 +281,11 @@ class Packed:
 
     def map_table(self, wanted: SmallTensor) -> tuple[int, str]:
         """See Packing: all of a packed model stays in its file, and of the table the rows of tokens alone are read."""
-        address = self.keep(wanted)
-        self.num_bytes -= prod(wanted.shape) * self._dtype.itemsize
-        return address, _name(self._dtype)
+        each = BITS[self._table] if self._table in CODED else 8 * self._dtype.itemsize
+        size = int(prod(wanted.shape) * each / 8)
+        address = self._find(size)
+        self.num_bytes -= size
+        return address, self._table
 
     def place(self, linears: Sequence[Linear]) -> list[dict[int, Place]]:
         base = self._payload.data_ptr()
@@ -302,6 +316,10 @@ class Packed:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _is_coded(held: Tensor | MappedTable) -> bool:
+    return isinstance(held, MappedTable) and held.decode is not None
 
 
 def _are_coded(runs: Iterable[Run]) -> bool:
