@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import TINY, build, prompt, save
 from tokenmill import load
+from tokenmill.errors import CheckpointError, PackedModelError
 from tokenmill.hub.progress import Silent
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.pack import other_dtypes, packed_facts, save_packed_model
 from tokenmill.model.per_layer import CODED, PerLayerInputs, numbers_in_file
-from tokenmill.program.native.weights import Packing
+from tokenmill.program.native.weights import LAYOUT, Packed, Packing
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import foreseen_config, open_checkpoint
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
@@ -163,3 +164,22 @@ def test_a_packed_model_for_every_dtype_has_the_codes_once(tmp_path, monkeypatch
         wanted, found = (load(each, **settings) for each in (path, packed))
         assert torch.equal(found.logits(IDS), wanted.logits(IDS))
         assert found.memory["weights_bytes"] == wanted.memory["weights_bytes"]
+
+
+def test_a_file_that_is_cut_after_it_was_opened(file, tmp_path):
+    """Before its table is mapped; the text would end the process later."""
+    path = with_table(file, tmp_path / "y.gguf", gguf.GGMLQuantizationType.Q8_0)
+    checkpoint = open_checkpoint(path)
+    info = checkpoint.infos[TABLE]
+    with path.open("r+b") as opened:
+        opened.truncate(path.stat().st_size - 64)
+    cut = replace(info, offset=info.offset + path.stat().st_size)
+    with pytest.raises(CheckpointError, match=f"ends inside tensor '{TABLE}'"):
+        checkpoint.mapped_bytes(cut)
+
+
+@pytest.mark.parametrize("table", ["Q9_9", 3, ["Q8_0"], None])
+def test_a_description_with_unknown_codes_is_damaged(table):
+    described = {"layout": LAYOUT, "placed": [], "dtypes": {"float32": {"kept": [], "floats": []}}, "table": table}
+    with pytest.raises(PackedModelError, match="the packed model is damaged"):
+        Packed(torch.empty(0, dtype=torch.uint8), described, "float32")

@@ -30,6 +30,11 @@ class MappedTable(NamedTuple):
         return (rows if self.decode is None else self.decode(rows.numpy())).to(dtype)
 
 
+def is_coded(held: Tensor | MappedTable) -> bool:
+    """Tell whether this is a table of codes in a mapping."""
+    return isinstance(held, MappedTable) and held.decode is not None
+
+
 class MappedRows(nn.Module):
     """The lookup of rows of tokens in such a table. It has no parameter, as it holds no weights in memory."""
 

@@ -27,7 +27,7 @@ from tokenmill.program.native.pack import pack
 from tokenmill.program.native.units import NO_GATE, Linear, Part, Place, Run, pieces_of, places_of
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.value_reader import brief
-from tokenmill.weights.mapped_table import ROWS, MappedTable
+from tokenmill.weights.mapped_table import ROWS, MappedTable, is_coded
 from tokenmill.weights.source import WeightSource, return_memory
 
 LAYOUT = 11
@@ -185,12 +185,12 @@ class Packing:
             except NumberTooLarge as error:
                 dtypes[_name(source.dtype)] = str(error)
         placed = [runs if _are_coded(runs) else [] for runs in self._placed]
-        tables = [held.kind for held in self._kept if isinstance(held, MappedTable) and _is_coded(held)]
+        tables = [held.kind for held in self._kept if isinstance(held, MappedTable) and is_coded(held)]
         return {"layout": LAYOUT, "placed": placed, "dtypes": dtypes, "table": "".join(tables)}
 
     def _has_few_floats(self) -> bool:
         kept = zip(self._wanted, self._kept, strict=True)
-        codes, floats = 0, sum(prod(wanted.shape) for wanted, held in kept if not _is_coded(held))
+        codes, floats = 0, sum(prod(wanted.shape) for wanted, held in kept if not is_coded(held))
         for linear, runs in zip(self._linears, self._placed, strict=True):
             for run in runs:
                 for layout in (run.layout, run.gate_layout):
@@ -203,7 +203,7 @@ class Packing:
         """Put the floating-point tensors into the file again, in the dtype of that source; describe where they lie."""
         with torch_threads(1):
             pairs = zip(self._wanted, self._kept, strict=True)
-            kept = self._put(held if _is_coded(held) else wanted.read(source) for wanted, held in pairs)
+            kept = self._put(held if is_coded(held) else wanted.read(source) for wanted, held in pairs)
             matrices = zip(self._linears, self._placed, strict=True)
             floats = [
                 self._pack(linear, self._read(source, linear), runs)
@@ -217,7 +217,7 @@ class Packing:
         places = []
         for tensor in tensors:
             begin = self._memory.used
-            if isinstance(tensor, MappedTable) and _is_coded(tensor):  # once, whatever the dtypes
+            if isinstance(tensor, MappedTable) and is_coded(tensor):  # once, whatever the dtypes
                 self._coded = self._coded or self._put([tensor.rows])[0]
                 places.append(self._coded)
                 continue
@@ -255,13 +255,16 @@ class Packed:
         told: dict[str, Any] = found if isinstance(found, dict) else {}
         fields: list[Any] = [described.get("placed"), told.get("kept"), told.get("floats")]
         (placed, kept, floats), runs = fields, (None, None, len(Run._fields))
-        if not (_are_ints(placed, *runs) and _are_ints(kept, None, 2) and _are_ints(floats, *runs)):
+        table = described.get("table", "")
+        if table not in ("", *CODED) or not (
+            _are_ints(placed, *runs) and _are_ints(kept, None, 2) and _are_ints(floats, *runs)
+        ):
             raise PackedModelError(
                 "the packed model is damaged: its description of the weights cannot be read; make it again"
             )
         of_dtype = iter(floats)
         self._placed: list[Any] = [coded or next(of_dtype, []) for coded in placed]
-        self._payload, self._kept, self._table = payload, iter(kept), described.get("table") or _name(self._dtype)
+        self._payload, self._kept, self._table = payload, iter(kept), table or _name(self._dtype)
         self.num_bytes, self.num_matrix_bytes = sum(size for _, size in kept), 0
 
     def keep(self, wanted: SmallTensor) -> int:
@@ -316,10 +319,6 @@ class Packed:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _is_coded(held: Tensor | MappedTable) -> bool:
-    return isinstance(held, MappedTable) and held.decode is not None
 
 
 def _are_coded(runs: Iterable[Run]) -> bool:

@@ -151,8 +151,12 @@ class GGUFCheckpoint(Checkpoint):
         """Map the bytes of a tensor, row by row: [rows, bytes of a row]."""
         path, data_offset = self._parts[info.part]
         rows = prod(info.shape[:-1])
-        with file_errors(path, "read"):  # mode "c", since torch takes no arrays that cannot be written
-            return np.memmap(path, np.uint8, "c", data_offset + info.offset, (rows, info.num_bytes // rows))
+        try:
+            with file_errors(path, "read"):  # mode "c", since torch takes no arrays that cannot be written
+                return np.memmap(path, np.uint8, "c", data_offset + info.offset, (rows, info.num_bytes // rows))
+        except ValueError:
+            what = f"ends inside tensor {info.name!r}: it was changed while it was in use"
+            raise CheckpointError(f"{path} {what}") from None
 
     def raw(self, info: TensorInfo) -> NDArray[np.uint8]:
         """Return the bytes of a tensor, row by row: [rows, bytes of a row]."""
