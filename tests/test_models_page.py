@@ -70,8 +70,8 @@ classes, or its own name; a misspelt name gets the nearest one.
    Mamba 2 are implemented, and Kimi delta attention; Mamba 1, RWKV and other linear attention are not.
  - **Latent attention** that chooses its tokens (DeepSeek-V3.2 and V4, GLM-5) is not implemented; the plain one is.
  - **Pictures and sound.** Of models that see, `gemma3`, `gemma3n`, `gemma4`, `gemma4_unified`, `mistral3`, `qwen2_vl`,
-   `qwen2_5_vl`, `qwen3_vl`, `qwen3_vl_moe`, `qwen3_5`, `qwen3_5_moe`, `llama4`, `kimi_k25` and `muse_glimmer` are read for their text part;
-   no inputs but text are taken.
+   `qwen2_5_vl`, `qwen3_vl`, `qwen3_vl_moe`, `qwen3_5`, `qwen3_5_moe`, `llama4`, `kimi_k25` and `muse_glimmer` are read
+   for their text part; no inputs but text are taken.
  - **llama4** beyond its first chunk: texts are at most `attention_chunk_size` tokens long, 8,192 in the published
    models. **phimoe** as a GGUF file: llama.cpp weighs its experts otherwise than its authors do.
  - **bitnet**: norms inside attention and MLP, and published files have ternary weights. **laguna**: layers with

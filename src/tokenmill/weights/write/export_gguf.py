@@ -204,8 +204,8 @@ def _pad(out: BinaryIO) -> None:
 def _parts(plan: ExportPlan, source: _Source, rounded: Rounded) -> Iterator[Tensor]:
     """Yield the data of one tensor, expert after expert."""
     if not source.names:
-        numbers = lists_of(plan.model).get(source.info.name)
-        yield torch.zeros(source.info.num_bytes, dtype=torch.uint8) if numbers is None else torch.tensor(numbers)
+        listed = lists_of(plan.model).get(source.info.name)
+        yield torch.zeros(source.info.num_bytes, dtype=torch.uint8) if listed is None else torch.tensor(listed)
     for name in source.names:
         numbers = plan.checkpoint.read(name)
         if not numbers.is_floating_point():
