@@ -56,8 +56,8 @@ def seal(facts: Mapping[str, Any], version: int) -> str:
     return json.dumps({"facts": plain, "checksum": checksum_of(plain)})
 
 
-def unseal(text: str | bytes, version: int) -> dict[str, Any]:
-    """Return the facts that `seal` was given; ValueError says what is wrong with the text."""
+def unseal(text: str | bytes, version: int, *older: int) -> dict[str, Any]:
+    """Return the facts that `seal` was given; ValueError says what is wrong with the text. older: also read."""
     try:
         document = json.loads(text)
         facts: dict[str, Any] = dict(document["facts"])
@@ -67,7 +67,7 @@ def unseal(text: str | bytes, version: int) -> dict[str, Any]:
     if not sound:
         raise ValueError("is damaged: its header does not match its checksum")
     for name, wanted in (("format", version), ("byteorder", sys.byteorder)):
-        if facts.get(name) != wanted:
+        if facts.get(name) != wanted and not (name == "format" and facts.get(name) in older):
             raise ValueError(f"has {name} {facts.get(name)!r}, and this tokenmill reads {wanted!r}")
     return facts
 
