@@ -23,7 +23,12 @@ from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
 
 SEEING = [name for name, (kind, _) in TINY.items() if find_family({"model_type": kind}).text is not None]
-PACKED = [name for name, (kind, _) in TINY.items() if find_family({"model_type": kind}).also and name not in SEEING]
+MLX_ALONE = ("gemma4_text", "gemma4_unified_text")  # whose second names are of MLX, and not of transformers
+PACKED = [
+    name
+    for name, (kind, _) in TINY.items()
+    if find_family({"model_type": kind}).also and name not in SEEING and kind not in MLX_ALONE
+]
 """The models of text whose published names transformers' own modules do not have. Of the others law 1 reads the same
 names in one file, so that here those of KINDS are enough.
 """
