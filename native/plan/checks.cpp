@@ -57,8 +57,8 @@ int64_t all_heads(const TmModel& m, const TmOp& op) {
 int64_t max_outputs(const TmModel& m, const TmOp& op) {
   switch (op.epilogue) {
     case TM_QKV: return all_heads(m, op);
-    case TM_GATED:
-    case TM_ACTIVATED: return std::min(op.outputs, op.to == TM_LATENT ? m.hidden : m.intermediate);
+    case TM_GATED: return std::min(op.outputs, op.to == TM_LATENT ? m.hidden : m.intermediate);
+    case TM_ACTIVATED: return op.to == TM_LATENT ? op.outputs : std::min(op.outputs, m.intermediate);
     case TM_EXPERT: return std::min(op.outputs, m.hidden);
     case TM_LOGITS: return m.vocab;
     case TM_ROUTER:

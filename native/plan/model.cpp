@@ -43,6 +43,7 @@ Model::Model(const TmModel& description)
       max_head_dim = std::max(max_head_dim, op.block);
       if (op.coded) max_coded = std::max<int64_t>(max_coded, op.outputs);
     }
+    if (op.kind == TM_LATENT_ROWS) max_plain = std::max<int64_t>(max_plain, op.columns);
     if (op.kind == TM_EXPAND) streams = op.streams;
     if (op.kind == TM_GATE) max_gated = std::max<int64_t>(max_gated, op.outputs);
     if (op.kind == TM_GATE && op.sparse) max_kept = std::max<int64_t>(max_kept, op.outputs);
@@ -68,8 +69,10 @@ void Model::lay_out_buffers() {
       if (op.units[i].gate) layout.formats |= 1 << format_of(op.units[i].gate_scheme);
     }
   }
-  for (const TmOp& op : ops)
+  for (const TmOp& op : ops) {
     if (op.kind == TM_CHOOSE) buffers[op.from].formats |= buffers[TM_GATHERED].formats;
+    if (op.epilogue == TM_ACTIVATED && op.to == TM_LATENT) buffers[op.to].width = std::max(buffers[op.to].width, op.outputs);
+  }
 }
 
 // Each thread gets units of about the same number of bytes, in the order in which they lie in memory. It is not known yet which

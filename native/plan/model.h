@@ -34,6 +34,7 @@ struct Model {
   int64_t stored_stride = 0;            // columns of stored products, padded to PAD
   int64_t inputs_stride = 0;            // columns of TM_INPUTS, padded to PAD
   int streams = 0;                      // of a token; 0 where the residual stream is all
+  int64_t max_plain = 0;                // columns of a head's query that TM_LATENT_ROWS gathers
   int64_t max_coded = 0;                // columns of a coded table of TM_INPUTS
   int64_t max_kept = 0;                 // columns of a sparse TM_GATE
   int64_t max_before = 0, max_gated = 0;  // inputs that a task of a convolution begins with; columns of TM_GATE

@@ -38,13 +38,13 @@ class ActivationBuffer {
       if (has(format)) kernels.convert(x, stride, as(format, width), first, count, from, to);
   }
 
-  // Copies a row of a buffer that has the same width and at least these formats.
-  void copy_row(int64_t row, const ActivationBuffer& from, int64_t from_row) {
-    const int64_t groups = width_ / GROUP;
-    if (has(AS_FLOAT32)) copy(floats_, row, from.floats_, from_row, width_);
-    if (has(AS_BFLOAT16)) copy(bfloats_, row, from.bfloats_, from_row, width_);
+  // Copies a row of the contents of a buffer that has at least these formats. width: of both contents, a multiple of PAD.
+  void copy_row(int64_t row, const ActivationBuffer& from, int64_t from_row, int64_t width) {
+    const int64_t groups = width / GROUP;
+    if (has(AS_FLOAT32)) copy(floats_, row, from.floats_, from_row, width);
+    if (has(AS_BFLOAT16)) copy(bfloats_, row, from.bfloats_, from_row, width);
     if (has(AS_INT8)) {
-      copy(codes_, row, from.codes_, from_row, width_), copy(scales_, row, from.scales_, from_row, groups);
+      copy(codes_, row, from.codes_, from_row, width), copy(scales_, row, from.scales_, from_row, groups);
       copy(scaled_sums_, row, from.scaled_sums_, from_row, groups), copy(offsets_, row, from.offsets_, from_row, groups);
       copy(first_offsets_, row, from.first_offsets_, from_row, groups);
     }

@@ -139,8 +139,9 @@ void Worker::choose_experts(const TmOp& op, size_t number) {
   if (own_thread_ == 0) list_expert_work(op, number);
   ranks_.meet_own();
   const auto [from, to] = share(routing_.num_pairs);
+  const int64_t width = rounded(model_.ops[number + 1].inputs, PAD);  // the linears of the experts follow
   for (int p = from; p < to; p++)
-    memory_.buffers[op.to].copy_row(p, source(op.from), routing_.token_of[(size_t)p]);
+    memory_.buffers[op.to].copy_row(p, source(op.from), routing_.token_of[(size_t)p], width);
   ranks_.meet();
 }
 

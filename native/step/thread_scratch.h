@@ -61,12 +61,12 @@ struct ThreadScratch {
     for (int i = 0; i < NUM_BUFFERS; i++)
       if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], small_step ? SMALL_STEP : 0);
     const int64_t attended = std::max<int64_t>(model.max_gated, shape.num_heads * model.max_head_dim);
-    row.reserve(rounded(std::max<int64_t>({shape.hidden, attended, shape.intermediate, model.max_normed}), PAD));
+    row.reserve(rounded(std::max<int64_t>({shape.hidden, attended, shape.intermediate, model.max_normed, model.max_plain}), PAD));
     gates.reserve(rounded(model.max_gated, PAD)), apart.reserve(model.max_kept);
     decoded.reserve(model.max_coded), streams.reserve(model.streams * (int64_t)shape.hidden), before.reserve(model.max_before);
     const int64_t width = rounded(model.max_head_width(), PAD);
     chooser.reserve(model);
-    head.reserve(width), value.reserve(width), zeros.reserve(width);
+    head.reserve(width), value.reserve(std::max(width, rounded(model.max_plain, PAD))), zeros.reserve(width);
     std::fill_n(zeros.get(), width, 0.0f);
     pending.out.reserve(std::max<int64_t>(MAX_PENDING, TOKEN_BLOCK * rounded(model.max_head_width(), GROUP)));
     pending.gate.reserve(MAX_PENDING);

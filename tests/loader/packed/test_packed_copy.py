@@ -57,6 +57,30 @@ def test_the_second_load_maps_what_the_first_kept(llama, folder, opened):
     assert first.memory == second.memory
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss", "kimi_linear", "olmo_hybrid", "deepseek_v3"])
+@pytest.mark.parametrize("published", [True, False])
+def test_a_copy_has_the_names_that_the_files_have(name, published, tmp_path, folder, opened):
+    """Those that transformers writes now, too."""
+    path = save(name, tmp_path, **({} if published else {"save_original_format": False}))
+    first, second = (load(path, max_length=64) for _ in range(2))
+    assert opened == ["model", "copy"]
+    assert torch.equal(first.logits(LONG), second.logits(LONG))
+
+
+def test_a_copy_that_does_not_fit_its_model_is_made_again(llama, folder, opened, monkeypatch, caplog):
+    load(llama)
+    real = PackedCheckpoint.payload
+
+    def payload(self):
+        monkeypatch.setattr(PackedCheckpoint, "payload", real)
+        raise CheckpointError("it does not fit its config")
+
+    monkeypatch.setattr(PackedCheckpoint, "payload", payload)
+    load(llama)
+    load(llama)
+    assert opened == ["model", "copy", "model", "copy"] and "does not fit its config" in caplog.text
+
+
 def test_a_packed_model_and_a_small_one_have_no_copy(llama, folder, tmp_path, monkeypatch):
     save_packed_model(open_checkpoint(llama), EngineConfig(program="native"), tmp_path / "x.packed", lambda *_: None)
     load(tmp_path / "x.packed")

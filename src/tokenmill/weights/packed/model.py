@@ -13,6 +13,7 @@ import tokenizers
 
 from tokenmill.errors import PackedModelError
 from tokenmill.hub.short_names import sampling_of_file
+from tokenmill.model.families import Family, read_config
 from tokenmill.model.per_layer import PACKED, STORED_AS
 from tokenmill.settings.recommended import Recommended
 from tokenmill.text.sentencepiece import TextRules
@@ -20,6 +21,7 @@ from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import checked, defaults_of_directory
+from tokenmill.weights.names import as_stored
 from tokenmill.weights.packed.reader import REMEDY, PackedReader, read_header, read_tokenizer
 from tokenmill.weights.plain import Checkpoint
 
@@ -46,6 +48,11 @@ class PackedCheckpoint(Checkpoint):
         self.num_bytes, self.in_gguf = facts["payload_bytes"], facts.get("in_gguf") is True
         if copy_of is None:
             self._check_source()
+
+    @property
+    def family(self) -> Family:
+        family = super().family
+        return family if self.in_gguf else as_stored(family, read_config(self.config), self.shapes)
 
     @property
     def is_copy(self) -> bool:
