@@ -110,7 +110,7 @@ def load_with_copy(
     if isinstance(checkpoint, PackedCheckpoint) and checkpoint.is_copy:
         try:
             return load_model(checkpoint, resolved, progress), checkpoint
-        except CheckpointError as error:  # of a copy that is damaged, or does not fit its model
+        except PackedModelError as error:
             _give_up(checkpoint.file, error)
             checkpoint, resolved = _opened(checkpoint.path, resolved.given)
     with _Keeper(checkpoint, resolved) as keeper:
@@ -125,7 +125,7 @@ def load_with_copy(
     return loaded, checkpoint
 
 
-def _give_up(copy: Path, error: CheckpointError) -> None:
+def _give_up(copy: Path, error: PackedModelError) -> None:
     """Say what is wrong with a copy, and delete it where that is permitted."""
     say_unusable(error)
     with suppress(OSError):

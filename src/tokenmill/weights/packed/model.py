@@ -22,7 +22,7 @@ from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import checked, defaults_of_directory
 from tokenmill.weights.names import as_stored
-from tokenmill.weights.packed.reader import REMEDY, PackedReader, read_header, read_tokenizer
+from tokenmill.weights.packed.reader import FORMAT, REMEDY, PackedReader, read_header, read_tokenizer
 from tokenmill.weights.plain import Checkpoint
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class PackedCheckpoint(Checkpoint):
         self.num_bytes, self.in_gguf = facts["payload_bytes"], facts.get("in_gguf") is True
         if copy_of is None:
             self._check_source()
+        elif facts["format"] != FORMAT:  # a file of the user's is worth keeping, a copy is made again
+            raise PackedModelError(f"{path} has format {facts['format']}, and copies are made with {FORMAT}; {REMEDY}")
 
     @property
     def family(self) -> Family:
