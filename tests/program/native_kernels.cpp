@@ -56,7 +56,7 @@ static std::vector<uint8_t> weights(int scheme, int k) {
     for (int i = 0; i < k * 16; i++) ((uint16_t*)tile.data())[i] = (uint16_t)(0x3f00 + (generator() & 0x80ff));
   if (scheme == FLOAT16)
     for (int i = 0; i < k * 16; i++) ((uint16_t*)tile.data())[i] = half_bits(normal());
-  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64, 128};  // bytes of scales and minimums
+  const int headers[] = {0, 0, 0, 64, 64, 128, 256, 64, 128, 256, 64, 128, 64, 64};  // bytes of scales and minimums
   for (int pair = 0; scheme >= Q8 && pair < k / PAD; pair++) {
     uint8_t* header = tile.data() + pair * tile_bytes(scheme, PAD);
     for (int i = 0; i < headers[scheme] / 4; i++) {
@@ -70,7 +70,7 @@ static std::vector<uint8_t> weights(int scheme, int k) {
 
 // The weight of one row and input of a tile, as products/products.h describes the layouts.
 static double weight(const uint8_t* tile, int scheme, int row, int input) {
-  static const int bits_of[] = {0, 0, 0, 8, 4, 4, 4, 4, 8, 5, 6, 5};
+  static const int bits_of[] = {0, 0, 0, 8, 4, 4, 4, 4, 8, 5, 6, 5, 4, 5};
   const int bits = bits_of[scheme], group = input % PAD / GROUP, i = input % GROUP;
   const int64_t size = tile_bytes(scheme, PAD), header_size = size - 128 * bits;
   const uint8_t *header = tile + input / PAD * size, *codes = header + header_size + 64 * bits * group + 4 * row + i % 4;
@@ -82,6 +82,10 @@ static double weight(const uint8_t* tile, int scheme, int row, int input) {
   int code = bits == 8 ? codes[i / 4 * 64] : codes[(bits - 4 + i % 16 / 4) * 64] >> (i < 16 ? 0 : 4) & 15;
   if (bits == 5) code += (codes[0] >> i / 4 & 1) * 16;
   if (bits == 6) code += (codes[i % 16 / 8 * 64] >> (i % 8 / 4 * 2 + (i < 16 ? 0 : 4)) & 3) * 16;
+  if (scheme == Q4_INTS || scheme == Q5_INTS) {
+    const int8_t* factors = (const int8_t*)header + 64 + 32 * group;
+    return code * number(row) * factors[row] + number(16 + row) * factors[16 + row];
+  }
   const bool in_pairs = scheme == Q4_PAIR, has_minimum = bits == 5 || in_pairs || scheme == Q4_MIN || scheme == Q4_WIDE;
   const double scale = number((in_pairs ? 0 : 16 * group) + row);
   if (has_minimum) return code * scale + number((in_pairs ? 16 : 32 + 16 * group) + row);
