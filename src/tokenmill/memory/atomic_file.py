@@ -66,9 +66,9 @@ def unseal(text: str | bytes, version: int, *older: int) -> dict[str, Any]:
         raise ValueError(f"is cut or damaged: its header cannot be read ({error})") from error
     if not sound:
         raise ValueError("is damaged: its header does not match its checksum")
-    for name, wanted in (("format", version), ("byteorder", sys.byteorder)):
-        if facts.get(name) != wanted and not (name == "format" and facts.get(name) in older):
-            raise ValueError(f"has {name} {facts.get(name)!r}, and this tokenmill reads {wanted!r}")
+    for name, read in (("format", (version, *older)), ("byteorder", (sys.byteorder,))):
+        if facts.get(name) not in read:
+            raise ValueError(f"has {name} {facts.get(name)!r}, and this tokenmill reads {read[0]!r}")
     return facts
 
 

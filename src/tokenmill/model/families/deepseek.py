@@ -13,8 +13,8 @@ from tokenmill.model.families import Family, InnerTextModel, sizes
 from tokenmill.model.families.deepseek_gguf import IN_GGUF
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.ministral3 import read_temperature
-from tokenmill.model.families.qwen_moe import mlp_names
-from tokenmill.model.families.sigmoid_experts import MOE_NAMES, mixture, sparse_layers
+from tokenmill.model.families.qwen_moe import mlp_names, sparse_layers
+from tokenmill.model.families.sigmoid_experts import MOE_NAMES, mixture
 from tokenmill.model.mixers.latent import latent_attention
 from tokenmill.model.rope_config import read_rope, yarn_attention_factor
 from tokenmill.value_reader import ValueReader

@@ -9,13 +9,8 @@ from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, like_llama, window_metadata
 from tokenmill.model.families.llama import PACKED_EXPERTS
 from tokenmill.model.families.olmo import AFTER_NAMES
-from tokenmill.model.families.sigmoid_experts import (
-    MOE_NAMES,
-    mixture,
-    moe_metadata,
-    read_moe_gguf,
-    sparse_layers,
-)
+from tokenmill.model.families.qwen_moe import sparse_layers
+from tokenmill.model.families.sigmoid_experts import MOE_NAMES, mixture, moe_metadata, read_moe_gguf
 from tokenmill.model.rope_config import rope_of
 from tokenmill.value_reader import MAX_POSITIONS
 

@@ -11,8 +11,8 @@ from tokenmill.model.families import Family, sizes
 from tokenmill.model.families.in_gguf import NAMES as STORED
 from tokenmill.model.families.in_gguf import GGUFKeys, InGGUF, expert_metadata, has_bias, like_llama
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
-from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
-from tokenmill.model.families.sigmoid_experts import routed_and_shared, sparse_layers
+from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names, sparse_layers
+from tokenmill.model.families.sigmoid_experts import routed_and_shared
 
 _NORMS = {
     "layers.{i}.self_attn.query_layernorm.weight": "layers.{i}.attention.q_norm.weight",

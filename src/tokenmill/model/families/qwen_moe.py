@@ -75,6 +75,16 @@ def _qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def sparse_layers(reader: ConfigReader, num_dense: int) -> tuple[bool, ...]:
+    """Read which layers have experts from `mlp_layer_types`; without it all do behind the first num_dense layers."""
+    count = reader.num_layers()
+    usual = ["dense" if layer < num_dense else "sparse" for layer in range(count)]
+    types = reader.entries("mlp_layer_types", str, usual)
+    if not set(types) <= {"dense", "sparse"} or len(types) != count:
+        raise reader.refuse("mlp_layer_types", types, f"{count} of dense, sparse")
+    return tuple(kind == "sparse" for kind in types)
+
+
 def _mellum(reader: ConfigReader) -> dict[str, Any]:
     layers, window = reader.num_layers(), reader.window()
     types = reader.layer_types([FULL] * layers, FULL, SLIDING)
@@ -86,9 +96,6 @@ def _mellum(reader: ConfigReader) -> dict[str, Any]:
         reader.expect("rope_scaling", None)  # which transformers does not read; GGUF has it alone for these layers
     default_rope(reader, {kind: {"rope_theta": beside.default} for kind, beside in _MELLUM_ROPES.items()})
     ropes = read_ropes(reader, _MELLUM_ROPES)
-    sparse = reader.entries("mlp_layer_types", str, ["sparse"] * layers)
-    if not set(sparse) <= {"sparse", "dense"} or len(sparse) != layers:
-        raise reader.refuse("mlp_layer_types", sparse, f"{layers} of sparse, dense")
     return {
         **reader.attention_bias(),
         "qk_norm": QKNorm(),
@@ -96,7 +103,7 @@ def _mellum(reader: ConfigReader) -> dict[str, Any]:
         "num_experts_per_token": reader.count("num_experts_per_tok"),
         "expert_size": reader.count("moe_intermediate_size"),
         "norm_top_k": reader.flag("norm_topk_prob"),
-        "expert_layers": tuple(kind == "sparse" for kind in sparse),
+        "expert_layers": sparse_layers(reader, 0),
         "windows": tuple(window if kind == SLIDING else None for kind in types),
         "rope": ropes[FULL],
         "ropes": tuple(ropes[kind] for kind in types),

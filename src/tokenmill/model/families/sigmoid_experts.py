@@ -45,16 +45,6 @@ def routed_and_shared(reader: ConfigReader, scores: str = "sigmoid") -> dict[str
     }
 
 
-def sparse_layers(reader: ConfigReader, num_dense: int) -> tuple[bool, ...]:
-    """Read which layers have experts from `mlp_layer_types`; without it all do behind the first num_dense layers."""
-    count = reader.num_layers()
-    usual = ["dense" if layer < num_dense else "sparse" for layer in range(count)]
-    types = reader.entries("mlp_layer_types", str, usual)
-    if not set(types) <= {"dense", "sparse"} or len(types) != count:
-        raise reader.refuse("mlp_layer_types", types, f"{count} of dense, sparse")
-    return tuple(kind == "sparse" for kind in types)
-
-
 def read_moe_gguf(keys: GGUFKeys, config: dict[str, Any], gating: int = 2) -> dict[str, Any]:
     """Read the keys of experts. llama.cpp scores by softmax where no key says otherwise."""
     keys.expect("expert_gating_func", 1 if gating == 1 else ..., gating)  # 2: sigmoid
