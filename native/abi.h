@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 22 };
+enum { TM_ABI = 23 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
@@ -36,10 +36,13 @@ enum { TM_ABI = 22 };
 // changes by as much as the residual stream differs from the first, times coefficients that follow from the residual stream, which
 // becomes the first times `factors`. TM_SPREAD: normed products are added to all except the first. TM_JOIN: the residual stream
 // becomes the mean of the first and of stored products, made as large as it.
+//
+// A layer that predicts further tokens (MTP): TM_PAIR: the residual stream, normed by `weight`, and beside it the row of
+// TmStep.given, normed by `input_norm`, as the input of a linear. TM_REPLACE: stored products take the place of the residual stream.
 enum TmKind {
   TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5, TM_COPY = 6, TM_HEADS = 7,
   TM_CONVOLVE = 8, TM_RECUR = 9, TM_GATE = 10, TM_INPUTS = 11, TM_LATENT_ROWS = 12, TM_EXPAND = 13, TM_PREDICT = 14,
-  TM_BESIDE = 15, TM_CORRECT = 16, TM_SPREAD = 17, TM_JOIN = 18
+  TM_BESIDE = 15, TM_CORRECT = 16, TM_SPREAD = 17, TM_JOIN = 18, TM_PAIR = 19, TM_REPLACE = 20
 };
 // The use of a linear's products. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
 // TM_GATED: f(gate) * up. TM_ACTIVATED: f(up). TM_ROUTER: the logits of experts. TM_EXPERT: outputs of experts. TM_STORE: kept
@@ -114,7 +117,7 @@ typedef struct {
   const float* factors;   // of a linear: of each product, after its bias, gates first; null without; of TM_CORRECT [hidden]
   const float* router;    // of TM_PREDICT and TM_CORRECT [streams, hidden]
   const float* coefficients;  // [streams * streams, streams] and [streams, streams]: of tanh(router(norm(x) * scale))
-  const float* input_norm;  // of TM_BESIDE: the weight of the norm of the first stream
+  const float* input_norm;  // of TM_BESIDE: the weight of the norm of the first stream; of TM_PAIR of the given row's
   const float* q_norm;    // weights of the norms of q and k heads; null without
   const float* k_norm;
   const float* v_norm;    // null without
@@ -210,6 +213,10 @@ typedef struct {
   const TmSave* saves;    // of all spans, where layers keep states
   const int64_t* stops;
   float* logits;          // [num_rows, vocab]
+  const float* given;     // [num_tokens, hidden]: what TM_PAIR reads; null where the model has no such operation
+  float* hidden;          // of every computed token the row that the head reads, at its place in the step, [num_tokens, hidden]; null
+                          // where it is not wanted
+  const int64_t* places;  // of a pass: the places of its tokens in the step; null for a whole step
 } TmStep;
 
 // The settings by which the token of a row of logits is chosen, as in sample/filters.py and sample/probabilities.py, and the result.

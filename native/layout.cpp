@@ -52,7 +52,7 @@ std::string layout() {
   STRUCT(TmStep)
   FIELD(TmStep, num_tokens) FIELD(TmStep, num_spans) FIELD(TmStep, num_rows) FIELD(TmStep, num_stops) FIELD(TmStep, tokens)
   FIELD(TmStep, positions) FIELD(TmStep, slots) FIELD(TmStep, rows) FIELD(TmStep, spans) FIELD(TmStep, saves) FIELD(TmStep, stops)
-  FIELD(TmStep, logits)
+  FIELD(TmStep, logits) FIELD(TmStep, given) FIELD(TmStep, hidden) FIELD(TmStep, places)
   STRUCT(TmSample)
   FIELD(TmSample, words) FIELD(TmSample, num_words) FIELD(TmSample, temperature) FIELD(TmSample, top_p)
   FIELD(TmSample, uniform) FIELD(TmSample, log_min_p) FIELD(TmSample, top_k) FIELD(TmSample, token) FIELD(TmSample, total)

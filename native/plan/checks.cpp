@@ -273,6 +273,8 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
     case TM_GATE: return check_gate(op, before);
     case TM_INPUTS: return check_inputs(m, op, before);
     case TM_LATENT_ROWS: return check_latent_rows(m, op, before);
+    case TM_PAIR: return require(op.weight && op.input_norm && op.to == TM_ATTENDED && m.num_ranks == 1, "a pair without norms");
+    case TM_REPLACE: return require(are_stored(before, op.column, m.hidden), "a residual stream of what was not stored");
     case TM_EXPAND: case TM_PREDICT: case TM_BESIDE: case TM_CORRECT: case TM_SPREAD: case TM_JOIN: return check_streams(m, op, before);
     default: require(false, "an operation is of an unknown kind");
   }
@@ -325,6 +327,7 @@ void check_model(const TmModel& m) {
     if (op.kind == TM_GATE) before.attended = op.outputs;
     if (op.kind == TM_GATE) before.gated = std::max(op.gate, op.of_inputs ? 0 : op.column) + (int64_t)op.outputs;
     if (op.kind == TM_ATTEND) before.gated = op.gated ? (int64_t)m.num_heads * op.head_dim : 0;
+    if (op.kind == TM_PAIR) before.attended = 2 * (int64_t)m.hidden;
     if (op.kind == TM_INPUTS) before.inputs = op.outputs;
     if (op.kind == TM_EXPAND) before.streams = op.streams;
     if (activates(op) && op.to == TM_LATENT) before.latent = op.outputs;
@@ -351,6 +354,8 @@ void check_step(const TmModel& m, const TmStep& step) {
   require_below(step.slots, step.num_tokens, 0, m.num_slots, "slot");
   if (step.rows) require_below(step.rows, step.num_rows, 0, step.num_tokens, "row");
   require(step.rows || step.num_rows <= step.num_tokens, "there are more rows than tokens");
+  const bool pairs = std::any_of(m.ops, m.ops + m.num_ops, [](const TmOp& op) { return op.kind == TM_PAIR; });
+  require(!pairs || step.given, "a step has no given rows");
   int64_t first = 0;
   for (int i = 0; i < step.num_spans; i++) {
     check_span(m, step.spans[i], first, step.num_tokens), first += step.spans[i].count;

@@ -17,14 +17,14 @@ void MultiStep::begin(const TmStep& step) {
 }
 
 const TmStep* MultiStep::next_pass() {
-  for (auto* list : {&tokens_, &positions_, &slots_, &rows_, &logit_rows_}) list->clear();
+  for (auto* list : {&tokens_, &positions_, &slots_, &rows_, &logit_rows_, &places_}) list->clear();
   spans_.clear(), saves_.clear(), span_numbers_.clear();
   for (int i = 0; i < step_->num_spans; i++) add_known_tokens(i);
   if (spans_.empty()) return nullptr;
   pass_.num_tokens = (int32_t)tokens_.size(), pass_.num_spans = (int32_t)spans_.size(), pass_.num_rows = (int32_t)rows_.size();
   pass_.tokens = tokens_.data(), pass_.positions = positions_.data(), pass_.slots = slots_.data();
   pass_.rows = rows_.data(), pass_.spans = spans_.data(), pass_.saves = saves_.data();
-  pass_.logits = step_->logits;
+  pass_.logits = step_->logits, pass_.given = step_->given, pass_.hidden = step_->hidden, pass_.places = places_.data();
   if (!shared_max_) max_.resize((size_t)pass_.num_rows * (size_t)model_.num_threads());
   return &pass_;
 }
@@ -40,6 +40,7 @@ void MultiStep::add_known_tokens(int number) {
     tokens_.push_back(step_->tokens[at]);
     positions_.push_back(step_->positions[at]);
     slots_.push_back(step_->slots[at]);
+    places_.push_back(at);
   }
   const int64_t count = (int64_t)tokens_.size() - first;
   if (!count) return;

@@ -38,7 +38,7 @@ class MultiStep {
   const Model& model_;
   const TmStep* step_ = nullptr;
   TmStep pass_{};
-  std::vector<int64_t> tokens_, positions_, slots_, rows_, logit_rows_;  // of the pass
+  std::vector<int64_t> tokens_, positions_, slots_, rows_, logit_rows_, places_;  // of the pass
   std::vector<TmSpan> spans_;       // of the pass
   std::vector<TmSave> saves_;       // of the pass
   std::vector<int> span_numbers_;   // [span of the pass]: the step's span

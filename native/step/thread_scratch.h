@@ -46,6 +46,7 @@ struct ThreadScratch {
   AlignedBuffer<float> apart;              // the distances of gates from their mean
   AlignedBuffer<float> streams;            // all streams of a token
   AlignedBuffer<float> decoded;            // a row of a coded table
+  AlignedBuffer<float> pair;               // a token's embedding and its given row
   AlignedBuffer<float> before;             // inputs before the tokens of one task of a convolution
   AlignedBuffer<float> head;               // one head of q, k or v
   AlignedBuffer<float> value;              // one head of k that is a value, too
@@ -63,7 +64,7 @@ struct ThreadScratch {
     const int64_t attended = std::max<int64_t>(model.max_gated, shape.num_heads * model.max_head_dim);
     row.reserve(rounded(std::max<int64_t>({shape.hidden, attended, shape.intermediate, model.max_normed, model.max_plain}), PAD));
     gates.reserve(rounded(model.max_gated, PAD)), apart.reserve(model.max_kept);
-    decoded.reserve(model.max_coded), streams.reserve(model.streams * (int64_t)shape.hidden), before.reserve(model.max_before);
+    decoded.reserve(model.max_coded), pair.reserve(rounded(model.max_pair, PAD)), streams.reserve(model.streams * (int64_t)shape.hidden), before.reserve(model.max_before);
     const int64_t width = rounded(model.max_head_width(), PAD);
     chooser.reserve(model);
     head.reserve(width), value.reserve(std::max(width, rounded(model.max_plain, PAD))), zeros.reserve(width);

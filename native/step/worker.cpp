@@ -30,6 +30,8 @@ void Worker::perform(size_t number) {
     case TM_CORRECT: correct_streams(op), ranks_.meet(); break;
     case TM_SPREAD: spread_streams(op), ranks_.meet(); break;
     case TM_JOIN: join_streams(op), ranks_.meet(); break;
+    case TM_PAIR: pair(op); break;
+    case TM_REPLACE: replace(op), ranks_.meet(); break;
   }
 }
 
@@ -38,6 +40,7 @@ void Worker::perform_norm(const TmOp& op) {
     case TM_ADD: return add_normed(op);
     case TM_STORE: return norm_stored(op);
     case TM_TO_BUFFER: return op.outputs ? norm_columns(op) : norm(op);
+    case TM_LOGITS: return keep_hidden(op), norm(op);
     default: return norm(op);
   }
 }
@@ -61,6 +64,41 @@ void Worker::norm(const TmOp& op) {
     input(op.to).store(kernels_, row, 0, t, 1, 0, padded, padded);
   }
   meet_unless_small();
+}
+
+// The rows that the head would read, of all tokens. Rank 0 alone has the step's memory for them.
+void Worker::keep_hidden(const TmOp& op) {
+  const TmStep& step = *plan_.step;
+  if (!step.hidden || ranks_.rank()) return;
+  const int hidden = model_.shape.hidden;
+  float* row = scratch_.row.get();
+  memset(row + hidden, 0, sizeof(float) * (size_t)(model_.hidden_stride() - hidden));
+  const auto [from, to] = share_of(step.num_tokens, own_thread_, threads_.count());
+  for (int t = from; t < to; t++) {
+    kernels_.norm(residual(t), row, hidden, op.weight, op.bias, op.eps, op.centred);
+    memcpy(step.hidden + (step.places ? step.places[t] : t) * hidden, row, sizeof(float) * (size_t)hidden);
+  }
+}
+
+// A token's embedding and its given row, both normed, as one row.
+void Worker::pair(const TmOp& op) {
+  const TmStep& step = *plan_.step;
+  const int hidden = model_.shape.hidden, padded = (int)rounded(2 * hidden, PAD);
+  float* both = scratch_.pair.get();
+  std::fill(both + 2 * hidden, both + padded, 0.0f);
+  const auto [from, to] = rows_of(step.num_tokens);
+  for (int t = from; t < to; t++) {
+    memcpy(both, normed_row(residual(t), op.weight, op), sizeof(float) * (size_t)hidden);
+    const int64_t place = step.places ? step.places[t] : t;
+    memcpy(both + hidden, normed_row(step.given + place * hidden, op.input_norm, op), sizeof(float) * (size_t)hidden);
+    input(op.to).store(kernels_, both, 0, t, 1, 0, padded, padded);
+  }
+  meet_unless_small();
+}
+
+void Worker::replace(const TmOp& op) {
+  const auto [from, to] = share(plan_.step->num_tokens);
+  for (int t = from; t < to; t++) memcpy(residual(t), stored(t) + op.column, sizeof(float) * (size_t)model_.shape.hidden);
 }
 
 // The norm after a block: it takes stored products, and is added to the residual stream, each row once, also in a small step.

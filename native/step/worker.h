@@ -49,6 +49,9 @@ class Worker {
   void add_normed(const TmOp& op);
   void norm_stored(const TmOp& op);
   void norm_columns(const TmOp& op);
+  void keep_hidden(const TmOp& op);
+  void pair(const TmOp& op);
+  void replace(const TmOp& op);
   void layer_inputs(const TmOp& op);
   void add_scaled(const TmOp& op, int token, int first, float* values, int count);
 

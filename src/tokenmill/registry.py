@@ -71,6 +71,8 @@ MLPS: Names = {
         "tokenmill.model.streams:StreamsBlock", "tokenmill.model.streams_modules:Streams"),
     "streams_inputs": Entry("the streams before the first layer and behind the last",
         "tokenmill.model.streams:StreamsInputs", "tokenmill.model.streams_modules:StreamsAround"),
+    "mtp_input": Entry("the input of a layer that predicts further tokens", "tokenmill.model.mtp:MtpInput",
+        "tokenmill.model.mtp_module:MtpInputs"),
 }
 
 FORMATS: Names = {

@@ -55,6 +55,8 @@ class Step:
     token_ids_T, positions_T, slots_T, rows_R: the fields of these names as int64 tensors on the device.
     fed_R: the tokens that the rows of the previous step chose; an `unread_mark` among the token ids stands for one.
     has_unknown: some token ids are UNKNOWN; the program finds them itself, up to the first of stop_ids in a span.
+    given_TD: a row beside each token, where the model reads some. keeps_hidden: Output has what the head reads of every
+    token.
     """
 
     token_ids: Sequence[int]
@@ -67,6 +69,8 @@ class Step:
     fed_R: Tensor | None = None
     has_unknown: bool = False
     stop_ids: Sequence[int] = ()
+    given_TD: Tensor | None = None
+    keeps_hidden: bool = False
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
     @cached_property

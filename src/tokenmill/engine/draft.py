@@ -23,10 +23,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class FollowedText:
-    """The draft model's sequence of one text. given: the text's Choosing when the sequence last followed it."""
+    """The draft model's sequence of one text, from the text's token `first` on. given: the text's Choosing when the
+    sequence last followed it.
+    """
 
     sequence: Sequence
     given: Choosing | None = None
+    first: int = 0
     num_known: int = 0  # tokens of the text when the sequence last followed it
 
     def num_alike(self, tokens: List[int]) -> int:
@@ -40,6 +43,8 @@ class FollowedText:
 
 class DraftCore:
     """The draft model with its own loop. It is called from the engine's loop alone."""
+
+    kind = FollowedText
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -69,7 +74,7 @@ class DraftCore:
         self.is_behind = any(own.kept.num_computed > computed[own.id] for own in behind)
         if any(own.finish_reason == "error" for _, own in following):
             self._warn_of_failure()
-        return {text.id: own.tokens[len(text.tokens) :] for text, own in following}
+        return {text.id: own.tokens[len(text.tokens) - self._followers[text].first :] for text, own in following}
 
     def _warn_of_failure(self) -> None:
         """Warn once. `_follow` leaves out a text whose follower has failed."""
@@ -116,7 +121,7 @@ class DraftCore:
         core.release_with(text, own)
         own.kept.salt = text.kept.salt
         core.scheduler.park(own)
-        self._followers[text] = follower = FollowedText(own)
+        self._followers[text] = follower = self.kind(own)
         return follower
 
 

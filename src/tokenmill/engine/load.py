@@ -10,6 +10,7 @@ from tokenmill.cache.prefix_store import PREFIX_LIMIT, PrefixStore
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.mtp import MtpCore, TargetRows, load_mtp
 from tokenmill.engine.thread import EngineThread
 from tokenmill.engine.verify import Receipts
 from tokenmill.errors import CapacityError, ConfigError
@@ -41,6 +42,7 @@ from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 
+MTP = "mtp"  # name of a draft model: the layer of this model that predicts further tokens
 DRAFT_SCHEMES = ("q8", "q4")  # names of a draft model: this model with such weights
 Told = Callable[[int, int], None]  # how much is done, and how much there is
 
@@ -93,7 +95,9 @@ def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | Non
         scheduler.memory.store = loaded.runner.prefix_store = store
     draft, thread = None, EngineThread()
     if config.draft_model is not None:
-        draft = _draft(loaded, load_draft_model(checkpoint, loaded, progress), thread)
+        draft = _mtp(checkpoint, loaded, thread) if config.draft_model == MTP else _draft(
+            loaded, load_draft_model(checkpoint, loaded, progress), thread
+        )
     facts = ProposerContext(
         loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded)
     )
@@ -154,6 +158,14 @@ def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> Dr
     facts = ProposerContext(loaded.spec.finds_drafts)
     proposer = MultiStep(facts, clock=lambda: 0.0) if facts.finds_drafts else NoProposer(facts)  # all steps in one call
     return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts), thread))
+
+
+def _mtp(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread) -> DraftCore:
+    """Give the layer that predicts further tokens a loop of its own."""
+    loaded, rows = load_mtp(checkpoint, target), TargetRows()
+    target.runner.hidden = rows
+    facts = ProposerContext(finds_drafts=False)
+    return MtpCore(Core(loaded, _scheduler(loaded), _speculation(NoProposer(facts), loaded, facts), thread), rows)
 
 
 def _scheduler(loaded: LoadedModel) -> Scheduler:

@@ -67,7 +67,7 @@ class TmSpan(Structure):
 class TmStep(Structure):
     _fields_ = _fields(
         (c_int32, "num_tokens num_spans num_rows num_stops"),
-        (c_void_p, "tokens positions slots rows spans saves stops logits"),
+        (c_void_p, "tokens positions slots rows spans saves stops logits given hidden places"),
     )
 
 

@@ -23,7 +23,7 @@ from tokenmill.memory.available import available_bytes
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program.aot.package import Package
-from tokenmill.program.forward import ModelParts, find_program
+from tokenmill.program.forward import ModelParts, Program, find_program
 from tokenmill.program.parts import Opened
 from tokenmill.program.runner import Runner
 from tokenmill.quant.schemes import REFERENCE, find_scheme
@@ -50,19 +50,25 @@ def load_model(
     progress: Progress | None = None,
     allocate: Allocate = unreserved,
     ranks: Alone | None = None,
+    lent: Program | None = None,
 ) -> LoadedModel:
     """Load a model with its program and its own cache. `allocate` gives the memory for weights that the program packs.
-    ranks: the side of a rank that has met rank 0 already.
+    ranks: the side of a rank that has met rank 0 already. lent: a program whose embedding and head it shares.
     """
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
     joined = ranks or find_ranks(checkpoint, resolved)
     with joined, torch_threads(resolved.config.threads), naming(checkpoint.path):
-        return _load(checkpoint, resolved, progress, allocate, joined)
+        return _load(checkpoint, resolved, progress, allocate, joined, lent)
 
 
 def _load(
-    checkpoint: Checkpoint, resolved: ResolvedModel, progress: Progress | None, allocate: Allocate, ranks: Alone
+    checkpoint: Checkpoint,
+    resolved: ResolvedModel,
+    progress: Progress | None,
+    allocate: Allocate,
+    ranks: Alone,
+    lent: Program | None,
 ) -> LoadedModel:
     model, device = resolved.model, ranks.device(torch.device(resolved.config.device))
     facts = read_facts(checkpoint, resolved.config, model.vocab_size)
@@ -70,7 +76,7 @@ def _load(
     config, packed = resolved.config, checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     shapes = describe(model).attention_shapes
     kernel_name, kernel = choose_kernel(config.kernel, resolved.cache, device, config.max_length, shapes)
-    own = Opened(packed, allocate, ranks.shared, package, ranks.join(resolved, facts.fingerprint, device))
+    own = Opened(packed, allocate, ranks.shared, package, ranks.join(resolved, facts.fingerprint, device), lent)
     pool = _allocate(
         ranks.pool, resolved.cache, device
     )  # before the weights: a cache that does not fit is refused at once

@@ -24,6 +24,9 @@ def count_parameters(config: ModelConfig) -> Mapping[str, int]:
     per_layer, scalars = decoder.per_layer, sum(layer.scalar for layer in layers)
     if per_layer is not None:
         norms, beside = [*norms, per_layer.norm], beside + _total(per_layer.matrices)
+    mtp = decoder.mtp
+    if mtp is not None:
+        norms, beside = [*norms, *mtp.norms.values()], beside + _total(mtp.matrices)
     return {
         "embedding": config.vocab_size * config.hidden_size,
         "inputs": 0 if per_layer is None else per_layer.vocab_size * per_layer.width,

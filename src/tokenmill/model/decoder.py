@@ -111,6 +111,7 @@ class Decoder(nn.Module):
         learned = config.positions == "learned"
         self.position_embedding = Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
         self.per_layer = _make(whole.per_layer, scheme, fused)
+        self.mtp = _make(whole.mtp, scheme, fused)
         self.layers = nn.ModuleList(Layer(layer, scheme, fused) for layer in whole.layers)
         self.norm = make_norm(whole.norm, fused)
         # Tied to the embedding, the head needs a matrix of its own only where the scheme does not store it plainly.
@@ -138,12 +139,22 @@ class Decoder(nn.Module):
         self, step: AnyStep, layers_kept: list[LayerKept], attend: Attend, run_layer: Callable[..., Tensor] = run_layer
     ) -> Tensor:
         """Compute the logits of the wanted rows, [R, V] in the model's dtype. run_layer: may be compiled."""
+        return self.logits(step, self.body(step, layers_kept, attend, run_layer))
+
+    def body(
+        self, step: AnyStep, layers_kept: list[LayerKept], attend: Attend, run_layer: Callable[..., Tensor] = run_layer
+    ) -> Tensor:
+        """Compute the output of the last layer, [T, D]."""
         x_TD, angles = self.begin(step)
         x_TD, inputs = (x_TD, [{}] * len(angles)) if self.per_layer is None else self.per_layer(step.token_ids_T, x_TD)
         assert len(layers_kept) == self.num_kept, "each mixer has a layer of the cache"
         for layer, of_layer, layer_angles, more in zip(self.layers, self.kept_by, angles, inputs, strict=True):
             own = [layers_kept[number] for number in of_layer]
             x_TD = run_layer(layer, x_TD, layer_angles, step, attend, *own, **more)
+        return x_TD
+
+    def logits(self, step: AnyStep, x_TD: Tensor) -> Tensor:
+        """Compute the logits of the wanted rows of the last layer's output."""
         if not step.num_rows:
             return x_TD.new_empty((0, self.config.vocab_size))  # a chunk in the middle of a prompt
         return self.end(x_TD if step.rows_R is None else x_TD[step.rows_R])
@@ -156,6 +167,8 @@ class Decoder(nn.Module):
             x_TD = x_TD * torch.tensor(self.config.embedding_multiplier, dtype=x_TD.dtype, device=x_TD.device)
         if self.position_embedding is not None:
             x_TD = x_TD + self.position_embedding(step.positions_T)
+        if self.mtp is not None:
+            x_TD = self.mtp(x_TD, step.given_TD)
         return x_TD, self.angles(step.positions_T)
 
     def angles(self, positions_T: Tensor) -> list[Angles | None]:
@@ -165,7 +178,7 @@ class Decoder(nn.Module):
 
     def end(self, x_RD: Tensor) -> Tensor:
         """Compute logits [R, V] of the last layer's output."""
-        x_RD = self.norm(x_RD if self.per_layer is None else self.per_layer.joined(x_RD))
+        x_RD = self.normed(x_RD)
         logits_RV: Tensor = product(x_RD, self.embedding.weight) if self.head is None else self.head(x_RD)
         multiplier, softcap = self.config.logit_multiplier, self.config.logit_softcap
         if multiplier != 1.0:
@@ -173,3 +186,7 @@ class Decoder(nn.Module):
         if softcap is not None:
             logits_RV = torch.tanh(logits_RV / softcap) * softcap
         return logits_RV
+
+    def normed(self, x_RD: Tensor) -> Tensor:
+        """Compute the rows that the head reads, of the last layer's output."""
+        return self.norm(x_RD if self.per_layer is None else self.per_layer.joined(x_RD))  # type: ignore[no-any-return]

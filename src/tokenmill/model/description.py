@@ -18,6 +18,7 @@ from tokenmill.model.blocks import Norm, Projection, norm_of
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.attention import AttentionBlock, attention_of
+from tokenmill.model.mtp import MtpInput, mtp_input
 from tokenmill.registry import MLPS, lookup
 
 
@@ -131,7 +132,9 @@ class LayerDescription:
 
 @dataclass(frozen=True)
 class DecoderDescription:
-    """Embed, all layers, norm, head. Embeddings are normed first and multiplied then, logits multiplied and capped."""
+    """Embed, all layers, norm, head. Embeddings are normed first and multiplied then, logits multiplied and capped. mtp:
+    what stands between the embedding and the only layer of a model that predicts further tokens.
+    """
 
     config: ModelConfig
     layers: tuple[LayerDescription, ...]
@@ -139,6 +142,7 @@ class DecoderDescription:
     head: Projection
     per_layer: Any = None
     embedding_norm: Norm | None = None
+    mtp: MtpInput | None = None
 
     @cached_property
     def matrices(self) -> Counter[Projection]:
@@ -148,7 +152,8 @@ class DecoderDescription:
             found.update(matrix for mixer in layer.mixers for matrix in mixer.matrices.values())
             for half in (layer.mlp, layer.per_layer):
                 found.update({} if half is None else half.matrices)
-        found.update({} if self.per_layer is None else self.per_layer.matrices)
+        for part in (self.per_layer, self.mtp):
+            found.update({} if part is None else part.matrices)
         return found
 
     @cached_property
@@ -215,7 +220,8 @@ def describe(config: ModelConfig) -> DecoderDescription:
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
     of_embedding = replace(norm, weight=False, bias=False) if config.embedding_norm else None
-    return DecoderDescription(config, tuple(layers), norm, head, config.per_layer, of_embedding)
+    mtp = None if config.mtp_layer is None else mtp_input(norm)
+    return DecoderDescription(config, tuple(layers), norm, head, config.per_layer, of_embedding, mtp)
 
 
 def mlp_of(config: ModelConfig, width: int, bias: bool, outer: int = 0) -> MlpBlock:

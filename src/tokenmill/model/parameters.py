@@ -26,6 +26,8 @@ def matrices_of(decoder: DecoderDescription) -> dict[str, Projection]:
     }
     if decoder.per_layer is not None:
         found |= {f"per_layer.{role}": matrix for role, matrix in decoder.per_layer.roles().items()}
+    if decoder.mtp is not None:
+        found |= {f"mtp.{role}": matrix for role, matrix in decoder.mtp.roles().items()}
     return {**found, "head": decoder.head}
 
 
@@ -38,6 +40,8 @@ def parameter_shapes(decoder: DecoderDescription) -> Shapes:
     if decoder.per_layer is not None:
         found["per_layer.embedding.weight"] = (decoder.per_layer.vocab_size, decoder.per_layer.width)
         found |= _of_norm("per_layer.norm", decoder.per_layer.norm)
+    for role, norm in (decoder.mtp.norms if decoder.mtp is not None else {}).items():
+        found |= _of_norm(f"mtp.{role}", norm)
     for number, layer in enumerate(decoder.layers):
         for role, norm in _norms_of(layer):
             found |= _of_norm(join(number, role), norm)

@@ -33,4 +33,6 @@ class Eager(Program):
 
     @torch.inference_mode()
     def run(self, step: Step) -> Output:
-        return Output(self.decoder(step, self._layers, self._attend))
+        x_TD = self.decoder.body(step, self._layers, self._attend)
+        hidden_TD = self.decoder.normed(x_TD) if step.keeps_hidden else None
+        return Output(self.decoder.logits(step, x_TD), hidden_TD=hidden_TD)

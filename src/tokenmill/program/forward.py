@@ -22,10 +22,13 @@ ONLY_NATIVE = "native: only its weights are packed"
 
 
 class Output(NamedTuple):
-    """Logits of a step's wanted rows, [R, V]. token_ids: the step's tokens, if the program found some of them."""
+    """Logits of a step's wanted rows, [R, V]. token_ids: the step's tokens, if the program found some of them. hidden_TD:
+    what the head reads of each computed token, where the step keeps it.
+    """
 
     logits_RV: Tensor
     token_ids: Sequence[int] = ()
+    hidden_TD: Tensor | None = None
 
 
 class ProgramParts(Protocol):

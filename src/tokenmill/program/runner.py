@@ -5,6 +5,8 @@ This is the only place where the scheduler's ints and torch meet. Nothing here k
 
 import logging
 from collections.abc import Iterable
+from collections.abc import Sequence as List
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,12 +21,25 @@ from tokenmill.schedule.sequence import UNKNOWN, Copy, Load, Plan, Sequence, Sto
 log = logging.getLogger(__name__)
 
 
+class HiddenRows(Protocol):
+    """The port to whoever keeps the rows that the head reads; see engine/mtp.py."""
+
+    def given(self, plan: Plan) -> Tensor | None:
+        """Make the rows [T, D] that the model reads beside the plan's tokens, if it reads any."""
+
+    def save(self, plan: Plan, firsts: List[int], hidden_TD: Tensor) -> None:
+        """Keep rows of a step that is computed. firsts: the first row of each work item."""
+
+
 class Runner:
-    """The runner of plans on one program and one pool. prefix_store: keeps full blocks after the process ends."""
+    """The runner of plans on one program and one pool. prefix_store: keeps full blocks after the process ends. hidden:
+    is given the rows that the head reads of every token.
+    """
 
     def __init__(self, program: Program, pool: Pool, device: torch.device) -> None:
         self.program, self.pool, self._device = program, pool, device
         self.prefix_store: BlockStore | None = None
+        self.hidden: HiddenRows | None = None
         self._block_size = pool.spec.block_size
 
     def prepare(self, plan: Plan) -> list[Sequence]:
@@ -52,8 +67,13 @@ class Runner:
         fed_R: see Step.
         """
         step = self.stage(plan, fed_R)
-        logits_RV, token_ids = self.program.run(step)
-        return _known(plan, step, logits_RV, token_ids) if step.has_unknown else (plan, logits_RV)
+        if self.hidden is not None:
+            step.keeps_hidden, step.given_TD = True, self.hidden.given(plan)
+        logits_RV, token_ids, hidden_TD = self.program.run(step)
+        plan, logits_RV = _known(plan, step, logits_RV, token_ids) if step.has_unknown else (plan, logits_RV)
+        if self.hidden is not None and hidden_TD is not None:
+            self.hidden.save(plan, [span.first for span in step.spans], hidden_TD)
+        return plan, logits_RV
 
     def store(self, stores: Iterable[Store]) -> None:
         """Write full blocks to disk, where there is a store."""

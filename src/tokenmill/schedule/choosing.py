@@ -61,8 +61,8 @@ class Choosing:
     stop_ids: token id → the finish reason it gives. penalties_from: the position from which presence and frequency
     penalties count; the default is the end of the prompt. bad_words: token ids of each word, whose last must not follow
     the others. constraint: the tokens from constrained_from on fit it; the default position is the end of the prompt.
-    thinking: the limit on thinking, from the same position on. is_constrained: a mask depends on the tokens before a
-    choice.
+    thinking: the limit on thinking, from the same position on. offset: the position of the first token
+    in the text whose random numbers it has. is_constrained: a mask depends on the tokens before a choice.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -73,6 +73,7 @@ class Choosing:
     constraint: Constraint | None = None
     thinking: ThinkingBudget | None = None
     constrained_from: int | None = None
+    offset: int = 0
     is_constrained: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

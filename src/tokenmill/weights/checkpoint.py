@@ -36,14 +36,15 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 
-def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoint:
-    """Open a model; weights/files.py says which files of a directory are read.
+def open_checkpoint(path: Path, reader: PackedReader | None = None, part: str = "") -> Checkpoint:
+    """Open a model; weights/files.py says which files of a directory are read. part: MTP for the layer of the model
+    that predicts further tokens, which is a model of one layer.
 
     `reader` may have begun to read a packed model already. CheckpointError for a model that is damaged, of an unknown
     kind, or whose config describes sizes far from the sizes of its tensors.
     """
     with naming(path):
-        opened = _open(path, reader)
+        opened = _open(path, reader, part)
         _check_sizes(opened)
         return opened
 
@@ -60,23 +61,24 @@ def open_tokenizer(path: Path) -> Tokenizer | None:
         return tokenizer
 
 
-def _open(path: Path, reader: PackedReader | None) -> Checkpoint:
+def _open(path: Path, reader: PackedReader | None, part: str) -> Checkpoint:
     kind = file_kind(path)
     if kind == DIRECTORY:
-        return _open_directory(path)
+        return _open_directory(path, part)
     if kind == PACKED:
         return PackedCheckpoint(path, reader)
-    opened: Checkpoint = lookup(CHECKPOINTS, kind, "model")(path)
+    opened: Checkpoint = lookup(CHECKPOINTS, kind, "model")(path, part)
     return opened
 
 
-def _open_directory(path: Path) -> Checkpoint:
+def _open_directory(path: Path, part: str) -> Checkpoint:
     if is_meta(path):
         files_of(path)  # refuses links to nothing
         meta = MetaCheckpoint(path)
         compare_tied_head(meta)
         return meta
     config = _read_config_file(path)
+    config = {**config, "model_type": f"{config.get('model_type')}{part}"} if part else config
     family, plain = find_family(config), PlainCheckpoint(path, config, weight_files(path))
     keep_text(plain, family)
     plain.unstack(stacked(family), family.prefix)

@@ -4,6 +4,7 @@ A file has one tensor [heads · (plain + value), latent], a head's keys before i
 shown as tensors of their own, name[k0], name[v0], name[k1], …
 """
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ KEYS = "[k{h}]"
 def by_heads(plain: Checkpoint, model: ModelConfig) -> Checkpoint:
     """Show the tensors of heads one by one, where the model has such tensors. CheckpointError for other shapes."""
     block = mixer_of(model, LatentBlock)
-    ends = {name.partition("{i}")[2].removesuffix(KEYS) for name in plain.family.names if name.endswith(KEYS)}
+    ends = {re.split(r"\{[in]\}", name)[-1].removesuffix(KEYS) for name in plain.family.names if name.endswith(KEYS)}
     found = [name for name in plain.shapes if ends and name.endswith(tuple(ends))]
     return plain if block is None or not found else HeadsCheckpoint(plain, block, found)
 

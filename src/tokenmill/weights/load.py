@@ -20,14 +20,20 @@ from tokenmill.weights.source import WeightSource, return_memory
 RETURNED = 16  # matrices after which freed memory is given back
 
 
-def load_decoder(source: WeightSource, num_positions: int, fused: Collection[str]) -> Decoder:
-    """Load a decoder with its weights."""
+def load_decoder(
+    source: WeightSource, num_positions: int, fused: Collection[str], lent: Decoder | None = None
+) -> Decoder:
+    """Load a decoder with its weights. lent: has the same embedding and head, which are not read again."""
     decoder = empty_decoder(source.model, source.scheme, num_positions, fused)
+    if lent is not None:
+        decoder.embedding, decoder.head = lent.embedding, lent.head
     if numbers_in_file(source.model, str(source.dtype).removeprefix("torch.")):
         decoder.per_layer.embedding = MappedRows(source.table("per_layer.embedding.weight"), source.dtype)
-    fill_small(decoder, source)
+    shared = set() if lent is None else {lent.embedding, lent.head}
+    fill_small(decoder, source, shared)
     is_tied = source.model.tie_embeddings  # then the head has no tensors of its own, and comes last
-    found = sorted(matrices_in(decoder), key=lambda each: (is_tied and each[2] is decoder.head, -_num_weights(each[2])))
+    found = [each for each in matrices_in(decoder) if each[2] not in shared]
+    found.sort(key=lambda each: (is_tied and each[2] is decoder.head, -_num_weights(each[2])))
     for number, (layer, role, matrix) in enumerate(found):  # the largest first, while most memory is free
         matrix.fill(source.matrix(layer, role))
         if number % RETURNED == 0:

@@ -70,6 +70,7 @@ def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> di
     marks = {
         "{p}": (".weight", ".bias"),
         "{i}": range(config.num_layers),
+        "{n}": () if config.mtp_layer is None else (config.mtp_layer,),
         "{e}": range(num_stacked(config)),
         "{h}": range(config.num_heads),
         "{k}": range(config.num_kv_heads),
@@ -160,7 +161,7 @@ def _parameters(goal: str) -> list[str]:
 
 def _form(pattern: str) -> str:
     """Make a regular expression of the names that a pattern stands for."""
-    return re.sub(r"\\\{[iehk]\\\}", r"\\d+", re.escape(pattern)).replace(r"\{p\}", r"\.(?:weight|bias)")
+    return re.sub(r"\\\{[inehk]\\\}", r"\\d+", re.escape(pattern)).replace(r"\{p\}", r"\.(?:weight|bias)")
 
 
 def stacked(family: Family) -> re.Pattern[str]:

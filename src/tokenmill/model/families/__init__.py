@@ -14,11 +14,13 @@ says how llama.cpp stores a family.
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families.in_gguf import InGGUF, as_stored
+from tokenmill.model.families.mtp import EVERYTHING, MTP, MtpNames, mtp_fields, mtp_names, mtp_names_in_gguf
 from tokenmill.model.families.refused import features_of_config, why_not
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
@@ -132,7 +134,8 @@ class Family:
     harmless: keys that change nothing. prefix: may stand before every name in the file. ignored: names of tensors that
     are no weights and may be there. constants: ignored numbers that transformers cannot do without: last part of the
     name of a weight → the numbers beside it, by the last parts of their names. further: beginnings of the names of
-    layers that predict further tokens, which are not computed; {n} is the number of layers. gguf: None where no GGUF
+    layers that predict further tokens; {n} is the number of layers. mtp: how the first of them is stored, where it can
+    draft. gguf: None where no GGUF
     file holds the family. text: of a model that has other parts.
     """
 
@@ -148,20 +151,48 @@ class Family:
     ignored: tuple[str, ...] = ()
     constants: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     further: tuple[str, ...] = ()
+    mtp: MtpNames | None = None
     gguf: InGGUF | None = None
     text: InnerTextModel | None = None
     also: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
-    """Find the family that `model_type` names; CheckpointError that says why another family is not implemented."""
+    """Find the family that `model_type` names; CheckpointError that says why another family is not implemented.
+
+    A name that ends in MTP stands for the layer of such a model that predicts further tokens.
+    """
     name = config.get("model_type")
+    if isinstance(name, str) and name.endswith(MTP):
+        return of_mtp(find_family({"model_type": name.removesuffix(MTP)}))
     name = _SAME.get(name, name) if isinstance(name, str) else name
     if not isinstance(name, str) or name not in FAMILIES:
         why = why_not(name, FAMILIES, features_of_config(config), config.get("architectures"))
         raise CheckpointError(f"config.json: model_type {why}")
     family: Family = lookup(FAMILIES, name, "model_type")
     return family
+
+
+def of_mtp(family: Family) -> Family:
+    """Make the family of the layer that predicts further tokens: a model of one layer, which has the embedding and the
+    head of the whole.
+    """
+    facts, text = family.gguf, family.text
+    names, also = ({} if family.mtp is None else mtp_names(each, family.mtp) for each in (family.names, family.also))
+    return replace(
+        family,
+        names=names,
+        also=also,
+        read=partial(_read_mtp, family),
+        further=EVERYTHING,
+        gguf=facts and replace(facts, names=mtp_names_in_gguf(facts.names), older={}),
+        text=text and replace(text, read_as=(text.read_as or text.families[0]) + MTP),
+    )
+
+
+def _read_mtp(family: Family, reader: ConfigReader) -> dict[str, Any]:
+    reader.expect("mtp_use_dedicated_embeddings", False)
+    return mtp_fields(family.read(reader), reader.num_layers())
 
 
 def gguf_facts(name: str) -> InGGUF:
@@ -178,7 +209,7 @@ def in_gguf(name: str, stored: Collection[str] = ()) -> Family:
     stored: the names of a file's tensors, of which one may hold rows that other files have in several.
     """
     facts = gguf_facts(name)
-    further = ("blk.{n}.",) if facts.further else ()
+    further = EVERYTHING if name.endswith(MTP) else ("blk.{n}.",) if facts.further else ()
     family = find_family({"model_type": name})
     there = [pattern for pattern in facts.older if any(each.endswith(pattern.partition("}")[2]) for each in stored)]
     older = {pattern: facts.older[pattern] for pattern in there}

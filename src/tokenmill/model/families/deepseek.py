@@ -13,6 +13,7 @@ from tokenmill.model.families import Family, InnerTextModel, sizes
 from tokenmill.model.families.deepseek_gguf import IN_GGUF
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.ministral3 import read_temperature
+from tokenmill.model.families.mtp import BEHIND_LAYERS
 from tokenmill.model.families.qwen_moe import mlp_names, sparse_layers
 from tokenmill.model.families.sigmoid_experts import MOE_NAMES, mixture
 from tokenmill.model.mixers.latent import latent_attention
@@ -213,6 +214,7 @@ DEEPSEEK_V3 = Family(
     expected={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     harmless=(*_DERIVED, *_MTP, *_TRAINING),
     further=("layers.{n}.",),
+    mtp=BEHIND_LAYERS,
     gguf=IN_GGUF,
     also=PACKED_EXPERTS,
 )
@@ -259,6 +261,7 @@ MISTRAL4 = replace(
     expected={},
     harmless=_DERIVED,
     further=(),
+    mtp=None,
     gguf=None,
 )
 YOUTU = Family(

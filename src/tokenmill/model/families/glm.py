@@ -19,6 +19,7 @@ from tokenmill.model.families.in_gguf import (
     plain_mlp,
 )
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
+from tokenmill.model.families.mtp import BEHIND_LAYERS
 from tokenmill.model.families.sigmoid_experts import MOE_NAMES, mixture, moe_metadata, read_moe_gguf
 
 PAIRED_NAMES = {
@@ -131,6 +132,7 @@ GLM4_MOE = Family(
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
     harmless=("num_nextn_predict_layers",),
     further=("layers.{n}.",),
+    mtp=BEHIND_LAYERS,
     gguf=InGGUF("glm4moe", mlp_norm_after_attention(), _read_glm4_moe_gguf, moe_metadata, further=True),
     also=PACKED_EXPERTS,
 )

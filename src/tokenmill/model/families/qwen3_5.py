@@ -25,6 +25,7 @@ from tokenmill.model.families.in_gguf import (
 )
 from tokenmill.model.families.llama import NAMES, PACKED_EXPERTS
 from tokenmill.model.families.mixers_of import mixer_of
+from tokenmill.model.families.mtp import BESIDE_MODEL
 from tokenmill.model.families.qwen_moe import mixture, mlp_names
 from tokenmill.model.mixers.delta_net import DeltaNetBlock, delta_net
 
@@ -234,6 +235,7 @@ QWEN3_5_TEXT = Family(
     expected=_EXPECTED,
     harmless=_HARMLESS,
     further=("mtp.",),
+    mtp=BESIDE_MODEL,
     gguf=InGGUF("qwen35", _STORED, _read_gguf, _metadata, needs=("no o_bias",), further=True),
 )
 QWEN3_5_MOE_TEXT = Family(
@@ -243,6 +245,7 @@ QWEN3_5_MOE_TEXT = Family(
     expected=_EXPECTED,
     harmless=_HARMLESS,
     further=("mtp.",),
+    mtp=BESIDE_MODEL,
     gguf=InGGUF("qwen35moe", _STORED, _read_moe_gguf, _metadata, needs=("no o_bias",), further=True),
     also=PACKED_EXPERTS,
 )
@@ -259,6 +262,7 @@ QWEN3_NEXT = Family(
         "num_experts_per_tok": 10,
     },
     further=("mtp.",),
+    mtp=BESIDE_MODEL,
     gguf=InGGUF(
         "qwen3next",
         _STORED_NEXT,

@@ -18,7 +18,7 @@ Role = tuple[int | None, str]  # the layer and the role of a matrix
 NOWHERE = Place(0, 0, 0, 0)  # for the units of a matrix of which this rank has no unit
 # As in abi.h.
 EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE, COPY, HEADS, CONVOLVE, RECUR, GATE, INPUTS, LATENT_ROWS = range(13)
-EXPAND, PREDICT, BESIDE, CORRECT, SPREAD, JOIN = range(13, 19)
+EXPAND, PREDICT, BESIDE, CORRECT, SPREAD, JOIN, PAIR, REPLACE = range(13, 21)
 ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT, STORE, SHARED_GATE, TO_BUFFER, QUERY = range(11)
 EACH_HEAD, OWN_HEAD, ALL_HEADS = range(3)
 NO_SHARED, SHARED, GATED_SHARED = range(3)
@@ -36,6 +36,11 @@ class OpList:
 
     def add(self, kind: int, **fields: Any) -> TmOp:
         op = TmOp(kind=kind, **{"scale": 1.0, "rescale": 1.0, **fields})
+        self._ops.append(op)
+        return op
+
+    def append(self, op: TmOp) -> TmOp:
+        """Add an operation of another list, with what it points to."""
         self._ops.append(op)
         return op
 

@@ -12,6 +12,7 @@ import torch
 
 from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.pool import LayerKept, LayerStates
+from tokenmill.kernels.native_structs import TmOp
 from tokenmill.model.beside import BesideBlock
 from tokenmill.model.blocks import Norm, Projection
 from tokenmill.model.description import DecoderDescription, LayerDescription, MlpBlock
@@ -58,6 +59,7 @@ from tokenmill.program.native.op_list import (
     TO_BUFFER,
     OpList,
 )
+from tokenmill.program.native.mtp import add_mtp
 from tokenmill.program.native.per_layer import add_inputs
 from tokenmill.program.native.position_tables import PositionTables
 from tokenmill.program.native.spec import ACTIVATIONS, has_coded_embedding
@@ -71,7 +73,8 @@ from tokenmill.quant.schemes import GROUP, Scheme
 class Ops:
     """The list of operations. The description says what there is to do; `weights` places the matrices and tensors.
 
-    array: the list as C has it; this object keeps alive what it points to.
+    array: the list as C has it; this object keeps alive what it points to. lent: of a model with the same embedding and
+    head, which are not read again.
     """
 
     def __init__(
@@ -82,24 +85,14 @@ class Ops:
         kept: list[LayerKept],
         weights: Packing | Packed,
         num_positions: int,
+        lent: "Ops | None" = None,
     ) -> None:
-        self.kept, self._list = kept, OpList(weights, parameter_shapes(decoder))
+        self._lent, self.kept, self._list = lent, kept, OpList(weights, parameter_shapes(decoder))
         self._tables = PositionTables(decoder, num_positions)
-        config, learned = decoder.config, decoder.config.positions == "learned"
-        positions = self._list.keep("position_embedding.weight", in_float32=False) if learned else None
-        width, size = decoder.head.inputs, decoder.head.outputs
-        multiplier = float(torch.tensor(config.embedding_multiplier, dtype=getattr(torch, dtype)))
-        sizes = {"inputs": width, "outputs": size}
-        embed = self._list.add(EMBED, positions=positions, scheme=LAYOUTS[dtype], scale=multiplier, **sizes)
-        if (norm := decoder.embedding_norm) is not None:
-            embed.weight, embed.eps, embed.centred = self._list.factors("", norm), norm.eps, int(norm.kind == "layer")
-        is_coded = has_coded_embedding(config, scheme)
-        if not is_coded:
-            table = SmallTensor("embedding.weight", self._list.shapes["embedding.weight"], in_float32=False)
-            embed.table = weights.keep_table(table)
-        elif not config.tie_embeddings:
-            units = list(range(0, size, GROUP))
-            self._list.linears.append(Linear(embed, [(None, "embedding")], [size], GROUP, units, [], whole=False))
+        config = decoder.config
+        is_coded, embed = has_coded_embedding(config, scheme), self._embed(decoder, scheme, dtype)
+        if decoder.mtp is not None:
+            add_mtp(self._list, decoder.mtp)
         if decoder.per_layer is not None:
             add_inputs(self._list, decoder.per_layer, dtype)
         streams = decoder.per_layer if isinstance(decoder.per_layer, StreamsInputs) else None
@@ -111,12 +104,36 @@ class Ops:
             add_join(self._list, streams)
         self._norm("norm", decoder.norm, MLP_IN, LOGITS)
         logits: dict[str, Any] = {"scale": config.logit_multiplier, "softcap": config.logit_softcap or 0.0}
-        self._list.linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
+        if lent is None:
+            self._list.linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
+        else:
+            self._list.append(lent.array[-1])
         self._list.place()
-        if is_coded and config.tie_embeddings:
+        if lent is None and is_coded and config.tie_embeddings:
             head = self._list.linears[-1].op
             embed.units, embed.num_units = head.units, head.num_units
         self.array = self._list.array()
+
+    def _embed(self, decoder: DecoderDescription, scheme: Scheme, dtype: str) -> TmOp:
+        """Add the operation that looks tokens up. Its units are placed with the others, or are the head's."""
+        if self._lent is not None:
+            return self._list.append(self._lent.array[0])
+        config, weights = decoder.config, self._list.weights
+        learned = config.positions == "learned"
+        positions = self._list.keep("position_embedding.weight", in_float32=False) if learned else None
+        width, size = decoder.head.inputs, decoder.head.outputs
+        multiplier = float(torch.tensor(config.embedding_multiplier, dtype=getattr(torch, dtype)))
+        sizes = {"inputs": width, "outputs": size}
+        embed = self._list.add(EMBED, positions=positions, scheme=LAYOUTS[dtype], scale=multiplier, **sizes)
+        if (norm := decoder.embedding_norm) is not None:
+            embed.weight, embed.eps, embed.centred = self._list.factors("", norm), norm.eps, int(norm.kind == "layer")
+        if not has_coded_embedding(config, scheme):
+            table = SmallTensor("embedding.weight", self._list.shapes["embedding.weight"], in_float32=False)
+            embed.table = weights.keep_table(table)
+        elif not config.tie_embeddings:
+            units = list(range(0, size, GROUP))
+            self._list.linears.append(Linear(embed, [(None, "embedding")], [size], GROUP, units, [], whole=False))
+        return embed
 
     def _layer(self, layer: int, description: LayerDescription, kept: list[LayerKept]) -> None:
         mlp_norm = "attention_norm" if description.shared_norm else "mlp_norm"

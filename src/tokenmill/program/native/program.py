@@ -52,7 +52,10 @@ class Native(Program):
             self._weights = Packed(
                 torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"], config.dtype, rank
             )
-        self._ops = Ops(description, source.scheme, config.dtype, pool.layers, self._weights, config.max_length)
+        # Where there are several memory nodes, units were copied to the node of their thread, and their memory given up.
+        lends = isinstance(opened.lent, Native) and len(memory_nodes()) < 2
+        lent = opened.lent._ops if lends else None
+        self._ops = Ops(description, source.scheme, config.dtype, pool.layers, self._weights, config.max_length, lent)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
         self._spec = native_structs.TmModel(
             hidden=shape.hidden_size,
@@ -158,10 +161,13 @@ class Native(Program):
         call.spans, call.logits = at + size * first_span, logits_RV.data_ptr()
         call.saves = at + size * first_save
         call.stops, call.num_stops = at + size * first_stop, len(step.stop_ids)
+        hidden_TD = torch.empty(count, self._spec.hidden) if step.keeps_hidden else None
+        given_TD = None if step.given_TD is None else step.given_TD.float().contiguous()
+        call.hidden, call.given = (None if each is None else each.data_ptr() for each in (hidden_TD, given_TD))
         if native_library.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
             self._ranks.check()
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
-        return Output(logits_RV, numbers[:count] if step.has_unknown else ())
+        return Output(logits_RV, numbers[:count] if step.has_unknown else (), hidden_TD)
 
     def on_loss(self, call: Callable[[RankLost], None]) -> None:
         self._ranks.on_loss(call)

@@ -47,7 +47,7 @@ class GGUFCheckpoint(Checkpoint):
 
     in_gguf = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part: str = "") -> None:
         header, self._parts = read_parts(path)
         self.path, self.metadata = path, header.metadata
         self.num_bytes = sum(info.num_bytes for info in header.tensors.values())
@@ -64,6 +64,7 @@ class GGUFCheckpoint(Checkpoint):
             self.config["stored_as_codes"] = _code_bits(header.tensors)
         if (table := header.tensors.get("token_embd.weight")) is not None and table.type in KINDS:
             self.config["embedding_as_codes"] = BITS.get(table.type, 8.5)
+        self.config["model_type"] += part
         family = in_gguf(self.config["model_type"], header.tensors)
         self.infos = self._find_infos(family, header.tensors)
         self.numbers = self._find_numbers(family)

@@ -1,0 +1,221 @@
+"""Drafts of the layer that predicts further tokens (MTP), which a model's own files have.
+
+The layer is a draft model of one layer, which reads beside each token the row that the model's head read for the token
+before it; beside a token that it drafted itself, the row that its own head read. Those rows are kept for the last
+tokens of each text. A text follows from the first token whose rows are known: rows of tokens that were found in a cache
+are not, and neither are rows from before the last ROWS tokens.
+"""
+
+import logging
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from tokenmill.engine.core import Core
+from tokenmill.engine.draft import DraftCore, FollowedText
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError
+from tokenmill.kernels.devices import free_bytes
+from tokenmill.loader.load_model import load_model, resolve_checkpoint
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.model.families import read_config
+from tokenmill.model.families.mtp import MTP
+from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+
+log = logging.getLogger(__name__)
+
+ROWS = 2048  # 20 MB of a model with 2,560 numbers in a row; the layer reads most from tokens that are nearer
+PROGRAMS = ("native", "eager")  # which hand out the rows that the head reads
+
+
+class TextRows:
+    """Rows of the last tokens of one text: of its tokens [first, end)."""
+
+    def __init__(self) -> None:
+        self.first = self.end = 0
+        self._tokens: List[int] = ()
+        self._rows_CD: Tensor | None = None
+
+    def save(self, tokens: List[int], start: int, rows_TD: Tensor) -> None:
+        """Keep the rows of tokens from `start` on, which take the place of rows that are there. tokens: of the text."""
+        self.cut(min(self._num_alike(tokens), start))
+        self._tokens = tokens
+        if start != self.end:  # rows between are not known
+            self.first = self.end = start
+        if (skipped := len(rows_TD) - ROWS) > 0:
+            self.first, self.end, rows_TD = start + skipped, start + skipped, rows_TD[skipped:]
+        kept, room = self.end - self.first, 0 if self._rows_CD is None else len(self._rows_CD)
+        if kept + len(rows_TD) > room:
+            kept = min(kept, ROWS)
+            new_CD = rows_TD.new_empty((min(max(2 * (kept + len(rows_TD)), 64), 2 * ROWS), rows_TD.shape[1]))
+            if kept:
+                new_CD[:kept] = self.rows(self.end - kept, self.end)
+            self._rows_CD, self.first = new_CD, self.end - kept
+        assert self._rows_CD is not None
+        self._rows_CD[kept : kept + len(rows_TD)] = rows_TD
+        self.end += len(rows_TD)
+
+    def cut(self, end: int) -> None:
+        """Forget the rows from `end` on."""
+        self.end = min(self.end, end)
+        self.first = min(self.first, self.end)
+
+    def rows(self, first: int, end: int) -> Tensor:
+        """Return the rows of the tokens [first, end), which are all known."""
+        assert self._rows_CD is not None and self.first <= first < end <= self.end
+        return self._rows_CD[first - self.first : end - self.first]
+
+    def _num_alike(self, tokens: List[int]) -> int:
+        """Count the tokens at the beginning that the text had before, too. A list of tokens only grows."""
+        before = self._tokens
+        if before is tokens or before[: self.end] == tokens[: self.end]:
+            return self.end
+        return next((at for at, pair in enumerate(zip(before, tokens, strict=False)) if pair[0] != pair[1]), 0)
+
+
+class TargetRows:
+    """The rows of the texts of the model whose tokens are drafted."""
+
+    def __init__(self) -> None:
+        self.texts: WeakKeyDictionary[Sequence, TextRows] = WeakKeyDictionary()
+
+    def given(self, plan: Plan) -> None:
+        """Give nothing: the model reads tokens alone."""
+
+    def save(self, plan: Plan, firsts: List[int], hidden_TD: Tensor) -> None:
+        """Keep the rows of a step's texts."""
+        for work, first in zip(plan.work, firsts, strict=True):
+            if (rows := self.texts.get(work.sequence)) is None:
+                rows = self.texts[work.sequence] = TextRows()
+            rows.save(work.sequence.tokens, work.start, hidden_TD[first : first + work.count])
+
+
+@dataclass(eq=False)
+class MtpText(FollowedText):
+    """The layer's sequence of one text. known: the model's rows. drafted: the layer's own, behind tokens that it has
+    drafted.
+    """
+
+    known: TextRows = field(default_factory=TextRows)
+    drafted: TextRows = field(default_factory=TextRows)
+
+
+class MtpCore(DraftCore):
+    """The layer with its own loop. rows: of the texts that it follows."""
+
+    kind = MtpText
+
+    def __init__(self, core: Core, rows: TargetRows) -> None:
+        super().__init__(core)
+        self._rows, self._of_sequence = rows, WeakValueDictionary[int, MtpText]()
+        core.loaded.runner.hidden = self
+
+    def _follow(self, text: Sequence, limit: int) -> Sequence | None:
+        """Give the text's follower the text's tokens behind those whose rows are known.
+
+        Its rows of drafts are computed again: the model's own rows are known now.
+        """
+        loaded, known, count = self._core.loaded, self._rows.texts.get(text), len(text.tokens)
+        if known is None or known.first >= count - 1 or known.end < count - 1:
+            return None
+        follower = self._followers.get(text) or self._new_follower(text)
+        assert isinstance(follower, MtpText)
+        own = follower.sequence
+        computed = min(follower.first + self._num_alike(follower, text.tokens), count - 1)
+        if not known.first < computed or not follower.num_known:
+            follower.first = computed = known.first + 1
+        first, length = follower.first, min(count + limit, text.max_tokens, follower.first + loaded.resolved.longest_text)
+        if own.finish_reason == "error" or length <= count:
+            return None
+        self._core.scheduler.rewind(own, computed - first, text.tokens[computed:])
+        if follower.given is not text.choosing or own.choosing.offset != first:
+            params = replace(text.choosing.params, logprobs=None)
+            # The model's matcher judges what is drafted.
+            unbound: dict[str, Any] = {"constraint": None, "thinking": None, "penalties_from": None}
+            own.choosing = replace(text.choosing, params=params, offset=first, **unbound)
+            follower.given = text.choosing
+        own.num_prompt_tokens, own.max_tokens = max(text.num_prompt_tokens - first, 0), length - first
+        own.client, own.priority = text.client, text.priority
+        follower.num_known, follower.known, follower.drafted = count - first, known, TextRows()
+        self._of_sequence[own.id] = follower
+        return own
+
+    @staticmethod
+    def _num_alike(follower: MtpText, tokens: List[int]) -> int:
+        """Count the tokens at the beginning, from the follower's first on, that both have, and whose rows the layer has
+        computed with the model's own.
+        """
+        pairs = zip(follower.sequence.tokens[: follower.num_known], tokens[follower.first :], strict=False)
+        return next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), min(follower.num_known, len(tokens)))
+
+    def given(self, plan: Plan) -> Tensor:
+        """Make the row beside each token: the model's of the token before it, or the layer's own behind a draft."""
+        found: list[Tensor] = []
+        for work in plan.work:
+            follower = self._of_sequence[work.sequence.id]
+            begin, end = work.start - 1, work.start + work.count - 1  # of the tokens before
+            own = max(begin, min(end, follower.num_known - 1))
+            if begin < own:
+                found.append(follower.known.rows(follower.first + begin, follower.first + own))
+            if own < end:
+                found.append(follower.drafted.rows(own, end))
+        return torch.cat(found)
+
+    def save(self, plan: Plan, firsts: List[int], hidden_TD: Tensor) -> None:
+        """Keep the layer's own row of the last token of each sequence."""
+        for work, first in zip(plan.work, firsts, strict=True):
+            last = first + work.count - 1
+            drafted = self._of_sequence[work.sequence.id].drafted
+            drafted.save((), work.start + work.count - 1, hidden_TD[last : last + 1])
+
+
+def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
+    """Load the layer that predicts further tokens of the model `target`, whose embedding and head it shares.
+
+    ConfigError where the files have no such layer, or the program cannot hand out rows. CapacityError where it does not
+    fit beside the model.
+    """
+    config = target.config
+    if target.program_name not in PROGRAMS or config.tensor_parallel > 1:
+        several = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
+        allowed = f"none with program {target.program_name}{several}, only with {' or '.join(PROGRAMS)} in one process"
+        raise ConfigError("draft_model", "mtp", allowed)
+    path = Path(checkpoint.path)
+    source = open_checkpoint(path, part=MTP)
+    matrix = [name for name, target in source.family.names.items() if target == "mtp.fc.weight"]
+    number = str(read_config(source.config).mtp_layer)
+    names = {source.family.prefix + each.replace("{n}", number) for each in matrix} | {
+        each.replace("{n}", number) for each in matrix
+    }
+    if names.isdisjoint(source.shapes):
+        raise ConfigError("draft_model", "mtp", "a model whose files have a layer that predicts further tokens (MTP)")
+    settings = EngineConfig(
+        model=config.model,
+        scheme=config.scheme,
+        dtype=config.dtype,
+        device=config.device,
+        program=target.program_name,
+        threads=config.threads,
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+        max_length=config.max_length,
+        block_size=config.block_size,
+        cache_format=config.cache_format,
+        prefix_cache=False,
+        speculate="off",
+        packed_cache=False,
+        fingerprint=config.fingerprint,
+    )
+    resolved = resolve_checkpoint(source, settings)
+    rows = config.max_sequences * ROWS * resolved.model.hidden_size * 8
+    needed, available = resolved.cache.num_bytes + rows, free_bytes(config.device)
+    if needed > available:
+        setting = "draft_model, max_length or max_sequences"
+        raise CapacityError("memory for the layer that predicts further tokens", needed, available, setting, True)
+    return load_model(source, resolved, lent=target.program)
