@@ -2,13 +2,14 @@
 
 Run: python benchmarks/random_gguf.py SHAPE KIND FILE
 SHAPE is one that `tokenmill bench --shape` knows and llama.cpp has an architecture for, with a number of layers behind
-a colon or all of them. KIND is bf16, q8_0, q4_0 or q4_k_m; the last one has the types that llama-quantize gives a model
+a colon or all of them, and with +mtp behind that a layer more, which predicts further tokens. KIND is bf16, q8_0, q4_0 or q4_k_m; the last one has the types that llama-quantize gives a model
 without experts. The tokenizer is SmolLM2's, with unused words up to the vocabulary of the shape.
 """
 
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -18,6 +19,7 @@ from tokenmill.bench.shapes import find_shape
 from tokenmill.hub.names import locate
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import in_gguf, read_config
+from tokenmill.model.families.mtp import MTP
 from tokenmill.weights.gguf.checkpoint import is_number
 from tokenmill.weights.names import expected_tensors
 from tokenmill.weights.write.export_gguf import ALWAYS_F32
@@ -42,9 +44,11 @@ UNUSED = int(gguf.TokenType.UNUSED)
 
 def write(shape: str, kind: str, target: Path) -> None:
     """Write the tensors that our own reader expects of this shape."""
-    config = find_shape(shape).config
+    config = find_shape(shape.removesuffix(MTP)).config
     model = read_config(config)
-    metadata = metadata_of(model)
+    metadata, tensors = metadata_of(model), _tensors(model)
+    if shape.endswith(MTP):
+        _add_layer(metadata, tensors, read_config({**config, "model_type": model.family + MTP}))
     file = gguf.GGUFWriter(str(target), metadata.pop("general.architecture"), use_temp_file=True)
     for key, value in metadata.items():
         ADD[type(value)](file, key, value)
@@ -52,7 +56,7 @@ def write(shape: str, kind: str, target: Path) -> None:
     random = np.random.default_rng(1)
     for name, factors in rope_lists(model.rope).items():
         file.add_tensor(name, np.array(factors, np.float32))
-    for name, (size, is_plain) in _tensors(model).items():
+    for name, (size, is_plain) in tensors.items():
         if len(size) == 1 or is_plain:
             file.add_tensor(name, np.ones(size, np.float32) * (-1 if name.endswith("ssm_a") else 1))
         else:
@@ -65,11 +69,24 @@ def write(shape: str, kind: str, target: Path) -> None:
     file.close()
 
 
+def _add_layer(metadata: dict[str, Any], tensors: dict[str, Any], layer: ModelConfig) -> None:
+    """Add the keys and the tensors of a layer that predicts further tokens."""
+    count = next(key for key in metadata if key.endswith(".block_count"))
+    architecture = count.removesuffix(".block_count")
+    metadata[count] += 1
+    metadata[f"{architecture}.nextn_predict_layers"] = 1
+    for key in [key for key, value in metadata.items() if key.startswith(architecture) and isinstance(value, list)]:
+        if len(metadata[key]) == metadata[count] - 1:
+            metadata[key] = [*metadata[key], False]
+    tensors |= {name: each for name, each in _tensors(layer).items() if name.startswith("blk.")}
+
+
 def _tensors(model: ModelConfig) -> dict[str, tuple[tuple[int, ...], bool]]:
     """Map the name of each tensor to its shape, and to whether llama.cpp wants it in float32."""
     found: dict[str, tuple[tuple[int, ...], bool]] = {}
     experts: dict[str, int] = {}
-    for name, (goal, size) in expected_tensors(in_gguf(model.family), model).items():
+    family = model.family + MTP * (model.mtp_layer is not None and not model.family.endswith(MTP))
+    for name, (goal, size) in expected_tensors(in_gguf(family), model).items():
         stored, bracket, _ = name.partition("[")
         if is_number(name):
             continue

@@ -44,7 +44,7 @@ enum TmKind {
   TM_CONVOLVE = 8, TM_RECUR = 9, TM_GATE = 10, TM_INPUTS = 11, TM_LATENT_ROWS = 12, TM_EXPAND = 13, TM_PREDICT = 14,
   TM_BESIDE = 15, TM_CORRECT = 16, TM_SPREAD = 17, TM_JOIN = 18, TM_PAIR = 19, TM_REPLACE = 20
 };
-// The use of a linear's products. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
+// The use of a linear's products. TM_LOGITS: logits of all tokens, or of the first `outputs` ones. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
 // TM_GATED: f(gate) * up. TM_ACTIVATED: f(up). TM_ROUTER: the logits of experts. TM_EXPERT: outputs of experts. TM_STORE: kept
 // for the operations that follow: TM_HEADS, a norm, TM_CONVOLVE, TM_RECUR and TM_GATE, or TM_COMBINE, which adds them as outputs
 // of the shared expert.

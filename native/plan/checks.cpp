@@ -127,7 +127,8 @@ void check_linear(const TmModel& m, const TmOp& op, const Before& before) {
   // In a small step no barrier stands between gates, which every thread reads for itself, and the linear behind them.
   require(op.epilogue != TM_STORE || op.from != TM_ATTENDED || op.column >= before.gated,
           "products are stored over gates that other threads read");
-  require(op.outputs > 0 && op.outputs == max_outputs(m, op), "a linear has other outputs than its epilogue takes");
+  const bool is_head = op.epilogue == TM_LOGITS;  // which may have the logits of the first tokens alone
+  require(op.outputs > 0 && (op.outputs == max_outputs(m, op) || (is_head && op.outputs < m.vocab)), "a linear has other outputs than its epilogue takes");
   require(op.units && op.num_units > 0 && (!op.experts || op.num_units % op.experts == 0), "a linear has no units");
   require(!activates(op) || op.to == TM_MLP_INNER || op.to == TM_LATENT, "an MLP writes to another buffer than its inner one");
   require(op.activation >= IDENTITY && op.activation < NUM_ACTIVATIONS, "an activation is unknown");

@@ -45,6 +45,7 @@ class DraftCore:
     """The draft model with its own loop. It is called from the engine's loop alone."""
 
     kind = FollowedText
+    few_pending = 2  # more tokens of a text than that are missed ones
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -59,7 +60,7 @@ class DraftCore:
         """
         core = self._core
         following = [(text, own) for text in sequences if (own := self._follow(text, limit)) is not None]
-        self.has_caught_up = any(own.num_pending_tokens > 2 for _, own in following)
+        self.has_caught_up = any(own.num_pending_tokens > self.few_pending for _, own in following)
         queued = sorted((own for _, own in following), key=lambda own: own.num_pending_tokens)
         computed = {own.id: own.kept.num_computed for own in queued}
         for own in queued:

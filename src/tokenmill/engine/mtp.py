@@ -24,6 +24,8 @@ from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.model.families import read_config
 from tokenmill.model.families.mtp import MTP
+from tokenmill.program.forward import Lent
+from tokenmill.quant.schemes import GROUP
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
@@ -31,6 +33,7 @@ from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 log = logging.getLogger(__name__)
 
 ROWS = 2048  # 20 MB of a model with 2,560 numbers in a row; the layer reads most from tokens that are nearer
+LARGE = 100_000  # tokens of a vocabulary whose first quarter is 0.9 of a text or more (docs/log/speculation.md)
 PROGRAMS = ("native", "eager")  # which hand out the rows that the head reads
 
 
@@ -110,6 +113,7 @@ class MtpCore(DraftCore):
     """The layer with its own loop. rows: of the texts that it follows."""
 
     kind = MtpText
+    few_pending = 18  # the rows of accepted drafts are computed again
 
     def __init__(self, core: Core, rows: TargetRows) -> None:
         super().__init__(core)
@@ -218,4 +222,13 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
     if needed > available:
         setting = "draft_model, max_length or max_sequences"
         raise CapacityError("memory for the layer that predicts further tokens", needed, available, setting, True)
-    return load_model(source, resolved, lent=target.program)
+    return load_model(source, resolved, lent=Lent(target.program, _num_logits(target)))
+
+
+def _num_logits(target: LoadedModel) -> int:
+    """Count the tokens that are drafted. The head takes most of the time of a draft. Tokens of a byte-level vocabulary
+    stand in the order of their frequency, so that the first quarter of a large one is nearly all of a text.
+    """
+    size, tokenizer = target.model_config.vocab_size, target.tokenizer
+    is_large = size >= LARGE and tokenizer is not None and tokenizer.is_byte_level
+    return size // 4 // GROUP * GROUP if is_large else 0

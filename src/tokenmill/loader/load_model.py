@@ -23,7 +23,7 @@ from tokenmill.memory.available import available_bytes
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program.aot.package import Package
-from tokenmill.program.forward import ModelParts, Program, find_program
+from tokenmill.program.forward import Lent, ModelParts, find_program
 from tokenmill.program.parts import Opened
 from tokenmill.program.runner import Runner
 from tokenmill.quant.schemes import REFERENCE, find_scheme
@@ -50,10 +50,10 @@ def load_model(
     progress: Progress | None = None,
     allocate: Allocate = unreserved,
     ranks: Alone | None = None,
-    lent: Program | None = None,
+    lent: Lent | None = None,
 ) -> LoadedModel:
     """Load a model with its program and its own cache. `allocate` gives the memory for weights that the program packs.
-    ranks: the side of a rank that has met rank 0 already. lent: a program whose embedding and head it shares.
+    ranks: the side of a rank that has met rank 0 already. lent: what it has of another model.
     """
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
@@ -68,7 +68,7 @@ def _load(
     progress: Progress | None,
     allocate: Allocate,
     ranks: Alone,
-    lent: Program | None,
+    lent: Lent | None,
 ) -> LoadedModel:
     model, device = resolved.model, ranks.device(torch.device(resolved.config.device))
     facts = read_facts(checkpoint, resolved.config, model.vocab_size)

@@ -40,6 +40,15 @@ class ProgramParts(Protocol):
         """Load the modules with their weights, or this rank's share. ConfigError without weights to read."""
 
 
+class Lent(NamedTuple):
+    """The embedding and the head of another model. program: has them. num_logits: logits of the first so many tokens
+    alone are wanted, where the program can leave the others out; they are minus infinity then. 0 for all.
+    """
+
+    program: "Program"
+    num_logits: int = 0
+
+
 class ModelParts(NamedTuple):
     """The parts of a model from which a program is made. attend: the kernel for packed steps, for programs that do not
     attend by themselves. config: resolved.

@@ -10,7 +10,7 @@ from tokenmill.parallel.collectives import Group
 from tokenmill.parallel.ranks import Ranks
 from tokenmill.program.aot.package import Package
 from tokenmill.program.divided import load_share
-from tokenmill.program.forward import ONLY_NATIVE, Program
+from tokenmill.program.forward import ONLY_NATIVE, Lent
 from tokenmill.weights.load import load_decoder
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import WeightSource
@@ -19,7 +19,7 @@ from tokenmill.weights.source import WeightSource
 class Opened(NamedTuple):
     """The opened parts. packed: a packed model, which was made for program native; the weights then know names and
     shapes alone. allocate: gives the memory into which it packs. ranks: the ranks that share memory. package: for
-    program aot. group: the ranks that exchange tensors. lent: a program whose embedding and head the model shares.
+    program aot. group: the ranks that exchange tensors. lent: what the model has of another.
     """
 
     packed: PackedCheckpoint | None = None
@@ -27,11 +27,12 @@ class Opened(NamedTuple):
     ranks: Ranks = Ranks()
     package: Package | None = None
     group: Group | None = None
-    lent: Program | None = None
+    lent: Lent | None = None
 
     def load_decoder(self, weights: WeightSource, num_positions: int, fused: Collection[str]) -> Decoder:
         if self.packed is not None:
             raise ConfigError("program", "eager", ONLY_NATIVE)
         if self.group is None:
-            return load_decoder(weights, num_positions, fused, getattr(self.lent, "decoder", None))
+            lender = None if self.lent is None else getattr(self.lent.program, "decoder", None)
+            return load_decoder(weights, num_positions, fused, lender)
         return load_share(weights, num_positions, fused, self.group)

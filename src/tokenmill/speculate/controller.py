@@ -106,6 +106,7 @@ class Controller(Proposer):
         if self._facts.draft is None or limit < 1:
             return DraftLengths(0.0, {})
         count, each_s = len(sequences), self._model_costs.of(len(sequences))
+        limit = limit if self._model_costs.is_known(count) else 1  # one draft tells what a draft costs
         chances = [self._texts.along(each, limit) for each in sequences]
         expected, best, length = float(count), 0.0, 0
         for number in range(1, limit + 1):

@@ -12,6 +12,8 @@ from tokenmill.schedule.sequence import Sequence
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
 SLOPE = 0.08  # cost of one more token, as a part of a pass of one, until it is measured: low, so that it is tried
 FORGET = 0.02  # weight of the latest guess, once there are some
+PRIOR = 4  # guesses of a draft model for which the estimate before its first guess stands
+BELIEVED = 3  # passes of a size
 FRESH = 100  # passes after which a pass without drafts is measured again
 BUCKETS = 8
 NEW_TEXT = -0.5  # offset of a text before its first guess
@@ -31,13 +33,18 @@ class PassCosts:
         self._num_passes = 0
 
     def of(self, num_tokens: int, several: bool) -> float:
-        """Estimate the seconds of a pass with so many tokens; several: one of several in a call."""
+        """Estimate the seconds of a pass with so many tokens; several: one of several in a call.
+
+        The first passes of a size may be the first to touch states of drafts, which takes longer than the pass, so that
+        a few are measured before one is believed to be dear.
+        """
         size = _size(num_tokens)
-        if (known := self._ratios.get((size, several))) is not None:
+        if (known := self._ratios.get((size, several))) is not None and (known[1] >= BELIEVED or size == 1):
             return known[0]
         smaller = [(at, ratio) for (at, kind), (ratio, _, _) in self._ratios.items() if not kind and at < size]
         start, ratio = max(smaller, default=(1, 1.0))
-        return ratio + SLOPE * (size - start)
+        found = ratio + SLOPE * (size - start)
+        return found if known is None else min(found, known[0])
 
     def is_old(self, num_tokens: int, several: bool) -> bool:
         """Say whether such a pass was not measured lately."""
@@ -53,6 +60,7 @@ class PassCosts:
         self._unit_s = self._unit_s or max(seconds, 1e-9) / ratio
         off = max(seconds, 1e-9) / (self._unit_s * ratio)
         self._num_passes += 1
+        off = min(off, 1.0) if 0 < count < BELIEVED and size > 1 else off
         self._ratios[size, several] = ratio * off ** max(0.05, 1 / (count + 1)), count + 1, self._num_passes
         self._unit_s *= off ** (0.3 if count else 0.0)  # a new size says nothing about the machine
 
@@ -112,24 +120,25 @@ class TextChances:
     """Rates at which the draft model's next token is right, in each text; a new text begins with their mean."""
 
     def __init__(self) -> None:
-        self._everywhere = 0.8
-        self._rates: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()
+        self._everywhere, self._num_judged = 0.8, 0
+        self._rates: WeakKeyDictionary[Sequence, tuple[float, int]] = WeakKeyDictionary()  # and how often it was judged
 
     def along(self, sequence: Sequence, count: int) -> list[float]:
         """Estimate for each of `count` tokens the chance that it and all tokens before it are right."""
-        rate = self._rates.get(sequence, self._everywhere)
+        rate, _ = self._rates.get(sequence, (self._everywhere, 0))
         return list(accumulate([rate] * count, mul))
 
     def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Learn that the first num_accepted drafts were right."""
         for right in [1.0] * num_accepted + [0.0] * (num_accepted < num_drafted):
-            rate = self._rates.get(sequence, self._everywhere)
-            self._rates[sequence] = rate + 0.05 * (right - rate)
-            self._everywhere += FORGET * (right - self._everywhere)
+            rate, count = self._rates.get(sequence, (self._everywhere, 0))
+            self._rates[sequence] = rate + max(0.05, 1 / (PRIOR + count)) * (right - rate), count + 1
+            self._everywhere += max(FORGET, 1 / (2 * PRIOR + self._num_judged)) * (right - self._everywhere)
+            self._num_judged += 1
 
     def fail(self, sequence: Sequence) -> None:
         """Note that the draft model had no drafts for this text."""
-        self._rates[sequence] = 0.0
+        self._rates[sequence] = 0.0, 0
 
 
 class DraftCosts:
@@ -141,6 +150,10 @@ class DraftCosts:
     def of(self, num_sequences: int) -> float:
         """Estimate the seconds; 0 until they are measured, so that the draft model is tried."""
         return self._seconds.get(_size(num_sequences), 0.0)
+
+    def is_known(self, num_sequences: int) -> bool:
+        """Say whether the seconds were measured."""
+        return _size(num_sequences) in self._seconds
 
     def learn(self, num_sequences: int, seconds: float) -> None:
         size = _size(num_sequences)

@@ -23,6 +23,7 @@ from tokenmill.weights.plain import Checkpoint
 
 _STACK = re.compile(r"\[\{[eh]\}\]$")  # of a tensor that has all experts, or all heads
 
+_STACK_OF = re.compile(r"\[\d+\]$")
 _HEAD = re.compile(r"\[[kv]\{h\}\]$")  # of what weights/heads.py shows of a tensor
 
 
@@ -189,7 +190,10 @@ def is_ignored(family: Family, name: str) -> bool:
 
 
 def is_further(family: Family, config: ModelConfig, name: str) -> bool:
-    """Tell whether a tensor is part of the layers that predict further tokens."""
+    """Tell whether a tensor is part of the layers that predict further tokens; for such a layer, of all the others."""
+    if config.mtp_layer is not None:
+        names = (_STACK.sub("", pattern.replace("{n}", str(config.mtp_layer))) for pattern in family.names)
+        return not any(re.fullmatch(_form(pattern), _STACK_OF.sub("", name)) for pattern in names)
     return name.startswith(tuple(begin.replace("{n}", str(config.num_layers)) for begin in family.further))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families.in_gguf import InGGUF, as_stored
-from tokenmill.model.families.mtp import EVERYTHING, MTP, MtpNames, mtp_fields, mtp_names, mtp_names_in_gguf
+from tokenmill.model.families.mtp import MTP, MtpNames, mtp_fields, mtp_names, mtp_names_in_gguf
 from tokenmill.model.families.refused import features_of_config, why_not
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
@@ -184,7 +184,6 @@ def of_mtp(family: Family) -> Family:
         names=names,
         also=also,
         read=partial(_read_mtp, family),
-        further=EVERYTHING,
         gguf=facts and replace(facts, names=mtp_names_in_gguf(facts.names), older={}),
         text=text and replace(text, read_as=(text.read_as or text.families[0]) + MTP),
     )
@@ -209,7 +208,7 @@ def in_gguf(name: str, stored: Collection[str] = ()) -> Family:
     stored: the names of a file's tensors, of which one may hold rows that other files have in several.
     """
     facts = gguf_facts(name)
-    further = EVERYTHING if name.endswith(MTP) else ("blk.{n}.",) if facts.further else ()
+    further = ("blk.{n}.",) if facts.further else ()
     family = find_family({"model_type": name})
     there = [pattern for pattern in facts.older if any(each.endswith(pattern.partition("}")[2]) for each in stored)]
     older = {pattern: facts.older[pattern] for pattern in there}

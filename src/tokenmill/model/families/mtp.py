@@ -10,8 +10,6 @@ from typing import Any
 
 MTP = "+mtp"
 """Ends the `model_type` of such a layer."""
-EVERYTHING = ("",)
-"""How names begin that are not read: any name that is not of the layer."""
 _OF_LAYERS = ("windows", "ropes", "layer_kv_heads", "layer_head_dims", "value_is_key", "kv_sources", "expert_layers")
 _OF_LAYERS += ("mlp_layers", "mlps")
 """Fields of ModelConfig that have an entry for each layer. The layer is as the last one is."""

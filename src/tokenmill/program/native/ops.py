@@ -6,7 +6,7 @@ follows a half are stored first, and added by the norm.
 """
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -70,11 +70,18 @@ from tokenmill.program.native.weights import Packed, Packing, SmallTensor
 from tokenmill.quant.schemes import GROUP, Scheme
 
 
+class LentOps(NamedTuple):
+    """The operations of a model whose embedding and head another has. num_logits: see Lent; a multiple of GROUP."""
+
+    ops: "Ops"
+    num_logits: int
+
+
 class Ops:
     """The list of operations. The description says what there is to do; `weights` places the matrices and tensors.
 
-    array: the list as C has it; this object keeps alive what it points to. lent: of a model with the same embedding and
-    head, which are not read again.
+    array: the list as C has it; this object keeps alive what it points to. lent: an embedding and
+    a head that are not read again.
     """
 
     def __init__(
@@ -85,7 +92,7 @@ class Ops:
         kept: list[LayerKept],
         weights: Packing | Packed,
         num_positions: int,
-        lent: "Ops | None" = None,
+        lent: LentOps | None = None,
     ) -> None:
         self._lent, self.kept, self._list = lent, kept, OpList(weights, parameter_shapes(decoder))
         self._tables = PositionTables(decoder, num_positions)
@@ -107,7 +114,9 @@ class Ops:
         if lent is None:
             self._list.linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
         else:
-            self._list.append(lent.array[-1])
+            head = self._list.append(TmOp.from_buffer_copy(lent.ops.array[-1]))
+            if lent.num_logits:
+                head.outputs, head.num_units = lent.num_logits, lent.num_logits // GROUP
         self._list.place()
         if lent is None and is_coded and config.tie_embeddings:
             head = self._list.linears[-1].op
@@ -117,7 +126,7 @@ class Ops:
     def _embed(self, decoder: DecoderDescription, scheme: Scheme, dtype: str) -> TmOp:
         """Add the operation that looks tokens up. Its units are placed with the others, or are the head's."""
         if self._lent is not None:
-            return self._list.append(self._lent.array[0])
+            return self._list.append(self._lent.ops.array[0])
         config, weights = decoder.config, self._list.weights
         learned = config.positions == "learned"
         positions = self._list.keep("position_embedding.weight", in_float32=False) if learned else None

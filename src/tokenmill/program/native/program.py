@@ -23,7 +23,7 @@ from tokenmill.parallel.ranks import Ranks
 from tokenmill.process import forget_in_child
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.program.native.layouts import LAYOUTS, kv_number
-from tokenmill.program.native.ops import Ops
+from tokenmill.program.native.ops import LentOps, Ops
 from tokenmill.program.native.weights import Packed, Packing
 from tokenmill.program.parts import Opened
 from tokenmill.weights.source import WeightSource
@@ -53,8 +53,10 @@ class Native(Program):
                 torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"], config.dtype, rank
             )
         # Where there are several memory nodes, units were copied to the node of their thread, and their memory given up.
-        lends = isinstance(opened.lent, Native) and len(memory_nodes()) < 2
-        lent = opened.lent._ops if lends else None
+        lent = None
+        if opened.lent is not None and isinstance(opened.lent.program, Native) and len(memory_nodes()) < 2:
+            lent = LentOps(opened.lent.program._ops, opened.lent.num_logits)
+        self._num_logits = lent.num_logits if lent and lent.num_logits else self._vocab_size
         self._ops = Ops(description, source.scheme, config.dtype, pool.layers, self._weights, config.max_length, lent)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
         self._spec = native_structs.TmModel(
@@ -135,6 +137,8 @@ class Native(Program):
     def run(self, step: Step) -> Output:
         """Compute the step; the logits are float32."""
         logits_RV = torch.empty(step.num_rows, self._vocab_size)
+        if self._num_logits < self._vocab_size:
+            logits_RV[:, self._num_logits :] = -torch.inf
         # One array, one struct for every step, no tensors: since the last step all of Python is out of the caches.
         numbers = array("q", step.token_ids if step.fed_R is None else step.token_ids_T.tolist())
         count = len(numbers)
