@@ -3,8 +3,8 @@
 Run: python benchmarks/mtp.py FILE [--threads N] [--rounds N] [--tokens N] [--rates R …] [--drafts N …]
 FILE has random weights and such a layer (random_gguf.py SHAPE+mtp), so that its own drafts are never right. The layer
 computes each draft in full; then a draft is replaced by the token that the model will choose in RATE of all cases. All
-settings run in one process, alternating; a row has the medians of the tokens in a second. Texts are drawn at temperature
-1, so that they repeat nothing: repeated text is drafted without a model.
+settings run in one process, alternating; a row has the medians of the tokens in a second. Texts are drawn at
+temperature 1, so that they repeat nothing: repeated text is drafted without a model.
 """
 
 import argparse
@@ -84,7 +84,9 @@ def main() -> None:
                     scripted[name].rate = rate
                 elif number:
                     continue
-                rows.setdefault((name, rate if name in scripted else 0.0), []).append(speed(engine, prompt, given.tokens))
+                rows.setdefault((name, rate if name in scripted else 0.0), []).append(
+                    speed(engine, prompt, given.tokens)
+                )
     base = statistics.median(rows["plain", 0.0][1:])
     for (name, rate), values in rows.items():
         found = statistics.median(values[1:])

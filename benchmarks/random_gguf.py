@@ -2,8 +2,9 @@
 
 Run: python benchmarks/random_gguf.py SHAPE KIND FILE
 SHAPE is one that `tokenmill bench --shape` knows and llama.cpp has an architecture for, with a number of layers behind
-a colon or all of them, and with +mtp behind that a layer more, which predicts further tokens. KIND is bf16, q8_0, q4_0 or q4_k_m; the last one has the types that llama-quantize gives a model
-without experts. The tokenizer is SmolLM2's, with unused words up to the vocabulary of the shape.
+a colon or all of them, and with +mtp behind that a layer more, which predicts further tokens. KIND is
+bf16, q8_0, q4_0 or q4_k_m; the last one has the types that llama-quantize gives a model without experts. The tokenizer
+is SmolLM2's, with unused words up to the vocabulary of the shape.
 """
 
 import re

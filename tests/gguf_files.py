@@ -21,6 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.tiny_models import config_of
+from tokenmill.weights.gguf.header import TensorInfo, read_header
+from tokenmill.weights.write.gguf_metadata import write_header
 
 KIND = gguf.GGMLQuantizationType
 F32 = KIND.F32
@@ -69,6 +71,25 @@ WIDE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mixtral-wide": ("llama", "mixtral", _WIDE | {"num_local_experts": EXPERTS, "num_experts_per_tok": 2}),
 }
 """Models all of whose rows are multiples of 256: see write_codes."""
+
+
+def with_tensors(file: Path, target: Path, tensors: dict[str, Tensor], keys: dict[str, Any]) -> Path:
+    """The same file with more tensors, in float32, and other keys."""
+    header = read_header(file)
+    infos = sorted(header.tensors.values(), key=lambda info: info.offset)
+    data = file.read_bytes()[header.data_offset :]
+    data += bytes(-len(data) % 32)
+    end = len(data)
+    for name, tensor in tensors.items():
+        infos.append(TensorInfo(name, tuple(tensor.shape), F32, end, 4 * tensor.numel()))
+        end += 4 * tensor.numel() + -4 * tensor.numel() % 32
+    write_header(target, {key: value for key, value in (header.metadata | keys).items() if value != []}, infos)
+    with target.open("ab") as out:
+        out.write(bytes(-out.tell() % 32) + data)
+        for tensor in tensors.values():
+            numbers = tensor.detach().float().contiguous().numpy().tobytes()
+            out.write(numbers + bytes(-len(numbers) % 32))
+    return target
 
 
 @cache

@@ -36,7 +36,10 @@ def layer_of(name):
         torch.manual_seed(31)
         config, norm, at = model.config, model.model.norm, attending(name)
         layer = type(model.model.layers[at])(config, at)
-        norms = [type(norm)(config.hidden_size, eps=norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps) for _ in range(3)]
+        norms = [
+            type(norm)(config.hidden_size, eps=norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
+            for _ in range(3)
+        ]
         fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         like = dict(model.model.layers[at].named_parameters())
         for label, parameter in layer.named_parameters():
@@ -53,7 +56,9 @@ def one_by_one(name, tensors):
     """The tensors with experts one by one, as makers other than Qwen publish them."""
     if name.startswith("qwen3"):
         return tensors
-    found = {label: each for label, each in tensors.items() if not label.endswith(("gate_up_proj", "experts.down_proj"))}
+    found = {
+        label: each for label, each in tensors.items() if not label.endswith(("gate_up_proj", "experts.down_proj"))
+    }
     for label in set(tensors) - set(found):
         begin, _, role = label.rpartition(".")
         for number, expert in enumerate(tensors[label]):
@@ -71,7 +76,9 @@ def save_with_mtp(name, folder):
         layer, fc, norms = layer_of(name)
         more = {begin + label: tensor for label, tensor in one_by_one(name, layer.state_dict()).items()}
         more |= {f"{label}.weight": each.weight for label, each in zip(others, (fc, *norms), strict=True)}
-        save_file({**tensors, **{label: each.detach().contiguous() for label, each in more.items()}}, file, {"format": "pt"})
+        save_file(
+            {**tensors, **{label: each.detach().contiguous() for label, each in more.items()}}, file, {"format": "pt"}
+        )
         config = json.loads((path / "config.json").read_text())
         config |= {} if name.startswith("qwen3") else {"num_nextn_predict_layers": 1}
         (path / "config.json").write_text(json.dumps(config))

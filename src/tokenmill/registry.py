@@ -72,7 +72,7 @@ MLPS: Names = {
     "streams_inputs": Entry("the streams before the first layer and behind the last",
         "tokenmill.model.streams:StreamsInputs", "tokenmill.model.streams_modules:StreamsAround"),
     "mtp_input": Entry("the input of a layer that predicts further tokens", "tokenmill.model.mtp:MtpInput",
-        "tokenmill.model.mtp_module:MtpInputs"),
+        "tokenmill.model.mtp_module:MtpDecoder"),
 }
 
 FORMATS: Names = {

@@ -1,39 +1,228 @@
 """Drafts of the layer that predicts further tokens, beside those of transformers' layers; texts stay as they are."""
 
-import pytest
+import json
+from types import SimpleNamespace
 
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.gguf_files import with_tensors
+from tests.gguf_models import numbers_of
 from tests.marks import needs_native
-from tests.mtp_models import MODELS, drafts, save_with_mtp
-from tests.tiny_models import prompt
+from tests.mtp_models import MODELS, drafts, layer_of, save_with_mtp
+from tests.tiny_models import TINY, prompt, reference, save
 from tokenmill import load
+from tokenmill.engine import mtp
+from tokenmill.engine.mtp import ROWS, TextRows
+from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.hub.progress import Silent
+from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.write.quantize import quantize
 
 PROGRAMS = ["eager", pytest.param("native", marks=needs_native)]
-SETTINGS = {"dtype": "float32", "packed_cache": False, "device": "cpu"}
-MTP = {**SETTINGS, "speculate": "draft_model", "draft_model": "mtp", "num_draft_tokens": 3}
+SETTINGS = {"dtype": "float32", "packed_cache": False, "device": "cpu", "max_length": 100}
+DRAFTING = {**SETTINGS, "speculate": "draft_model", "draft_model": "mtp", "num_draft_tokens": 3}
+GIVEN = prompt(23, seed=5)
+SURE = 1e-3  # between the two largest logits of the reference
+NAME = "qwen3_5_text"
 
 
 def recorded(engine):
-    """Have the engine keep what is drafted after which tokens."""
+    """Have the engine keep what is drafted after which tokens, and from which token on."""
     draft, found = engine.core.speculation.draft, []
     continuations = draft.continuations
 
     def record(sequences, limit):
         made = continuations(sequences, limit)
-        found.extend((list(each.tokens), made[each.id]) for each in sequences if made.get(each.id))
+        for each in sequences:
+            if made.get(each.id):
+                found.append((list(each.tokens), made[each.id], draft._followers[each].first))
         return made
 
     draft.continuations = record
     return found
 
 
+def check(name, made):
+    """What was drafted is what transformers' layers draft."""
+    for tokens, drafted, first in made:
+        wanted, margins = drafts(name, tokens, len(drafted), first)
+        sure = next((at for at, margin in enumerate(margins) if margin < SURE), len(margins))
+        assert drafted[:sure] == wanted[:sure], tokens
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name", MODELS)
 def test_drafts_are_those_of_the_layer(name, program, models):
-    engine = load(save_with_mtp(name, models), program=program, prefix_cache=False, **MTP)
-    made, given = recorded(engine), prompt(23, seed=5)
-    engine.generate(given, max_new_tokens=12, ignore_eos=True)
-    assert len(made) > 5 and made[0][0][:23] == given
-    for tokens, drafted in made:
-        wanted, margins = drafts(name, tokens, len(drafted))
-        sure = next((at for at, margin in enumerate(margins) if margin < 1e-3), len(margins))
-        assert drafted[:sure] == wanted[:sure], tokens
+    engine = load(save_with_mtp(name, models), program=program, prefix_cache=False, **DRAFTING)
+    made = recorded(engine)
+    engine.generate(GIVEN, max_new_tokens=12, ignore_eos=True)
+    assert len(made) > 5 and made[0][0][:23] == GIVEN and {first for _, _, first in made} == {1}
+    check(name, made)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_text_is_followed_from_the_rows_that_are_known(program, models):
+    """Of a prefix that was found there are none. A text that goes back, and on with other tokens, is followed anew."""
+    engine = load(save_with_mtp(NAME, models), program=program, block_size=4, **DRAFTING)
+    engine.generate(GIVEN, max_new_tokens=4, ignore_eos=True)
+    made = recorded(engine)
+    engine.generate([*GIVEN, *prompt(9, seed=1)], max_new_tokens=6, ignore_eos=True)
+    assert min(first for _, _, first in made) > 8
+    session = engine.session(prompt(14, seed=2))
+    session.generate(max_new_tokens=6, ignore_eos=True)
+    session.rewind(9)
+    session.append(prompt(5, seed=3))
+    session.generate(max_new_tokens=6, ignore_eos=True)
+    assert len(made) > 12
+    check(NAME, made)
+
+
+@pytest.fixture(scope="module")
+def wanted(models):
+    """Texts without drafts."""
+    engine = load(save_with_mtp(NAME, models), program="native", speculate="off", **SETTINGS)
+    return [engine.generate(prompt(length), max_new_tokens=20, ignore_eos=True, **how).tokens for length, how in TEXTS]
+
+
+PENALTIES = {"temperature": 0.7, "seed": 4, "repetition_penalty": 1.2}
+TEXTS = [(5, {}), (9, {"temperature": 0.9, "seed": 3}), (17, PENALTIES), (1, {})]
+HOW = {
+    "auto": {},
+    "one draft": {"draft_model": "mtp", "speculate": "draft_model", "num_draft_tokens": 1},
+    "batch": {"draft_model": "mtp", "speculate": "draft_model", "max_sequences": 4, "max_step_tokens": 11},
+}
+
+
+@needs_native
+@pytest.mark.parametrize("how", HOW)
+def test_texts_are_those_without_drafts(how, models, wanted, caplog):
+    engine = load(save_with_mtp(NAME, models), program="native", **SETTINGS, **HOW[how])
+    assert engine.core.speculation.draft is not None
+    requests = [(prompt(length), dict(ignore_eos=True, max_new_tokens=20, **more)) for length, more in TEXTS]
+    found = [engine.generate(given, **more).tokens for given, more in requests]
+    assert found == wanted and "failed" not in caplog.text
+
+
+@needs_native
+@pytest.mark.parametrize("settings", [{"speculate": "off"}, {"draft_model": "none"}, {"speculate": "suffix"}])
+def test_it_can_be_left_out(settings, models):
+    engine = load(save_with_mtp(NAME, models), **SETTINGS, **settings)
+    assert engine.core.speculation.draft is None and engine.core.loaded.runner.hidden is None
+
+
+@needs_native
+def test_logits_of_the_first_tokens_alone(models, monkeypatch):
+    monkeypatch.setattr(mtp, "_num_logits", lambda target: 64)
+    engine = load(save_with_mtp(NAME, models), program="native", **DRAFTING)
+    made = recorded(engine)
+    text = engine.generate(GIVEN, max_new_tokens=12, ignore_eos=True).tokens
+    assert made and all(token < 64 for _, drafted, _ in made for token in drafted) and max(text) >= 64
+
+
+@pytest.mark.parametrize(
+    "size, is_byte_level, count", [(99_999, True, 0), (248_320, True, 62_080), (262_144, False, 0)]
+)
+def test_how_many_tokens_are_drafted(size, is_byte_level, count):
+    tokenizer = SimpleNamespace(is_byte_level=is_byte_level)
+    assert mtp._num_logits(SimpleNamespace(model_config=SimpleNamespace(vocab_size=size), tokenizer=tokenizer)) == count
+
+
+def gguf_with_mtp(name, folder):
+    """llama.cpp's file of such a model, as its converter writes it: norms are stored as 1 + weight."""
+    plain, (layer, fc, norms) = folder / "plain.gguf", layer_of(name)
+    quantize(open_checkpoint(save(name, folder)), plain, Silent(), "none", head="none", export="gguf")
+    parts = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
+    parts |= {"self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
+    parts |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm"}
+    parts |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+    tensors = {parts[label.removesuffix(".weight")]: each for label, each in layer.state_dict().items()}
+    others = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+    tensors |= dict(zip(others, (fc.weight, *(norm.weight for norm in norms)), strict=True))
+    number = reference(name).config.num_hidden_layers
+    more = {f"blk.{number}.{part}.weight": each + 1 if "norm" in part else each for part, each in tensors.items()}
+    keys = {"qwen35.block_count": number + 1, "qwen35.nextn_predict_layers": 1}
+    kinds = [kind == "linear_attention" for kind in reference(name).config.layer_types]
+    keys |= {"qwen35.attention.recurrent_layers": [*kinds, False]}
+    return with_tensors(plain, folder / "mtp.gguf", more, keys)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_drafts_out_of_a_gguf_file(program, tmp_path, monkeypatch):
+    name = f"{NAME}-gguf"  # whose keys are as wide as its values
+    monkeypatch.setitem(TINY, name, numbers_of(NAME))
+    engine = load(gguf_with_mtp(name, tmp_path), program=program, **DRAFTING)
+    made = recorded(engine)
+    engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
+    assert made
+    check(name, made)
+
+
+def changed(path, change):
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
+    return path
+
+
+@needs_native
+def test_a_layer_that_does_not_fit_is_left_out(tmp_path, caplog):
+    """With a warning, unless it was asked for."""
+
+    def narrow(tensors):
+        tensors["mtp.layers.0.mlp.down_proj.weight"] = torch.zeros(48, 3)
+
+    path = changed(save_with_mtp(NAME, tmp_path), narrow)
+    engine = load(path, **SETTINGS)
+    assert engine.core.speculation.draft is None and "mtp.layers.0.mlp.down_proj.weight" in caplog.text
+    with pytest.raises(CheckpointError, match=r"1 misshapen: mtp\.layers\.0\.mlp\.down_proj\.weight \[48, 3\]"):
+        load(path, **DRAFTING)
+
+
+@needs_native
+def test_a_layer_with_a_tensor_less(tmp_path, caplog):
+    def drop(tensors):
+        del tensors["mtp.norm.weight"]
+
+    engine = load(changed(save_with_mtp(NAME, tmp_path), drop), **SETTINGS)
+    assert engine.core.speculation.draft is None and "1 missing: mtp.norm.weight" in caplog.text
+
+
+@needs_native
+def test_a_layer_with_embeddings_of_its_own(tmp_path, caplog):
+    path = save_with_mtp(NAME, tmp_path)
+    config = json.loads((path / "config.json").read_text()) | {"mtp_use_dedicated_embeddings": True}
+    (path / "config.json").write_text(json.dumps(config))
+    engine = load(path, **SETTINGS)
+    assert engine.core.speculation.draft is None and "mtp_use_dedicated_embeddings" in caplog.text
+
+
+def test_what_has_no_such_layer(models, llama):
+    with pytest.raises(ConfigError, match="predicts further tokens"):
+        load(llama, **{**DRAFTING, "program": "eager"})
+    with pytest.raises(ConfigError, match=r"only with native or eager in one process"):
+        load(save_with_mtp(NAME, models), tensor_parallel=2, **{**DRAFTING, "program": "eager"})
+
+
+def saved(rows, tokens, start, count):
+    rows.save(tokens, start, torch.arange(start, start + count).float()[:, None].expand(-1, 3))
+
+
+def test_rows_of_a_text():
+    rows, tokens = TextRows(), list(range(10_000))
+    saved(rows, tokens[:20], 7, 13)
+    assert (rows.first, rows.end) == (7, 20) and rows.rows(8, 20)[:, 0].tolist() == list(range(8, 20))
+    saved(rows, tokens[:24], 18, 6)  # two tokens were not accepted
+    assert (rows.first, rows.end) == (7, 24) and rows.rows(17, 24)[:, 0].tolist() == list(range(17, 24))
+    saved(rows, [*tokens[:15], 1, 1, 1], 17, 1)  # another text from 15 on, of which two rows were found elsewhere
+    assert (rows.first, rows.end) == (17, 18)
+    saved(rows, tokens[:6], 3, 3)
+    assert (rows.first, rows.end) == (3, 6)
+    for start in range(6, 6 + 5 * ROWS, 100):
+        saved(rows, tokens[: start + 100], start, 100)
+        assert rows.end == start + 100 and rows.end - rows.first >= min(rows.end - 3, ROWS)
+        assert rows.rows(rows.first, rows.end)[:, 0].tolist() == list(range(rows.first, rows.end))
+    saved(rows, tokens, rows.end, ROWS + 50)
+    assert rows.end - rows.first == ROWS and rows.rows(rows.end - 1, rows.end)[0, 0] == rows.end - 1

@@ -5,9 +5,10 @@ import itertools
 import pytest
 import torch
 
+from tokenmill.cache.padded_step import PaddedStep
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec, RowsSpec
-from tokenmill.cache.step import PaddedStep, Span, Step
+from tokenmill.cache.step import Span, Step
 from tokenmill.errors import NoKernel
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend.gather import attend_written_out

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from tokenmill.cache.padded_step import PaddedStep
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec, RowsSpec
-from tokenmill.cache.step import PaddedStep, Span, Step
+from tokenmill.cache.step import Span, Step
 from tokenmill.errors import ConfigError, NoKernel
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend.gather import ContiguousRows, Gather

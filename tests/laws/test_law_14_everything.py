@@ -18,6 +18,7 @@ from tests.at_once import run_at_once
 from tests.byte_model import THINK, save_thinking_model
 from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
+from tests.mtp_models import save_with_mtp
 from tests.state_model import save_with_states
 from tests.tiny_models import HYBRIDS, VOCABULARY, prompt, reference, save
 from tests.unequal_model import save_unequal
@@ -340,6 +341,14 @@ def test_every_text_of_a_model_whose_layers_keep_states(program, tmp_path, monke
 @pytest.mark.parametrize("family", [*HYBRIDS, "mamba2"])  # the last one has no layer that keeps rows
 def test_every_text_of_a_hybrid(family, program, models, tmp_path):
     everything_at_once(save(family, models), PROGRAMS[program], tmp_path)
+
+
+@pytest.mark.parametrize("proposer", ("adaptive", pytest.param("draft_model", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("name", ("qwen3_5_text", pytest.param("glm4_moe_lite", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("program", slow_but(("native",), ("native", "eager")))
+def test_every_text_of_a_model_whose_own_layer_drafts(name, proposer, program, models, tmp_path):
+    settings = {"program": program, "speculate": proposer, "draft_model": "mtp"}
+    everything_at_once(save_with_mtp(name, models), settings, tmp_path)
 
 
 def test_every_text_of_a_model_with_matrices_of_4_and_of_8_bits(llama, tmp_path):

@@ -55,8 +55,8 @@ class Step:
     token_ids_T, positions_T, slots_T, rows_R: the fields of these names as int64 tensors on the device.
     fed_R: the tokens that the rows of the previous step chose; an `unread_mark` among the token ids stands for one.
     has_unknown: some token ids are UNKNOWN; the program finds them itself, up to the first of stop_ids in a span.
-    given_TD: a row beside each token, where the model reads some. keeps_hidden: Output has what the head reads of every
-    token.
+    given_TD: a row beside each token, where the model reads some. keeps_hidden: the program sets hidden_TD,
+    what the head reads of every computed token.
     """
 
     token_ids: Sequence[int]
@@ -71,6 +71,7 @@ class Step:
     stop_ids: Sequence[int] = ()
     given_TD: Tensor | None = None
     keeps_hidden: bool = False
+    hidden_TD: Tensor | None = None
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
     @cached_property
@@ -114,22 +115,3 @@ class Step:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]  # type: ignore[no-any-return]
-
-
-@dataclass(slots=True)
-class PaddedStep:
-    """A step in a declared shape: B sequences of as many tokens each, T in all, over L rows of the cache each.
-
-    A shorter sequence is padded with its last token, which is then written twice; the caller cuts the logits of padding
-    off. keys_BL: the slots of positions 0 to L, arbitrary beyond the sequence's end. rows_R: as Step's.
-    """
-
-    token_ids_T: Tensor
-    positions_T: Tensor
-    slots_T: Tensor
-    keys_BL: Tensor
-    rows_R: Tensor | None
-    num_rows: int
-
-
-AnyStep = Step | PaddedStep

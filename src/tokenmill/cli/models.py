@@ -97,7 +97,7 @@ def load_engine(
     reader = start_reading(path, config)
 
     # Program native, which "auto" takes where it can, traces nothing. A draft model may be for another program.
-    may_be_native = config.program in ("auto", "native") and config.draft_model is None
+    may_be_native = config.program in ("auto", "native") and not config.has_draft_model
     with held_interrupts(), without_meta_kernels() if may_be_native else nullcontext():
         # After the reader: it reads while torch is imported here.
         from tokenmill.engine.load import load_files

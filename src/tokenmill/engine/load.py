@@ -1,5 +1,6 @@
 """Loads an engine for the name of a model, its files or a checkpoint: the loop around the model, its draft model."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,10 @@ from tokenmill.cache.prefix_store import PREFIX_LIMIT, PrefixStore
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.mtp import MtpCore, TargetRows, load_mtp
+from tokenmill.engine.mtp import MtpCore, TargetRows, load_mtp, refuse_mtp
 from tokenmill.engine.thread import EngineThread
 from tokenmill.engine.verify import Receipts
-from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.kernels.devices import free_bytes
@@ -24,6 +25,7 @@ from tokenmill.loader.packed_copy import Adjust, load_with_copy, open_files, ope
 from tokenmill.loader.resolve import num_draft_states, tokens_per_state
 from tokenmill.memory.disk_limit import free_disk, limit_of
 from tokenmill.model.families import read_config
+from tokenmill.program.hidden_rows import RowsRunner
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.keeps import Keeps
@@ -42,8 +44,10 @@ from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 
-MTP = "mtp"  # name of a draft model: the layer of this model that predicts further tokens
+log = logging.getLogger(__name__)
+
 DRAFT_SCHEMES = ("q8", "q4")  # names of a draft model: this model with such weights
+MTP = "mtp"  # likewise: the layer of this model that predicts further tokens
 Told = Callable[[int, int], None]  # how much is done, and how much there is
 
 
@@ -93,11 +97,8 @@ def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | Non
         limit_bytes = limit_of(config.prefix_limit, PREFIX_LIMIT, free_disk(folder))
         store = PrefixStore(folder, loaded.pool, header, limit_bytes, str(checkpoint.path.resolve()))
         scheduler.memory.store = loaded.runner.prefix_store = store
-    draft, thread = None, EngineThread()
-    if config.draft_model is not None:
-        draft = _mtp(checkpoint, loaded, thread) if config.draft_model == MTP else _draft(
-            loaded, load_draft_model(checkpoint, loaded, progress), thread
-        )
+    thread = EngineThread()
+    draft = _draft_of(checkpoint, loaded, thread, progress)
     facts = ProposerContext(
         loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded)
     )
@@ -160,10 +161,30 @@ def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> Dr
     return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts), thread))
 
 
-def _mtp(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread) -> DraftCore:
-    """Give the layer that predicts further tokens a loop of its own."""
+def _draft_of(
+    checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread, progress: Told | None
+) -> DraftCore | None:
+    """Load the draft model that was asked for, or the layer of the model's own that predicts further tokens, where the
+    proposer may use it; a layer that cannot be read is left out with a warning.
+    """
+    config = target.config
+    if config.draft_model == MTP:
+        return load_mtp_core(checkpoint, target, thread)
+    if config.has_draft_model:
+        return _draft(target, load_draft_model(checkpoint, target, progress), thread)
+    if config.speculate != "adaptive" or config.draft_model is not None or refuse_mtp(checkpoint, target):
+        return None
+    try:
+        return load_mtp_core(checkpoint, target, thread)
+    except (CheckpointError, ConfigError, CapacityError) as error:
+        log.warning("the layer that predicts further tokens does not draft: %s", error)
+        return None
+
+
+def load_mtp_core(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread) -> MtpCore:
+    """Give the layer that predicts further tokens a loop of its own; see load_mtp."""
     loaded, rows = load_mtp(checkpoint, target), TargetRows()
-    target.runner.hidden = rows
+    target.runner = RowsRunner(target.runner, rows)
     facts = ProposerContext(finds_drafts=False)
     return MtpCore(Core(loaded, _scheduler(loaded), _speculation(NoProposer(facts), loaded, facts), thread), rows)
 

@@ -18,17 +18,18 @@ from torch import Tensor
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, FollowedText
-from tokenmill.errors import CapacityError, CheckpointError, ConfigError
+from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.kernels.devices import free_bytes
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.model.families import read_config
 from tokenmill.model.families.mtp import MTP
-from tokenmill.program.forward import Lent
+from tokenmill.program.hidden_rows import RowsRunner
+from tokenmill.program.parts import Lent
 from tokenmill.quant.schemes import GROUP
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.packed.model import PackedCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class MtpCore(DraftCore):
     def __init__(self, core: Core, rows: TargetRows) -> None:
         super().__init__(core)
         self._rows, self._of_sequence = rows, WeakValueDictionary[int, MtpText]()
-        core.loaded.runner.hidden = self
+        core.loaded.runner = RowsRunner(core.loaded.runner, self)
 
     def _follow(self, text: Sequence, limit: int) -> Sequence | None:
         """Give the text's follower the text's tokens behind those whose rows are known.
@@ -131,10 +132,14 @@ class MtpCore(DraftCore):
         follower = self._followers.get(text) or self._new_follower(text)
         assert isinstance(follower, MtpText)
         own = follower.sequence
-        computed = min(follower.first + self._num_alike(follower, text.tokens), count - 1)
-        if not known.first < computed or not follower.num_known:
+        alike = min(self._num_alike(follower, text.tokens), own.kept.num_computed)  # its blocks may have been taken
+        computed = min(follower.first + alike, count - 1)
+        if computed < follower.first or not known.first < computed or not follower.num_known:
             follower.first = computed = known.first + 1
-        first, length = follower.first, min(count + limit, text.max_tokens, follower.first + loaded.resolved.longest_text)
+        first, length = (
+            follower.first,
+            min(count + limit, text.max_tokens, follower.first + loaded.resolved.longest_text),
+        )
         if own.finish_reason == "error" or length <= count:
             return None
         self._core.scheduler.rewind(own, computed - first, text.tokens[computed:])
@@ -155,8 +160,8 @@ class MtpCore(DraftCore):
         """Count the tokens at the beginning, from the follower's first on, that both have, and whose rows the layer has
         computed with the model's own.
         """
-        pairs = zip(follower.sequence.tokens[: follower.num_known], tokens[follower.first :], strict=False)
-        return next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), min(follower.num_known, len(tokens)))
+        pairs = list(zip(follower.sequence.tokens[: follower.num_known], tokens[follower.first :], strict=False))
+        return next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), len(pairs))
 
     def given(self, plan: Plan) -> Tensor:
         """Make the row beside each token: the model's of the token before it, or the layer's own behind a draft."""
@@ -179,6 +184,17 @@ class MtpCore(DraftCore):
             drafted.save((), work.start + work.count - 1, hidden_TD[last : last + 1])
 
 
+def refuse_mtp(checkpoint: Checkpoint, target: LoadedModel) -> str:
+    """Say what would be allowed in the place of this layer as a draft model; empty where it is."""
+    config = target.config
+    if target.program_name not in PROGRAMS or config.tensor_parallel > 1:
+        several = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
+        return f"none with program {target.program_name}{several}, only with {' or '.join(PROGRAMS)} in one process"
+    if not target.model_config.has_mtp or (isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy):
+        return "a model whose files, which are not packed, have a layer that predicts further tokens (MTP)"
+    return ""
+
+
 def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
     """Load the layer that predicts further tokens of the model `target`, whose embedding and head it shares.
 
@@ -186,19 +202,9 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
     fit beside the model.
     """
     config = target.config
-    if target.program_name not in PROGRAMS or config.tensor_parallel > 1:
-        several = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
-        allowed = f"none with program {target.program_name}{several}, only with {' or '.join(PROGRAMS)} in one process"
+    if allowed := refuse_mtp(checkpoint, target):
         raise ConfigError("draft_model", "mtp", allowed)
-    path = Path(checkpoint.path)
-    source = open_checkpoint(path, part=MTP)
-    matrix = [name for name, target in source.family.names.items() if target == "mtp.fc.weight"]
-    number = str(read_config(source.config).mtp_layer)
-    names = {source.family.prefix + each.replace("{n}", number) for each in matrix} | {
-        each.replace("{n}", number) for each in matrix
-    }
-    if names.isdisjoint(source.shapes):
-        raise ConfigError("draft_model", "mtp", "a model whose files have a layer that predicts further tokens (MTP)")
+    source = open_checkpoint(Path(checkpoint.path), part=MTP)
     settings = EngineConfig(
         model=config.model,
         scheme=config.scheme,
@@ -210,6 +216,7 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
         max_step_tokens=config.max_step_tokens,
         max_length=config.max_length,
         block_size=config.block_size,
+        cache_tokens=config.cache_tokens if target.resolved.window.size is None else None,
         cache_format=config.cache_format,
         prefix_cache=False,
         speculate="off",

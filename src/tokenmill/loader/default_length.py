@@ -75,7 +75,7 @@ def _why_usual(config: EngineConfig, resolved: ResolvedModel) -> str:
         return f"program {name} is compiled for lengths"
     if not resolved.program.attends and config.max_sequences > 1 and config.block_size is None:
         return f"each of the {config.max_sequences} sequences of program {name} has a block for its longest text"
-    if config.draft_model is not None:
+    if config.has_draft_model:
         return "the draft model has a cache of the same length"
     return "" if config.cache else "without the cache each step computes all of a text"
 

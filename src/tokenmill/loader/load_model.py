@@ -23,8 +23,8 @@ from tokenmill.memory.available import available_bytes
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program.aot.package import Package
-from tokenmill.program.forward import Lent, ModelParts, find_program
-from tokenmill.program.parts import Opened
+from tokenmill.program.forward import ModelParts, find_program
+from tokenmill.program.parts import Lent, Opened
 from tokenmill.program.runner import Runner
 from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig

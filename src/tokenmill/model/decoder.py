@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmill.cache.pool import LayerKept
-from tokenmill.cache.step import AnyStep
+from tokenmill.cache.step import Step
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import LayerDescription, describe
@@ -53,7 +53,7 @@ class Layer(nn.Module):
         self,
         x_TD: Tensor,
         angles: Angles | None,
-        step: AnyStep,
+        step: Step,
         attend: Attend,
         *kept: LayerKept,
         input_TP: Tensor | None = None,
@@ -64,7 +64,7 @@ class Layer(nn.Module):
         return x_TD if self.scalar is None else x_TD * self.scalar
 
     def _halves(
-        self, x_TD: Tensor, angles: Angles | None, step: AnyStep, attend: Attend, kept: Sequence[LayerKept], *more: Any
+        self, x_TD: Tensor, angles: Angles | None, step: Step, attend: Attend, kept: Sequence[LayerKept], *more: Any
     ) -> Tensor:
         normed_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
         left_TD = attended_TD = x_TD
@@ -111,7 +111,6 @@ class Decoder(nn.Module):
         learned = config.positions == "learned"
         self.position_embedding = Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
         self.per_layer = _make(whole.per_layer, scheme, fused)
-        self.mtp = _make(whole.mtp, scheme, fused)
         self.layers = nn.ModuleList(Layer(layer, scheme, fused) for layer in whole.layers)
         self.norm = make_norm(whole.norm, fused)
         # Tied to the embedding, the head needs a matrix of its own only where the scheme does not store it plainly.
@@ -136,30 +135,22 @@ class Decoder(nn.Module):
         return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers())) - tables
 
     def forward(
-        self, step: AnyStep, layers_kept: list[LayerKept], attend: Attend, run_layer: Callable[..., Tensor] = run_layer
+        self, step: Step, layers_kept: list[LayerKept], attend: Attend, run_layer: Callable[..., Tensor] = run_layer
     ) -> Tensor:
         """Compute the logits of the wanted rows, [R, V] in the model's dtype. run_layer: may be compiled."""
-        return self.logits(step, self.body(step, layers_kept, attend, run_layer))
-
-    def body(
-        self, step: AnyStep, layers_kept: list[LayerKept], attend: Attend, run_layer: Callable[..., Tensor] = run_layer
-    ) -> Tensor:
-        """Compute the output of the last layer, [T, D]."""
         x_TD, angles = self.begin(step)
         x_TD, inputs = (x_TD, [{}] * len(angles)) if self.per_layer is None else self.per_layer(step.token_ids_T, x_TD)
         assert len(layers_kept) == self.num_kept, "each mixer has a layer of the cache"
         for layer, of_layer, layer_angles, more in zip(self.layers, self.kept_by, angles, inputs, strict=True):
             own = [layers_kept[number] for number in of_layer]
             x_TD = run_layer(layer, x_TD, layer_angles, step, attend, *own, **more)
-        return x_TD
-
-    def logits(self, step: AnyStep, x_TD: Tensor) -> Tensor:
-        """Compute the logits of the wanted rows of the last layer's output."""
+        if isinstance(step, Step) and step.keeps_hidden:
+            step.hidden_TD = self.normed(x_TD)
         if not step.num_rows:
             return x_TD.new_empty((0, self.config.vocab_size))  # a chunk in the middle of a prompt
         return self.end(x_TD if step.rows_R is None else x_TD[step.rows_R])
 
-    def begin(self, step: AnyStep) -> tuple[Tensor, list[Angles | None]]:
+    def begin(self, step: Step) -> tuple[Tensor, list[Angles | None]]:
         """Compute the input of the first layer, [T, D], and the angles of each layer."""
         x_TD: Tensor = self.embedding(step.token_ids_T)
         x_TD = x_TD if self.embedding_norm is None else self.embedding_norm(x_TD)
@@ -167,8 +158,6 @@ class Decoder(nn.Module):
             x_TD = x_TD * torch.tensor(self.config.embedding_multiplier, dtype=x_TD.dtype, device=x_TD.device)
         if self.position_embedding is not None:
             x_TD = x_TD + self.position_embedding(step.positions_T)
-        if self.mtp is not None:
-            x_TD = self.mtp(x_TD, step.given_TD)
         return x_TD, self.angles(step.positions_T)
 
     def angles(self, positions_T: Tensor) -> list[Angles | None]:

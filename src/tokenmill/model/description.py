@@ -18,7 +18,6 @@ from tokenmill.model.blocks import Norm, Projection, norm_of
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.mixers import Mixer
 from tokenmill.model.mixers.attention import AttentionBlock, attention_of
-from tokenmill.model.mtp import MtpInput, mtp_input
 from tokenmill.registry import MLPS, lookup
 
 
@@ -132,8 +131,9 @@ class LayerDescription:
 
 @dataclass(frozen=True)
 class DecoderDescription:
-    """Embed, all layers, norm, head. Embeddings are normed first and multiplied then, logits multiplied and capped. mtp:
-    what stands between the embedding and the only layer of a model that predicts further tokens.
+    """Embed, all layers, norm, head. Embeddings are normed first and multiplied then, logits multiplied and capped.
+
+    mtp: what stands between the embedding and the only layer of a model that predicts further tokens.
     """
 
     config: ModelConfig
@@ -142,7 +142,7 @@ class DecoderDescription:
     head: Projection
     per_layer: Any = None
     embedding_norm: Norm | None = None
-    mtp: MtpInput | None = None
+    mtp: Any = None
 
     @cached_property
     def matrices(self) -> Counter[Projection]:
@@ -220,7 +220,7 @@ def describe(config: ModelConfig) -> DecoderDescription:
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
     of_embedding = replace(norm, weight=False, bias=False) if config.embedding_norm else None
-    mtp = None if config.mtp_layer is None else mtp_input(norm)
+    mtp = None if config.mtp_layer is None else lookup(MLPS, "mtp_input", "mlp").of(norm)
     return DecoderDescription(config, tuple(layers), norm, head, config.per_layer, of_embedding, mtp)
 
 

@@ -1,5 +1,5 @@
-"""The input of a layer that predicts further tokens (MTP), as data: the embedding of a token beside the row that the head
-read for the token before it, both normed, times a matrix (arXiv 2412.19437, section 2.2).
+"""The input of a layer that predicts further tokens (MTP), as data: the embedding of a token beside the row that the
+head read for the token before it, both normed, times a matrix (arXiv 2412.19437, section 2.2).
 
 Such a layer is a model of one layer. Its own output, normed for the head, is the row that its next draft reads.
 """
@@ -19,6 +19,11 @@ class MtpInput:
 
     name = "mtp_input"
 
+    @staticmethod
+    def of(norm: Norm) -> "MtpInput":
+        """Describe the input of a layer whose residual stream is as wide as the norm."""
+        return MtpInput(norm, Projection("fc", 2 * norm.size, (norm.size,)))
+
     @property
     def matrices(self) -> Counter[Projection]:
         return Counter([self.fc])
@@ -30,8 +35,3 @@ class MtpInput:
     def roles(self) -> dict[str, Projection]:
         """Name its matrix by its role."""
         return {"fc": self.fc}
-
-
-def mtp_input(norm: Norm) -> MtpInput:
-    """Describe the input of a layer whose residual stream is as wide as the norm."""
-    return MtpInput(norm, Projection("fc", 2 * norm.size, (norm.size,)))

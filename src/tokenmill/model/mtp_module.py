@@ -1,12 +1,16 @@
-"""The module of the input of a layer that predicts further tokens."""
+"""The module of a layer that predicts further tokens: a decoder whose residual stream begins with MtpInputs."""
 
 from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
 
+from tokenmill.cache.step import Step
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.decoder import Decoder
 from tokenmill.model.layers import make_linear, make_norm
 from tokenmill.model.mtp import MtpInput
+from tokenmill.model.rope import Angles
 from tokenmill.quant.schemes import Scheme
 
 
@@ -22,3 +26,18 @@ class MtpInputs(nn.Module):
         """Compute the input of the layer, [T, D], of embeddings and given rows."""
         both_TI = torch.cat([self.embedding_norm(x_TD), self.hidden_norm(given_TD.to(x_TD.dtype))], dim=-1)
         return self.fc(both_TI)  # type: ignore[no-any-return]
+
+
+class MtpDecoder(Decoder):
+    """The layer, with the embedding and the head of its model."""
+
+    def __init__(self, config: ModelConfig, scheme: Scheme, num_positions: int, fused: Collection[str]) -> None:
+        super().__init__(config, scheme, num_positions, fused)
+        assert self.description.mtp is not None, "other models are plain decoders"
+        self.mtp = MtpInputs(self.description.mtp, scheme, fused)
+
+    def begin(self, step: Step) -> tuple[Tensor, list[Angles | None]]:
+        """Compute the input of the layer and its angles."""
+        x_TD, angles = super().begin(step)
+        assert isinstance(step, Step) and step.given_TD is not None, "the runner gives rows"
+        return self.mtp(x_TD, step.given_TD), angles

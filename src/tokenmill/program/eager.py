@@ -33,6 +33,4 @@ class Eager(Program):
 
     @torch.inference_mode()
     def run(self, step: Step) -> Output:
-        x_TD = self.decoder.body(step, self._layers, self._attend)
-        hidden_TD = self.decoder.normed(x_TD) if step.keeps_hidden else None
-        return Output(self.decoder.logits(step, x_TD), hidden_TD=hidden_TD)
+        return Output(self.decoder(step, self._layers, self._attend))

@@ -22,13 +22,10 @@ ONLY_NATIVE = "native: only its weights are packed"
 
 
 class Output(NamedTuple):
-    """Logits of a step's wanted rows, [R, V]. token_ids: the step's tokens, if the program found some of them. hidden_TD:
-    what the head reads of each computed token, where the step keeps it.
-    """
+    """Logits of a step's wanted rows, [R, V]. token_ids: the step's tokens, if the program found some of them."""
 
     logits_RV: Tensor
     token_ids: Sequence[int] = ()
-    hidden_TD: Tensor | None = None
 
 
 class ProgramParts(Protocol):
@@ -38,15 +35,6 @@ class ProgramParts(Protocol):
 
     def load_decoder(self, weights: WeightSource, num_positions: int, fused: Collection[str]) -> Decoder:
         """Load the modules with their weights, or this rank's share. ConfigError without weights to read."""
-
-
-class Lent(NamedTuple):
-    """The embedding and the head of another model. program: has them. num_logits: logits of the first so many tokens
-    alone are wanted, where the program can leave the others out; they are minus infinity then. 0 for all.
-    """
-
-    program: "Program"
-    num_logits: int = 0
 
 
 class ModelParts(NamedTuple):

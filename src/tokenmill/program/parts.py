@@ -10,10 +10,19 @@ from tokenmill.parallel.collectives import Group
 from tokenmill.parallel.ranks import Ranks
 from tokenmill.program.aot.package import Package
 from tokenmill.program.divided import load_share
-from tokenmill.program.forward import ONLY_NATIVE, Lent
+from tokenmill.program.forward import ONLY_NATIVE, Program
 from tokenmill.weights.load import load_decoder
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import WeightSource
+
+
+class Lent(NamedTuple):
+    """The embedding and the head of another model. program: has them. num_logits: logits of the first so many tokens
+    alone are wanted, where the program can leave the others out; they are minus infinity then. 0 for all.
+    """
+
+    program: Program
+    num_logits: int = 0
 
 
 class Opened(NamedTuple):

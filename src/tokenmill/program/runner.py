@@ -5,8 +5,6 @@ This is the only place where the scheduler's ints and torch meet. Nothing here k
 
 import logging
 from collections.abc import Iterable
-from collections.abc import Sequence as List
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,25 +19,12 @@ from tokenmill.schedule.sequence import UNKNOWN, Copy, Load, Plan, Sequence, Sto
 log = logging.getLogger(__name__)
 
 
-class HiddenRows(Protocol):
-    """The port to whoever keeps the rows that the head reads; see engine/mtp.py."""
-
-    def given(self, plan: Plan) -> Tensor | None:
-        """Make the rows [T, D] that the model reads beside the plan's tokens, if it reads any."""
-
-    def save(self, plan: Plan, firsts: List[int], hidden_TD: Tensor) -> None:
-        """Keep rows of a step that is computed. firsts: the first row of each work item."""
-
-
 class Runner:
-    """The runner of plans on one program and one pool. prefix_store: keeps full blocks after the process ends. hidden:
-    is given the rows that the head reads of every token.
-    """
+    """The runner of plans on one program and one pool. prefix_store: keeps full blocks after the process ends."""
 
     def __init__(self, program: Program, pool: Pool, device: torch.device) -> None:
         self.program, self.pool, self._device = program, pool, device
         self.prefix_store: BlockStore | None = None
-        self.hidden: HiddenRows | None = None
         self._block_size = pool.spec.block_size
 
     def prepare(self, plan: Plan) -> list[Sequence]:
@@ -67,13 +52,8 @@ class Runner:
         fed_R: see Step.
         """
         step = self.stage(plan, fed_R)
-        if self.hidden is not None:
-            step.keeps_hidden, step.given_TD = True, self.hidden.given(plan)
-        logits_RV, token_ids, hidden_TD = self.program.run(step)
-        plan, logits_RV = _known(plan, step, logits_RV, token_ids) if step.has_unknown else (plan, logits_RV)
-        if self.hidden is not None and hidden_TD is not None:
-            self.hidden.save(plan, [span.first for span in step.spans], hidden_TD)
-        return plan, logits_RV
+        logits_RV, token_ids = self.program.run(step)
+        return known(plan, step, logits_RV, token_ids) if step.has_unknown else (plan, logits_RV)
 
     def store(self, stores: Iterable[Store]) -> None:
         """Write full blocks to disk, where there is a store."""
@@ -113,7 +93,7 @@ class Runner:
         return Step(token_ids, positions, slots, spans, wanted, len(rows), device, fed_R, has_unknown, stops)
 
 
-def _known(plan: Plan, step: Step, logits_RV: Tensor, token_ids: Iterable[int]) -> tuple[Plan, Tensor]:
+def known(plan: Plan, step: Step, logits_RV: Tensor, token_ids: Iterable[int]) -> tuple[Plan, Tensor]:
     """Enter the tokens that the program found, up to a text's end; keep the logits of the computed positions."""
     found, work, kept = list(token_ids), [], list[int]()
     first = 0

@@ -20,7 +20,6 @@ from tokenmill.kernels import native_library
 from tokenmill.kernels.native_structs import TmSample
 from tokenmill.memory.transfer import Vector
 from tokenmill.sample.filters import DRAW
-from tokenmill.sample.noise import uniform
 from tokenmill.sample.state import Row
 
 KNOWN = ("temperature", "top_k", "top_p", "min_p")
@@ -60,7 +59,7 @@ def samples(logits_RV: Tensor, rows: Sequence[Row], masks: Sequence[NDArray[np.i
             sample.temperature, sample.top_p = params.temperature, params.top_p
             sample.top_k = min(params.top_k, size)  # it has 32 bits, and the setting any number
             sample.log_min_p = math.log(params.min_p) if params.min_p > 0 else -math.inf
-            sample.uniform = uniform(row.choosing.seed, row.choosing.offset + row.position)
+            sample.uniform = row.noise
     if native_library.library().tm_sample(logits_RV.data_ptr(), num_rows, size, filled):
         raise MemoryError(f"no memory to sample {num_rows} rows of {size:,} logits")
     return filled

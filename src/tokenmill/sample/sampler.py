@@ -21,7 +21,6 @@ from tokenmill.sample import native
 from tokenmill.sample.filters import BEFORE_MASK, DRAW, MASK, changed, run
 from tokenmill.sample.logprobs import TokenLogprobs, logprobs_of
 from tokenmill.sample.native import largest
-from tokenmill.sample.noise import uniform
 from tokenmill.sample.probabilities import draw
 from tokenmill.sample.state import ChoiceKind, Row
 
@@ -118,6 +117,6 @@ def _refusal(values: list[float], rows: Sequence[Row]) -> RequestError:
 def _draw(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     # From here on only differences between logits matter; with the largest at 0 no temperature can overflow.
     logits_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
-    noise_R = to_device([uniform(row.choosing.seed, row.choosing.offset + row.position) for row in rows], logits_RV.device, torch.float64)
+    noise_R = to_device([row.noise for row in rows], logits_RV.device, torch.float64)
     ids_R = draw(run([*DRAW.values()], logits_RV, rows), noise_R)
     return ids_R.clamp(0, logits_RV.shape[-1] - 1)  # a row of NaN, which `read` refuses, may draw any id

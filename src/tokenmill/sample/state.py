@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import RequestError
+from tokenmill.sample.noise import uniform
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Work
 from tokenmill.settings.sampling_params import SamplingParams
@@ -59,6 +60,11 @@ class Row(NamedTuple):
     @property
     def params(self) -> SamplingParams:
         return self.choosing.params
+
+    @property
+    def noise(self) -> float:
+        """Compute the random number of the choice."""
+        return uniform(self.choosing.seed, self.choosing.offset + self.position)
 
     @property
     def kind(self) -> ChoiceKind:

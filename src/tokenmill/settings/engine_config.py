@@ -80,7 +80,8 @@ class EngineConfig:
     num_draft_tokens: int | None = setting(None,
         "Maximum number of draft tokens per sequence and step. Default: by proposer.")
     draft_model: str | None = setting(None,
-        "A second, smaller model that proposes: its name, or q8 or q4 for this model with such weights.",
+        "A second, smaller model that proposes: its name; q8 or q4 for this model with such weights; mtp for its own "
+        "layer that predicts further tokens, which is the default of adaptive where the files have one; or none.",
         options=("--assistant-model", "--model-draft"))
     suffix_dir: str | None = setting(None,
         "Keep finished texts in this directory, as tokens, and draft from them, also after a restart.", metavar="DIR")
@@ -156,13 +157,18 @@ class EngineConfig:
     @property
     def speculates(self) -> bool:
         """True if a proposer, or something for one to draft from, was asked for."""
-        return self.speculate not in ("auto", "off") or self.draft_model is not None or self.suffix_dir is not None
+        return self.speculate not in ("auto", "off") or self.has_draft_model or self.suffix_dir is not None
+
+    @property
+    def has_draft_model(self) -> bool:
+        """True if a draft model was asked for."""
+        return self.draft_model not in (None, "none")
 
     @property
     def _draft_model_wanted(self) -> str:
         """The draft model that would be allowed, in words; empty if the one that is given is allowed."""
         why = f"because speculate is {self.speculate!r}"
-        if self.draft_model is None:
+        if not self.has_draft_model:
             return f"a model, {why}" * (self.speculate == "draft_model")
         if self.speculate not in ("auto", "draft_model", "adaptive"):
             return f"none, {why}"

@@ -18,7 +18,7 @@ from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
 from tokenmill.weights.heads import by_heads
 from tokenmill.weights.meta.checkpoint import MetaCheckpoint, is_meta
-from tokenmill.weights.names import as_stored, inputs_as_stored, is_ignored, stacked
+from tokenmill.weights.names import as_stored, inputs_as_stored, is_ignored, mtp_as_stored, stacked
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
@@ -88,7 +88,7 @@ def _open_directory(path: Path, part: str) -> Checkpoint:
     opened = by_heads(plain if quant_method(config) is None else QuantizedCheckpoint(plain), read_config(config))
     compare_tied_head(opened)
     _compare_buffers(opened)
-    opened.config.update(inputs_as_stored(opened))
+    opened.config.update(inputs_as_stored(opened) | mtp_as_stored(opened))
     return opened
 
 

@@ -11,9 +11,11 @@ from torch import nn
 
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
+from tokenmill.model.mtp import MtpInput
 from tokenmill.model.per_layer import numbers_in_file
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.schemes import Scheme
+from tokenmill.registry import MLPS, lookup
 from tokenmill.weights.mapped_table import MappedRows
 from tokenmill.weights.source import WeightSource, return_memory
 
@@ -29,7 +31,7 @@ def load_decoder(
         decoder.embedding, decoder.head = lent.embedding, lent.head
     if numbers_in_file(source.model, str(source.dtype).removeprefix("torch.")):
         decoder.per_layer.embedding = MappedRows(source.table("per_layer.embedding.weight"), source.dtype)
-    shared = set() if lent is None else {lent.embedding, lent.head}
+    shared: set[nn.Module] = set() if lent is None else {lent.embedding, *([] if lent.head is None else [lent.head])}
     fill_small(decoder, source, shared)
     is_tied = source.model.tie_embeddings  # then the head has no tensors of its own, and comes last
     found = [each for each in matrices_in(decoder) if each[2] not in shared]
@@ -45,8 +47,10 @@ def load_decoder(
 
 def empty_decoder(config: ModelConfig, scheme: Scheme, num_positions: int, fused: Collection[str]) -> Decoder:
     """Build a decoder of the right shape whose parameters have no memory yet."""
+    is_plain = config.mtp_layer is None
+    make: type[Decoder] = Decoder if is_plain else lookup(MLPS, MtpInput.name, "mlp", computes=True)
     with torch.device("meta"):
-        return Decoder(config, scheme, num_positions, fused).eval().requires_grad_(False)
+        return make(config, scheme, num_positions, fused).eval().requires_grad_(False)
 
 
 def fill_small(decoder: Decoder, source: WeightSource, but: Collection[nn.Module] = ()) -> None:

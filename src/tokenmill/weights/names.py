@@ -13,8 +13,9 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
-from tokenmill.model.families import Family
+from tokenmill.model.families import Family, read_config
 from tokenmill.model.families.mixers_of import mixer_of
+from tokenmill.model.families.mtp import MTP_STORED
 from tokenmill.model.mixers.mamba2 import Mamba2Block
 from tokenmill.model.parameters import parameter_shapes
 from tokenmill.model.per_layer import STORED_AS
@@ -215,6 +216,15 @@ def inputs_as_stored(checkpoint: Checkpoint) -> dict[str, str]:
     names = [name for name, goal in family.names.items() if goal == "per_layer.embedding.weight"]
     there = [each for name in names for each in (name, family.prefix + name) if each in checkpoint.shapes]
     return {STORED_AS: kind} if there and (kind := checkpoint.mapped_as(there[0])) else {}
+
+
+def mtp_as_stored(checkpoint: Checkpoint) -> dict[str, bool]:
+    """Make the key of config.json that says that a directory has a layer that predicts further tokens."""
+    family = checkpoint.family
+    if family.mtp is None:
+        return {}
+    matrix = family.mtp.others[0].replace("{n}", str(read_config(checkpoint.config).num_layers))
+    return {MTP_STORED: True} if {matrix, family.prefix + matrix} & checkpoint.shapes.keys() else {}
 
 
 def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.marks import needs_native
+from tests.mtp_models import save_with_mtp
 from tests.tiny_models import save
 from tests.weights.packed.conftest import LONG, replace, there
 from tokenmill.engine.load import load
@@ -55,6 +56,16 @@ def test_the_second_load_maps_what_the_first_kept(llama, folder, opened):
     assert first.config == second.config
     assert first.fingerprint == second.fingerprint
     assert first.memory == second.memory
+
+
+def test_the_layer_that_predicts_further_tokens_is_read_from_the_model(models, folder, opened):
+    """The copy has the other layers."""
+    path, settings = save_with_mtp("qwen3_5_text", models), {"speculate": "draft_model", "draft_model": "mtp"}
+    first, second = load(path, **settings), load(path, **settings)
+    assert opened == ["model", "copy"] and len(there(folder)) == 1
+    assert first.generate(LONG, max_new_tokens=9).tokens == second.generate(LONG, max_new_tokens=9).tokens
+    ours, theirs = (each.core.speculation.stats for each in (first, second))
+    assert ours.num_drafted == theirs.num_drafted > 0 and ours.num_accepted == theirs.num_accepted
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss", "kimi_linear", "olmo_hybrid", "deepseek_v3"])

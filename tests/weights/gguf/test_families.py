@@ -7,6 +7,7 @@ has llama.cpp compute the text of our files.
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ import pytest
 import torch
 import transformers
 
+from tests.gguf_files import with_tensors
 from tests.gguf_models import numbers_of
 from tests.tiny_models import FAMILY_NAMES, TINY, build, prompt
 from tokenmill.engine.load import load
@@ -27,7 +29,7 @@ from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import Header, TensorInfo, read_header
 from tokenmill.weights.names import match_tensors
-from tokenmill.weights.write.gguf_metadata import metadata_of, write_header
+from tokenmill.weights.write.gguf_metadata import metadata_of
 from tokenmill.weights.write.quantize import quantize
 
 RECORDED = json.loads(Path(__file__).with_name("converted_keys.json").read_text())
@@ -162,21 +164,14 @@ def test_what_llama_cpp_cannot_hold_is_refused(tmp_path, name, message):
         quantize(open_checkpoint(tmp_path / "model"), tmp_path / "x.gguf", Silent(), "none", head="none", export="gguf")
 
 
-def test_layers_that_predict_further_tokens_are_not_read(folder):
-    """llama.cpp counts them among the layers, and a key says how many they are."""
+def test_layers_that_predict_further_tokens_are_no_layers_of_the_model(folder):
+    """llama.cpp counts them among the layers, and a key says how many they are. tests/engine/test_mtp.py reads them."""
     _, file = written("glm4_moe", folder)
-    header, again = read_header(file), folder / "further.gguf"
-    more = {"blk.3.nextn.eh_proj.weight": (48, 96), "blk.3.attn_q.weight": (72, 48)}
-    end = max(info.offset + info.num_bytes for info in header.tensors.values())
-    infos = sorted(header.tensors.values(), key=lambda info: info.offset)
-    for name, shape in more.items():
-        infos.append(TensorInfo(name, shape, gguf.GGMLQuantizationType.F32, end, 4 * math.prod(shape)))
-    metadata = header.metadata | {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
-    write_header(again, {key: value for key, value in metadata.items() if value != []}, infos)
-    with again.open("ab") as out:
-        out.write(file.read_bytes()[header.data_offset :] + bytes(sum(4 * math.prod(shape) for shape in more.values())))
+    more = {"blk.3.nextn.eh_proj.weight": torch.zeros(48, 96), "blk.3.attn_q.weight": torch.zeros(72, 48)}
+    keys = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
+    again = with_tensors(file, folder / "further.gguf", more, keys)
     read = open_checkpoint(again)
-    assert read_config(read.config) == read_config(open_checkpoint(file).config)
+    assert read_config(read.config) == replace(read_config(open_checkpoint(file).config), has_mtp=True)
     assert dict(read.shapes) == dict(open_checkpoint(file).shapes)
     assert match_tensors(read, read_config(read.config)).keys() == read.shapes.keys()
 

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.cache.step import AnyStep, Span, Step
+from tokenmill.cache.step import Span, Step
 from tokenmill.kernels.attend import AttentionShape, Shapes
 from tokenmill.kernels.attend.kernel import Attend, capped
 
@@ -19,7 +19,7 @@ class Gather(Attend):
     """The portable reference, for every block size, format and shape."""
 
     def attend(
-        self, q_TNH: Tensor, layer: LayerKV, step: AnyStep, shape: AttentionShape, sinks_N: Tensor | None
+        self, q_TNH: Tensor, layer: LayerKV, step: Step, shape: AttentionShape, sinks_N: Tensor | None
     ) -> Tensor:
         assert isinstance(step, Step), "chosen for packed steps"
         parts = []

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.cache.step import AnyStep
+from tokenmill.cache.step import Step
 from tokenmill.errors import NoKernel
 from tokenmill.kernels.attend import AttentionShape, Shapes
 from tokenmill.registry import ATTEND, lookup
@@ -29,7 +29,7 @@ class Attend:
         k_TKH: Tensor,
         v_TKH: Tensor,
         layer: LayerKV,
-        step: AnyStep,
+        step: Step,
         shape: AttentionShape,
         sinks_N: Tensor | None = None,
     ) -> Tensor:
@@ -38,7 +38,7 @@ class Attend:
         return self.attend(q_TNH, layer, step, shape, sinks_N)
 
     def attend(
-        self, q_TNH: Tensor, layer: LayerKV, step: AnyStep, shape: AttentionShape, sinks_N: Tensor | None
+        self, q_TNH: Tensor, layer: LayerKV, step: Step, shape: AttentionShape, sinks_N: Tensor | None
     ) -> Tensor:
         """Compute the attention of each query over rows that are written already, [T, N, H]."""
         raise NotImplementedError

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tokenmill.cache.formats.layer import LayerKV
-from tokenmill.cache.step import AnyStep, PaddedStep
+from tokenmill.cache.padded_step import PaddedStep
+from tokenmill.cache.step import Step
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend.kernel import Attend, capped
 
@@ -21,7 +22,7 @@ class Padded(Attend):
     padded = True
 
     def attend(
-        self, q_TNH: Tensor, layer: LayerKV, step: AnyStep, shape: AttentionShape, sinks_N: Tensor | None
+        self, q_TNH: Tensor, layer: LayerKV, step: Step, shape: AttentionShape, sinks_N: Tensor | None
     ) -> Tensor:
         assert isinstance(step, PaddedStep), "chosen for padded steps"
         num_sequences, num_keys = step.keys_BL.shape

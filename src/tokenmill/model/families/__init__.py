@@ -20,7 +20,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families.in_gguf import InGGUF, as_stored
-from tokenmill.model.families.mtp import MTP, MtpNames, mtp_fields, mtp_names, mtp_names_in_gguf
+from tokenmill.model.families.mtp import MTP, MTP_STORED, MtpNames, mtp_fields, mtp_names, mtp_names_in_gguf
 from tokenmill.model.families.refused import features_of_config, why_not
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
@@ -229,7 +229,8 @@ def architectures() -> dict[str, str]:
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
     """Read the ModelConfig that a config.json describes; unknown keys that may matter are errors.
 
-    Two keys are our own: "stored_as_codes" has the bits per number of a quantised file, or True where they are not
+    Three keys are our own: "mtp_as_stored" says whether the files have a layer that predicts further tokens and can
+    draft; "stored_as_codes" has the bits per number of a quantised file, or True where they are not
     known; "embedding_as_codes" the bits per number of its embedding, where that is kept without rounding.
     """
     family = find_family(config)
@@ -263,8 +264,9 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     fields |= {name: read() for name, read in shared.items() if name not in fields}
     if "rope" not in fields:
         fields["rope"] = read_rope(reader, fields["head_dim"], fields["max_position_embeddings"])
+    has_mtp = reader.take(MTP_STORED, False) is True
     reader.refuse_unread(key for key in config if key not in family.harmless and not is_harmless(key, config))
-    fields |= {"codes": bool(codes), "code_bits": bits, "embedding_bits": embedding_bits}
+    fields |= {"has_mtp": has_mtp, "codes": bool(codes), "code_bits": bits, "embedding_bits": embedding_bits}
     return ModelConfig(family=reader.family, num_heads=heads, **fields)
 
 

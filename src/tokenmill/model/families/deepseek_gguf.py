@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from tokenmill.model.config import ModelConfig
+from tokenmill.model.families.hybrids import count_blocks
 from tokenmill.model.families.in_gguf import NAMES, GGUFKeys, InGGUF
 from tokenmill.model.families.mixers_of import mixer_of
 from tokenmill.model.families.sigmoid_experts import moe_metadata, read_moe_gguf
@@ -52,6 +53,7 @@ def read_latent(keys: GGUFKeys) -> dict[str, Any]:
 def _read(keys: GGUFKeys) -> dict[str, Any]:
     """Read the keys of DeepSeek-V2, of V3 where experts have sigmoid scores, or of Youtu-LLM, which has no experts."""
     config: dict[str, Any] = keys.sizes() | read_latent(keys)
+    config["num_hidden_layers"], _ = count_blocks(keys)
     keys.rotary(config["qk_rope_head_dim"])
     config |= {"model_type": "youtu", "rope_theta": keys.positive("rope.freq_base", 10000.0)}
     if keys.take(_STRETCH, 0.0):
@@ -103,5 +105,11 @@ def _stretch(block: LatentBlock) -> dict[str, float]:
 
 
 IN_GGUF = InGGUF(
-    "deepseek2", {**OTHER_NAMES, **LATENT_NAMES}, _read, _metadata, needs=("no state bias",), yarn=("attention_factor",)
+    "deepseek2",
+    {**OTHER_NAMES, **LATENT_NAMES},
+    _read,
+    _metadata,
+    needs=("no state bias",),
+    yarn=("attention_factor",),
+    further=True,
 )

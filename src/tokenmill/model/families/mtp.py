@@ -1,4 +1,4 @@
-"""The names and the config of a layer that predicts further tokens (MTP), made from those of its family.
+"""The names and the config of a layer that predicts further tokens (MTP), made from its family's.
 
 Its tensors have the names of any other layer's of the model behind another beginning, and there are a matrix and three
 norms more. It has the embedding and the head of the model; a second copy of them, which some files have, is not read.
@@ -10,8 +10,13 @@ from typing import Any
 
 MTP = "+mtp"
 """Ends the `model_type` of such a layer."""
-_OF_LAYERS = ("windows", "ropes", "layer_kv_heads", "layer_head_dims", "value_is_key", "kv_sources", "expert_layers")
-_OF_LAYERS += ("mlp_layers", "mlps")
+MTP_STORED = "mtp_as_stored"
+"""A key of our own in config.json: see ModelConfig.has_mtp."""
+NEXTN = ".nextn.eh_proj.weight"  # ends the name of the matrix of such a layer in a GGUF file
+_OF_LAYERS = (
+    *("windows", "ropes", "layer_kv_heads", "layer_head_dims", "value_is_key", "kv_sources"),
+    *("expert_layers", "mlp_layers", "mlps"),
+)
 """Fields of ModelConfig that have an entry for each layer. The layer is as the last one is."""
 
 
@@ -22,7 +27,7 @@ class MtpNames:
     """
 
     layer: str
-    others: tuple[str, str, str, str]
+    others: tuple[str, ...]
 
 
 BEHIND_LAYERS = MtpNames(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmill.cache.formats.layer import LayerKV
-from tokenmill.cache.step import AnyStep
+from tokenmill.cache.step import Step
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.layers import make_linear, make_norm, sigmoid
 from tokenmill.model.mixers.attention import AttentionBlock
@@ -39,7 +39,7 @@ class Attention(nn.Module):
         self.shape, self.temperature = block.shape, block.temperature
         self.rotate = apply_rotary_in_halves if "rotary" in fused else apply_rotary
 
-    def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
+    def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: Step, attend: Attend) -> Tensor:
         heads, kv_heads = self.num_heads, self.num_kv_heads
         gqkv_TNH = self.qkv(x_TD).unflatten(1, (-1, self.head_dim))
         qkv_TNH = gqkv_TNH[:, self.num_gates :]

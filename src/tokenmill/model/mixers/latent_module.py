@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmill.cache.formats.layer import LayerKV
-from tokenmill.cache.step import AnyStep
+from tokenmill.cache.step import Step
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.layers import make_linear, make_norm
 from tokenmill.model.mixers.attention_module import temperatures
@@ -32,7 +32,7 @@ class LatentAttention(nn.Module):
         self.out = make_linear(block.out, scheme, fused)
         self.rotate = apply_rotary_in_halves if "rotary" in fused else apply_rotary
 
-    def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
+    def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: Step, attend: Attend) -> Tensor:
         block = self.block
         q_TF, row_TR = torch.split(self.down(x_TD), list(block.down.parts), dim=-1)
         if self.q_up is not None:

@@ -20,8 +20,8 @@ from torch.export import Dim, export
 from torch.func import functional_call
 
 from tokenmill.cache.formats.layer import LayerKV, over
+from tokenmill.cache.padded_step import PaddedStep
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.step import PaddedStep
 from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.decoder import Decoder, Layer

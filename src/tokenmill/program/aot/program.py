@@ -8,6 +8,7 @@ only lookups, which run as plain modules, as do steps that the package has no co
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class Aot(MicroBatched):
 
     def _run_code(self, kind: str, inputs: Inputs, cache: Cache) -> Tensor:
         step, code = inputs.padded(self.block_size), self._package.code
-        x_TD, angles = self.decoder.begin(step)
+        x_TD, angles = self.decoder.begin(cast("Any", step))  # which has the fields that are read
         places = [step.positions_T, step.slots_T, step.keys_BL]
         layers = zip(self._package.layers, angles, cache, self._layer_weights, strict=True)
         for number, layer_angles, rows, weights in layers:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokenmill.cache.step import PaddedStep, Span, Step
+from tokenmill.cache.padded_step import PaddedStep
+from tokenmill.cache.step import Span, Step
 from tokenmill.kernels.attend.kernel import choose
 from tokenmill.memory.arena import Arena
 from tokenmill.memory.transfer import to_device

@@ -25,6 +25,7 @@ from tokenmill.model.sparse import SparseMlpBlock
 from tokenmill.model.streams import StreamsInputs
 from tokenmill.program.native.latent import add_latent
 from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
+from tokenmill.program.native.mtp import add_mtp
 from tokenmill.program.native.op_list import (
     ACTIVATED,
     ADD,
@@ -59,7 +60,6 @@ from tokenmill.program.native.op_list import (
     TO_BUFFER,
     OpList,
 )
-from tokenmill.program.native.mtp import add_mtp
 from tokenmill.program.native.per_layer import add_inputs
 from tokenmill.program.native.position_tables import PositionTables
 from tokenmill.program.native.spec import ACTIVATIONS, has_coded_embedding
@@ -121,7 +121,7 @@ class Ops:
         if lent is None and is_coded and config.tie_embeddings:
             head = self._list.linears[-1].op
             embed.units, embed.num_units = head.units, head.num_units
-        self.array = self._list.array()
+        self.array: ctypes.Array[TmOp] = self._list.array()
 
     def _embed(self, decoder: DecoderDescription, scheme: Scheme, dtype: str) -> TmOp:
         """Add the operation that looks tokens up. Its units are placed with the others, or are the head's."""

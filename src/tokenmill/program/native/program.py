@@ -52,12 +52,14 @@ class Native(Program):
             self._weights = Packed(
                 torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"], config.dtype, rank
             )
-        # Where there are several memory nodes, units were copied to the node of their thread, and their memory given up.
+        # Where there are several memory nodes, units were copied to the nodes of threads, and their memory given up.
         lent = None
         if opened.lent is not None and isinstance(opened.lent.program, Native) and len(memory_nodes()) < 2:
             lent = LentOps(opened.lent.program._ops, opened.lent.num_logits)
         self._num_logits = lent.num_logits if lent and lent.num_logits else self._vocab_size
-        self._ops = Ops(description, source.scheme, config.dtype, pool.layers, self._weights, config.max_length, lent)
+        self._ops: Ops = Ops(
+            description, source.scheme, config.dtype, pool.layers, self._weights, config.max_length, lent
+        )
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
         self._spec = native_structs.TmModel(
             hidden=shape.hidden_size,
@@ -165,13 +167,13 @@ class Native(Program):
         call.spans, call.logits = at + size * first_span, logits_RV.data_ptr()
         call.saves = at + size * first_save
         call.stops, call.num_stops = at + size * first_stop, len(step.stop_ids)
-        hidden_TD = torch.empty(count, self._spec.hidden) if step.keeps_hidden else None
+        step.hidden_TD = torch.empty(count, self._spec.hidden) if step.keeps_hidden else None
         given_TD = None if step.given_TD is None else step.given_TD.float().contiguous()
-        call.hidden, call.given = (None if each is None else each.data_ptr() for each in (hidden_TD, given_TD))
+        call.hidden, call.given = (None if each is None else each.data_ptr() for each in (step.hidden_TD, given_TD))
         if native_library.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
             self._ranks.check()
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
-        return Output(logits_RV, numbers[:count] if step.has_unknown else (), hidden_TD)
+        return Output(logits_RV, numbers[:count] if step.has_unknown else ())
 
     def on_loss(self, call: Callable[[RankLost], None]) -> None:
         self._ranks.on_loss(call)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import Family, in_gguf, read_config
+from tokenmill.model.families.mtp import MTP_STORED, NEXTN
 from tokenmill.model.per_layer import CODED
 from tokenmill.registry import TENSOR_READERS, lookup
 from tokenmill.settings.recommended import Recommended
@@ -66,6 +67,8 @@ class GGUFCheckpoint(Checkpoint):
             self.config["embedding_as_codes"] = BITS.get(table.type, 8.5)
         self.config["model_type"] += part
         family = in_gguf(self.config["model_type"], header.tensors)
+        if family.mtp is not None and any(name.endswith(NEXTN) for name in header.tensors):
+            self.config[MTP_STORED] = True
         self.infos = self._find_infos(family, header.tensors)
         self.numbers = self._find_numbers(family)
         self.shapes = {name: info.shape for name, info in self.infos.items()} | dict.fromkeys(self.numbers, (1,))

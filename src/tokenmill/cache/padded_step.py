@@ -1,0 +1,21 @@
+"""A step in a declared shape, which modules and kernels read in the place of a Step where their code is compiled."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class PaddedStep:
+    """A step in a declared shape: B sequences of as many tokens each, T in all, over L rows of the cache each.
+
+    A shorter sequence is padded with its last token, which is then written twice; the caller cuts the logits of padding
+    off. keys_BL: the slots of positions 0 to L, arbitrary beyond the sequence's end. rows_R: as Step's.
+    """
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor
+    keys_BL: Tensor
+    rows_R: Tensor | None
+    num_rows: int
