@@ -38,7 +38,7 @@ enum { TM_ABI = 23 };
 // becomes the mean of the first and of stored products, made as large as it.
 //
 // A layer that predicts further tokens (MTP): TM_PAIR: the residual stream, normed by `weight`, and beside it the row of
-// TmStep.given, normed by `input_norm`, as the input of a linear. TM_REPLACE: stored products take the place of the residual stream.
+// TmStep.given, normed by `input_norm`, as the input of a linear; without norms that row alone, of `inputs` numbers. TM_REPLACE: stored products take the place of the residual stream.
 enum TmKind {
   TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5, TM_COPY = 6, TM_HEADS = 7,
   TM_CONVOLVE = 8, TM_RECUR = 9, TM_GATE = 10, TM_INPUTS = 11, TM_LATENT_ROWS = 12, TM_EXPAND = 13, TM_PREDICT = 14,
@@ -213,7 +213,7 @@ typedef struct {
   const TmSave* saves;    // of all spans, where layers keep states
   const int64_t* stops;
   float* logits;          // [num_rows, vocab]
-  const float* given;     // [num_tokens, hidden]: what TM_PAIR reads; null where the model has no such operation
+  const float* given;     // [num_tokens, hidden or inputs]: what TM_PAIR reads; null where the model has no such operation
   float* hidden;          // of every computed token the row that the head reads, at its place in the step, [num_tokens, hidden]; null
                           // where it is not wanted
   const int64_t* places;  // of a pass: the places of its tokens in the step; null for a whole step

@@ -274,7 +274,7 @@ void check_op(const TmModel& m, const TmOp& op, const Before& before) {
     case TM_GATE: return check_gate(op, before);
     case TM_INPUTS: return check_inputs(m, op, before);
     case TM_LATENT_ROWS: return check_latent_rows(m, op, before);
-    case TM_PAIR: return require(op.weight && op.input_norm && op.to == TM_ATTENDED && m.num_ranks == 1, "a pair without norms");
+    case TM_PAIR: return require(!op.weight == !op.input_norm && (op.weight || op.inputs > 0) && op.to == TM_ATTENDED && m.num_ranks == 1, "a pair without norms");
     case TM_REPLACE: return require(are_stored(before, op.column, m.hidden), "a residual stream of what was not stored");
     case TM_EXPAND: case TM_PREDICT: case TM_BESIDE: case TM_CORRECT: case TM_SPREAD: case TM_JOIN: return check_streams(m, op, before);
     default: require(false, "an operation is of an unknown kind");
@@ -328,7 +328,7 @@ void check_model(const TmModel& m) {
     if (op.kind == TM_GATE) before.attended = op.outputs;
     if (op.kind == TM_GATE) before.gated = std::max(op.gate, op.of_inputs ? 0 : op.column) + (int64_t)op.outputs;
     if (op.kind == TM_ATTEND) before.gated = op.gated ? (int64_t)m.num_heads * op.head_dim : 0;
-    if (op.kind == TM_PAIR) before.attended = 2 * (int64_t)m.hidden;
+    if (op.kind == TM_PAIR) before.attended = op.weight ? 2 * (int64_t)m.hidden : op.inputs;
     if (op.kind == TM_INPUTS) before.inputs = op.outputs;
     if (op.kind == TM_EXPAND) before.streams = op.streams;
     if (activates(op) && op.to == TM_LATENT) before.latent = op.outputs;

@@ -83,14 +83,18 @@ void Worker::keep_hidden(const TmOp& op) {
 // A token's embedding and its given row, both normed, as one row.
 void Worker::pair(const TmOp& op) {
   const TmStep& step = *plan_.step;
-  const int hidden = model_.shape.hidden, padded = (int)rounded(2 * hidden, PAD);
+  const int hidden = model_.shape.hidden, width = op.weight ? 2 * hidden : op.inputs, padded = (int)rounded(width, PAD);
   float* both = scratch_.pair.get();
-  std::fill(both + 2 * hidden, both + padded, 0.0f);
+  std::fill(both + width, both + padded, 0.0f);
   const auto [from, to] = rows_of(step.num_tokens);
   for (int t = from; t < to; t++) {
-    memcpy(both, normed_row(residual(t), op.weight, op), sizeof(float) * (size_t)hidden);
     const int64_t place = step.places ? step.places[t] : t;
-    memcpy(both + hidden, normed_row(step.given + place * hidden, op.input_norm, op), sizeof(float) * (size_t)hidden);
+    if (op.weight) {
+      memcpy(both, normed_row(residual(t), op.weight, op), sizeof(float) * (size_t)hidden);
+      memcpy(both + hidden, normed_row(step.given + place * hidden, op.input_norm, op), sizeof(float) * (size_t)hidden);
+    } else {
+      memcpy(both, step.given + place * width, sizeof(float) * (size_t)width);
+    }
     input(op.to).store(kernels_, both, 0, t, 1, 0, padded, padded);
   }
   meet_unless_small();

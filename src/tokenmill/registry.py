@@ -361,6 +361,10 @@ VERBS: Names = {
 # What is chosen by the kind of a file, and imported when one is there: it needs torch, or is slow to import.
 HUBS: Names = {"huggingface": "tokenmill.hub.repository:Repository"}
 PLACES: Names = {"hub": "tokenmill.hub.places.hub_cache:all_entries"}
+ASSISTANTS: Names = {
+    "gemma4_assistant": "tokenmill.model.families.gemma4:ASSISTANT",
+    "gemma4_assistant_text": "tokenmill.model.families.gemma4:ASSISTANT_TEXT",
+}
 CHECKPOINTS: Names = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
 CHECKPOINT_CHECKS: Names = {"buffers": "tokenmill.weights.buffers:compare_buffers"}
 TENSOR_FILES: Names = {

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from tokenmill.cache.header import shared_fields
 from tokenmill.cache.prefix_store import PREFIX_LIMIT, PrefixStore
+from tokenmill.engine.assistant import is_assistant, load_assistant
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
@@ -36,7 +37,7 @@ from tokenmill.schedule.snapshots import SnapshotSlots
 from tokenmill.schedule.state_slots import StateSlots
 from tokenmill.settings.engine_config import EngineConfig, EngineKeywords
 from tokenmill.speculate.multi_step import MultiStep
-from tokenmill.speculate.proposer import NoProposer, Proposer, ProposerContext
+from tokenmill.speculate.proposer import Draft, NoProposer, Proposer, ProposerContext
 from tokenmill.speculate.speculation import Speculation
 from tokenmill.speculate.suffix_store import SuffixStore
 from tokenmill.value_reader import path_of
@@ -163,13 +164,18 @@ def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> Dr
 
 def _draft_of(
     checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread, progress: Told | None
-) -> DraftCore | None:
+) -> Draft | None:
     """Load the draft model that was asked for, or the layer of the model's own that predicts further tokens, where the
     proposer may use it; a layer that cannot be read is left out with a warning.
     """
     config = target.config
     if config.draft_model == MTP:
         return load_mtp_core(checkpoint, target, thread)
+    if config.has_draft_model and is_assistant(str(config.draft_model)):
+        rows = TargetRows()
+        assistant = load_assistant(checkpoint, target, rows)
+        target.runner = RowsRunner(target.runner, rows)
+        return assistant
     if config.has_draft_model:
         return _draft(target, load_draft_model(checkpoint, target, progress), thread)
     if config.speculate != "adaptive" or config.draft_model is not None or refuse_mtp(checkpoint, target):

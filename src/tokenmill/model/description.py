@@ -220,7 +220,8 @@ def describe(config: ModelConfig) -> DecoderDescription:
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
     of_embedding = replace(norm, weight=False, bias=False) if config.embedding_norm else None
-    mtp = None if config.mtp_layer is None else lookup(MLPS, "mtp_input", "mlp").of(norm)
+    is_plain = config.mtp_layer is None and not config.given_width
+    mtp = None if is_plain else lookup(MLPS, "mtp_input", "mlp").of(norm, config.given_width)
     return DecoderDescription(config, tuple(layers), norm, head, config.per_layer, of_embedding, mtp)
 
 

@@ -19,13 +19,16 @@ class MtpInputs(nn.Module):
 
     def __init__(self, block: MtpInput, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
-        self.embedding_norm, self.hidden_norm = (make_norm(norm, fused) for norm in block.norms.values())
+        self.norms_both = block.norm is not None
+        if self.norms_both:
+            self.embedding_norm, self.hidden_norm = (make_norm(norm, fused) for norm in block.norms.values())
         self.fc = make_linear(block.fc, scheme, fused)
 
     def forward(self, x_TD: Tensor, given_TD: Tensor) -> Tensor:
         """Compute the input of the layer, [T, D], of embeddings and given rows."""
-        both_TI = torch.cat([self.embedding_norm(x_TD), self.hidden_norm(given_TD.to(x_TD.dtype))], dim=-1)
-        return self.fc(both_TI)  # type: ignore[no-any-return]
+        given_TD = given_TD.to(x_TD.dtype)
+        both = [self.embedding_norm(x_TD), self.hidden_norm(given_TD)] if self.norms_both else [given_TD]
+        return self.fc(torch.cat(both, dim=-1))  # type: ignore[no-any-return]
 
 
 class MtpDecoder(Decoder):

@@ -47,7 +47,7 @@ def load_decoder(
 
 def empty_decoder(config: ModelConfig, scheme: Scheme, num_positions: int, fused: Collection[str]) -> Decoder:
     """Build a decoder of the right shape whose parameters have no memory yet."""
-    is_plain = config.mtp_layer is None
+    is_plain = config.mtp_layer is None and not config.given_width
     make: type[Decoder] = Decoder if is_plain else lookup(MLPS, MtpInput.name, "mlp", computes=True)
     with torch.device("meta"):
         return make(config, scheme, num_positions, fused).eval().requires_grad_(False)

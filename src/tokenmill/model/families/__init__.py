@@ -24,7 +24,7 @@ from tokenmill.model.families.mtp import MTP, MTP_STORED, MtpNames, mtp_fields, 
 from tokenmill.model.families.refused import features_of_config, why_not
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
-from tokenmill.registry import FAMILIES, lookup
+from tokenmill.registry import ASSISTANTS, FAMILIES, lookup
 from tokenmill.value_reader import ValueReader, brief
 
 _SAME = {"kimi_k2": "deepseek_v3"}  # a family of code beside its models → the family whose class that code is
@@ -160,11 +160,13 @@ class Family:
 def find_family(config: Mapping[str, Any]) -> Family:
     """Find the family that `model_type` names; CheckpointError that says why another family is not implemented.
 
-    A name that ends in MTP stands for the layer of such a model that predicts further tokens.
+    A name that ends in MTP stands for the layer of such a model that predicts further tokens, or for an assistant.
     """
     name = config.get("model_type")
     if isinstance(name, str) and name.endswith(MTP):
-        return of_mtp(find_family({"model_type": name.removesuffix(MTP)}))
+        whole = name.removesuffix(MTP)
+        assistant: Family | None = lookup(ASSISTANTS, whole, "model_type") if whole in ASSISTANTS else None
+        return assistant or of_mtp(find_family({"model_type": whole}))
     name = _SAME.get(name, name) if isinstance(name, str) else name
     if not isinstance(name, str) or name not in FAMILIES:
         why = why_not(name, FAMILIES, features_of_config(config), config.get("architectures"))

@@ -97,7 +97,9 @@ class Ops:
         self._lent, self.kept, self._list = lent, kept, OpList(weights, parameter_shapes(decoder))
         self._tables = PositionTables(decoder, num_positions)
         config = decoder.config
-        is_coded, embed = has_coded_embedding(config, scheme), self._embed(decoder, scheme, dtype)
+        is_coded, embed = has_coded_embedding(config, scheme), None
+        if not config.given_width:
+            embed = self._embed(decoder, scheme, dtype)
         if decoder.mtp is not None:
             add_mtp(self._list, decoder.mtp)
         if decoder.per_layer is not None:
@@ -118,7 +120,7 @@ class Ops:
             if lent.num_logits:
                 head.outputs, head.num_units = lent.num_logits, lent.num_logits // GROUP
         self._list.place()
-        if lent is None and is_coded and config.tie_embeddings:
+        if embed is not None and lent is None and is_coded and config.tie_embeddings:
             head = self._list.linears[-1].op
             embed.units, embed.num_units = head.units, head.num_units
         self.array: ctypes.Array[TmOp] = self._list.array()

@@ -1,0 +1,218 @@
+"""Drafts of an assistant: a checkpoint of a few layers that guesses the next tokens of one model, of which it reads the
+rows of K and V (Gemma 4).
+
+It has no rows of its own and no prefill. All drafts of a step have the position of the text's last token: each reads
+the model's rows of the tokens before it, and one row that has the embedding of the last token, as the model reads it,
+beside what the model's head read for the token before; behind a draft, what the assistant itself makes of its output.
+"""
+
+from collections.abc import Sequence as List
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.cache.pool import LayerKept, Pool
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.engine.mtp import PROGRAMS, TargetRows
+from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.hub.names import locate
+from tokenmill.loader.load_model import load_model, resolve_checkpoint
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.ranks import Alone
+from tokenmill.model.description import DecoderDescription, describe
+from tokenmill.model.families import read_config
+from tokenmill.model.families.mtp import MTP
+from tokenmill.model.mixers.attention import AttentionBlock
+from tokenmill.registry import ASSISTANTS
+from tokenmill.sample.sampler import sample_singly
+from tokenmill.sample.state import Row
+from tokenmill.schedule.choosing import Choosing
+from tokenmill.schedule.sequence import Plan, Sequence, Work
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.text.tokenizer import read_json
+from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.packed.model import PackedCheckpoint
+
+TABLE, OUT = "embedding.weight", "post_projection.weight"
+ROWS_KEPT = 4096  # of embeddings that were looked up
+
+
+class LentPool(Pool):
+    """The cache of a model, of which another reads some layers."""
+
+    def __init__(self, pool: Pool, layers: list[LayerKept]) -> None:
+        vars(self).update(vars(pool))
+        self.layers = layers
+
+    @property
+    def num_bytes(self) -> int:
+        """Count nothing, since the model counts it."""
+        return 0
+
+
+class _WithPool(Alone):
+    """A load that takes a pool which is there."""
+
+    def __init__(self, lent: Pool) -> None:
+        super().__init__()
+        self._lent = lent
+
+    def pool(self, spec: CacheSpec, device: torch.device) -> Pool:
+        return self._lent
+
+
+class Embeddings:
+    """The rows with which the residual stream of a model begins, read from its files one by one."""
+
+    def __init__(self, checkpoint: Checkpoint, target: LoadedModel) -> None:
+        family, model = checkpoint.family, target.model_config
+        names = {name for name, goal in family.names.items() if goal == TABLE}
+        self._name = next(name for name in checkpoint.shapes if name.removeprefix(family.prefix) in names)
+        self._checkpoint, self._dtype = checkpoint, getattr(torch, target.config.dtype)
+        self._factor = torch.tensor(model.embedding_multiplier, dtype=self._dtype)
+        self.row = lru_cache(ROWS_KEPT)(self._read)
+
+    def _read(self, token: int) -> Tensor:
+        row_D = self._checkpoint.read(self._name, torch.float32, range(token, token + 1))[0]
+        return (row_D.to(self._dtype) * self._factor).float()
+
+
+class AssistantCore:
+    """The assistant of one engine. rows: what the head of its model has read. out_DH: makes of the assistant's own
+    output what takes the place of such a row.
+    """
+
+    has_caught_up = is_behind = False
+
+    def __init__(
+        self, loaded: LoadedModel, target: LoadedModel, rows: TargetRows, embeddings: Embeddings, out_DH: Tensor
+    ) -> None:
+        self._loaded, self._target, self._rows = loaded, target, rows
+        self._embeddings, self._out_DH = embeddings, out_DH
+
+    @property
+    def num_bytes(self) -> int:
+        """Add up the memory of its weights."""
+        return self._loaded.memory["weights_bytes"]
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._loaded.release()
+
+    def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+        """Draft at most `limit` tokens for each text, by its id; none for a text of which no row is known."""
+        active = [each for each in sequences if self._is_known(each)]
+        found: dict[int, list[int]] = {each.id: [] for each in active}
+        given = {each.id: self._rows.texts[each].rows(len(each.tokens) - 2, len(each.tokens) - 1)[0] for each in active}
+        while active := [each for each in active if self._goes_on(each, found[each.id], limit)]:
+            for sequence, token, row_D in zip(active, *self._drafted(active, found, given), strict=True):
+                found[sequence.id].append(token)
+                given[sequence.id] = row_D
+        return found
+
+    def _is_known(self, text: Sequence) -> bool:
+        rows, count = self._rows.texts.get(text), len(text.tokens)
+        return rows is not None and rows.first < rows.end == count - 1 == text.kept.num_computed
+
+    def _goes_on(self, text: Sequence, drafts: List[int], limit: int) -> bool:
+        length = len(text.tokens) + len(drafts)
+        has_ended = bool(drafts) and drafts[-1] in text.choosing.stop_ids
+        return len(drafts) < limit and length < text.max_tokens and not has_ended
+
+    def _drafted(
+        self, active: List[Sequence], found: dict[int, list[int]], given: dict[int, Tensor]
+    ) -> tuple[list[int], Tensor]:
+        """Draft a token for each text; also return the row that the next draft reads."""
+        # Queries see the rows up to the last but one token, and have the position of the last.
+        work = [Work(each, len(each.tokens) - 2, 1, 1) for each in active]
+        step = self._target.runner.stage(Plan(work))
+        step.positions = [len(each.tokens) - 1 for each in active]
+        step.token_ids = [0] * len(active)
+        last = [[*each.tokens[-1:], *found[each.id]][-1] for each in active]
+        rows = [(self._embeddings.row(token), given[each.id]) for token, each in zip(last, active, strict=True)]
+        step.given_TD, step.keeps_hidden = torch.stack([torch.cat(pair) for pair in rows]), True
+        logits_RV, _ = self._loaded.program.run(step)
+        assert step.hidden_TD is not None, "the program keeps it"
+        wanted = [_row(each, found[each.id]) for each in active]
+        sampled, _ = sample_singly(logits_RV, wanted)
+        return sampled.tokens, step.hidden_TD.float() @ self._out_DH.T
+
+
+def _row(text: Sequence, drafts: list[int]) -> Row:
+    """Make the row of a draft, which the model's own matcher judges later."""
+    params = replace(text.choosing.params, logprobs=None)
+    choosing: Choosing = replace(text.choosing, params=params, constraint=None, thinking=None)
+    return Row(choosing, len(text.tokens) + len(drafts), [*text.tokens, *drafts], text.num_prompt_tokens)
+
+
+def is_assistant(name: str) -> bool:
+    """Tell whether a directory holds an assistant."""
+    path = Path(name)
+    return path.is_dir() and read_json(path / "config.json").get("model_type") in ASSISTANTS
+
+
+def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows) -> AssistantCore:
+    """Load the assistant that the settings of `target` name. ConfigError for an assistant of another model."""
+    config, name = target.config, str(target.config.draft_model)
+    if target.program_name not in PROGRAMS or config.tensor_parallel > 1:
+        allowed = f"no assistant with program {target.program_name} or several ranks, only with {' or '.join(PROGRAMS)}"
+        raise ConfigError("draft_model", name, allowed)
+    source = open_checkpoint(locate(name), part=MTP)
+    model, whole = read_config(source.config), describe(target.model_config)
+    layers = _layers_for(name, describe(model), whole, target.pool)
+    if model.given_width != 2 * whole.head.inputs:
+        allowed = f"an assistant of a model as wide as this one: it is made for {model.given_width // 2} numbers in a row"
+        raise ConfigError("draft_model", name, f"{allowed}, and this model has {whole.head.inputs}")
+    if model.vocab_size != target.model_config.vocab_size:
+        allowed = f"an assistant with the same vocabulary: its own has {model.vocab_size} tokens"
+        raise ConfigError("draft_model", name, f"{allowed}, this model's {target.model_config.vocab_size}")
+    if OUT not in source.shapes or source.shapes[OUT] != (model.given_width // 2, model.hidden_size):
+        raise CheckpointError(f"{source.path} does not fit its config", missing=[OUT])
+    settings = EngineConfig(
+        model=name,
+        dtype=config.dtype,
+        device=config.device,
+        program=target.program_name,
+        threads=config.threads,
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+        max_length=min(config.max_length, model.context),
+        block_size=config.block_size if config.block_size <= model.context else None,
+        cache_format=config.cache_format,
+        prefix_cache=False,
+        speculate="off",
+        packed_cache=False,
+    )
+    own = open_checkpoint(checkpoint.path) if isinstance(checkpoint, PackedCheckpoint) else checkpoint
+    loaded = load_model(
+        source, resolve_checkpoint(source, settings), ranks=_WithPool(LentPool(target.pool, layers))
+    )
+    return AssistantCore(loaded, target, rows, Embeddings(own, target), source.read(OUT, torch.float32).float())
+
+
+def _layers_for(name: str, assistant: DecoderDescription, target: DecoderDescription, pool: Pool) -> list[LayerKept]:
+    """Find the layers of the model's cache that the assistant reads: the last one of each kind that has rows of its
+    own, in the order of the assistant's sources; and one for each other layer of the assistant, which reads none.
+    """
+    found: dict[int, LayerKept] = {}
+    for block in assistant.attentions:
+        assert block.source is not None, "it has no rows of its own"
+        sees_all = block.shape.window is None
+        own = [pair for pair in _with_rows(target) if (pair[1].shape.window is None) == sees_all]
+        if not own or own[-1][1].rows.num_kv_heads != block.num_kv_heads or own[-1][1].head_dim != block.head_dim:
+            shape = f"{block.num_kv_heads} heads of {block.head_dim} for K and V"
+            window = "without a window" if block.shape.window is None else f"with a window of {block.shape.window}"
+            raise ConfigError("draft_model", name, f"an assistant of this model: it reads rows {window}, {shape}")
+        found[block.source] = pool.layers[own[-1][0]]
+    rest: Any = next(iter(found.values()))
+    return [found.get(number, rest) for number in range(len(assistant.layers))]
+
+
+def _with_rows(target: DecoderDescription) -> list[tuple[int, AttentionBlock]]:
+    numbers = iter(range(len(target.keeps)))
+    pairs = [(next(numbers), mixer) for layer in target.layers for mixer in layer.mixers]
+    return [(at, each) for at, each in pairs if isinstance(each, AttentionBlock) and each.source is None]
