@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests import gguf_files
+from tests.assistant_models import save_assistant
 from tests.at_once import run_at_once
 from tests.byte_model import THINK, save_thinking_model
 from tests.calibrate.runs import calibrated
@@ -349,6 +350,15 @@ def test_every_text_of_a_hybrid(family, program, models, tmp_path):
 def test_every_text_of_a_model_whose_own_layer_drafts(name, proposer, program, models, tmp_path):
     settings = {"program": program, "speculate": proposer, "draft_model": "mtp"}
     everything_at_once(save_with_mtp(name, models), settings, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proposer", ("adaptive", "draft_model"))
+@pytest.mark.parametrize("program", ("native", "eager"))
+def test_every_text_of_a_model_with_an_assistant(proposer, program, models, tmp_path):
+    settings = {"program": program, "speculate": proposer}
+    assistant = save_assistant("gemma4_text-plain", tmp_path)
+    everything_at_once(save("gemma4_text-plain", models), settings | {"draft_model": str(assistant)}, tmp_path)
 
 
 def test_every_text_of_a_model_with_matrices_of_4_and_of_8_bits(llama, tmp_path):

@@ -165,13 +165,17 @@ def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows
     model, whole = read_config(source.config), describe(target.model_config)
     layers = _layers_for(name, describe(model), whole, target.pool)
     if model.given_width != 2 * whole.head.inputs:
-        allowed = f"an assistant of a model as wide as this one: it is made for {model.given_width // 2} numbers in a row"
+        allowed = (
+            f"an assistant of a model as wide as this one: it is made for {model.given_width // 2} numbers in a row"
+        )
         raise ConfigError("draft_model", name, f"{allowed}, and this model has {whole.head.inputs}")
     if model.vocab_size != target.model_config.vocab_size:
         allowed = f"an assistant with the same vocabulary: its own has {model.vocab_size} tokens"
         raise ConfigError("draft_model", name, f"{allowed}, this model's {target.model_config.vocab_size}")
-    if OUT not in source.shapes or source.shapes[OUT] != (model.given_width // 2, model.hidden_size):
-        raise CheckpointError(f"{source.path} does not fit its config", missing=[OUT])
+    wanted, shape = (model.given_width // 2, model.hidden_size), source.shapes.get(OUT)
+    if shape != wanted:
+        told = {"missing": [OUT]} if shape is None else {"misshapen": [f"{OUT} {[*shape]} where {[*wanted]} goes"]}
+        raise CheckpointError(f"{source.path} does not fit its config", **told)
     settings = EngineConfig(
         model=name,
         dtype=config.dtype,
@@ -188,9 +192,7 @@ def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows
         packed_cache=False,
     )
     own = open_checkpoint(checkpoint.path) if isinstance(checkpoint, PackedCheckpoint) else checkpoint
-    loaded = load_model(
-        source, resolve_checkpoint(source, settings), ranks=_WithPool(LentPool(target.pool, layers))
-    )
+    loaded = load_model(source, resolve_checkpoint(source, settings), ranks=_WithPool(LentPool(target.pool, layers)))
     return AssistantCore(loaded, target, rows, Embeddings(own, target), source.read(OUT, torch.float32).float())
 
 

@@ -162,9 +162,7 @@ def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> Dr
     return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts), thread))
 
 
-def _draft_of(
-    checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread, progress: Told | None
-) -> Draft | None:
+def _draft_of(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread, progress: Told | None) -> Draft | None:
     """Load the draft model that was asked for, or the layer of the model's own that predicts further tokens, where the
     proposer may use it; a layer that cannot be read is left out with a warning.
     """

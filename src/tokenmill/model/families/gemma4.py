@@ -328,8 +328,8 @@ GEMMA4_UNIFIED = replace(GEMMA4_UNIFIED_TEXT, gguf=None, text=replace(_WHOLE, fa
 
 
 def _assistant(reader: ConfigReader) -> dict[str, Any]:
-    """Read an assistant, which has no rows of its own: a layer reads the rows of the last layer of its kind of the model
-    for which it guesses, which are the first layers of its cache here.
+    """Read an assistant, which has no rows of its own: a layer reads those that the last layer of its kind has in the
+    model for which it guesses. They are the first layers of its cache here.
     """
     num_layers, width = reader.num_layers(), reader.count("backbone_hidden_size")
     reader.expect("num_kv_shared_layers", num_layers, 0)
@@ -337,7 +337,11 @@ def _assistant(reader: ConfigReader) -> dict[str, Any]:
         reader.expect(key, 0)
     for key in ("use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k"):
         reader.take(key, None)  # of a shorter way to the largest logits
-    reader.values = {**reader.values, "num_kv_shared_layers": 0, "vocab_size_per_layer_input": reader.count("vocab_size")}
+    reader.values = {
+        **reader.values,
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": reader.count("vocab_size"),
+    }
     fields = _gemma4(reader)
     kinds = list(dict.fromkeys(fields["windows"]))
     sources = tuple(kinds.index(window) for window in fields["windows"])

@@ -1,0 +1,146 @@
+"""Drafts of Gemma 4's assistants, beside those of transformers' class; texts stay as they are."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.assistant_models import MODELS, drafts, save_assistant
+from tests.marks import needs_native
+from tests.tiny_models import prompt, save
+from tokenmill import load
+from tokenmill.errors import CheckpointError, ConfigError
+
+PROGRAMS = ["eager", pytest.param("native", marks=needs_native)]
+SETTINGS = {"dtype": "float32", "packed_cache": False, "device": "cpu", "max_length": 100}
+DRAFTING = {**SETTINGS, "speculate": "draft_model", "num_draft_tokens": 3}
+GIVEN = prompt(23, seed=5)
+SURE = 1e-3  # between the two largest logits of the reference
+NAME = "gemma4_text-plain"
+
+
+def recorded(engine):
+    """Have the engine keep what is drafted after which tokens."""
+    draft, found = engine.core.speculation.draft, []
+    continuations = draft.continuations
+
+    def record(sequences, limit):
+        made = continuations(sequences, limit)
+        found.extend((list(each.tokens), made[each.id]) for each in sequences if made.get(each.id))
+        return made
+
+    draft.continuations = record
+    return found
+
+
+def check(name, made):
+    assert made
+    for tokens, drafted in made:
+        wanted, margins = drafts(name, tokens, len(drafted))
+        sure = next((at for at, margin in enumerate(margins) if margin < SURE), len(margins))
+        assert drafted[:sure] == wanted[:sure], tokens
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("name", MODELS)
+def test_drafts_are_those_of_the_assistant(name, program, models):
+    assistant = save_assistant(name, models)
+    engine = load(save(name, models), program=program, draft_model=assistant, prefix_cache=False, **DRAFTING)
+    made = recorded(engine)
+    engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
+    check(name, made)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_after_a_prefix_that_was_found_and_tokens_that_were_taken_back(program, models):
+    assistant = save_assistant(NAME, models)
+    engine = load(save(NAME, models), program=program, draft_model=assistant, block_size=4, **DRAFTING)
+    engine.generate(GIVEN, max_new_tokens=4, ignore_eos=True)
+    made = recorded(engine)
+    engine.generate([*GIVEN, *prompt(9, seed=1)], max_new_tokens=5, ignore_eos=True)
+    session = engine.session(prompt(14, seed=2))
+    session.generate(max_new_tokens=5, ignore_eos=True)
+    session.rewind(9)
+    session.append(prompt(5, seed=3))
+    session.generate(max_new_tokens=5, ignore_eos=True)
+    assert len(made) > 4
+    check(NAME, made)
+
+
+@needs_native
+@pytest.mark.parametrize("cache_format", ["dense", "int8"])
+def test_texts_are_those_without_drafts(cache_format, models, caplog):
+    path, assistant = save(NAME, models), save_assistant(NAME, models)
+    plain = load(path, speculate="off", cache_format=cache_format, **SETTINGS)
+    settings = {**SETTINGS, "cache_format": cache_format, "max_sequences": 3, "max_step_tokens": 11}
+    requests = [(length, {"temperature": 0.8 * (length % 2), "seed": 4}) for length in (1, 2, 9, 17)]
+    for proposer in ("adaptive", "draft_model"):
+        engine = load(path, draft_model=str(assistant), speculate=proposer, **settings)
+        for length, how in requests:
+            how = {**how, "ignore_eos": True, "max_new_tokens": 20}
+            assert engine.generate(prompt(length), **how).tokens == plain.generate(prompt(length), **how).tokens
+        assert engine.core.speculation.stats.num_drafted
+    assert "failed" not in caplog.text
+
+
+@needs_native
+def test_a_packed_copy_of_the_model(models, tmp_path):
+    path, assistant, settings = save(NAME, models), save_assistant(NAME, models), {**DRAFTING, "packed_cache": True}
+    load(path, **SETTINGS | {"packed_cache": True})
+    engine = load(path, draft_model=str(assistant), **settings)
+    made = recorded(engine)
+    engine.generate(GIVEN, max_new_tokens=5, ignore_eos=True)
+    check(NAME, made)
+
+
+def test_embeddings_in_an_order_of_their_own(models):
+    """The assistant then looks at the tokens of some clusters alone; here it looks at all tokens."""
+    changes = {"whole_use_ordered_embeddings": True, "whole_num_centroids": 1, "whole_centroid_intermediate_top_k": 1}
+    assistant = save_assistant("gemma4_text-experts", models, **changes)
+    engine = load(save("gemma4_text-experts", models), program="eager", draft_model=str(assistant), **DRAFTING)
+    made = recorded(engine)
+    engine.generate(GIVEN, max_new_tokens=5, ignore_eos=True)
+    assert made
+
+
+OTHERS = {
+    "width": ({"whole_backbone_hidden_size": 40}, r"made for 40 numbers in a row, and this model has 48"),
+    "vocabulary": ({"vocab_size": 97}, r"its own has 97 tokens, this model's 211"),
+    "heads": ({"head_dim": 20}, r"reads rows with a window of 8, 2 heads of 20 for K and V"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_assistant_of_another_model(other, models, tmp_path):
+    changes, message = OTHERS[other]
+    assistant = save_assistant(NAME, tmp_path, **changes)
+    with pytest.raises(ConfigError, match=message):
+        load(save(NAME, models), program="eager", draft_model=str(assistant), **DRAFTING)
+
+
+def test_what_cannot_have_an_assistant(models, llama, tmp_path):
+    assistant = save_assistant(NAME, tmp_path)
+    with pytest.raises(ConfigError, match="reads rows with a window"):
+        load(llama, program="eager", draft_model=str(assistant), **DRAFTING)
+    with pytest.raises(ConfigError, match="only with native or eager"):
+        load(llama, program="compiled", compile_backend="eager", draft_model=str(assistant), **DRAFTING)
+    with pytest.raises(CheckpointError, match="it guesses tokens for another model"):
+        load(assistant, **SETTINGS)
+
+
+def test_a_damaged_assistant(models, tmp_path):
+    assistant = save_assistant(NAME, tmp_path)
+    file, config = assistant / "model.safetensors", assistant / "config.json"
+    tensors = load_file(file)
+    save_file({**tensors, "post_projection.weight": torch.zeros(3, 3)}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"1 misshapen: post_projection\.weight \[3, 3\] where \[48, 32\] goes"):
+        load(save(NAME, models), program="eager", draft_model=str(assistant), **DRAFTING)
+    save_file({name: each for name, each in tensors.items() if "pre_proj" not in name}, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"1 missing: pre_projection\.weight"):
+        load(save(NAME, models), program="eager", draft_model=str(assistant), **DRAFTING)
+    text = json.loads(config.read_text())
+    text["text_config"]["num_kv_shared_layers"] = 2
+    config.write_text(json.dumps(text))
+    with pytest.raises(CheckpointError, match="num_kv_shared_layers = 2"):
+        load(save(NAME, models), program="eager", draft_model=str(assistant), **DRAFTING)
