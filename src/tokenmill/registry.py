@@ -362,8 +362,8 @@ VERBS: Names = {
 HUBS: Names = {"huggingface": "tokenmill.hub.repository:Repository"}
 PLACES: Names = {"hub": "tokenmill.hub.places.hub_cache:all_entries"}
 ASSISTANTS: Names = {
-    "gemma4_assistant": "tokenmill.model.families.gemma4:ASSISTANT",
-    "gemma4_assistant_text": "tokenmill.model.families.gemma4:ASSISTANT_TEXT",
+    "gemma4_assistant": "tokenmill.model.families.gemma4_assistant:ASSISTANT",
+    "gemma4_assistant_text": "tokenmill.model.families.gemma4_assistant:ASSISTANT_TEXT",
 }
 CHECKPOINTS: Names = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
 CHECKPOINT_CHECKS: Names = {"buffers": "tokenmill.weights.buffers:compare_buffers"}

@@ -74,12 +74,12 @@ def test_texts_are_those_without_drafts(cache_format, models, caplog):
     path, assistant = save(NAME, models), save_assistant(NAME, models)
     plain = load(path, speculate="off", cache_format=cache_format, **SETTINGS)
     settings = {**SETTINGS, "cache_format": cache_format, "max_sequences": 3, "max_step_tokens": 11}
-    requests = [(length, {"temperature": 0.8 * (length % 2), "seed": 4}) for length in (1, 2, 9, 17)]
+    drawn = {"seed": 4, "ignore_eos": True, "max_new_tokens": 20}
+    requests = [(prompt(length), {**drawn, "temperature": 0.8 * (length % 2)}) for length in (1, 2, 9, 17)]
     for proposer in ("adaptive", "draft_model"):
         engine = load(path, draft_model=str(assistant), speculate=proposer, **settings)
-        for length, how in requests:
-            how = {**how, "ignore_eos": True, "max_new_tokens": 20}
-            assert engine.generate(prompt(length), **how).tokens == plain.generate(prompt(length), **how).tokens
+        for given, how in requests:
+            assert engine.generate(given, **how).tokens == plain.generate(given, **how).tokens
         assert engine.core.speculation.stats.num_drafted
     assert "failed" not in caplog.text
 

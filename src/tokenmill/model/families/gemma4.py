@@ -19,7 +19,6 @@ from tokenmill.model.families.gemma import NORMS_ON_BOTH_SIDES
 from tokenmill.model.families.gemma3n import PER_LAYER, PER_LAYER_IN_GGUF, of_layers, one_or_each, sources
 from tokenmill.model.families.in_gguf import FULL, SLIDING, GGUFKeys, InGGUF
 from tokenmill.model.families.in_gguf import NAMES as IN_GGUF
-from tokenmill.model.families.mtp import MTP
 from tokenmill.model.mixture import ExpertsBlock
 from tokenmill.model.per_layer import STORED_AS, per_layer_inputs
 from tokenmill.value_reader import ValueReader
@@ -34,7 +33,7 @@ def _dense(begin: str, end: str, norm: str) -> dict[str, str]:
     return {**found, norm: f"{_LAYER}mlp_norm.weight or {_LAYER}mlp.dense_norm.weight"}
 
 
-_NAMES = {
+NAMES = {
     **NORMS_ON_BOTH_SIDES,
     **_dense(_LAYER + "mlp.", "_proj{p}", _LAYER + "pre_feedforward_layernorm.weight"),
     _LAYER + "post_feedforward_layernorm_1.weight": _LAYER + "mlp.dense_after_norm.weight",
@@ -67,7 +66,7 @@ _STORED = {
 _STILL = 1e30  # divides the frequency of a pair that is not turned
 
 
-def _gemma4(reader: ConfigReader) -> dict[str, Any]:
+def read_gemma4(reader: ConfigReader) -> dict[str, Any]:
     if reader.expect("use_bidirectional_attention", None, "vision", "all") == "all":
         raise CheckpointError(f"{reader.where}: it is an encoder, which writes no text (use_bidirectional_attention)")
     num_layers, hidden = reader.num_layers(), reader.count("hidden_size")
@@ -281,8 +280,8 @@ _SIZES = {
     "context_length": "max_position_embeddings",
 }
 GEMMA4_TEXT = Family(
-    _NAMES,
-    _gemma4,
+    NAMES,
+    read_gemma4,
     defaults={
         **sizes(262144, 2304, 9216, 30, 8, 4, head_dim=256, context=131072),
         "eos_token_id": 1,
@@ -325,39 +324,3 @@ GEMMA4_UNIFIED_TEXT = replace(
     expected={**GEMMA4_TEXT.expected, "hidden_size_per_layer_input": 0, "enable_moe_block": False},
 )
 GEMMA4_UNIFIED = replace(GEMMA4_UNIFIED_TEXT, gguf=None, text=replace(_WHOLE, families=("gemma4_unified_text",)))
-
-
-def _assistant(reader: ConfigReader) -> dict[str, Any]:
-    """Read an assistant, which has no rows of its own: a layer reads those that the last layer of its kind has in the
-    model for which it guesses. They are the first layers of its cache here.
-    """
-    num_layers, width = reader.num_layers(), reader.count("backbone_hidden_size")
-    reader.expect("num_kv_shared_layers", num_layers, 0)
-    for key in ("hidden_size_per_layer_input", "vocab_size_per_layer_input"):
-        reader.expect(key, 0)
-    for key in ("use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k"):
-        reader.take(key, None)  # of a shorter way to the largest logits
-    reader.values = {
-        **reader.values,
-        "num_kv_shared_layers": 0,
-        "vocab_size_per_layer_input": reader.count("vocab_size"),
-    }
-    fields = _gemma4(reader)
-    kinds = list(dict.fromkeys(fields["windows"]))
-    sources = tuple(kinds.index(window) for window in fields["windows"])
-    # Its mask lets a token see rows up to a distance of the window, where a model's own lets it see so many tokens.
-    windows = tuple(None if window is None else window + 1 for window in fields["windows"])
-    given = {"given_width": 2 * width, "kv_sources": sources, "windows": windows}
-    return {**fields, **given, "logit_softcap": None, "num_layers": num_layers}
-
-
-# Gemma 4's checkpoints that guess tokens for another one. Of the further tensors engine/assistant.py reads one.
-ASSISTANT_TEXT = replace(
-    GEMMA4_TEXT,
-    names={**_NAMES, "pre_projection.weight": "mtp.fc.weight"},
-    read=_assistant,
-    defaults={**GEMMA4_TEXT.defaults, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
-    further=("post_projection.", "masked_embedding."),
-    gguf=None,
-)
-ASSISTANT = replace(ASSISTANT_TEXT, text=InnerTextModel(("gemma4_text",), read_as=f"gemma4_assistant_text{MTP}"))

@@ -57,7 +57,7 @@ _NAMES: Mapping[str, str] = {
     _ENCODER: r"""(?!.*decoder).*bert(?!-generation).* .*electra xlm.* xlnet t5encoder .*embed(?!ded).* mpnet funnel
         fnet longformer gte luke esm.* canine big_bird nystromformer ernie roformer layoutlm.* deberta.* perceiver tapas
         yoso mra neomme""",
-    "it guesses tokens for another model": r"gemma4.*assistant",
+    "it guesses tokens for another model, which takes it as draft_model": r"gemma4.*assistant",
     "its text comes out of noise, not token by token": r"dream llada.* diffusion.* rnd1",
     # As a GGUF file. llama.cpp weighs the experts of this family otherwise than its authors do.
     "its router weighs each expert by a softmax of its own, which GGUF does not say": r"phimoe",

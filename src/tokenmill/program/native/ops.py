@@ -6,7 +6,7 @@ follows a half are stored first, and added by the norm.
 """
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,7 +24,8 @@ from tokenmill.model.parameters import join, parameter_shapes
 from tokenmill.model.sparse import SparseMlpBlock
 from tokenmill.model.streams import StreamsInputs
 from tokenmill.program.native.latent import add_latent
-from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
+from tokenmill.program.native.layouts import KV_FIELDS, TILE
+from tokenmill.program.native.lent import LentOps, add_embedding, add_lent_head
 from tokenmill.program.native.mtp import add_mtp
 from tokenmill.program.native.op_list import (
     ACTIVATED,
@@ -37,7 +38,6 @@ from tokenmill.program.native.op_list import (
     COMBINE,
     COPY,
     EACH_HEAD,
-    EMBED,
     EXPERT,
     GATED,
     GATED_SHARED,
@@ -65,16 +65,8 @@ from tokenmill.program.native.position_tables import PositionTables
 from tokenmill.program.native.spec import ACTIVATIONS, has_coded_embedding
 from tokenmill.program.native.state_mixers import add_mixer
 from tokenmill.program.native.streams import Around, add_expand, add_join, add_sparse
-from tokenmill.program.native.units import Linear
-from tokenmill.program.native.weights import Packed, Packing, SmallTensor
-from tokenmill.quant.schemes import GROUP, Scheme
-
-
-class LentOps(NamedTuple):
-    """The operations of a model whose embedding and head another has. num_logits: see Lent; a multiple of GROUP."""
-
-    ops: "Ops"
-    num_logits: int
+from tokenmill.program.native.weights import Packed, Packing
+from tokenmill.quant.schemes import Scheme
 
 
 class Ops:
@@ -94,12 +86,12 @@ class Ops:
         num_positions: int,
         lent: LentOps | None = None,
     ) -> None:
-        self._lent, self.kept, self._list = lent, kept, OpList(weights, parameter_shapes(decoder))
+        self.kept, self._list = kept, OpList(weights, parameter_shapes(decoder))
         self._tables = PositionTables(decoder, num_positions)
         config = decoder.config
         is_coded, embed = has_coded_embedding(config, scheme), None
         if not config.given_width:
-            embed = self._embed(decoder, scheme, dtype)
+            embed = add_embedding(self._list, decoder, scheme, dtype, lent)
         if decoder.mtp is not None:
             add_mtp(self._list, decoder.mtp)
         if decoder.per_layer is not None:
@@ -116,35 +108,12 @@ class Ops:
         if lent is None:
             self._list.linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
         else:
-            head = self._list.append(TmOp.from_buffer_copy(lent.ops.array[-1]))
-            if lent.num_logits:
-                head.outputs, head.num_units = lent.num_logits, lent.num_logits // GROUP
+            add_lent_head(self._list, lent)
         self._list.place()
         if embed is not None and lent is None and is_coded and config.tie_embeddings:
             head = self._list.linears[-1].op
             embed.units, embed.num_units = head.units, head.num_units
         self.array: ctypes.Array[TmOp] = self._list.array()
-
-    def _embed(self, decoder: DecoderDescription, scheme: Scheme, dtype: str) -> TmOp:
-        """Add the operation that looks tokens up. Its units are placed with the others, or are the head's."""
-        if self._lent is not None:
-            return self._list.append(self._lent.ops.array[0])
-        config, weights = decoder.config, self._list.weights
-        learned = config.positions == "learned"
-        positions = self._list.keep("position_embedding.weight", in_float32=False) if learned else None
-        width, size = decoder.head.inputs, decoder.head.outputs
-        multiplier = float(torch.tensor(config.embedding_multiplier, dtype=getattr(torch, dtype)))
-        sizes = {"inputs": width, "outputs": size}
-        embed = self._list.add(EMBED, positions=positions, scheme=LAYOUTS[dtype], scale=multiplier, **sizes)
-        if (norm := decoder.embedding_norm) is not None:
-            embed.weight, embed.eps, embed.centred = self._list.factors("", norm), norm.eps, int(norm.kind == "layer")
-        if not has_coded_embedding(config, scheme):
-            table = SmallTensor("embedding.weight", self._list.shapes["embedding.weight"], in_float32=False)
-            embed.table = weights.keep_table(table)
-        elif not config.tie_embeddings:
-            units = list(range(0, size, GROUP))
-            self._list.linears.append(Linear(embed, [(None, "embedding")], [size], GROUP, units, [], whole=False))
-        return embed
 
     def _layer(self, layer: int, description: LayerDescription, kept: list[LayerKept]) -> None:
         mlp_norm = "attention_norm" if description.shared_norm else "mlp_norm"

@@ -23,7 +23,8 @@ from tokenmill.parallel.ranks import Ranks
 from tokenmill.process import forget_in_child
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.program.native.layouts import LAYOUTS, kv_number
-from tokenmill.program.native.ops import LentOps, Ops
+from tokenmill.program.native.lent import LentOps
+from tokenmill.program.native.ops import Ops
 from tokenmill.program.native.weights import Packed, Packing
 from tokenmill.program.parts import Opened
 from tokenmill.weights.source import WeightSource
@@ -55,7 +56,8 @@ class Native(Program):
         # Where there are several memory nodes, units were copied to the nodes of threads, and their memory given up.
         lent = None
         if opened.lent is not None and isinstance(opened.lent.program, Native) and len(memory_nodes()) < 2:
-            lent = LentOps(opened.lent.program._ops, opened.lent.num_logits)
+            self._lender = opened.lent.program  # keeps alive what the operations point to
+            lent = LentOps(self._lender._ops.array[0], self._lender._ops.array[-1], opened.lent.num_logits)
         self._num_logits = lent.num_logits if lent and lent.num_logits else self._vocab_size
         self._ops: Ops = Ops(
             description, source.scheme, config.dtype, pool.layers, self._weights, config.max_length, lent
