@@ -18,6 +18,7 @@ from tokenmill.measure.cost import (
     cost_of,
     costs_of_ranks,
     decode_traffic,
+    head_share,
     kv_bytes,
     prefill_traffic,
 )
@@ -90,6 +91,12 @@ def test_known_figures():
     """SmolLM2-135M's model card says 135 M; 2 · layers · kv heads · head dim · 2 bytes by hand."""
     assert sum(count_parameters(SMOLLM2).values()) == 134_515_008
     assert kv_bytes(SMOLLM2, "bfloat16") == 2 * 30 * 3 * 64 * 2
+
+
+def test_the_share_of_the_head():
+    """SmolLM2-135M has 134.5 million parameters, and a tied head of 49,152 rows of 576."""
+    config = read_config(find_shape("smollm2-135m").config)
+    assert round(head_share(config), 4) == round(49_152 * 576 / 134_515_008, 4) == 0.2105
 
 
 def test_a_token_costs_the_same_whatever_the_block_size():

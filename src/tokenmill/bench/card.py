@@ -10,7 +10,7 @@ from typing import Any
 from tokenmill.bench.points import Point
 from tokenmill.kernels.native_library import usable_build
 from tokenmill.loader.resolve import resolve
-from tokenmill.measure.cost import Storage, decode_traffic, kv_bytes, prefill_traffic
+from tokenmill.measure.cost import Storage, decode_traffic, head_share, kv_bytes, prefill_traffic
 from tokenmill.measure.machine import Limits, instruction_sets
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.counts import count_parameters
@@ -33,6 +33,7 @@ def card_of(
         "dtype": dtype,
         "parameters": sum(count_parameters(model).values()),
         "bytes_read_per_token": decode.read_bytes,
+        "head_share": head_share(model),
         "cache_bytes_per_token": kv_bytes(model, dtype, config.cache_format),
         "operations_per_token": decode.operations,
         "machine": {**asdict(limits), "instructions": instruction_sets(), "build": usable_build()},
@@ -51,7 +52,10 @@ def card_rows(card: dict[str, Any]) -> list[tuple[str, str]]:
     more = f" and {len(floors) - MAX_FLOORS} more in --json" if len(floors) > MAX_FLOORS else ""
     return [
         ("parameters", f"{card['parameters'] / 1e6:,.1f} M in {card['dtype']}"),
-        ("read per token", f"{card['bytes_read_per_token'] / 1e6:,.1f} MB of weights"),
+        (
+            "read per token",
+            f"{card['bytes_read_per_token'] / 1e6:,.1f} MB of weights, {card['head_share']:.0%} of them for the head",
+        ),
         ("cache per token", f"{card['cache_bytes_per_token'] / 1e3:,.1f} kB"),
         ("operations per token", f"{card['operations_per_token'] / 1e6:,.0f} M"),
         ("this machine", f"{machine['processor']}, {machine['threads']} threads, {machine['instructions']}{build}"),

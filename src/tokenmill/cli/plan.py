@@ -16,6 +16,8 @@ from tokenmill.units import size
 if TYPE_CHECKING:
     from tokenmill.model.config import ModelConfig
 
+TOLD_SHARE = 0.05  # of the head, which is more for large vocabularies and few chosen experts
+
 EXAMPLES = (
     "tokenmill plan",
     "tokenmill plan smollm2-135m --max-length 8192 --max-sequences 16 --dtype float32",
@@ -54,7 +56,7 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
         from tokenmill.kernels.devices import free_bytes
         from tokenmill.loader.default_length import follow_context
         from tokenmill.loader.resolve import resolve
-        from tokenmill.measure.cost import cost_of, costs_of_ranks
+        from tokenmill.measure.cost import cost_of, costs_of_ranks, head_share
         from tokenmill.model.per_layer import bytes_in_file
 
     wanted, why = follow_context(wanted, lambda given: resolve(given, model))
@@ -82,6 +84,7 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
             "workspace_bytes": cost.workspace_bytes,
         },
         "bytes_per_token": cost.bytes_per_token,
+        "head_share": head_share(resolved.model),
         "states": {"number": resolved.cache.num_states, "bytes": cost.state_bytes},
         "in_file": dict(zip(("bytes", "bytes_per_token"), bytes_in_file(resolved.model, config.dtype), strict=True)),
         "total_bytes": cost.total_bytes,
@@ -121,6 +124,8 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     title = f"{model} in {form} on {facts['device']}, {facts['max_sequences']} x {facts['max_length']} tokens"
     print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])), ("size",))
     echo(_verdict(facts))
+    if facts["head_share"] >= TOLD_SHARE:
+        echo(f"{facts['head_share']:.0%} of the weights that a token reads are the head's")
     if num_bytes := facts["in_file"]["bytes"]:
         each = size(facts["in_file"]["bytes_per_token"])
         echo(

@@ -151,6 +151,11 @@ def num_read(model: ModelConfig, num_tokens: int) -> int:
     return num_used(model) - round(unread)
 
 
+def head_share(model: ModelConfig) -> float:
+    """Compute the head's share of the parameters that a token reads."""
+    return describe(model).head.num_parameters / num_read(model, 1)
+
+
 def decode_traffic(model: ModelConfig, storage: Storage, batch: int, depth: float, cache: bool = True) -> Traffic:
     """Count the traffic of one step of `batch` sequences that each have `depth` tokens behind them.
 
