@@ -192,7 +192,9 @@ def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows
         packed_cache=False,
     )
     own = open_checkpoint(checkpoint.path) if isinstance(checkpoint, PackedCheckpoint) else checkpoint
-    loaded = load_model(source, resolve_checkpoint(source, settings), ranks=_WithPool(LentPool(target.pool, layers)))
+    loaded = load_model(
+        source, resolve_checkpoint(source, settings), ranks=_WithPool(LentPool(target.pool, layers)), facts=target.facts
+    )
     return AssistantCore(loaded, target, rows, Embeddings(own, target), source.read(OUT, torch.float32).float())
 
 

@@ -229,7 +229,7 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
     if needed > available:
         setting = "draft_model, max_length or max_sequences"
         raise CapacityError("memory for the layer that predicts further tokens", needed, available, setting, True)
-    return load_model(source, resolved, lent=Lent(target.program, _num_logits(target)))
+    return load_model(source, resolved, lent=Lent(target.program, _num_logits(target)), facts=target.facts)
 
 
 def _num_logits(target: LoadedModel) -> int:

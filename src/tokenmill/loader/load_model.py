@@ -15,7 +15,7 @@ from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.loader.model_facts import read_facts
+from tokenmill.loader.model_facts import ModelFacts, read_facts
 from tokenmill.loader.ranks import Alone, find_ranks, threads_of_machine
 from tokenmill.loader.resolve import FLOAT16_ON_CPU, ResolvedModel, resolve, resolve_with
 from tokenmill.memory.arena import Allocate, unreserved
@@ -51,15 +51,17 @@ def load_model(
     allocate: Allocate = unreserved,
     ranks: Alone | None = None,
     lent: Lent | None = None,
+    facts: ModelFacts | None = None,
 ) -> LoadedModel:
     """Load a model with its program and its own cache. `allocate` gives the memory for weights that the program packs.
     ranks: the side of a rank that has met rank 0 already. lent: what it has of another model.
+    facts: of the files, where they are not to be read.
     """
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
     joined = ranks or find_ranks(checkpoint, resolved)
     with joined, torch_threads(resolved.config.threads), naming(checkpoint.path):
-        return _load(checkpoint, resolved, progress, allocate, joined, lent)
+        return _load(checkpoint, resolved, progress, allocate, joined, lent, facts)
 
 
 def _load(
@@ -69,9 +71,10 @@ def _load(
     allocate: Allocate,
     ranks: Alone,
     lent: Lent | None,
+    facts: ModelFacts | None,
 ) -> LoadedModel:
     model, device = resolved.model, ranks.device(torch.device(resolved.config.device))
-    facts = read_facts(checkpoint, resolved.config, model.vocab_size)
+    facts = facts or read_facts(checkpoint, resolved.config, model.vocab_size)
     resolved, package = _open_own(resolved, facts.fingerprint, device)
     config, packed = resolved.config, checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     shapes = describe(model).attention_shapes

@@ -10,6 +10,7 @@ import torch
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec, StateSpec
+from tokenmill.loader.model_facts import ModelFacts
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.program.forward import Program
@@ -42,6 +43,11 @@ class LoadedModel:
             self.program.close()
         for name in ("program", "pool", "runner"):
             vars(self).pop(name, None)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The facts in its files beside the weights."""
+        return ModelFacts(self.tokenizer, self.fingerprint, self.files, self.generation_defaults)
 
     @property
     def config(self) -> ResolvedConfig:

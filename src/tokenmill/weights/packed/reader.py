@@ -21,8 +21,11 @@ from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.packed.verified import is_verified, record_of, remember
 
-MAGIC, FORMAT = b"TMIMAGE\n", 7
-WITHOUT_INTEGERS = 6  # is read, too: it has no layouts with integer scales
+MAGIC, FORMAT = b"TMIMAGE\n", 8
+OLDER = (
+    6,
+    7,
+)  # are read, too: 6 has no layouts with integer scales, neither says whether the model has a layer that drafts
 BEGIN = HUGE_PAGE  # of the weights in the file
 REMEDY = "make it again with `tokenmill pack`"
 ANY_DTYPE = "any-dtype"
@@ -63,7 +66,7 @@ def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
     if magic != MAGIC:
         raise PackedModelError(f"{path} is no packed model")
     try:
-        facts = unseal(text, FORMAT, WITHOUT_INTEGERS)
+        facts = unseal(text, FORMAT, *OLDER)
     except ValueError as error:
         raise PackedModelError(f"{path} {error}; {REMEDY}") from error
     end = at + len(text)
