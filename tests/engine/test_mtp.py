@@ -17,8 +17,10 @@ from tokenmill.engine import mtp
 from tokenmill.engine.mtp import ROWS, TextRows
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
+from tokenmill.model.families import read_config
 from tokenmill.program.hidden_rows import RowsRunner
 from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
 
 PROGRAMS = ["eager", pytest.param("native", marks=needs_native)]
@@ -227,3 +229,27 @@ def test_rows_of_a_text():
         assert rows.rows(rows.first, rows.end)[:, 0].tolist() == list(range(rows.first, rows.end))
     saved(rows, tokens, rows.end, ROWS + 50)
     assert rows.end - rows.first == ROWS and rows.rows(rows.end - 1, rows.end)[0, 0] == rows.end - 1
+
+
+def test_a_gguf_file_is_written_without_the_layer(tmp_path, caplog, monkeypatch):
+    name = f"{NAME}-gguf"
+    monkeypatch.setitem(TINY, name, numbers_of(NAME))
+    out = tmp_path / "x.gguf"
+    quantize(open_checkpoint(save_with_mtp(name, tmp_path)), out, Silent(), "none", head="none", export="gguf")
+    assert "its layer that predicts further tokens is left out" in caplog.text
+    assert not read_config(open_checkpoint(out).config).has_mtp
+
+
+@pytest.mark.parametrize("scheme", ["q8", None])
+def test_a_directory_is_written_with_the_layer(scheme, models, tmp_path):
+    checkpoint, out = open_checkpoint(save_with_mtp(NAME, models)), tmp_path / "x"
+    if scheme is None:
+        convert(checkpoint, out, "float32", Silent())
+    else:
+        quantize(checkpoint, out, Silent(), scheme)
+    engine = load(out, program="eager", **DRAFTING)
+    made = recorded(engine)
+    engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
+    assert made
+    if scheme is None:
+        check(NAME, made)

@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -109,7 +109,10 @@ class GGUFExport(Export):
         for is_met, told in (NEEDS[need] for need in gguf_facts(model.family).needs):
             if not is_met(model):
                 raise ConfigError("model", model.family, f"for a GGUF file, one {told}, which llama.cpp requires")
-        check_read_back(plan.checkpoint.path, model, metadata_of(model), [source.info for source in _sources(plan)])
+        written = replace(model, has_mtp=False)
+        check_read_back(plan.checkpoint.path, written, metadata_of(model), [source.info for source in _sources(plan)])
+        if model.has_mtp:
+            log.warning("%s: its layer that predicts further tokens is left out of the file", plan.checkpoint.path)
 
     def num_bytes(self, plan: ExportPlan, name: str) -> int:
         return _size(_kind(plan, name), plan.shapes[name]) if name in plan.targets else 0
