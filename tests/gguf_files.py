@@ -73,12 +73,16 @@ WIDE: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Models all of whose rows are multiples of 256: see write_codes."""
 
 
-def with_tensors(file: Path, target: Path, tensors: dict[str, Tensor], keys: dict[str, Any]) -> Path:
-    """The same file with more tensors, in float32, and other keys."""
+def with_tensors(
+    file: Path, target: Path, tensors: dict[str, Tensor], keys: dict[str, Any], without: str | None = None
+) -> Path:
+    """The same file with more tensors, in float32, and other keys. without: begins the names of those that it lacks."""
     header = read_header(file)
     infos = sorted(header.tensors.values(), key=lambda info: info.offset)
-    data = file.read_bytes()[header.data_offset :]
-    data += bytes(-len(data) % 32)
+    infos = [info for info in infos if without is None or not info.name.startswith(without)]
+    stored, data = file.read_bytes()[header.data_offset :], b""
+    for info in infos:
+        data += stored[info.offset : info.offset + info.num_bytes] + bytes(-info.num_bytes % 32)
     end = len(data)
     for name, tensor in tensors.items():
         infos.append(TensorInfo(name, tuple(tensor.shape), F32, end, 4 * tensor.numel()))

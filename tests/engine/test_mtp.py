@@ -132,8 +132,10 @@ def test_how_many_tokens_are_drafted(size, is_byte_level, count):
     assert mtp._num_logits(SimpleNamespace(model_config=SimpleNamespace(vocab_size=size), tokenizer=tokenizer)) == count
 
 
-def gguf_with_mtp(name, folder):
-    """llama.cpp's file of such a model, as its converter writes it: norms are stored as 1 + weight."""
+def gguf_with_mtp(name, folder, without=None):
+    """llama.cpp's file of such a model, as its converter writes it: norms are stored as 1 + weight. without: see
+    with_tensors.
+    """
     plain, (layer, fc, norms) = folder / "plain.gguf", layer_of(name)
     quantize(open_checkpoint(save(name, folder)), plain, Silent(), "none", head="none", export="gguf")
     parts = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
@@ -148,7 +150,7 @@ def gguf_with_mtp(name, folder):
     keys = {"qwen35.block_count": number + 1, "qwen35.nextn_predict_layers": 1}
     kinds = [kind == "linear_attention" for kind in reference(name).config.layer_types]
     keys |= {"qwen35.attention.recurrent_layers": [*kinds, False]}
-    return with_tensors(plain, folder / "mtp.gguf", more, keys)
+    return with_tensors(plain, folder / "mtp.gguf", more, keys, without)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -160,6 +162,25 @@ def test_drafts_out_of_a_gguf_file(program, tmp_path, monkeypatch):
     engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
     assert made
     check(name, made)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_drafts_out_of_a_gguf_file_that_has_the_layer_alone(program, llama, tmp_path, monkeypatch):
+    name = f"{NAME}-gguf"
+    monkeypatch.setitem(TINY, name, numbers_of(NAME))
+    apart = gguf_with_mtp(name, tmp_path, without="blk.")
+    settings = {**DRAFTING, "draft_model": str(apart)}
+    engine = load(tmp_path / "plain.gguf", program=program, **settings)
+    made = recorded(engine)
+    engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
+    assert made
+    check(name, made)
+    with pytest.raises(CheckpointError, match="give it as draft_model, beside its model"):
+        load(apart)
+    with pytest.raises(
+        ConfigError, match=r"a layer of this model \(llama, 48 numbers in a row, 211 tokens\), not of qwen"
+    ):
+        load(llama, program=program, **settings)
 
 
 def changed(path, change):

@@ -123,9 +123,9 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     form = f"{facts['dtype']}, scheme {facts['scheme']}, program {facts['program']['name']}"
     title = f"{model} in {form} on {facts['device']}, {facts['max_sequences']} x {facts['max_length']} tokens"
     print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])), ("size",))
-    echo(_verdict(facts))
     if facts["head_share"] >= TOLD_SHARE:
         echo(f"{facts['head_share']:.0%} of the weights that a token reads are the head's")
+    echo(_verdict(facts))
     if num_bytes := facts["in_file"]["bytes"]:
         each = size(facts["in_file"]["bytes_per_token"])
         echo(

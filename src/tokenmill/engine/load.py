@@ -12,7 +12,7 @@ from tokenmill.engine.assistant import is_assistant, load_assistant
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.mtp import MtpCore, TargetRows, load_mtp, refuse_mtp
+from tokenmill.engine.mtp import MtpCore, TargetRows, is_mtp_file, load_mtp, refuse_mtp
 from tokenmill.engine.thread import EngineThread
 from tokenmill.engine.verify import Receipts
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
@@ -167,7 +167,7 @@ def _draft_of(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread,
     proposer may use it; a layer that cannot be read is left out with a warning.
     """
     config = target.config
-    if config.draft_model == MTP:
+    if config.draft_model == MTP or is_mtp_file(config.draft_model):
         return load_mtp_core(checkpoint, target, thread)
     if config.has_draft_model and is_assistant(str(config.draft_model)):
         rows = TargetRows()

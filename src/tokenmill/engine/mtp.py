@@ -19,16 +19,18 @@ from torch import Tensor
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, FollowedText
 from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.hub.names import locate
 from tokenmill.kernels.devices import free_bytes
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.model.families.mtp import MTP
+from tokenmill.model.families.mtp import MTP, has_mtp_alone
 from tokenmill.program.hidden_rows import RowsRunner
 from tokenmill.program.parts import Lent
 from tokenmill.quant.schemes import GROUP
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.gguf.header import read_header
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 log = logging.getLogger(__name__)
@@ -184,12 +186,22 @@ class MtpCore(DraftCore):
             drafted.save((), work.start + work.count - 1, hidden_TD[last : last + 1])
 
 
+def is_mtp_file(name: str | None) -> bool:
+    """Tell whether a GGUF file has such a layer alone, as llama.cpp's converter writes it beside the model's file."""
+    path = Path(name or "")
+    if path.suffix != ".gguf" or not path.is_file():
+        return False
+    return has_mtp_alone(read_header(path).tensors)
+
+
 def refuse_mtp(checkpoint: Checkpoint, target: LoadedModel) -> str:
     """Say what would be allowed in the place of this layer as a draft model; empty where it is."""
     config = target.config
     if target.program_name not in PROGRAMS or config.tensor_parallel > 1:
         several = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
         return f"none with program {target.program_name}{several}, only with {' or '.join(PROGRAMS)} in one process"
+    if is_mtp_file(config.draft_model):
+        return ""
     if not target.model_config.has_mtp or (isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy):
         return "a model whose files, which are not packed, have a layer that predicts further tokens (MTP)"
     return ""
@@ -204,7 +216,8 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
     config = target.config
     if allowed := refuse_mtp(checkpoint, target):
         raise ConfigError("draft_model", "mtp", allowed)
-    source = open_checkpoint(Path(checkpoint.path), part=MTP)
+    apart, whole = is_mtp_file(config.draft_model), target.model_config
+    source = open_checkpoint(locate(str(config.draft_model)) if apart else Path(checkpoint.path), part=MTP)
     settings = EngineConfig(
         model=config.model,
         scheme=config.scheme,
@@ -224,6 +237,12 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
         fingerprint=config.fingerprint,
     )
     resolved = resolve_checkpoint(source, settings)
+    found, wanted = (
+        (each.family.removesuffix(MTP), each.hidden_size, each.vocab_size) for each in (resolved.model, whole)
+    )
+    if found != wanted:
+        theirs, ours = (f"{family}, {width} numbers in a row, {size} tokens" for family, width, size in (found, wanted))
+        raise ConfigError("draft_model", str(config.draft_model), f"a layer of this model ({ours}), not of {theirs}")
     rows = config.max_sequences * ROWS * resolved.model.hidden_size * 8
     needed, available = resolved.cache.num_bytes + rows, free_bytes(config.device)
     if needed > available:

@@ -58,6 +58,7 @@ OPTIONS = (
     Named("--reasoning-budget", "--thinking-budget"),
     Named("--model-draft", note="`-md` there; or `q8`, `q4`: the model itself in fewer bits"),
     Named("--draft-max, --spec-draft-n-max", "--num-draft-tokens"),
+    Named("--spec-type", "--speculate", "`draft-mtp`, a layer in the file, drafts by itself"),
     Named("--lookup-cache-dynamic", "--suffix-dir"),
     Named("--prompt-cache", "`tokenmill prefill` and `tokenmill decode`"),
     Named("--slot-save-path", "--session-dir"),

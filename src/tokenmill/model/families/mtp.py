@@ -4,7 +4,7 @@ Its tensors have the names of any other layer's of the model behind another begi
 norms more. It has the embedding and the head of the model; a second copy of them, which some files have, is not read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,13 @@ BESIDE_MODEL = MtpNames(
 _IN_GGUF = tuple(f"blk.{{n}}.nextn.{name}.weight" for name in ("eh_proj", "enorm", "hnorm", "shared_head_norm"))
 _TARGETS = ("mtp.fc.weight", "mtp.embedding_norm.weight", "mtp.hidden_norm.weight", "norm.weight")
 _SHARED = ("embedding.weight", "head.weight", "head{p}")
+
+
+def has_mtp_alone(tensors: Collection[str]) -> bool:
+    """Tell whether a GGUF file with these tensors has such a layer and no other, as llama.cpp's converter writes it
+    beside the model's file.
+    """
+    return not any(name.startswith("blk.0.") for name in tensors) and any(name.endswith(NEXTN) for name in tensors)
 
 
 def mtp_names(names: Mapping[str, str], mtp: MtpNames) -> dict[str, str]:

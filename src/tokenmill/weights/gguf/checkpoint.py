@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import Family, in_gguf, read_config
-from tokenmill.model.families.mtp import MTP_STORED, NEXTN
+from tokenmill.model.families.mtp import MTP_STORED, NEXTN, has_mtp_alone
 from tokenmill.model.per_layer import CODED
 from tokenmill.registry import TENSOR_READERS, lookup
 from tokenmill.settings.recommended import Recommended
@@ -59,6 +59,9 @@ class GGUFCheckpoint(Checkpoint):
                 f"{path}: {wide[0]} has {prod(found[wide[0]].shape)} numbers, more than a head can have"
             )
         lists = {name: gguf.dequantize(self.raw(info), info.type).flatten().tolist() for name, info in found.items()}
+        if has_mtp_alone(header.tensors) and not part:
+            what = "the layer that predicts further tokens alone: give it as draft_model, beside its model"
+            raise CheckpointError(f"{path} holds {what}")
         self.config = read_gguf_config(path, header, lists)
         self.rounded = _describe_rounding(header.tensors.values())
         if any(info.type not in FLOATS for info in header.tensors.values()):

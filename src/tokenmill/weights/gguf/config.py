@@ -16,6 +16,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import architectures, gguf_facts
 from tokenmill.model.families.in_gguf import GGUFKeys, Warn
+from tokenmill.model.families.mtp import has_mtp_alone
 from tokenmill.model.families.refused import features_of_keys, why_not
 from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.text.vocab import end_token_ids
@@ -149,7 +150,7 @@ def _shared(keys: GGUFKeys, header: Header) -> dict[str, Any]:
             rows = f"but token_embd.weight has {vocab_size} rows"
             raise CheckpointError(f"{keys.where}: {name} is {brief(count)}, {rows}")
     claimed, layers = keys.count("block_count"), {n.split(".")[1] for n in keys.tensors if n.startswith("blk.")}
-    if claimed != len(layers):
+    if claimed != len(layers) and not has_mtp_alone(keys.tensors):
         raise CheckpointError(f"{keys.where}: block_count is {claimed}, but there are tensors of {len(layers)} layers")
     end_ids = end_token_ids(keys.values)
     pad_id = keys.values.get("tokenizer.ggml.padding_token_id")
