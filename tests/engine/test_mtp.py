@@ -1,6 +1,7 @@
 """Drafts of the layer that predicts further tokens, beside those of transformers' layers; texts stay as they are."""
 
 import json
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -82,6 +83,39 @@ def test_a_text_is_followed_from_the_rows_that_are_known(program, models):
     check(NAME, made)
 
 
+@needs_native
+def test_between_several_steps_in_one_call(models):
+    """The program then finds tokens itself, and their rows are where those of any token are."""
+    engine = load(save_with_mtp(NAME, models), program="native", **SETTINGS, speculate="adaptive", draft_model="mtp")
+    made, proposer = recorded(engine), engine.core.speculation.proposer
+    asked, number = proposer.propose, count()
+
+    def propose(sequences, limit, forced):
+        """Ask the layer in every second step."""
+        ours = next(number) % 2
+        return engine.core.speculation.draft.continuations(sequences, 2) if ours else asked(sequences, 3, forced)
+
+    proposer._of_model = lambda sequences, limit: type(proposer._of_matches(1))(0.0, {})
+    proposer.propose = propose
+    engine.generate(GIVEN, max_new_tokens=40, ignore_eos=True)
+    assert len(made) > 3
+    check(NAME, made)
+
+
+def test_rows_are_kept_of_the_last_texts_alone(models):
+    engine = load(save_with_mtp(NAME, models), program="eager", **DRAFTING)
+    rows = engine.core.loaded.runner.rows
+    sessions = [engine.session(prompt(9, seed=seed)) for seed in range(5)]
+    for _ in range(2):
+        for session in sessions:
+            session.generate(max_new_tokens=3, ignore_eos=True)
+            assert len(rows.texts) <= 2
+    made = recorded(engine)
+    sessions[0].generate(max_new_tokens=6, ignore_eos=True)
+    assert made
+    check(NAME, made)
+
+
 @pytest.fixture(scope="module")
 def wanted(models):
     """Texts without drafts."""
@@ -125,11 +159,13 @@ def test_logits_of_the_first_tokens_alone(models, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "size, is_byte_level, count", [(99_999, True, 0), (248_320, True, 62_080), (262_144, False, 0)]
+    "size, is_byte_level, number", [(99_999, True, 0), (248_320, True, 62_080), (262_144, False, 0)]
 )
-def test_how_many_tokens_are_drafted(size, is_byte_level, count):
+def test_how_many_tokens_are_drafted(size, is_byte_level, number):
     tokenizer = SimpleNamespace(is_byte_level=is_byte_level)
-    assert mtp._num_logits(SimpleNamespace(model_config=SimpleNamespace(vocab_size=size), tokenizer=tokenizer)) == count
+    assert (
+        mtp._num_logits(SimpleNamespace(model_config=SimpleNamespace(vocab_size=size), tokenizer=tokenizer)) == number
+    )
 
 
 def gguf_with_mtp(name, folder, without=None):

@@ -12,7 +12,7 @@ from tokenmill.engine.assistant import is_assistant, load_assistant
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.mtp import MtpCore, TargetRows, is_mtp_file, load_mtp, refuse_mtp
+from tokenmill.engine.mtp import MtpCore, TargetRows, is_mtp_file, load_mtp, max_texts, refuse_mtp
 from tokenmill.engine.thread import EngineThread
 from tokenmill.engine.verify import Receipts
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
@@ -170,7 +170,7 @@ def _draft_of(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread,
     if config.draft_model == MTP or is_mtp_file(config.draft_model):
         return load_mtp_core(checkpoint, target, thread)
     if config.has_draft_model and is_assistant(str(config.draft_model)):
-        rows = TargetRows()
+        rows = TargetRows(max_texts(target))
         assistant = load_assistant(checkpoint, target, rows)
         target.runner = RowsRunner(target.runner, rows)
         return assistant
@@ -187,7 +187,7 @@ def _draft_of(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread,
 
 def load_mtp_core(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread) -> MtpCore:
     """Give the layer that predicts further tokens a loop of its own; see load_mtp."""
-    loaded, rows = load_mtp(checkpoint, target), TargetRows()
+    loaded, rows = load_mtp(checkpoint, target), TargetRows(max_texts(target))
     target.runner = RowsRunner(target.runner, rows)
     facts = ProposerContext(finds_drafts=False)
     return MtpCore(Core(loaded, _scheduler(loaded), _speculation(NoProposer(facts), loaded, facts), thread), rows)

@@ -86,10 +86,11 @@ class TextRows:
 
 
 class TargetRows:
-    """The rows of the texts of the model whose tokens are drafted."""
+    """The rows of the texts of the model whose tokens are drafted: of the last max_texts that were computed."""
 
-    def __init__(self) -> None:
-        self.texts: WeakKeyDictionary[Sequence, TextRows] = WeakKeyDictionary()
+    def __init__(self, max_texts: int) -> None:
+        self._max_texts = max_texts
+        self.texts: WeakKeyDictionary[Sequence, TextRows] = WeakKeyDictionary()  # the least recently computed first
 
     def given(self, plan: Plan) -> None:
         """Give nothing: the model reads tokens alone."""
@@ -97,9 +98,11 @@ class TargetRows:
     def save(self, plan: Plan, firsts: List[int], hidden_TD: Tensor) -> None:
         """Keep the rows of a step's texts."""
         for work, first in zip(plan.work, firsts, strict=True):
-            if (rows := self.texts.get(work.sequence)) is None:
-                rows = self.texts[work.sequence] = TextRows()
+            rows = self.texts.pop(work.sequence, None) or TextRows()
             rows.save(work.sequence.tokens, work.start, hidden_TD[first : first + work.count])
+            self.texts[work.sequence] = rows
+        while len(self.texts) > self._max_texts:
+            del self.texts[next(iter(self.texts.keys()))]
 
 
 @dataclass(eq=False)
@@ -123,6 +126,15 @@ class MtpCore(DraftCore):
         self._rows, self._of_sequence = rows, WeakValueDictionary[int, MtpText]()
         core.loaded.runner = RowsRunner(core.loaded.runner, self)
 
+    def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+        """See DraftCore. No rows are held afterwards but TargetRows'."""
+        try:
+            return super().continuations(sequences, limit)
+        finally:
+            for follower in self._of_sequence.values():
+                follower.known, follower.drafted = TextRows(), TextRows()
+            self._of_sequence.clear()
+
     def _follow(self, text: Sequence, limit: int) -> Sequence | None:
         """Give the text's follower the text's tokens behind those whose rows are known.
 
@@ -138,10 +150,8 @@ class MtpCore(DraftCore):
         computed = min(follower.first + alike, count - 1)
         if computed < follower.first or not known.first < computed or not follower.num_known:
             follower.first = computed = known.first + 1
-        first, length = (
-            follower.first,
-            min(count + limit, text.max_tokens, follower.first + loaded.resolved.longest_text),
-        )
+        first = follower.first
+        length = min(count + limit, text.max_tokens, first + loaded.resolved.longest_text)
         if own.finish_reason == "error" or length <= count:
             return None
         self._core.scheduler.rewind(own, computed - first, text.tokens[computed:])
@@ -184,6 +194,11 @@ class MtpCore(DraftCore):
             last = first + work.count - 1
             drafted = self._of_sequence[work.sequence.id].drafted
             drafted.save((), work.start + work.count - 1, hidden_TD[last : last + 1])
+
+
+def max_texts(target: LoadedModel) -> int:
+    """Count the texts whose rows are kept: as many as run, and as many that ended lately."""
+    return 2 * target.config.max_sequences
 
 
 def is_mtp_file(name: str | None) -> bool:
@@ -243,7 +258,7 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
     if found != wanted:
         theirs, ours = (f"{family}, {width} numbers in a row, {size} tokens" for family, width, size in (found, wanted))
         raise ConfigError("draft_model", str(config.draft_model), f"a layer of this model ({ours}), not of {theirs}")
-    rows = config.max_sequences * ROWS * resolved.model.hidden_size * 8
+    rows = max_texts(target) * ROWS * resolved.model.hidden_size * 8
     needed, available = resolved.cache.num_bytes + rows, free_bytes(config.device)
     if needed > available:
         setting = "draft_model, max_length or max_sequences"
