@@ -10,7 +10,11 @@ from tests.assistant_models import MODELS, drafts, save_assistant
 from tests.marks import needs_native
 from tests.tiny_models import prompt, save
 from tokenmill import load
+from tokenmill.engine.assistant import is_assistant
 from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.loader.pack import save_packed_model
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.checkpoint import open_checkpoint
 
 PROGRAMS = ["eager", pytest.param("native", marks=needs_native)]
 SETTINGS = {"dtype": "float32", "packed_cache": False, "device": "cpu", "max_length": 100}
@@ -49,6 +53,7 @@ def test_drafts_are_those_of_the_assistant(name, program, models):
     engine = load(save(name, models), program=program, draft_model=assistant, prefix_cache=False, **DRAFTING)
     made = recorded(engine)
     engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
+    assert {len(tokens) for tokens, _ in made} == {24 + at for at in range(7)}, "none is right, and none is left out"
     check(name, made)
 
 
@@ -127,6 +132,31 @@ def test_what_cannot_have_an_assistant(models, llama, tmp_path):
         load(llama, program="compiled", compile_backend="eager", draft_model=str(assistant), **DRAFTING)
     with pytest.raises(CheckpointError, match="it guesses tokens for another model"):
         load(assistant, **SETTINGS)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_assistant_with_a_shorter_context(program, models, tmp_path, caplog):
+    assistant = save_assistant(NAME, tmp_path, max_position_embeddings=26)
+    engine = load(save(NAME, models), program=program, draft_model=str(assistant), **DRAFTING)
+    made = recorded(engine)
+    engine.generate(GIVEN, max_new_tokens=12, ignore_eos=True)
+    assert max(len(tokens) for tokens, _ in made) == 26 and "failed" not in caplog.text
+
+
+@needs_native
+def test_a_packed_model_has_no_assistant(models, tmp_path):
+    save_packed_model(open_checkpoint(save(NAME, models)), EngineConfig(), tmp_path / "x.packed", lambda *_: None)
+    with pytest.raises(ConfigError, match="whose embedding cannot be read row by row"):
+        load(tmp_path / "x.packed", draft_model=str(save_assistant(NAME, models)))
+
+
+@pytest.mark.parametrize("kind", [["gemma4_assistant"], {"a": 1}, None])
+def test_a_directory_of_no_kind_is_no_assistant(kind, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert not is_assistant(str(tmp_path)) and not is_assistant("a" * 5000) and not is_assistant("none")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma4_assistant"}')
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert is_assistant(f"~/{tmp_path.name}")
 
 
 def test_a_damaged_assistant(models, tmp_path):

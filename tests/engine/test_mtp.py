@@ -14,9 +14,10 @@ from tests.marks import needs_native
 from tests.mtp_models import MODELS, drafts, layer_of, save_with_mtp
 from tests.tiny_models import TINY, prompt, reference, save
 from tokenmill import load
+from tokenmill.engine import load as module
 from tokenmill.engine import mtp
 from tokenmill.engine.mtp import ROWS, TextRows
-from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.model.families import read_config
 from tokenmill.program.hidden_rows import RowsRunner
@@ -149,9 +150,44 @@ def test_it_can_be_left_out(settings, models):
     assert engine.core.speculation.draft is None and not isinstance(engine.core.loaded.runner, RowsRunner)
 
 
+def test_a_follower_whose_blocks_were_taken_begins_anew(models, monkeypatch, caplog):
+    """The rows of the model for its first tokens are not kept any more."""
+    monkeypatch.setattr(mtp, "ROWS", 4)
+    engine = load(save_with_mtp(NAME, models), program="eager", **DRAFTING)
+    made, draft = recorded(engine), engine.core.speculation.draft
+    inner, number, enqueue = draft._core, count(), draft._core.enqueue
+
+    def taken(own):
+        """Take the blocks of every fifth follower when it is about to run."""
+        if next(number) % 5 == 4:
+            inner.scheduler.memory.forget(own)
+        enqueue(own)
+
+    monkeypatch.setattr(inner, "enqueue", taken)
+    engine.generate(GIVEN, max_new_tokens=24, ignore_eos=True)
+    assert len({first for _, _, first in made}) > 2 and "failed" not in caplog.text
+    check(NAME, made)
+
+
+def test_the_memory_of_the_layer_is_counted(models, monkeypatch):
+    """Its weights, its cache and the rows that are kept for it."""
+    monkeypatch.setattr(mtp, "free_bytes", lambda device: 100_000)
+    with pytest.raises(CapacityError, match="memory for the layer that predicts further tokens"):
+        load(save_with_mtp(NAME, models), program="eager", **DRAFTING)
+
+
+@needs_native
+def test_no_warning_where_no_drafted_token_may_come(models, monkeypatch, caplog):
+    monkeypatch.setattr(mtp, "num_logits", lambda target: 64)
+    monkeypatch.setattr(module, "num_logits", lambda target: 64)
+    engine = load(save_with_mtp(NAME, models), program="native", **DRAFTING)
+    text = engine.generate(GIVEN, max_new_tokens=9, allowed_token_ids=list(range(100, 120)), ignore_eos=True)
+    assert len(text.tokens) == 9 and not caplog.text
+
+
 @needs_native
 def test_logits_of_the_first_tokens_alone(models, monkeypatch):
-    monkeypatch.setattr(mtp, "_num_logits", lambda target: 64)
+    monkeypatch.setattr(mtp, "num_logits", lambda target: 64)
     engine = load(save_with_mtp(NAME, models), program="native", **DRAFTING)
     made = recorded(engine)
     text = engine.generate(GIVEN, max_new_tokens=12, ignore_eos=True).tokens
@@ -163,9 +199,7 @@ def test_logits_of_the_first_tokens_alone(models, monkeypatch):
 )
 def test_how_many_tokens_are_drafted(size, is_byte_level, number):
     tokenizer = SimpleNamespace(is_byte_level=is_byte_level)
-    assert (
-        mtp._num_logits(SimpleNamespace(model_config=SimpleNamespace(vocab_size=size), tokenizer=tokenizer)) == number
-    )
+    assert mtp.num_logits(SimpleNamespace(model_config=SimpleNamespace(vocab_size=size), tokenizer=tokenizer)) == number
 
 
 def gguf_with_mtp(name, folder, without=None):

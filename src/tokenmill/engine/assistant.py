@@ -6,6 +6,7 @@ the model's rows of the tokens before it, and one row that has the embedding of 
 beside what the model's head read for the token before; behind a draft, what the assistant itself makes of its output.
 """
 
+import os
 from collections.abc import Sequence as List
 from dataclasses import replace
 from functools import lru_cache
@@ -116,7 +117,9 @@ class AssistantCore:
 
     def _is_known(self, text: Sequence) -> bool:
         rows, count = self._rows.texts.get(text), len(text.tokens)
-        return rows is not None and rows.first < rows.end == count - 1 == text.kept.num_computed
+        if count > self._loaded.config.max_length:
+            return False
+        return rows is not None and rows.first < count - 1 <= rows.end and text.kept.num_computed == count - 1
 
     def _goes_on(self, text: Sequence, drafts: List[int], limit: int) -> bool:
         length = len(text.tokens) + len(drafts)
@@ -151,8 +154,11 @@ def _row(text: Sequence, drafts: list[int]) -> Row:
 
 def is_assistant(name: str) -> bool:
     """Tell whether a directory holds an assistant."""
-    path = Path(name)
-    return path.is_dir() and read_json(path / "config.json").get("model_type") in ASSISTANTS
+    path = Path(name).expanduser()
+    if not os.path.isdir(path):  # noqa: PTH112  (a name that is too long is no error)
+        return False
+    kind = read_json(path / "config.json").get("model_type")
+    return isinstance(kind, str) and kind in ASSISTANTS
 
 
 def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows) -> AssistantCore:
@@ -161,6 +167,10 @@ def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows
     if target.program_name not in PROGRAMS or config.tensor_parallel > 1:
         allowed = f"no assistant with program {target.program_name} or several ranks, only with {' or '.join(PROGRAMS)}"
         raise ConfigError("draft_model", name, allowed)
+    if isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy:
+        raise ConfigError(
+            "draft_model", name, "no assistant of a packed model, whose embedding cannot be read row by row"
+        )
     source = open_checkpoint(locate(name), part=MTP)
     model, whole = read_config(source.config), describe(target.model_config)
     layers = _layers_for(name, describe(model), whole, target.pool)

@@ -12,7 +12,7 @@ from tokenmill.engine.assistant import is_assistant, load_assistant
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.mtp import MtpCore, TargetRows, is_mtp_file, load_mtp, max_texts, refuse_mtp
+from tokenmill.engine.mtp import MtpCore, TargetRows, is_mtp_file, load_mtp, max_texts, num_logits, refuse_mtp
 from tokenmill.engine.thread import EngineThread
 from tokenmill.engine.verify import Receipts
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
@@ -190,7 +190,11 @@ def load_mtp_core(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThr
     loaded, rows = load_mtp(checkpoint, target), TargetRows(max_texts(target))
     target.runner = RowsRunner(target.runner, rows)
     facts = ProposerContext(finds_drafts=False)
-    return MtpCore(Core(loaded, _scheduler(loaded), _speculation(NoProposer(facts), loaded, facts), thread), rows)
+    return MtpCore(
+        Core(loaded, _scheduler(loaded), _speculation(NoProposer(facts), loaded, facts), thread),
+        rows,
+        num_logits(target) > 0,
+    )
 
 
 def _scheduler(loaded: LoadedModel) -> Scheduler:

@@ -7,6 +7,7 @@ are not, and neither are rows from before the last ROWS tokens.
 """
 
 import logging
+import os
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -115,25 +116,48 @@ class MtpText(FollowedText):
     drafted: TextRows = field(default_factory=TextRows)
 
 
+class RowsMissing(Exception):
+    """Rows of the model are wanted that are not kept any more."""
+
+
 class MtpCore(DraftCore):
-    """The layer with its own loop. rows: of the texts that it follows."""
+    """The layer with its own loop. rows: of the texts that it follows. is_limited: it drafts some tokens alone."""
 
     kind = MtpText
     few_pending = 18  # the rows of accepted drafts are computed again
 
-    def __init__(self, core: Core, rows: TargetRows) -> None:
+    def __init__(self, core: Core, rows: TargetRows, is_limited: bool = False) -> None:
         super().__init__(core)
-        self._rows, self._of_sequence = rows, WeakValueDictionary[int, MtpText]()
+        self._rows, self._of_sequence, self._is_limited = rows, WeakValueDictionary[int, MtpText](), is_limited
         core.loaded.runner = RowsRunner(core.loaded.runner, self)
 
     def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        """See DraftCore. No rows are held afterwards but TargetRows'."""
+        """See DraftCore. No rows are held afterwards but TargetRows', and only its texts have followers.
+
+        Where the blocks of a follower were taken whose rows cannot be computed again, all of them begin anew.
+        """
+        for text in [each for each in self._followers if each not in self._rows.texts]:
+            self._forget(text)
         try:
             return super().continuations(sequences, limit)
+        except RowsMissing:
+            for text in sequences:
+                self._forget(text)
+            return {}
         finally:
             for follower in self._of_sequence.values():
                 follower.known, follower.drafted = TextRows(), TextRows()
             self._of_sequence.clear()
+
+    def _forget(self, text: Sequence) -> None:
+        follower = self._followers.pop(text, None)
+        if follower is not None:
+            self._core.release(follower.sequence)
+
+    def _warn_of_failure(self) -> None:
+        """Warn, unless none of the tokens that are drafted may come."""
+        if not self._is_limited:
+            super()._warn_of_failure()
 
     def _follow(self, text: Sequence, limit: int) -> Sequence | None:
         """Give the text's follower the text's tokens behind those whose rows are known.
@@ -182,6 +206,8 @@ class MtpCore(DraftCore):
             follower = self._of_sequence[work.sequence.id]
             begin, end = work.start - 1, work.start + work.count - 1  # of the tokens before
             own = max(begin, min(end, follower.num_known - 1))
+            if follower.first + begin < follower.known.first:
+                raise RowsMissing
             if begin < own:
                 found.append(follower.known.rows(follower.first + begin, follower.first + own))
             if own < end:
@@ -203,8 +229,8 @@ def max_texts(target: LoadedModel) -> int:
 
 def is_mtp_file(name: str | None) -> bool:
     """Tell whether a GGUF file has such a layer alone, as llama.cpp's converter writes it beside the model's file."""
-    path = Path(name or "")
-    if path.suffix != ".gguf" or not path.is_file():
+    path = Path(name or "").expanduser()
+    if path.suffix != ".gguf" or not os.path.isfile(path):  # noqa: PTH113  (a name that is too long is no error)
         return False
     return has_mtp_alone(read_header(path).tensors)
 
@@ -259,14 +285,16 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
         theirs, ours = (f"{family}, {width} numbers in a row, {size} tokens" for family, width, size in (found, wanted))
         raise ConfigError("draft_model", str(config.draft_model), f"a layer of this model ({ours}), not of {theirs}")
     rows = max_texts(target) * ROWS * resolved.model.hidden_size * 8
-    needed, available = resolved.cache.num_bytes + rows, free_bytes(config.device)
+    shared = replace(resolved.model, vocab_size=GROUP)  # without the embedding and the head
+    weights = resolved.program.weight_bytes(shared, config.dtype, resolved.scheme)
+    needed, available = resolved.cache.num_bytes + rows + weights, free_bytes(config.device)
     if needed > available:
         setting = "draft_model, max_length or max_sequences"
         raise CapacityError("memory for the layer that predicts further tokens", needed, available, setting, True)
-    return load_model(source, resolved, lent=Lent(target.program, _num_logits(target)), facts=target.facts)
+    return load_model(source, resolved, lent=Lent(target.program, num_logits(target)), facts=target.facts)
 
 
-def _num_logits(target: LoadedModel) -> int:
+def num_logits(target: LoadedModel) -> int:
     """Count the tokens that are drafted. The head takes most of the time of a draft. Tokens of a byte-level vocabulary
     stand in the order of their frequency, so that the first quarter of a large one is nearly all of a text.
     """

@@ -62,7 +62,8 @@ class PassCosts:
         self._num_passes += 1
         off = min(off, 1.0) if 0 < count < BELIEVED and size > 1 else off
         self._ratios[size, several] = ratio * off ** max(0.05, 1 / (count + 1)), count + 1, self._num_passes
-        self._unit_s *= off ** (0.3 if count else 0.0)  # a new size says nothing about the machine
+        is_measured = count >= BELIEVED or (size == 1 and count > 0)
+        self._unit_s *= off ** (0.3 if is_measured else 0.0)  # a new size says nothing about the machine
 
 
 def _size(num_tokens: int) -> int:

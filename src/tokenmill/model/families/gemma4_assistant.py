@@ -7,6 +7,7 @@ from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import InnerTextModel
 from tokenmill.model.families.gemma4 import GEMMA4_TEXT, NAMES, read_gemma4
 from tokenmill.model.families.mtp import MTP
+from tokenmill.value_reader import MAX_POSITIONS
 
 
 def _assistant(reader: ConfigReader) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def _assistant(reader: ConfigReader) -> dict[str, Any]:
     kinds = list(dict.fromkeys(fields["windows"]))
     sources = tuple(kinds.index(window) for window in fields["windows"])
     # Its mask lets a token see rows up to a distance of the window, where a model's own lets it see so many tokens.
-    windows = tuple(None if window is None else window + 1 for window in fields["windows"])
+    windows = tuple(None if window is None else min(window + 1, MAX_POSITIONS - 1) for window in fields["windows"])
     given = {"given_width": 2 * width, "kv_sources": sources, "windows": windows}
     return {**fields, **given, "logit_softcap": None, "num_layers": num_layers}
 
