@@ -366,7 +366,10 @@ ASSISTANTS: Names = {
     "gemma4_assistant_text": "tokenmill.model.families.gemma4_assistant:ASSISTANT_TEXT",
 }
 CHECKPOINTS: Names = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
-CHECKPOINT_CHECKS: Names = {"buffers": "tokenmill.weights.buffers:compare_buffers"}
+CHECKPOINT_CHECKS: Names = {
+    "buffers": "tokenmill.weights.buffers:compare_buffers",
+    "mtp": "tokenmill.weights.gguf.checkpoint:is_mtp_alone",
+}
 TENSOR_FILES: Names = {
     "safetensors": "tokenmill.weights.safetensors_file:SafetensorsFile", "bin": "tokenmill.weights.bin_file:BinFile",
 }

@@ -24,14 +24,14 @@ from tokenmill.hub.names import locate
 from tokenmill.kernels.devices import free_bytes
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.model.families.mtp import MTP, has_mtp_alone
+from tokenmill.model.families.mtp import MTP
 from tokenmill.program.hidden_rows import RowsRunner
 from tokenmill.program.parts import Lent
 from tokenmill.quant.schemes import GROUP
+from tokenmill.registry import CHECKPOINT_CHECKS, lookup
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
-from tokenmill.weights.gguf.header import read_header
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,8 @@ def is_mtp_file(name: str | None) -> bool:
     path = Path(name or "").expanduser()
     if path.suffix != ".gguf" or not os.path.isfile(path):  # noqa: PTH113  (a name that is too long is no error)
         return False
-    return has_mtp_alone(read_header(path).tensors)
+    alone: bool = lookup(CHECKPOINT_CHECKS, "mtp", "check")(path)
+    return alone
 
 
 def refuse_mtp(checkpoint: Checkpoint, target: LoadedModel) -> str:

@@ -23,7 +23,7 @@ from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.value_reader import brief
 from tokenmill.weights.generation import defaults_of_gguf
 from tokenmill.weights.gguf.config import ROPE_FREQS, listed, read_gguf_config
-from tokenmill.weights.gguf.header import BITS, FLOATS, KINDS, TensorInfo, read_parts
+from tokenmill.weights.gguf.header import BITS, FLOATS, KINDS, TensorInfo, read_header, read_parts
 from tokenmill.weights.names import inputs_as_stored, is_further, is_ignored, is_unread, known, num_stacked
 from tokenmill.weights.plain import Checkpoint
 
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 
 
 _ROPES = {"rope_scaling", "rope_parameters"}  # of which one says what the divisors of frequencies mean
+
+
+def is_mtp_alone(path: Path) -> bool:
+    """Tell whether a file has the layer that predicts further tokens alone."""
+    return has_mtp_alone(read_header(path).tensors)
 
 
 class GGUFCheckpoint(Checkpoint):
