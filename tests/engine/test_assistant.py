@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.assistant_models import MODELS, drafts, save_assistant
 from tests.marks import needs_native
+from tests.recorded_drafts import check, recorded
 from tests.tiny_models import prompt, save
 from tokenmill import load
 from tokenmill.engine.assistant import is_assistant
@@ -20,30 +21,7 @@ PROGRAMS = ["eager", pytest.param("native", marks=needs_native)]
 SETTINGS = {"dtype": "float32", "packed_cache": False, "device": "cpu", "max_length": 100}
 DRAFTING = {**SETTINGS, "speculate": "draft_model", "num_draft_tokens": 3}
 GIVEN = prompt(23, seed=5)
-SURE = 1e-3  # between the two largest logits of the reference
 NAME = "gemma4_text-plain"
-
-
-def recorded(engine):
-    """Have the engine keep what is drafted after which tokens."""
-    draft, found = engine.core.speculation.draft, []
-    continuations = draft.continuations
-
-    def record(sequences, limit):
-        made = continuations(sequences, limit)
-        found.extend((list(each.tokens), made[each.id]) for each in sequences if made.get(each.id))
-        return made
-
-    draft.continuations = record
-    return found
-
-
-def check(name, made):
-    assert made
-    for tokens, drafted in made:
-        wanted, margins = drafts(name, tokens, len(drafted))
-        sure = next((at for at, margin in enumerate(margins) if margin < SURE), len(margins))
-        assert drafted[:sure] == wanted[:sure], tokens
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -54,7 +32,7 @@ def test_drafts_are_those_of_the_assistant(name, program, models):
     made = recorded(engine)
     engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
     assert {len(tokens) for tokens, _ in made} == {24 + at for at in range(7)}, "none is right, and none is left out"
-    check(name, made)
+    check(name, made, drafts)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -70,7 +48,7 @@ def test_after_a_prefix_that_was_found_and_tokens_that_were_taken_back(program, 
     session.append(prompt(5, seed=3))
     session.generate(max_new_tokens=5, ignore_eos=True)
     assert len(made) > 4
-    check(NAME, made)
+    check(NAME, made, drafts)
 
 
 @needs_native
@@ -96,7 +74,7 @@ def test_a_packed_copy_of_the_model(models, tmp_path):
     engine = load(path, draft_model=str(assistant), **settings)
     made = recorded(engine)
     engine.generate(GIVEN, max_new_tokens=5, ignore_eos=True)
-    check(NAME, made)
+    check(NAME, made, drafts)
 
 
 def test_embeddings_in_an_order_of_their_own(models):

@@ -12,6 +12,7 @@ from tests.gguf_files import with_tensors
 from tests.gguf_models import numbers_of
 from tests.marks import needs_native
 from tests.mtp_models import MODELS, drafts, layer_of, save_with_mtp
+from tests.recorded_drafts import check, recorded
 from tests.tiny_models import TINY, prompt, reference, save
 from tokenmill import load
 from tokenmill.engine import load as module
@@ -29,32 +30,7 @@ PROGRAMS = ["eager", pytest.param("native", marks=needs_native)]
 SETTINGS = {"dtype": "float32", "packed_cache": False, "device": "cpu", "max_length": 100}
 DRAFTING = {**SETTINGS, "speculate": "draft_model", "draft_model": "mtp", "num_draft_tokens": 3}
 GIVEN = prompt(23, seed=5)
-SURE = 1e-3  # between the two largest logits of the reference
 NAME = "qwen3_5_text"
-
-
-def recorded(engine):
-    """Have the engine keep what is drafted after which tokens, and from which token on."""
-    draft, found = engine.core.speculation.draft, []
-    continuations = draft.continuations
-
-    def record(sequences, limit):
-        made = continuations(sequences, limit)
-        for each in sequences:
-            if made.get(each.id):
-                found.append((list(each.tokens), made[each.id], draft._followers[each].first))
-        return made
-
-    draft.continuations = record
-    return found
-
-
-def check(name, made):
-    """What was drafted is what transformers' layers draft."""
-    for tokens, drafted, first in made:
-        wanted, margins = drafts(name, tokens, len(drafted), first)
-        sure = next((at for at, margin in enumerate(margins) if margin < SURE), len(margins))
-        assert drafted[:sure] == wanted[:sure], tokens
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -64,7 +40,7 @@ def test_drafts_are_those_of_the_layer(name, program, models):
     made = recorded(engine)
     engine.generate(GIVEN, max_new_tokens=12, ignore_eos=True)
     assert len(made) > 5 and made[0][0][:23] == GIVEN and {first for _, _, first in made} == {1}
-    check(name, made)
+    check(name, made, drafts)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -81,7 +57,7 @@ def test_a_text_is_followed_from_the_rows_that_are_known(program, models):
     session.append(prompt(5, seed=3))
     session.generate(max_new_tokens=6, ignore_eos=True)
     assert len(made) > 12
-    check(NAME, made)
+    check(NAME, made, drafts)
 
 
 @needs_native
@@ -100,7 +76,7 @@ def test_between_several_steps_in_one_call(models):
     proposer.propose = propose
     engine.generate(GIVEN, max_new_tokens=40, ignore_eos=True)
     assert len(made) > 3
-    check(NAME, made)
+    check(NAME, made, drafts)
 
 
 def test_rows_are_kept_of_the_last_texts_alone(models):
@@ -114,7 +90,7 @@ def test_rows_are_kept_of_the_last_texts_alone(models):
     made = recorded(engine)
     sessions[0].generate(max_new_tokens=6, ignore_eos=True)
     assert made
-    check(NAME, made)
+    check(NAME, made, drafts)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +142,7 @@ def test_a_follower_whose_blocks_were_taken_begins_anew(models, monkeypatch, cap
     monkeypatch.setattr(inner, "enqueue", taken)
     engine.generate(GIVEN, max_new_tokens=24, ignore_eos=True)
     assert len({first for _, _, first in made}) > 2 and "failed" not in caplog.text
-    check(NAME, made)
+    check(NAME, made, drafts)
 
 
 def test_the_memory_of_the_layer_is_counted(models, monkeypatch):
@@ -231,7 +207,7 @@ def test_drafts_out_of_a_gguf_file(program, tmp_path, monkeypatch):
     made = recorded(engine)
     engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
     assert made
-    check(name, made)
+    check(name, made, drafts)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -244,7 +220,7 @@ def test_drafts_out_of_a_gguf_file_that_has_the_layer_alone(program, llama, tmp_
     made = recorded(engine)
     engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
     assert made
-    check(name, made)
+    check(name, made, drafts)
     with pytest.raises(CheckpointError, match="give it as draft_model, beside its model"):
         load(apart)
     with pytest.raises(
@@ -343,4 +319,4 @@ def test_a_directory_is_written_with_the_layer(scheme, models, tmp_path):
     engine.generate(GIVEN, max_new_tokens=8, ignore_eos=True)
     assert made
     if scheme is None:
-        check(NAME, made)
+        check(NAME, made, drafts)

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from tokenmill.cache.pool import LayerKept, Pool
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.engine.mtp import PROGRAMS, TargetRows
+from tokenmill.cache.step import Step
+from tokenmill.engine.draft import beside
+from tokenmill.engine.mtp import TargetRows, refuse_rows
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
@@ -33,12 +35,12 @@ from tokenmill.sample.sampler import sample_singly
 from tokenmill.sample.state import Row
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Plan, Sequence, Work
-from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.text.tokenizer import read_json
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.names import name_of
 from tokenmill.weights.packed.model import PackedCheckpoint
 
-TABLE, OUT = "embedding.weight", "post_projection.weight"
+OUT = "post_projection.weight"
 ROWS_KEPT = 4096  # of embeddings that were looked up
 
 
@@ -70,11 +72,10 @@ class Embeddings:
     """The rows with which the residual stream of a model begins, read from its files one by one."""
 
     def __init__(self, checkpoint: Checkpoint, target: LoadedModel) -> None:
-        family, model = checkpoint.family, target.model_config
-        names = {name for name, goal in family.names.items() if goal == TABLE}
-        self._name = next(name for name in checkpoint.shapes if name.removeprefix(family.prefix) in names)
-        self._checkpoint, self._dtype = checkpoint, getattr(torch, target.config.dtype)
-        self._factor = torch.tensor(model.embedding_multiplier, dtype=self._dtype)
+        name = name_of(checkpoint, "embedding.weight")
+        assert name is not None, "the model was loaded from it"
+        self._name, self._checkpoint, self._dtype = name, checkpoint, getattr(torch, target.config.dtype)
+        self._factor = torch.tensor(target.model_config.embedding_multiplier, dtype=self._dtype)
         self.row = lru_cache(ROWS_KEPT)(self._read)
 
     def _read(self, token: int) -> Tensor:
@@ -109,8 +110,11 @@ class AssistantCore:
         active = [each for each in sequences if self._is_known(each)]
         found: dict[int, list[int]] = {each.id: [] for each in active}
         given = {each.id: self._rows.texts[each].rows(len(each.tokens) - 2, len(each.tokens) - 1)[0] for each in active}
+        step = None
         while active := [each for each in active if self._goes_on(each, found[each.id], limit)]:
-            for sequence, token, row_D in zip(active, *self._drafted(active, found, given), strict=True):
+            if step is None or len(step.spans) > len(active):  # all drafts of a text have the same place
+                step = self._staged(active)
+            for sequence, token, row_D in zip(active, *self._drafted(step, active, found, given), strict=True):
                 found[sequence.id].append(token)
                 given[sequence.id] = row_D
         return found
@@ -126,15 +130,19 @@ class AssistantCore:
         has_ended = bool(drafts) and drafts[-1] in text.choosing.stop_ids
         return len(drafts) < limit and length < text.max_tokens and not has_ended
 
-    def _drafted(
-        self, active: List[Sequence], found: dict[int, list[int]], given: dict[int, Tensor]
-    ) -> tuple[list[int], Tensor]:
-        """Draft a token for each text; also return the row that the next draft reads."""
-        # Queries see the rows up to the last but one token, and have the position of the last.
-        work = [Work(each, len(each.tokens) - 2, 1, 1) for each in active]
-        step = self._target.runner.stage(Plan(work))
+    def _staged(self, active: List[Sequence]) -> Step:
+        """Make the step of these texts: queries see the rows up to the last but one token, and have the position of the
+        last.
+        """
+        step = self._target.runner.stage(Plan([Work(each, len(each.tokens) - 2, 1, 1) for each in active]))
         step.positions = [len(each.tokens) - 1 for each in active]
         step.token_ids = [0] * len(active)
+        return step
+
+    def _drafted(
+        self, step: Step, active: List[Sequence], found: dict[int, list[int]], given: dict[int, Tensor]
+    ) -> tuple[list[int], Tensor]:
+        """Draft a token for each text; also return the row that the next draft reads."""
         last = [[*each.tokens[-1:], *found[each.id]][-1] for each in active]
         rows = [(self._embeddings.row(token), given[each.id]) for token, each in zip(last, active, strict=True)]
         step.given_TD, step.keeps_hidden = torch.stack([torch.cat(pair) for pair in rows]), True
@@ -164,8 +172,7 @@ def is_assistant(name: str) -> bool:
 def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows) -> AssistantCore:
     """Load the assistant that the settings of `target` name. ConfigError for an assistant of another model."""
     config, name = target.config, str(target.config.draft_model)
-    if target.program_name not in PROGRAMS or config.tensor_parallel > 1:
-        allowed = f"no assistant with program {target.program_name} or several ranks, only with {' or '.join(PROGRAMS)}"
+    if allowed := refuse_rows(target):
         raise ConfigError("draft_model", name, allowed)
     if isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy:
         raise ConfigError(
@@ -186,14 +193,11 @@ def load_assistant(checkpoint: Checkpoint, target: LoadedModel, rows: TargetRows
     if shape != wanted:
         told = {"missing": [OUT]} if shape is None else {"misshapen": [f"{OUT} {[*shape]} where {[*wanted]} goes"]}
         raise CheckpointError(f"{source.path} does not fit its config", **told)
-    settings = EngineConfig(
+    settings = beside(
+        target,
         model=name,
         dtype=config.dtype,
-        device=config.device,
         program=target.program_name,
-        threads=config.threads,
-        max_sequences=config.max_sequences,
-        max_step_tokens=config.max_step_tokens,
         max_length=min(config.max_length, model.context),
         block_size=config.block_size if config.block_size <= model.context else None,
         cache_format=config.cache_format,
@@ -213,10 +217,11 @@ def _layers_for(name: str, assistant: DecoderDescription, target: DecoderDescrip
     own, in the order of the assistant's sources; and one for each other layer of the assistant, which reads none.
     """
     found: dict[int, LayerKept] = {}
+    with_rows = _with_rows(target)
     for block in assistant.attentions:
         assert block.source is not None, "it has no rows of its own"
         sees_all = block.shape.window is None
-        own = [pair for pair in _with_rows(target) if (pair[1].shape.window is None) == sees_all]
+        own = [pair for pair in with_rows if (pair[1].shape.window is None) == sees_all]
         if not own or own[-1][1].rows.num_kv_heads != block.num_kv_heads or own[-1][1].head_dim != block.head_dim:
             shape = f"{block.num_kv_heads} heads of {block.head_dim} for K and V"
             window = "without a window" if block.shape.window is None else f"with a window of {block.shape.window}"
@@ -227,6 +232,7 @@ def _layers_for(name: str, assistant: DecoderDescription, target: DecoderDescrip
 
 
 def _with_rows(target: DecoderDescription) -> list[tuple[int, AttentionBlock]]:
-    numbers = iter(range(len(target.keeps)))
-    pairs = [(next(numbers), mixer) for layer in target.layers for mixer in layer.mixers]
-    return [(at, each) for at, each in pairs if isinstance(each, AttentionBlock) and each.source is None]
+    """List the attention of every layer that has rows of its own, with its layer of the cache."""
+    of_layers = zip(target.layers, target.kept_by, strict=True)
+    pairs = [pair for layer, numbers in of_layers for pair in zip(numbers, layer.mixers, strict=True)]
+    return [(number, each) for number, each in pairs if isinstance(each, AttentionBlock) and each.source is None]

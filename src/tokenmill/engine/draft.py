@@ -10,12 +10,15 @@ on the token at any temperature.
 import logging
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from tokenmill.engine.core import Core
 from tokenmill.errors import ConfigError
+from tokenmill.loader.loaded import LoadedModel
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -124,6 +127,21 @@ class DraftCore:
         core.scheduler.park(own)
         self._followers[text] = follower = self.kind(own)
         return follower
+
+
+def beside(target: LoadedModel, **own: Any) -> EngineConfig:
+    """Make the settings of a model that drafts beside another: its own ones, and for as many texts on the same device
+    and threads.
+    """
+    config = target.config
+    return EngineConfig(
+        device=config.device,
+        threads=config.threads,
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+        fingerprint=config.fingerprint,
+        **own,
+    )
 
 
 def check_vocabulary(name: str, draft: Tokenizer | None, target: Tokenizer | None, sizes: tuple[int, int]) -> None:

@@ -10,9 +10,9 @@ from tokenmill.cache.header import shared_fields
 from tokenmill.cache.prefix_store import PREFIX_LIMIT, PrefixStore
 from tokenmill.engine.assistant import is_assistant, load_assistant
 from tokenmill.engine.core import Core
-from tokenmill.engine.draft import DraftCore, check_vocabulary
+from tokenmill.engine.draft import DraftCore, beside, check_vocabulary
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.mtp import MtpCore, TargetRows, is_mtp_file, load_mtp, max_texts, num_logits, refuse_mtp
+from tokenmill.engine.mtp import MtpCore, TargetRows, load_mtp, max_texts, mtp_file, num_logits, refuse_mtp
 from tokenmill.engine.thread import EngineThread
 from tokenmill.engine.verify import Receipts
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
@@ -48,7 +48,7 @@ from tokenmill.weights.packed.reader import PackedReader
 log = logging.getLogger(__name__)
 
 DRAFT_SCHEMES = ("q8", "q4")  # names of a draft model: this model with such weights
-MTP = "mtp"  # likewise: the layer of this model that predicts further tokens
+OWN_LAYER = "mtp"  # likewise: the layer of this model that predicts further tokens
 Told = Callable[[int, int], None]  # how much is done, and how much there is
 
 
@@ -116,19 +116,15 @@ def load_draft_model(checkpoint: Checkpoint, target: LoadedModel, progress: Told
     """
     config, name = target.config, str(target.config.draft_model)
     is_same = name in DRAFT_SCHEMES
-    settings = EngineConfig(
+    settings = beside(
+        target,
         model=config.model if is_same else name,
         tokenizer=config.tokenizer if is_same else None,
         scheme=name if is_same else "auto",
         dtype=config.dtype if is_same else "auto",
-        device=config.device,
-        threads=config.threads,
-        max_sequences=config.max_sequences,
-        max_step_tokens=config.max_step_tokens,
         # With windows the cache is made for them, and the draft model has other windows.
         cache_tokens=config.cache_tokens if target.resolved.window.size is None else None,
         prefix_cache=config.prefix_cache,
-        fingerprint=config.fingerprint,
         packed_cache=config.packed_cache,
         packed_limit=config.packed_limit,
     )
@@ -167,8 +163,9 @@ def _draft_of(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread,
     proposer may use it; a layer that cannot be read is left out with a warning.
     """
     config = target.config
-    if config.draft_model == MTP or is_mtp_file(config.draft_model):
-        return load_mtp_core(checkpoint, target, thread)
+    apart = mtp_file(config.draft_model)
+    if config.draft_model == OWN_LAYER or apart is not None:
+        return load_mtp_core(checkpoint, target, thread, apart)
     if config.has_draft_model and is_assistant(str(config.draft_model)):
         rows = TargetRows(max_texts(target))
         assistant = load_assistant(checkpoint, target, rows)
@@ -185,9 +182,11 @@ def _draft_of(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread,
         return None
 
 
-def load_mtp_core(checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread) -> MtpCore:
+def load_mtp_core(
+    checkpoint: Checkpoint, target: LoadedModel, thread: EngineThread, apart: Path | None = None
+) -> MtpCore:
     """Give the layer that predicts further tokens a loop of its own; see load_mtp."""
-    loaded, rows = load_mtp(checkpoint, target), TargetRows(max_texts(target))
+    loaded, rows = load_mtp(checkpoint, target, apart), TargetRows(max_texts(target))
     target.runner = RowsRunner(target.runner, rows)
     facts = ProposerContext(finds_drafts=False)
     return MtpCore(

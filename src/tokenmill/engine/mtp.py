@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.engine.core import Core
-from tokenmill.engine.draft import DraftCore, FollowedText
+from tokenmill.engine.draft import DraftCore, FollowedText, beside
 from tokenmill.errors import CapacityError, ConfigError
-from tokenmill.hub.names import locate
 from tokenmill.kernels.devices import free_bytes
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
@@ -30,7 +29,6 @@ from tokenmill.program.parts import Lent
 from tokenmill.quant.schemes import GROUP
 from tokenmill.registry import CHECKPOINT_CHECKS, lookup
 from tokenmill.schedule.sequence import Plan, Sequence
-from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
 
@@ -170,7 +168,8 @@ class MtpCore(DraftCore):
         follower = self._followers.get(text) or self._new_follower(text)
         assert isinstance(follower, MtpText)
         own = follower.sequence
-        alike = min(self._num_alike(follower, text.tokens), own.kept.num_computed)  # its blocks may have been taken
+        # Rows of drafts were computed with the layer's own; blocks may have been taken.
+        alike = min(follower.num_alike(text.tokens[follower.first :]), follower.num_known, own.kept.num_computed)
         computed = min(follower.first + alike, count - 1)
         if computed < follower.first or not known.first < computed or not follower.num_known:
             follower.first = computed = known.first + 1
@@ -190,14 +189,6 @@ class MtpCore(DraftCore):
         follower.num_known, follower.known, follower.drafted = count - first, known, TextRows()
         self._of_sequence[own.id] = follower
         return own
-
-    @staticmethod
-    def _num_alike(follower: MtpText, tokens: List[int]) -> int:
-        """Count the tokens at the beginning, from the follower's first on, that both have, and whose rows the layer has
-        computed with the model's own.
-        """
-        pairs = list(zip(follower.sequence.tokens[: follower.num_known], tokens[follower.first :], strict=False))
-        return next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), len(pairs))
 
     def given(self, plan: Plan) -> Tensor:
         """Make the row beside each token: the model's of the token before it, or the layer's own behind a draft."""
@@ -227,48 +218,49 @@ def max_texts(target: LoadedModel) -> int:
     return 2 * target.config.max_sequences
 
 
-def is_mtp_file(name: str | None) -> bool:
-    """Tell whether a GGUF file has such a layer alone, as llama.cpp's converter writes it beside the model's file."""
+def mtp_file(name: str | None) -> Path | None:
+    """Find a GGUF file that has such a layer alone, as llama.cpp's converter writes it beside the model's file; None
+    for another name.
+    """
     path = Path(name or "").expanduser()
     if path.suffix != ".gguf" or not os.path.isfile(path):  # noqa: PTH113  (a name that is too long is no error)
-        return False
-    alone: bool = lookup(CHECKPOINT_CHECKS, "mtp", "check")(path)
-    return alone
+        return None
+    return path if lookup(CHECKPOINT_CHECKS, "mtp", "check")(path) else None
+
+
+def refuse_rows(target: LoadedModel) -> str:
+    """Say what would be allowed where a model does not hand out the rows that its head reads; empty where it does."""
+    count = target.config.tensor_parallel
+    if target.program_name in PROGRAMS and count == 1:
+        return ""
+    several = f" in {count} ranks" * (count > 1)
+    return f"none with program {target.program_name}{several}, only with {' or '.join(PROGRAMS)} in one process"
 
 
 def refuse_mtp(checkpoint: Checkpoint, target: LoadedModel) -> str:
-    """Say what would be allowed in the place of this layer as a draft model; empty where it is."""
-    config = target.config
-    if target.program_name not in PROGRAMS or config.tensor_parallel > 1:
-        several = f" in {config.tensor_parallel} ranks" * (config.tensor_parallel > 1)
-        return f"none with program {target.program_name}{several}, only with {' or '.join(PROGRAMS)} in one process"
-    if is_mtp_file(config.draft_model):
-        return ""
+    """Say what would be allowed in the place of the model's own layer as a draft model; empty where it is."""
     if not target.model_config.has_mtp or (isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy):
         return "a model whose files, which are not packed, have a layer that predicts further tokens (MTP)"
-    return ""
+    return refuse_rows(target)
 
 
-def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
-    """Load the layer that predicts further tokens of the model `target`, whose embedding and head it shares.
+def load_mtp(checkpoint: Checkpoint, target: LoadedModel, apart: Path | None = None) -> LoadedModel:
+    """Load the layer that predicts further tokens of the model `target`, whose embedding and head it shares. apart: the
+    file that has the layer alone.
 
     ConfigError where the files have no such layer, or the program cannot hand out rows. CapacityError where it does not
     fit beside the model.
     """
     config = target.config
-    if allowed := refuse_mtp(checkpoint, target):
-        raise ConfigError("draft_model", "mtp", allowed)
-    apart, whole = is_mtp_file(config.draft_model), target.model_config
-    source = open_checkpoint(locate(str(config.draft_model)) if apart else Path(checkpoint.path), part=MTP)
-    settings = EngineConfig(
+    if allowed := refuse_mtp(checkpoint, target) if apart is None else refuse_rows(target):
+        raise ConfigError("draft_model", str(config.draft_model or "mtp"), allowed)
+    source, whole = open_checkpoint(checkpoint.path if apart is None else apart, part=MTP), target.model_config
+    settings = beside(
+        target,
         model=config.model,
         scheme=config.scheme,
         dtype=config.dtype,
-        device=config.device,
         program=target.program_name,
-        threads=config.threads,
-        max_sequences=config.max_sequences,
-        max_step_tokens=config.max_step_tokens,
         max_length=config.max_length,
         block_size=config.block_size,
         cache_tokens=config.cache_tokens if target.resolved.window.size is None else None,
@@ -276,7 +268,6 @@ def load_mtp(checkpoint: Checkpoint, target: LoadedModel) -> LoadedModel:
         prefix_cache=False,
         speculate="off",
         packed_cache=False,
-        fingerprint=config.fingerprint,
     )
     resolved = resolve_checkpoint(source, settings)
     found, wanted = (

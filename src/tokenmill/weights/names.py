@@ -8,6 +8,7 @@ every parameter is filled completely, and every tensor of the file is used or kn
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.blocks import Projection
@@ -23,8 +24,7 @@ from tokenmill.value_reader import brief
 from tokenmill.weights.plain import Checkpoint
 
 _STACK = re.compile(r"\[\{[eh]\}\]$")  # of a tensor that has all experts, or all heads
-
-_STACK_OF = re.compile(r"\[\d+\]$")
+_STACK_OF = re.compile(r"\[\d+\]$")  # of one of those, where a checkpoint shows them one by one
 _HEAD = re.compile(r"\[[kv]\{h\}\]$")  # of what weights/heads.py shows of a tensor
 
 
@@ -190,11 +190,17 @@ def is_ignored(family: Family, name: str) -> bool:
     return any(re.fullmatch(_form(pattern), name) for pattern in family.ignored)
 
 
+@cache
+def _names_of_layer(patterns: tuple[str, ...], number: int) -> re.Pattern[str]:
+    """Match the names of these patterns where {n} is that number."""
+    return re.compile("|".join(_form(_STACK.sub("", each.replace("{n}", str(number)))) for each in patterns))
+
+
 def is_further(family: Family, config: ModelConfig, name: str) -> bool:
     """Tell whether a tensor is part of the layers that predict further tokens; for such a layer, of all the others."""
     if config.mtp_layer is not None:
-        names = (_STACK.sub("", pattern.replace("{n}", str(config.mtp_layer))) for pattern in family.names)
-        return not any(re.fullmatch(_form(pattern), _STACK_OF.sub("", name)) for pattern in names)
+        own = _names_of_layer(tuple(family.names), config.mtp_layer)
+        return own.fullmatch(_STACK_OF.sub("", name)) is None
     return name.startswith(tuple(begin.replace("{n}", str(config.num_layers)) for begin in family.further))
 
 
@@ -208,6 +214,13 @@ def is_unread(family: Family, config: ModelConfig, name: str) -> bool:
     patterns = [pattern for pattern, goal in family.names.items() if re.search(r"qkv\{p\}:[kv]|k_norm", goal)]
     found = (re.fullmatch(_form(pattern).replace(r"\d+", r"(\d+)", 1), name) for pattern in patterns)
     return any(match is not None and int(match[1]) in shared for match in found)
+
+
+def name_of(checkpoint: Checkpoint, parameter: str) -> str | None:
+    """Find the checkpoint's name of the tensor that fills a parameter."""
+    family = checkpoint.family
+    shorts = {name for name, target in family.names.items() if target == parameter}
+    return next((name for name in checkpoint.shapes if name.removeprefix(family.prefix) in shorts), None)
 
 
 def inputs_as_stored(checkpoint: Checkpoint) -> dict[str, str]:

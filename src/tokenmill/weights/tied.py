@@ -8,6 +8,7 @@ import logging
 
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
+from tokenmill.weights.names import name_of
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ def name_tied_embedding(checkpoint: PlainCheckpoint) -> None:
     """Show the head of a tied model as its embedding, where the files hold the head alone."""
     if not read_config(checkpoint.config).tie_embeddings:
         return
-    embedding, head = (_find(checkpoint, parameter) for parameter in ("embedding.weight", "head.weight"))
+    embedding, head = (name_of(checkpoint, parameter) for parameter in ("embedding.weight", "head.weight"))
     if embedding is None and head is not None:
         family = checkpoint.family
         short = next(name for name, target in family.names.items() if target == "embedding.weight")
@@ -30,7 +31,7 @@ def name_tied_embedding(checkpoint: PlainCheckpoint) -> None:
 def compare_tied_head(checkpoint: Checkpoint) -> None:
     """Leave out the head of a tied model where it equals the embedding; else the model is not tied, with a warning."""
     model = read_config(checkpoint.config)
-    embedding, head = (_find(checkpoint, parameter) for parameter in ("embedding.weight", "head.weight"))
+    embedding, head = (name_of(checkpoint, parameter) for parameter in ("embedding.weight", "head.weight"))
     if not model.tie_embeddings or embedding is None or head is None:
         return
     if _equal(checkpoint, model, embedding, head):
@@ -44,13 +45,6 @@ def compare_tied_head(checkpoint: Checkpoint) -> None:
         embedding,
     )
     checkpoint.config["tie_word_embeddings"] = False
-
-
-def _find(checkpoint: Checkpoint, parameter: str) -> str | None:
-    """Find the checkpoint's name of the tensor that fills a parameter."""
-    family = checkpoint.family
-    shorts = {name for name, target in family.names.items() if target == parameter}
-    return next((name for name in checkpoint.shapes if name.removeprefix(family.prefix) in shorts), None)
 
 
 def _equal(checkpoint: Checkpoint, model: ModelConfig, one: str, other: str) -> bool:
