@@ -1,4 +1,4 @@
-"""The module of a layer that predicts further tokens: a decoder whose residual stream begins with MtpInputs."""
+"""The module of an MTP layer or an assistant: a decoder whose first layer reads MtpInputs and not embeddings."""
 
 from collections.abc import Collection
 
