@@ -55,7 +55,7 @@ TM_INLINE F load_number(const uint16_t* p) { return half(p); }
 // added at the end.
 template <class Number> struct FloatWeights {
   static constexpr int BLOCK = (int)sizeof(Number) * TILE * PAD, TILES_TOGETHER = 1, TOKENS_TOGETHER = FLOAT32_TOKENS;
-  static constexpr bool INTEGER = false, HAS_AMX = false;
+  static constexpr bool INTEGER = false, HAS_AMX = false, UNPACKS = false;
 
   template <int, int N, bool, bool COLD> static void run(const TileJob& job) {
     const Number* w = (const Number*)job.w;
@@ -79,7 +79,7 @@ template <class Number> struct FloatWeights {
 // bfloat16: [k / 2][16 rows][2]. Even and odd pairs of inputs have a sum each; the two are added at the end.
 struct Bfloat16Weights {
   static constexpr int BLOCK = 32 * PAD, TILES_TOGETHER = 1, TOKENS_TOGETHER = BFLOAT16_TOKENS;
-  static constexpr bool INTEGER = false, HAS_AMX = false;
+  static constexpr bool INTEGER = false, HAS_AMX = false, UNPACKS = false;
 
   template <int, int N, bool, bool COLD> static void run(const TileJob& job) {
     const uint16_t *w = (const uint16_t*)job.w, *x = job.x.bfloats + (int64_t)job.first * job.x.k;
@@ -121,9 +121,16 @@ struct IntegerWeights {
 #else
   static constexpr int TILES_TOGETHER = 1, TOKENS_TOGETHER = 4;
 #endif
+  // Whether codes are unpacked once for many tokens. It pays where a code takes more operations to unpack than to multiply, and
+  // where a product does not take two tiles and eight tokens.
+#if defined(TM_AVX2) && defined(TM_VNNI)
+  static constexpr bool UNPACKS = BITS == 6;
+#elif defined(TM_AVX2)
+  static constexpr bool UNPACKS = BITS == 5 || BITS == 6 || INTS;
+#else
+  static constexpr bool UNPACKS = false;
+#endif
   static constexpr int SCALES_AT = SHARED_SCALE ? 0 : WIDE ? 64 : 32, MINIMUMS_AT = SHARED_SCALE ? 32 : WIDE ? 128 : 64;
-
-  TM_INLINE F load_scales(const uint8_t* at) { return WIDE ? load((const float*)at) : half((const uint16_t*)at); }
 
   // Added to the sums of a group because codes are stored without a sign: -8 times the sum of the activations for 4-bit codes,
   // -128 times for 8-bit codes. Codes with a minimum are unsigned.
@@ -131,125 +138,201 @@ struct IntegerWeights {
     return HAS_MINIMUM || (BITS == 8 && SIGNED_BYTES) ? iset1(0) : BITS == 4 ? iset1(offset) : times16(iset1(offset));
   }
 
-  // Adds the products of the codes that begin at `at` in the block with the activations of each token.
-  template <int R, int N, class Block, class Sums>
-  TM_INLINE void multiply(const Block& block, int at, const int8_t* x, int64_t k, Sums (&sums)[R][N]) {
-    TM_UNROLL for (int i = 0; i < BITS; i++) {
-      Bytes64 line[R];
-      block.prefetch_ahead(at + 64 * i);
-      for (int r = 0; r < R; r++) line[r] = load_bytes64(block.at(r, at + 64 * i));
-      for (int t = 0; t < N; t++)
-        for (int r = 0; r < R; r++)
-          if constexpr (BITS == 8)
-            sums[r][t] = dot4_byte(sums[r][t], line[r], x + t * k + 4 * i);
-          else
-            sums[r][t] = dot4(sums[r][t], low_nibbles(line[r]), x + t * k + 4 * i);
-      if constexpr (BITS == 4)
-        for (int t = 0; t < N; t++)
-          for (int r = 0; r < R; r++) sums[r][t] = dot4(sums[r][t], high_nibbles(line[r]), x + t * k + 16 + 4 * i);
+  // Group g of a block of R tiles, as it is stored. Quad Q of its codes has the inputs 4 Q to 4 Q + 3.
+  template <class Block> struct StoredGroup {
+    const Block& block;
+    int g;
+
+    const uint8_t* line(int r, int i) const { return block.at(r, HEADER + 64 * (BITS * g + i)); }
+    template <int Q> TM_INLINE Bytes64 quad(const StoredGroup& group, int r) {
+      if constexpr (BITS == 8) return load_bytes64(group.line(r, Q));
+      const Bytes64 both = load_bytes64(group.line(r, BITS - 4 + Q % 4)), nibbles = Q < 4 ? low_nibbles(both) : high_nibbles(both);
+      if constexpr (BITS == 5) return with_bits<4 - Q>(nibbles, load_bytes64(group.line(r, 0)), 16);
+      if constexpr (BITS == 6)
+        return with_bits<4 - 2 * (Q % 2) - 4 * (Q / 4)>(nibbles, load_bytes64(group.line(r, Q % 4 / 2)), 48);
+      return nibbles;
     }
+    template <int Q> TM_INLINE void prefetch_ahead(const StoredGroup& group) {
+      if (Q < BITS) group.block.prefetch_ahead(HEADER + 64 * (BITS * group.g + Q));
+    }
+    TM_INLINE F load_scales(const uint8_t* at) { return WIDE ? load((const float*)at) : half((const uint16_t*)at); }
+    TM_INLINE F scale(const StoredGroup& group, int r) {
+      return INTS ? integer_scale(group.block.at(r, 0), group.g, 0) : load_scales(group.block.at(r, SCALES_AT * group.g));
+    }
+    TM_INLINE F minimum(const StoredGroup& group, int r) {
+      return INTS ? integer_scale(group.block.at(r, 0), group.g, 1)
+                  : load_scales(group.block.at(r, MINIMUMS_AT + SCALES_AT * group.g));
+    }
+    TM_INLINE Factors factors(const StoredGroup& group, int r, int half) {
+      return load_factors((const int8_t*)group.block.at(r, HEADER - 64 + 32 * group.g + TILE * half));
+    }
+  };
+
+  // Adds the products of quad Q of each tile with the activations of each token.
+  template <int Q, int R, int N, class Group, class Sums>
+  TM_INLINE void multiply_quad(const Group& group, const int8_t* x, int64_t k, Sums (&sums)[R][N]) {
+    Group::template prefetch_ahead<Q>(group);
+    Bytes64 codes[R];
+    for (int r = 0; r < R; r++) codes[r] = Group::template quad<Q>(group, r);
+    for (int t = 0; t < N; t++)
+      for (int r = 0; r < R; r++)
+        if constexpr (BITS == 8)
+          sums[r][t] = dot4_byte(sums[r][t], codes[r], x + t * k + 4 * Q);
+        else
+          sums[r][t] = dot4(sums[r][t], codes[r], x + t * k + 4 * Q);
+  }
+  template <int FIRST, int SECOND, int... MORE, int R, int N, class Group, class Sums>
+  TM_INLINE void multiply_quads(const Group& group, const int8_t* x, int64_t k, Sums (&sums)[R][N]) {
+    multiply_quad<FIRST>(group, x, k, sums), multiply_quad<SECOND>(group, x, k, sums);
+    if constexpr (sizeof...(MORE) > 0) multiply_quads<MORE...>(group, x, k, sums);
   }
 
   // The integer dot products of one group.
-  template <int R, int N, class Block>
-  TM_INLINE void multiply_group(const Block& block, int g, const Activations& x, int64_t at, I (&dots)[R][N]) {
+  template <int R, int N, class Group>
+  TM_INLINE void multiply_group(const Group& group, const Activations& x, int64_t at, I (&dots)[R][N]) {
     const int64_t groups = x.k / GROUP;
-    if constexpr (BITS == 5 || BITS == 6) return multiply_halves(block, g, x, at, dots);
-    std::conditional_t<BITS == 8, I, NibbleSums> sums[R][N];
-    for (int t = 0; t < N; t++)
-      for (int r = 0; r < R; r++) start(sums[r][t], first_sum(x.offsets[at + t * groups]));
-    multiply(block, HEADER + 64 * BITS * g, x.codes + GROUP * at, x.k, sums);
-    for (int t = 0; t < N; t++)
-      for (int r = 0; r < R; r++) dots[r][t] = finish(sums[r][t], first_sum(x.offsets[at + t * groups]));
-  }
-
-  // Nibbles with the high bits of their quad: quad I of half a group, which is the second where HIGH. `lines` are the high bits of
-  // a group; for 6-bit codes, the first line has the bits of the quads 0 and 1 of both halves.
-  template <int I, bool HIGH> TM_INLINE Bytes64 whole_codes(Bytes64 both, const Bytes64* lines) {
-    const Bytes64 nibbles = HIGH ? high_nibbles(both) : low_nibbles(both);
-    if constexpr (BITS == 5) return with_bits<4 - I - 4 * HIGH>(nibbles, lines[0], 16);
-    else return with_bits<4 - 2 * (I % 2) - 4 * HIGH>(nibbles, lines[I / 2], 48);
-  }
-
-  // Adds the products of one half of a group with the activations of each token.
-  template <bool HIGH, int R, int N, class Block, class Sums>
-  TM_INLINE void multiply_half(const Block& block, int at, const int8_t* x, int64_t k, Sums (&sums)[R][N]) {
-    Bytes64 lines[R][2];
-    for (int r = 0; r < R; r++)
-      for (int i = 0; i < BITS - 4; i++) lines[r][i] = load_bytes64(block.at(r, at + 64 * i));
-    multiply_quad<0, HIGH>(block, at, x, k, lines, sums), multiply_quad<1, HIGH>(block, at, x, k, lines, sums);
-    multiply_quad<2, HIGH>(block, at, x, k, lines, sums), multiply_quad<3, HIGH>(block, at, x, k, lines, sums);
-  }
-  template <int I, bool HIGH, int R, int N, class Block, class Sums>
-  TM_INLINE void multiply_quad(const Block& block, int at, const int8_t* x, int64_t k, const Bytes64 (&lines)[R][2],
-                               Sums (&sums)[R][N]) {
-    // The lines of a group are prefetched one by one, as lines of other codes are.
-    if (!HIGH || I < BITS - 4) block.prefetch_ahead(at + 64 * I + (HIGH ? 256 : 0));
-    at += 64 * (BITS - 4);
-    for (int r = 0; r < R; r++) {
-      const Bytes64 codes = whole_codes<I, HIGH>(load_bytes64(block.at(r, at + 64 * I)), lines[r]);
-      for (int t = 0; t < N; t++) sums[r][t] = dot4(sums[r][t], codes, x + t * k + 4 * I);
+    const int8_t* codes = x.codes + GROUP * at;
+    if constexpr (BITS == 5 || BITS == 6) {
+      for (int t = 0; t < N; t++)
+        for (int r = 0; r < R; r++) dots[r][t] = iset1(0);
+      add_half<0>(group, codes, x, at, dots), add_half<1>(group, codes, x, at, dots);
+    } else {
+      std::conditional_t<BITS == 8, I, NibbleSums> sums[R][N];
+      for (int t = 0; t < N; t++)
+        for (int r = 0; r < R; r++) start(sums[r][t], first_sum(x.offsets[at + t * groups]));
+      if constexpr (BITS == 8)
+        multiply_quads<0, 1, 2, 3, 4, 5, 6, 7>(group, codes, x.k, sums);
+      else
+        multiply_quads<0, 4, 1, 5, 2, 6, 3, 7>(group, codes, x.k, sums);  // both quads of a line after each other
+      for (int t = 0; t < N; t++)
+        for (int r = 0; r < R; r++) dots[r][t] = finish(sums[r][t], first_sum(x.offsets[at + t * groups]));
     }
   }
 
-  // The integer dot products of one group of codes of 5 or 6 bits, one half after the other.
-  template <int R, int N, class Block>
-  TM_INLINE void multiply_halves(const Block& block, int g, const Activations& x, int64_t at, I (&dots)[R][N]) {
+  // Adds the dot products of half a group of codes of 5 or 6 bits.
+  template <int HALF, int R, int N, class Group>
+  TM_INLINE void add_half(const Group& group, const int8_t* codes, const Activations& x, int64_t at, I (&dots)[R][N]) {
     const int64_t groups = x.k / GROUP;
-    const int from = HEADER + 64 * BITS * g;
-    const int8_t* codes = x.codes + GROUP * at;
+    NibbleSums sums[R][N];
     if constexpr (BITS == 5) {
-      NibbleSums sums[R][N];
       for (int t = 0; t < N; t++)
-        for (int r = 0; r < R; r++) start(sums[r][t], iset1(0));
-      multiply_half<false>(block, from, codes, x.k, sums);
-      for (int t = 0; t < N; t++)
-        for (int r = 0; r < R; r++) dots[r][t] = finish(sums[r][t], iset1(0)), start(sums[r][t], dots[r][t]);
-      multiply_half<true>(block, from, codes + 16, x.k, sums);
+        for (int r = 0; r < R; r++) start(sums[r][t], dots[r][t]);
+      multiply_quads<4 * HALF, 4 * HALF + 1, 4 * HALF + 2, 4 * HALF + 3>(group, codes, x.k, sums);
       for (int t = 0; t < N; t++)
         for (int r = 0; r < R; r++) dots[r][t] = finish(sums[r][t], dots[r][t]);
     } else {
-      I sums[R][N];
+      Factors factors[R];
+      for (int r = 0; r < R; r++) factors[r] = Group::factors(group, r, HALF);
       for (int t = 0; t < N; t++)
-        for (int r = 0; r < R; r++) dots[r][t] = iset1(4 * x.first_offsets[at + t * groups]);
-      multiply_half<false>(block, from, codes, x.k, dots);
+        for (int r = 0; r < R; r++) {
+          const int32_t first = x.first_offsets[at + t * groups];
+          start_factored(sums[r][t], dots[r][t], factors[r], HALF ? x.offsets[at + t * groups] - first : first);
+        }
+      multiply_quads<4 * HALF, 4 * HALF + 1>(group, codes, x.k, sums);
+      if constexpr (TWO_QUADS_AT_MOST)
+        for (int t = 0; t < N; t++)
+          for (int r = 0; r < R; r++)
+            dots[r][t] = add_factored(dots[r][t], sums[r][t], factors[r]), start(sums[r][t], iset1(0));
+      multiply_quads<4 * HALF + 2, 4 * HALF + 3>(group, codes, x.k, sums);
       for (int t = 0; t < N; t++)
-        for (int r = 0; r < R; r++) sums[r][t] = iset1(4 * (x.offsets[at + t * groups] - x.first_offsets[at + t * groups]));
-      multiply_half<true>(block, from, codes + 16, x.k, sums);
-      for (int r = 0; r < R; r++) {
-        const int8_t* factors = (const int8_t*)block.at(r, HEADER - 64 + 32 * g);
-        const I first = from_bytes(factors), second = from_bytes(factors + TILE);
-        for (int t = 0; t < N; t++) dots[r][t] = iadd(imul(dots[r][t], first), imul(sums[r][t], second));
-      }
+        for (int r = 0; r < R; r++) dots[r][t] = add_factored(dots[r][t], sums[r][t], factors[r]);
+    }
+  }
+
+  // Adds the products of one group to the sums of each token.
+  template <int R, int N, class Group>
+  TM_INLINE void add_group(const Group& group, const Activations& x, int64_t at, F (&sums)[R][N]) {
+    const int64_t groups = x.k / GROUP;
+    I dots[R][N];
+    multiply_group(group, x, at, dots);
+    for (int r = 0; r < R; r++) {
+      const F scale = Group::scale(group, r);
+      for (int t = 0; t < N; t++)
+        sums[r][t] = fma(from_int(dots[r][t]), mul(scale, set1(x.scales[at + t * groups])), sums[r][t]);
+      if (!HAS_MINIMUM) continue;
+      const F minimum = Group::minimum(group, r);
+      for (int t = 0; t < N; t++) sums[r][t] = fma(minimum, set1(x.scaled_sums[at + t * groups]), sums[r][t]);
     }
   }
 
   template <int R, int N, bool PREFETCHES_KV, bool COLD> static void run(const TileJob& job) {
     const Activations x = job.x;  // a copy, so that its fields stay in registers
-    const int groups = x.k / GROUP;
+    const int64_t groups = x.k / GROUP;
     const uint8_t* kv_prefetch = job.kv_prefetch;
     F sums[R][N];
     for (int r = 0; r < R; r++)
       for (int t = 0; t < N; t++) sums[r][t] = set1(0);
     for (int index = 0; index < x.k / PAD; index++) {
-      const TileBlock<R, N, COLD, BLOCK> block(job.w, job.size, index);
+      using Block = TileBlock<R, N, COLD, BLOCK>;
+      const Block block(job.w, job.size, index);
       TM_UNROLL for (int g = 0; g < 2; g++) {
-        const int64_t at = (int64_t)job.first * groups + 2 * index + g;
-        I dots[R][N];
         for (int r = 0; r < R; r++) prefetch_kv<PREFETCHES_KV>(kv_prefetch);
-        multiply_group(block, g, x, at, dots);
-        for (int r = 0; r < R; r++) {
-          const F scale = INTS ? integer_scale(block.at(r, 0), g, 0) : load_scales(block.at(r, SCALES_AT * g));
-          for (int t = 0; t < N; t++)
-            sums[r][t] = fma(from_int(dots[r][t]), mul(scale, set1(x.scales[at + (int64_t)t * groups])), sums[r][t]);
-          if (!HAS_MINIMUM) continue;
-          const F minimum = INTS ? integer_scale(block.at(r, 0), g, 1) : load_scales(block.at(r, MINIMUMS_AT + SCALES_AT * g));
-          for (int t = 0; t < N; t++) sums[r][t] = fma(minimum, set1(x.scaled_sums[at + (int64_t)t * groups]), sums[r][t]);
-        }
+        add_group(StoredGroup<Block>{block, g}, x, job.first * groups + 2 * index + g, sums);
       }
     }
     for (int r = 0; r < R; r++)
       for (int t = 0; t < N; t++) store(job.out + t * job.stride + TILE * r, sums[r][t]);
+  }
+
+  // Groups of one tile with a byte for each code and scales as floats: they are unpacked once for many tokens.
+  static constexpr int UNPACKED_GROUPS = 8;  // with the activations of 64 tokens they fit into the first-level cache
+  struct Unpacked {
+    uint8_t codes[8][64];
+    float scale[TILE], minimum[TILE];
+    Factors factors[2];
+  };
+  struct UnpackedGroup {
+    const Unpacked& of;
+
+    template <int Q> TM_INLINE Bytes64 quad(const UnpackedGroup& group, int) { return load_bytes64(group.of.codes[Q]); }
+    template <int> TM_INLINE void prefetch_ahead(const UnpackedGroup&) {}
+    TM_INLINE F scale(const UnpackedGroup& group, int) { return load(group.of.scale); }
+    TM_INLINE F minimum(const UnpackedGroup& group, int) { return load(group.of.minimum); }
+    TM_INLINE Factors factors(const UnpackedGroup& group, int, int half) { return group.of.factors[half]; }
+  };
+
+  template <int Q, class Group> TM_INLINE void unpack_quads(const Group& from, Unpacked& to) {
+    Group::template prefetch_ahead<Q>(from);
+    store_bytes64(to.codes[Q], Group::template quad<Q>(from, 0));
+    if constexpr (Q < 7) unpack_quads<Q + 1>(from, to);
+  }
+  template <class Group> TM_INLINE void unpack(const Group& from, Unpacked& to) {
+    unpack_quads<0>(from, to);
+    store(to.scale, Group::scale(from, 0));
+    if (HAS_MINIMUM) store(to.minimum, Group::minimum(from, 0));
+    for (int half = 0; BITS == 6 && half < 2; half++) to.factors[half] = Group::factors(from, 0, half);
+  }
+
+  // Adds the products of `count` groups, of which the first is group `from` of its row, to the results of N tokens.
+  template <int N> static void add_unpacked(const TileJob& job, const Unpacked* unpacked, int from, int count) {
+    const Activations x = job.x;
+    const int64_t at = job.first * (int64_t)(x.k / GROUP) + from;
+    F sums[1][N];
+    for (int t = 0; t < N; t++) sums[0][t] = from ? load(job.out + t * job.stride) : set1(0);
+    for (int g = 0; g < count; g++) add_group(UnpackedGroup{unpacked[g]}, x, at + g, sums);
+    for (int t = 0; t < N; t++) store(job.out + t * job.stride, sums[0][t]);
+  }
+
+  // One tile and many tokens.
+  static void run_unpacked(const TileJob& job, int tokens) {
+    alignas(64) Unpacked unpacked[UNPACKED_GROUPS];
+    const uint8_t* kv_prefetch = job.kv_prefetch;
+    const int groups = job.x.k / GROUP;
+    for (int from = 0; from < groups; from += UNPACKED_GROUPS) {
+      const int count = groups - from < UNPACKED_GROUPS ? groups - from : UNPACKED_GROUPS;
+      for (int g = 0; g < count; g++) {
+        using Block = TileBlock<1, TOKENS_TOGETHER, true, BLOCK>;
+        const Block block(job.w, job.size, (from + g) / 2);
+        unpack(StoredGroup<Block>{block, g % 2}, unpacked[g]);
+        for (int i = 0; kv_prefetch && i < tokens / 8; i++) prefetch_kv<true>(kv_prefetch);
+      }
+      int done = 0;
+      for (; tokens - done >= 4; done += 4) add_unpacked<4>(job.after(done, 1), unpacked, from, count);
+      const TileJob rest = job.after(done, 1);
+      if (tokens - done == 3) add_unpacked<3>(rest, unpacked, from, count);
+      if (tokens - done == 2) add_unpacked<2>(rest, unpacked, from, count);
+      if (tokens - done == 1) add_unpacked<1>(rest, unpacked, from, count);
+    }
   }
 
   static constexpr bool HAS_AMX = BITS == 4 || BITS == 8;
@@ -262,6 +345,7 @@ struct IntegerWeights {
 };
 
 constexpr int MIN_TOKENS_SIDE_BY_SIDE = 3;  // with fewer tokens, reading one tile after the other is faster
+constexpr int MIN_TOKENS_UNPACKED = 16;
 
 // The last tokens: fewer than eight.
 template <class Scheme, int R> void run_remaining(const TileJob& job, int count) {
@@ -304,6 +388,11 @@ void product(const uint8_t* w, int tiles, const Activations& x, int first, int c
   }
 #endif
   const TileJob rest = all.after(done, tiles);
+  if constexpr (Scheme::UNPACKS)
+    if (count - done >= MIN_TOKENS_UNPACKED) {
+      for (int r = 0; r < tiles; r++) Scheme::run_unpacked(rest.tile(r, count - done), count - done);
+      return;
+    }
   if (tiles == Scheme::TILES_TOGETHER && count - done >= MIN_TOKENS_SIDE_BY_SIDE)
     return run<Scheme, Scheme::TILES_TOGETHER>(rest, count - done);
   for (int r = 0; r < tiles; r++) run<Scheme, 1>(rest.tile(r, count - done), count - done);

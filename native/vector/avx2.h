@@ -75,6 +75,9 @@ struct Bytes64 { __m256i a, b; };
 TM_INLINE Bytes64 load_bytes64(const uint8_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
+TM_INLINE void store_bytes64(uint8_t* p, Bytes64 x) {
+  _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)(p + 32), x.b);
+}
 TM_INLINE Bytes64 low_nibbles(Bytes64 x) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
@@ -109,9 +112,20 @@ TM_INLINE I sum_pairs(Bytes64 p) {
   const __m256i ones = _mm256_set1_epi16(1);
   return {_mm256_madd_epi16(p.a, ones), _mm256_madd_epi16(p.b, ones)};
 }
+TM_INLINE I sum_products(Bytes64 p, Bytes64 by) { return {_mm256_madd_epi16(p.a, by.a), _mm256_madd_epi16(p.b, by.b)}; }
+TM_INLINE __m256i twice8(__m256i x) { return _mm256_or_si256(_mm256_slli_epi32(x, 16), _mm256_and_si256(x, _mm256_set1_epi32(0xffff))); }
+TM_INLINE Bytes64 load_factors(const int8_t* p) { return {twice8(from_bytes(p).a), twice8(from_bytes(p).b)}; }
 TM_INLINE Bytes64 without_offset(Bytes64 w) {
   const __m256i middle = _mm256_set1_epi8((char)128);
   return {_mm256_xor_si256(w.a, middle), _mm256_xor_si256(w.b, middle)};
+}
+TM_INLINE Bytes64 at_once(Bytes64 p) {
+  asm("" : "+x"(p.a), "+x"(p.b));
+  return p;
+}
+TM_INLINE I at_once(I sums) {
+  asm("" : "+x"(sums.a), "+x"(sums.b));
+  return sums;
 }
 TM_INLINE Bytes64 abs_bytes(Bytes64 w) { return {_mm256_abs_epi8(w.a), _mm256_abs_epi8(w.b)}; }
 TM_INLINE Bytes64 with_signs_of(Bytes64 w, Bytes64 x) { return {_mm256_sign_epi8(x.a, w.a), _mm256_sign_epi8(x.b, w.b)}; }

@@ -41,6 +41,7 @@ TM_INLINE void compiler_barrier() { asm volatile("" ::: "memory"); }
 // See vector.h.
 typedef __m512i Bytes64;
 TM_INLINE Bytes64 load_bytes64(const uint8_t* p) { return _mm512_loadu_si512(p); }
+TM_INLINE void store_bytes64(uint8_t* p, Bytes64 x) { _mm512_storeu_si512(p, x); }
 TM_INLINE Bytes64 low_nibbles(Bytes64 a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 TM_INLINE Bytes64 high_nibbles(Bytes64 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 template <int LEFT> TM_INLINE Bytes64 with_bits(Bytes64 nibbles, Bytes64 bits, int mask) {
@@ -60,7 +61,20 @@ TM_INLINE Bytes64 zero_bytes() { return _mm512_setzero_si512(); }
 TM_INLINE Bytes64 dot_pairs(Bytes64 w, Bytes64 x) { return _mm512_maddubs_epi16(w, x); }
 TM_INLINE Bytes64 add_shorts(Bytes64 p, Bytes64 q) { return _mm512_add_epi16(p, q); }
 TM_INLINE I sum_pairs(Bytes64 p) { return {_mm512_madd_epi16(p, _mm512_set1_epi16(1))}; }
+TM_INLINE I sum_products(Bytes64 p, Bytes64 by) { return {_mm512_madd_epi16(p, by)}; }
+TM_INLINE Bytes64 load_factors(const int8_t* p) {
+  const __m512i words = from_bytes(p).v;
+  return _mm512_or_si512(_mm512_slli_epi32(words, 16), _mm512_and_si512(words, _mm512_set1_epi32(0xffff)));
+}
 TM_INLINE Bytes64 without_offset(Bytes64 w) { return _mm512_xor_si512(w, _mm512_set1_epi8((char)128)); }
+TM_INLINE Bytes64 at_once(Bytes64 p) {
+  asm("" : "+v"(p));
+  return p;
+}
+TM_INLINE I at_once(I sums) {
+  asm("" : "+v"(sums.v));
+  return sums;
+}
 TM_INLINE Bytes64 abs_bytes(Bytes64 w) { return _mm512_abs_epi8(w); }
 TM_INLINE Bytes64 with_signs_of(Bytes64 w, Bytes64 x) {
   return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);

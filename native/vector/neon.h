@@ -55,11 +55,9 @@ TM_INLINE F scale2(F a, F n) {  // n is an integer from -126 to 127
 }
 
 struct Bytes64 { uint8x16_t v[4]; };
-typedef I NibbleSums;
 constexpr bool SIGNED_BYTES = true;
-TM_INLINE void start(I& sums, I begin) { sums = begin; }
-TM_INLINE I finish(I sums, I) { return sums; }
 TM_INLINE Bytes64 load_bytes64(const uint8_t* p) { Bytes64 r; TM_QUARTERS r.v[i] = vld1q_u8(p + 16 * i); return r; }
+TM_INLINE void store_bytes64(uint8_t* p, Bytes64 x) { TM_QUARTERS vst1q_u8(p + 16 * i, x.v[i]); }
 TM_INLINE Bytes64 low_nibbles(Bytes64 a) { TM_QUARTERS a.v[i] = vandq_u8(a.v[i], vdupq_n_u8(15)); return a; }
 TM_INLINE Bytes64 high_nibbles(Bytes64 a) { TM_QUARTERS a.v[i] = vshrq_n_u8(a.v[i], 4); return a; }
 template <int LEFT> TM_INLINE Bytes64 with_bits(Bytes64 nibbles, Bytes64 bits, int mask) {

@@ -52,11 +52,9 @@ TM_INLINE F bfloat(const uint16_t* p) { F r; TM_EACH r.v[i] = bfloat1(p[i]); ret
 TM_INLINE F scale2(F a, F n) { TM_EACH a.v[i] = std::ldexp(a.v[i], (int)n.v[i]); return a; }
 
 struct Bytes64 { alignas(64) uint8_t v[64]; };
-typedef I NibbleSums;
 constexpr bool SIGNED_BYTES = false;
-TM_INLINE void start(I& sums, I begin) { sums = begin; }
-TM_INLINE I finish(I sums, I) { return sums; }
 TM_INLINE Bytes64 load_bytes64(const uint8_t* p) { Bytes64 r; memcpy(r.v, p, 64); return r; }
+TM_INLINE void store_bytes64(uint8_t* p, Bytes64 x) { memcpy(p, x.v, 64); }
 TM_INLINE Bytes64 low_nibbles(Bytes64 a) { for (int i = 0; i < 64; i++) a.v[i] &= 15; return a; }
 TM_INLINE Bytes64 high_nibbles(Bytes64 a) { for (int i = 0; i < 64; i++) a.v[i] >>= 4; return a; }
 template <int LEFT> TM_INLINE Bytes64 with_bits(Bytes64 nibbles, Bytes64 bits, int mask) {
