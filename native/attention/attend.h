@@ -3,6 +3,8 @@
 // A cached row holds all kv heads. Where a job has all of them, K and V rows are read in the order of memory, 16 positions at a
 // time, and prefetched two blocks ahead. Reading head after head took twice as long.
 #pragma once
+#include <type_traits>
+
 #include "kernels/rows.h"
 #include "vector/attention.h"
 
@@ -10,46 +12,72 @@ namespace {
 
 // Interleaves 16 keys of one head, four words of each side by side: [words / 4][4][16], where lane 4 j + i of vector g is word
 // i of key 4 j + g. A word is one float or two bfloat16. HALVES: the keys are float16, which become floats on the way; `words`
-// is a multiple of 16 then.
-template <bool HALVES> void interleave_keys(const uint32_t* const* keys, int words, uint32_t* out) {
+// is a multiple of 16 then. PLANES: words are two bfloat16, or two int8, and their odd entries are stored as floats, then behind
+// all of them their even ones; see score.
+template <int FORMAT, bool HALVES, bool PLANES> void interleave_keys(const uint8_t* const* keys, int words, uint32_t* out) {
+  const auto put = [&](int at, Bytes64 four) {
+    if (!PLANES) return store_bytes64((uint8_t*)(out + 16 * at), four);
+    store_bytes64((uint8_t*)(out + 16 * at), odd_entries(four));
+    store_bytes64((uint8_t*)(out + 16 * (words + at)), even_entries(four));
+  };
   int w = 0;
 #if TM_AVX512
   const auto load_words = [&](int key) {
-    return HALVES ? _mm512_castps_si512(half((const uint16_t*)keys[key] + w).v) : _mm512_loadu_si512(keys[key] + w);
+    return HALVES ? _mm512_castps_si512(half((const uint16_t*)keys[key] + w).v) : _mm512_loadu_si512(keys[key] + 4 * w);
   };
-  for (; w + 16 <= words; w += 16)
+  for (; FORMAT != AS_INT8 && w + 16 <= words; w += 16)
     for (int g = 0; g < 4; g++) {
       const __m512i a = load_words(g), b = load_words(4 + g), c = load_words(8 + g), d = load_words(12 + g);
       const __m512i ab = _mm512_shuffle_i32x4(a, b, 0x88), cd = _mm512_shuffle_i32x4(c, d, 0x88);
       const __m512i ab1 = _mm512_shuffle_i32x4(a, b, 0xdd), cd1 = _mm512_shuffle_i32x4(c, d, 0xdd);
-      _mm512_storeu_si512(out + 16 * (w + g), _mm512_shuffle_i32x4(ab, cd, 0x88));
-      _mm512_storeu_si512(out + 16 * (w + 4 + g), _mm512_shuffle_i32x4(ab1, cd1, 0x88));
-      _mm512_storeu_si512(out + 16 * (w + 8 + g), _mm512_shuffle_i32x4(ab, cd, 0xdd));
-      _mm512_storeu_si512(out + 16 * (w + 12 + g), _mm512_shuffle_i32x4(ab1, cd1, 0xdd));
+      put(w + g, _mm512_shuffle_i32x4(ab, cd, 0x88)), put(w + 4 + g, _mm512_shuffle_i32x4(ab1, cd1, 0x88));
+      put(w + 8 + g, _mm512_shuffle_i32x4(ab, cd, 0xdd)), put(w + 12 + g, _mm512_shuffle_i32x4(ab1, cd1, 0xdd));
     }
 #endif
   for (; w < words; w += 4)
-    for (int i = 0; i < 16; i++) memcpy(out + 16 * (w + i % 4) + i / 4 * 4, keys[i] + w, 16);
+    for (int g = 0; g < 4; g++) {
+      if constexpr (FORMAT == AS_INT8) {
+        const CodePairs four = four_codes(keys[g] + 2 * w, keys[4 + g] + 2 * w, keys[8 + g] + 2 * w, keys[12 + g] + 2 * w);
+        store((float*)(out + 16 * (w + g)), odd_codes(four)), store((float*)(out + 16 * (words + w + g)), even_codes(four));
+      } else {
+        put(w + g, four_words(keys[g] + 4 * w, keys[4 + g] + 4 * w, keys[8 + g] + 4 * w, keys[12 + g] + 4 * w));
+      }
+    }
+}
+
+// Calls run(n, row), where n is a constant, for MOST rows at a time and for those that are left.
+template <int MOST, class Run> TM_INLINE void in_rows(int rows, const Run& run) {
+  int r = 0;
+  for (; r + MOST <= rows; r += MOST) run(std::integral_constant<int, MOST>(), r);
+  if (rows - r == 3) run(std::integral_constant<int, MOST < 3 ? MOST : 3>(), r);
+  if (rows - r == 2) run(std::integral_constant<int, MOST < 2 ? MOST : 2>(), r);
+  if (rows - r == 1) run(std::integral_constant<int, 1>(), r);
 }
 
 // Scores of N queries against 16 interleaved keys. Each of four consecutive words has a sum of its own; the four are added at
-// the end.
-template <int N, bool FLOATS>
-void score(const AttentionJob& job, const uint8_t* q, int64_t bytes, const uint32_t* keys, int words, float* out) {
-  F sums[N][4];
-  TM_UNROLL for (int r = 0; r < N; r++)
-    TM_UNROLL for (int g = 0; g < 4; g++) sums[r][g] = set1(0);
-  for (int w = 0; w < words; w += 4) {
-    Quad x[N];
-    TM_UNROLL for (int r = 0; r < N; r++) x[r] = broadcast_quad(q + r * bytes + 4 * w);
-    TM_UNROLL for (int g = 0; g < 4; g++) {
-      const Bytes64 four = load_bytes64((const uint8_t*)(keys + 16 * (w + g)));
-      TM_UNROLL for (int r = 0; r < N; r++)
-        sums[r][g] = FLOATS ? fma_quad(sums[r][g], four, x[r]) : dot2_quad(sums[r][g], four, x[r]);
-    }
+// the end. PLANES: how many floats a word has, one plane behind the other, or 0 where words are multiplied as pairs of bfloat16.
+// plane: words from one plane of a query to the next.
+template <int N, int PLANES>
+void score(const AttentionJob& job, const uint8_t* q, int64_t bytes, int plane, const uint32_t* keys, int words, float* out) {
+  for (int part = 0; part < PARTS; part++) {
+    Part sums[N][4];
+    TM_UNROLL for (int r = 0; r < N; r++)
+      TM_UNROLL for (int g = 0; g < 4; g++) sums[r][g] = zero_part();
+    for (int w = 0; w < words; w += 4)
+      TM_UNROLL for (int p = 0; p < (PLANES ? PLANES : 1); p++) {
+        Quad x[N];
+        TM_UNROLL for (int r = 0; r < N; r++) x[r] = broadcast_quad(q + r * bytes + 4 * (w + p * plane));
+        TM_UNROLL for (int g = 0; g < 4; g++) {
+          const uint32_t* four = keys + 16 * (w + g + p * words) + 16 / PARTS * part;
+          TM_UNROLL for (int r = 0; r < N; r++) {
+            if constexpr (PLANES > 0) sums[r][g] = fma_quad(sums[r][g], four, x[r]);
+            else sums[r][g] = dot2_quad(sums[r][g], four, x[r]);
+          }
+        }
+      }
+    TM_UNROLL for (int r = 0; r < N; r++)
+      store_scores(out + r * SPLIT + 16 / PARTS * part, sums[r][0], sums[r][1], sums[r][2], sums[r][3], job.scale);
   }
-  TM_UNROLL for (int r = 0; r < N; r++)
-    store(out + r * SPLIT, mul(sum_quads(sums[r][0], sums[r][1], sums[r][2], sums[r][3]), set1(job.scale)));
 }
 
 // Entries [from, from + 16) of a cached row of float32, float16 or bytes, as floats. Lanes behind head_dim are zero.
@@ -87,10 +115,11 @@ void add_values(const AttentionJob& job, const uint8_t* const* values, int64_t a
     TM_UNROLL for (int i = 0; i < W; i++) store(out + r * width + from + 16 * i, sums[r][i]);
 }
 
-// The same for V rows in bfloat16, two positions at a time. The weight behind an odd last position is zero.
+// The same for V rows in bfloat16, two positions at a time. The weight behind an odd last position is zero. Weights of a query are
+// `next` from those of the query before.
 template <int N, int W, bool FULL>
-void add_value_pairs(const AttentionJob& job, const uint8_t* const* values, int64_t at, const uint16_t* weights, int count,
-                     int from, float* out) {
+void add_value_pairs(const AttentionJob& job, const uint8_t* const* values, int64_t at, const PairWeight* weights, int64_t next,
+                     int count, int from, float* out) {
   const int width = (job.head_dim + 15) / 16 * 16;
   F sums[N][W];
   TM_UNROLL for (int r = 0; r < N; r++)
@@ -100,7 +129,7 @@ void add_value_pairs(const AttentionJob& job, const uint8_t* const* values, int6
     RowPair part[W];
     TM_UNROLL for (int i = 0; i < W; i++) part[i] = load_pair<FULL>(a + 16 * i, b + 16 * i, job.head_dim - from);
     TM_UNROLL for (int r = 0; r < N; r++)
-      TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = dot_pair(sums[r][i], part[i], weights + r * 2 * SPLIT + p);
+      TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = dot_pair(sums[r][i], part[i], weights + r * next + p);
   }
   TM_UNROLL for (int r = 0; r < N; r++)
     TM_UNROLL for (int i = 0; i < W; i++) store(out + r * width + from + 16 * i, sums[r][i]);
@@ -109,38 +138,44 @@ void add_value_pairs(const AttentionJob& job, const uint8_t* const* values, int6
 template <int N, int FORMAT>
 void add_all_values(const AttentionJob& job, const uint8_t* const* values, int64_t at, const float* weights, int count,
                     float* out) {
+  constexpr int W = VALUE_VECTORS;
   int from = 0;
   if constexpr (FORMAT == AS_BFLOAT16) {
-    const uint16_t* pairs = (const uint16_t*)weights;
-    for (; from + 64 <= job.head_dim; from += 64) add_value_pairs<N, 4, true>(job, values, at, pairs, count, from, out);
-    for (; from + 16 <= job.head_dim; from += 16) add_value_pairs<N, 1, true>(job, values, at, pairs, count, from, out);
-    if (from < job.head_dim) add_value_pairs<N, 1, false>(job, values, at, pairs, count, from, out);
+    const PairWeight* pairs = (const PairWeight*)weights;
+    constexpr int64_t next = SPLIT * (int64_t)(sizeof(float) / sizeof(PairWeight));
+    for (; from + 16 * W <= job.head_dim; from += 16 * W)
+      add_value_pairs<N, W, true>(job, values, at, pairs, next, count, from, out);
+    for (; from + 16 <= job.head_dim; from += 16) add_value_pairs<N, 1, true>(job, values, at, pairs, next, count, from, out);
+    if (from < job.head_dim) add_value_pairs<N, 1, false>(job, values, at, pairs, next, count, from, out);
   } else {
-    for (; from + 64 <= job.head_dim; from += 64) add_values<N, 4, FORMAT, true>(job, values, at, weights, count, from, out);
+    for (; from + 16 * W <= job.head_dim; from += 16 * W)
+      add_values<N, W, FORMAT, true>(job, values, at, weights, count, from, out);
     for (; from + 16 <= job.head_dim; from += 16) add_values<N, 1, FORMAT, true>(job, values, at, weights, count, from, out);
     if (from < job.head_dim) add_values<N, 1, FORMAT, false>(job, values, at, weights, count, from, out);
   }
 }
 
 // Replaces the scores of one query by their exponentials, zero where the query does not attend, and stores their maximum and
-// sum. For V rows in bfloat16 the weights become bfloat16 too, one behind the other from the beginning of the row of scores.
+// sum. For V rows in bfloat16 the weights are rounded to it, and lie one behind the other from the beginning of the row of scores.
 template <int FORMAT>
 void softmax(const AttentionJob& job, int row, float* scores, int count) {
   if (job.softcap > 0) softcap(scores, count, job.softcap);
   const int visible_begin = (int)(job.visible_begin[row % job.num_rows] - job.begin);
   const int visible_end = (int)(job.visible_end[row % job.num_rows] - job.begin);
+  const int whole = visible_begin <= 0 && visible_end >= count ? count / 16 * 16 : 0;  // positions before it are all visible
   F max_lanes = set1(-INFINITY), exp_sum = set1(0);
-  for (int p = 0; p < count; p += 16) {
+  for (int p = 0; p < whole; p += 16) max_lanes = max(max_lanes, load(scores + p));
+  for (int p = whole; p < count; p += 16) {
     const F seen = mask_outside(load(scores + p), visible_begin - p, visible_end - p, -INFINITY);
     store(scores + p, seen), max_lanes = max(max_lanes, seen);
   }
   const float max_score = reduce_max(max_lanes);
   job.max_score[row] = max_score;
   for (int p = 0; p < count; p += 16) {
-    F weight = mask_outside(exp(sub(load(scores + p), set1(max_score))), visible_begin - p, visible_end - p, 0);
+    F weight = exp(sub(load(scores + p), set1(max_score)));
+    if (p >= whole) weight = mask_outside(weight, visible_begin - p, visible_end - p, 0);
     if (FORMAT == AS_BFLOAT16) {
-      uint16_t* weights = (uint16_t*)scores + p;
-      to_bfloat(weights, weight), weight = bfloat(weights);
+      weight = store_pair_weights((PairWeight*)scores + p, weight);
     } else {
       store(scores + p, weight);
     }
@@ -151,8 +186,11 @@ void softmax(const AttentionJob& job, int row, float* scores, int count) {
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Keys are multiplied as floats, or in pairs of bfloat16.
+// Keys are multiplied as floats, or in pairs of bfloat16, or as the pairs' odd and even entries; see score.
 constexpr bool multiplied_as_floats(int format) { return format == AS_FLOAT32 || format == AS_FLOAT16; }
+constexpr int planes_of(int format) { return multiplied_as_floats(format) ? 1 : MULTIPLIES_PAIRS ? 0 : 2; }
+// Words from the odd entries of a query to its even ones.
+int64_t plane_of(int head_dim) { return (head_dim + 15) / 16 * 8; }
 // Whether interleave_keys reads float16 from the cache itself; otherwise key_words converts it to floats before.
 #if TM_AVX512
 constexpr int HALVES_AT_ONCE = 16;
@@ -161,11 +199,11 @@ constexpr int HALVES_AT_ONCE = 1 << 30;
 #endif
 bool reads_halves(int format, int head_dim) { return format == AS_FLOAT16 && head_dim % HALVES_AT_ONCE == 0; }
 
-// The scratch memory of a job, divided. Keys in int8 become bfloat16, which holds them exactly.
+// The scratch memory of a job, divided. Keys in int8 become bfloat16 or float32, which hold them exactly.
 struct JobScratch {
   uint8_t* queries;   // [heads * rows], query_bytes each
   float* scores;      // [heads * rows][SPLIT]
-  uint32_t* keys;     // [words / 4][4][16]
+  uint32_t* keys;     // [words / 4][4][16], twice where there are two planes
   uint32_t* widened;  // [16][words]: keys that are converted from int8 or float16, or padded to a multiple of four words
   int64_t query_bytes;
 };
@@ -177,7 +215,7 @@ JobScratch divide_scratch(const AttentionJob& job) {
   scratch.query_bytes = aligned(4 * ((int64_t)job.head_dim + 16));
   scratch.scores = (float*)at, at += rows * SPLIT * 4;
   scratch.queries = at, at += rows * scratch.query_bytes;
-  scratch.keys = (uint32_t*)at, at += 16 * 4 * ((int64_t)job.head_dim + 4);
+  scratch.keys = (uint32_t*)at, at += 16 * 4 * ((int64_t)job.head_dim + 8);
   scratch.widened = (uint32_t*)at;
   return scratch;
 }
@@ -213,10 +251,15 @@ int locate_rows(const AttentionJob& job, const void* cache, const uint8_t** rows
   return count;
 }
 
-// A key as words: int8 is converted to bfloat16, float16 to floats unless interleave_keys converts it; a key that is no multiple of 16
-// bytes is copied and padded with zeros.
+// A key as words: int8 is converted to bfloat16, float16 to floats, unless they are converted while keys are interleaved; a key that
+// does not fill its words is copied and padded with zeros.
 template <int FORMAT>
 const uint32_t* key_words(const AttentionJob& job, const uint8_t* key, int words, uint32_t* scratch) {
+  if (FORMAT == AS_INT8 && planes_of(FORMAT) == 2) {
+    if (job.head_dim % 8 == 0) return (const uint32_t*)key;
+    memset(scratch, 0, (size_t)(2 * words)), memcpy(scratch, key, (size_t)job.head_dim);
+    return scratch;
+  }
   if (FORMAT == AS_INT8) {
     uint16_t* bfloats = (uint16_t*)scratch;
     for (int d = 0; d < 2 * words; d += 16) {
@@ -247,40 +290,43 @@ void convert_queries(const AttentionJob& job, const JobScratch& scratch) {
   for (int r = 0; r < job.num_heads * job.num_rows; r++) {
     uint8_t* to = scratch.queries + r * scratch.query_bytes;
     for (int d = 0; d < job.head_dim; d += 16)  // padded with zeros
-      if (multiplied_as_floats(FORMAT))
+      if (multiplied_as_floats(FORMAT)) {
         store((float*)to + d, load(job.q[r] + d));
-      else
+      } else if (planes_of(FORMAT) == 0) {
         to_bfloat((uint16_t*)to + d, load(job.q[r] + d));
+      } else {
+        uint16_t bfloats[16];
+        float rounded[16], *odd = (float*)to + d / 2, *even = odd + plane_of(job.head_dim);
+        to_bfloat(bfloats, load(job.q[r] + d)), store(rounded, bfloat(bfloats));
+        for (int i = 0; i < 8; i++) odd[i] = rounded[2 * i + 1], even[i] = rounded[2 * i];
+      }
   }
 }
 
 // Scores of one head's queries against the 16 keys from `from` on.
 template <int FORMAT>
 void score_keys(const AttentionJob& job, const JobScratch& scratch, int head, int from, const uint8_t* const* rows) {
-  constexpr bool floats = multiplied_as_floats(FORMAT);
-  const int words = ((floats ? job.head_dim : (job.head_dim + 1) / 2) + 3) / 4 * 4;
+  constexpr bool PLANES = planes_of(FORMAT) == 2;
+  constexpr int STORED = PLANES ? FORMAT : AS_FLOAT32;  // the words that key_words gives
+  const int words = ((multiplied_as_floats(FORMAT) ? job.head_dim : (job.head_dim + 1) / 2) + 3) / 4 * 4;
   const int64_t at = head * format_bytes(FORMAT) * (int64_t)job.head_dim;
-  const uint32_t* keys[16];
+  const uint8_t* keys[16];
   for (int i = 0; i < 16; i++)
-    keys[i] = key_words<FORMAT>(job, rows[from + i] + at, words, scratch.widened + i * ((words + 15) / 16 * 16));
-  const auto interleave = reads_halves(FORMAT, job.head_dim) ? interleave_keys<true> : interleave_keys<false>;
+    keys[i] = (const uint8_t*)key_words<FORMAT>(job, rows[from + i] + at, words, scratch.widened + i * ((words + 15) / 16 * 16));
+  const auto interleave = reads_halves(FORMAT, job.head_dim) ? interleave_keys<STORED, true, PLANES> : interleave_keys<STORED, false, PLANES>;
   interleave(keys, words, scratch.keys);
-  const int first_row = head * job.num_rows;
+  const int first_row = head * job.num_rows, plane = (int)plane_of(job.head_dim);
   const uint8_t* q = scratch.queries + first_row * scratch.query_bytes;
   float* out = scratch.scores + (int64_t)first_row * SPLIT + from;
-  int r = 0;
-#define TM_ROWS(N) \
-  score<N, floats>(job, q + r * scratch.query_bytes, scratch.query_bytes, scratch.keys, words, out + (int64_t)r * SPLIT)
-  for (; r + 4 <= job.num_rows; r += 4) TM_ROWS(4);
-  if (job.num_rows - r == 3) TM_ROWS(3);
-  if (job.num_rows - r == 2) TM_ROWS(2);
-  if (job.num_rows - r == 1) TM_ROWS(1);
-#undef TM_ROWS
+  in_rows<SCORE_ROWS>(job.num_rows, [&](auto n, int r) {
+    score<n(), planes_of(FORMAT)>(job, q + r * scratch.query_bytes, scratch.query_bytes, plane, scratch.keys, words,
+                                  out + (int64_t)r * SPLIT);
+  });
   if (FORMAT != AS_INT8) return;
   alignas(64) float scales[16] = {};
   for (int i = 0; i < 16 && job.begin + from + i < job.end; i++)
     scales[i] = job.k_scales[slot_of(job, job.begin + from + i) * job.num_kv_heads + job.head + head];
-  for (r = 0; r < job.num_rows; r++) store(out + (int64_t)r * SPLIT, mul(load(out + (int64_t)r * SPLIT), load(scales)));
+  for (int r = 0; r < job.num_rows; r++) store(out + (int64_t)r * SPLIT, mul(load(out + (int64_t)r * SPLIT), load(scales)));
 }
 
 // Adds the V rows of the positions [from, from + count) to the results of one head's queries.
@@ -289,7 +335,7 @@ void add_block_values(const AttentionJob& job, const JobScratch& scratch, int he
                       const uint8_t* const* rows) {
   const int64_t at = head * format_bytes(FORMAT) * (int64_t)job.head_dim;
   const int first_row = head * job.num_rows, width = (job.head_dim + 15) / 16 * 16;
-  float* weights = scratch.scores + (int64_t)first_row * SPLIT + (FORMAT == AS_BFLOAT16 ? from / 2 : from);
+  float* weights = scratch.scores + (int64_t)first_row * SPLIT + from * (FORMAT == AS_BFLOAT16 ? (int)sizeof(PairWeight) : 4) / 4;
   float* out = job.value_sum + (int64_t)first_row * width;
   if (FORMAT == AS_INT8)
     for (int i = 0; i < count; i++) {
@@ -298,13 +344,9 @@ void add_block_values(const AttentionJob& job, const JobScratch& scratch, int he
       const float scale = job.v_scales[slot_of(job, position) * job.num_kv_heads + job.head + head];
       for (int r = 0; r < job.num_rows; r++) weights[(int64_t)r * SPLIT + i] *= scale;
     }
-  int r = 0;
-#define TM_ROWS(N) add_all_values<N, FORMAT>(job, rows + from, at, weights + (int64_t)r * SPLIT, count, out + (int64_t)r * width)
-  for (; r + 4 <= job.num_rows; r += 4) TM_ROWS(4);
-  if (job.num_rows - r == 3) TM_ROWS(3);
-  if (job.num_rows - r == 2) TM_ROWS(2);
-  if (job.num_rows - r == 1) TM_ROWS(1);
-#undef TM_ROWS
+  in_rows<4>(job.num_rows, [&](auto n, int r) {
+    add_all_values<n(), FORMAT>(job, rows + from, at, weights + (int64_t)r * SPLIT, count, out + (int64_t)r * width);
+  });
 }
 
 // Prefetches the rows [from, from + 16) of all heads of the job into the second-level cache (LEVEL 2) or the first (3).
