@@ -55,24 +55,63 @@ TM_INLINE F load_number(const uint16_t* p) { return half(p); }
 // added at the end.
 template <class Number> struct FloatWeights {
   static constexpr int BLOCK = (int)sizeof(Number) * TILE * PAD, TILES_TOGETHER = 1, TOKENS_TOGETHER = FLOAT32_TOKENS;
-  static constexpr bool INTEGER = false, HAS_AMX = false, UNPACKS = false;
+  static constexpr bool INTEGER = false, HAS_AMX = false;
+#if defined(TM_AVX2)
+  static constexpr bool UNPACKS = sizeof(Number) == 2;  // float16 is converted once for many tokens
+#else
+  static constexpr bool UNPACKS = false;
+#endif
 
-  template <int, int N, bool, bool COLD> static void run(const TileJob& job) {
-    const Number* w = (const Number*)job.w;
-    const float* x = job.x.floats + (int64_t)job.first * job.x.k;
-    F sums[N][2];
-    for (int t = 0; t < N; t++) sums[t][0] = sums[t][1] = set1(0);
-    for (int k = 0; k < job.x.k; k += 2) {
-      const F w0 = load_number(w + 16 * k), w1 = load_number(w + 16 * k + 16);
-      prefetch<N, COLD>(w + 16 * k);
-      if (sizeof(Number) == 4) prefetch<N, COLD>(w + 16 * k + 16);  // two inputs of float16 are one cache line
+  // Adds the products of the weights of inputs [from, to), which begin at w, to the sums of N tokens.
+  template <int N, bool COLD, class Weight>
+  TM_INLINE void add_inputs(const Weight* w, const float* x, int k, int from, int to, F (&sums)[N][2]) {
+    for (; from < to; from += 2, w += 2 * TILE) {
+      const F w0 = load_number(w), w1 = load_number(w + TILE);
+      prefetch<N, COLD>(w);
+      if (sizeof(Weight) == 4) prefetch<N, COLD>(w + TILE);  // two inputs of float16 are one cache line
       for (int t = 0; t < N; t++) {
-        const float* row = x + (int64_t)t * job.x.k + k;
+        const float* row = x + (int64_t)t * k + from;
         sums[t][0] = fma(w0, set1(row[0]), sums[t][0]);
         sums[t][1] = fma(w1, set1(row[1]), sums[t][1]);
       }
     }
+  }
+
+  template <int, int N, bool, bool COLD> static void run(const TileJob& job) {
+    F sums[N][2];
+    for (int t = 0; t < N; t++) sums[t][0] = sums[t][1] = set1(0);
+    add_inputs<N, COLD>((const Number*)job.w, job.x.floats + (int64_t)job.first * job.x.k, job.x.k, 0, job.x.k, sums);
     for (int t = 0; t < N; t++) store(job.out + t * job.stride, add(sums[t][0], sums[t][1]));
+  }
+
+  // One tile and many tokens: some inputs of the tile as floats, then their products with all tokens.
+  static constexpr int UNPACKED_INPUTS = 128, UNPACKED_TOKENS = 64;
+  static void run_unpacked(const TileJob& job, int tokens) {
+    for (int done = 0; done < tokens; done += UNPACKED_TOKENS)
+      run_some_unpacked(job.after(done, 1), tokens - done < UNPACKED_TOKENS ? tokens - done : UNPACKED_TOKENS);
+  }
+  static void run_some_unpacked(const TileJob& job, int tokens) {
+    alignas(64) float weights[UNPACKED_INPUTS * TILE], sums[UNPACKED_TOKENS][2][TILE];
+    memset(sums, 0, sizeof sums);
+    for (int from = 0; from < job.x.k; from += UNPACKED_INPUTS) {
+      const int to = job.x.k - from < UNPACKED_INPUTS ? job.x.k : from + UNPACKED_INPUTS;
+      const Number* stored = (const Number*)job.w + from * TILE;
+      for (int i = 0; i < (to - from) * TILE; i += 2 * TILE) {
+        prefetch<TOKENS_TOGETHER, true>(stored + i);
+        store(weights + i, load_number(stored + i)), store(weights + i + TILE, load_number(stored + i + TILE));
+      }
+      int t = 0;
+      for (; t + TOKENS_TOGETHER <= tokens; t += TOKENS_TOGETHER) add_tokens<TOKENS_TOGETHER>(job, weights, from, to, t, sums);
+      for (; t < tokens; t++) add_tokens<1>(job, weights, from, to, t, sums);
+    }
+    for (int t = 0; t < tokens; t++) store(job.out + t * job.stride, add(load(sums[t][0]), load(sums[t][1])));
+  }
+  template <int N>
+  static void add_tokens(const TileJob& job, const float* weights, int from, int to, int first, float (*all)[2][TILE]) {
+    F sums[N][2];
+    for (int t = 0; t < N; t++) sums[t][0] = load(all[first + t][0]), sums[t][1] = load(all[first + t][1]);
+    add_inputs<N, false>(weights, job.x.floats + (int64_t)(job.first + first) * job.x.k, job.x.k, from, to, sums);
+    for (int t = 0; t < N; t++) store(all[first + t][0], sums[t][0]), store(all[first + t][1], sums[t][1]);
   }
 };
 

@@ -31,7 +31,7 @@ from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Plan, Work
 from tokenmill.text.thinking import thinking_of
 
-SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "2"))
+SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "1"))
 THREADS = 4
 CONSTRAINTS = (
     {},

@@ -61,7 +61,7 @@ def test_a_fault_is_found(fault):
     assert example["texts"][0] != example["texts"][1] and example["first_difference"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["warm", "continued", "restart"])
 def test_a_fault_is_found_by_its_own_case_alone(fault):
     """What has to do with the state of a server, and not with who is beside whom, is not blamed on neighbours."""

@@ -19,7 +19,7 @@ from tests.serve.conftest import served
 from tests.word_model import save_chat_model
 from tokenmill import load
 
-SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "2"))
+SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "1"))
 KEYS = ("one", "two")
 BEGINNINGS = [" ".join(f"w{(seed * 7 + place) % 200}" for place in range(length)) for seed, length in ((1, 5), (2, 17))]
 MASKS = [{"allowed_token_ids": list(range(0, 200, 3))}, {"bad_words": [*(f"w{n}" for n in range(50)), "w60 w70"]}]
