@@ -349,16 +349,17 @@ void add_block_values(const AttentionJob& job, const JobScratch& scratch, int he
   });
 }
 
-// Prefetches the rows [from, from + 16) of all heads of the job into the second-level cache (LEVEL 2) or the first (3).
-template <int LEVEL> TM_INLINE void prefetch_rows(const uint8_t* const* rows, int from, int count, int64_t bytes) {
+// Prefetches `bytes` of the rows [from, from + 16), which begin at `at`, into the second-level cache (LEVEL 2) or the first (3).
+template <int LEVEL> TM_INLINE void prefetch_rows(const uint8_t* const* rows, int from, int count, int64_t at, int64_t bytes) {
   for (int p = from; p < from + 16 && p < count; p++)
-    for (int64_t at = 0; at < bytes; at += 64) TM_PREFETCH(rows[p] + at, LEVEL);
+    for (int64_t i = 0; i < bytes; i += 64) TM_PREFETCH(rows[p] + at + i, LEVEL);
 }
 
 // Prefetches the rows of the next two blocks of 16 positions. K rows come first and V rows later, because two streams at once are
-// slower than one after the other.
-TM_INLINE void prefetch_ahead(const uint8_t* const* rows, int from, int count, int64_t bytes) {
-  prefetch_rows<2>(rows, from + 32, count, bytes), prefetch_rows<3>(rows, from + 16, count, bytes);
+// slower than one after the other. Each head prefetches its own part: the rows of all heads at once would fill the queue of
+// reads, in which the reads of the block itself then wait.
+TM_INLINE void prefetch_ahead(const uint8_t* const* rows, int from, int count, int64_t at, int64_t bytes) {
+  prefetch_rows<2>(rows, from + 32, count, at, bytes), prefetch_rows<3>(rows, from + 16, count, at, bytes);
 }
 
 // A job whose cache is in FORMAT.
@@ -369,22 +370,23 @@ void attend_by_rows(const AttentionJob& job) {
   locate_rows<FORMAT>(job, job.v, values);
   const JobScratch scratch = divide_scratch(job);
   convert_queries<FORMAT>(job, scratch);
-  const int64_t bytes = format_bytes(FORMAT) * (int64_t)job.head_dim * job.num_heads;
-  prefetch_rows<2>(keys, 0, count, bytes), prefetch_rows<2>(keys, 16, count, bytes);
-  for (int from = 0; from < count; from += 16) {
-    prefetch_ahead(keys, from, count, bytes);
-    if (from + 16 >= count) prefetch_rows<2>(values, 0, count, bytes), prefetch_rows<2>(values, 16, count, bytes);
-    for (int head = 0; head < job.num_heads; head++) score_keys<FORMAT>(job, scratch, head, from, keys);
-  }
+  const int64_t bytes = format_bytes(FORMAT) * (int64_t)job.head_dim, all = bytes * job.num_heads;
+  prefetch_rows<2>(keys, 0, count, 0, all), prefetch_rows<2>(keys, 16, count, 0, all);
+  for (int from = 0; from < count; from += 16)
+    for (int head = 0; head < job.num_heads; head++) {
+      prefetch_ahead(keys, from, count, head * bytes, bytes);
+      if (from + 16 >= count) prefetch_rows<2>(values, 0, count, head * bytes, bytes), prefetch_rows<2>(values, 16, count, head * bytes, bytes);
+      score_keys<FORMAT>(job, scratch, head, from, keys);
+    }
   for (int r = 0; r < job.num_heads * job.num_rows; r++)
     softmax<FORMAT>(job, r, scratch.scores + (int64_t)r * SPLIT, count);
   memset(job.value_sum, 0, sizeof(float) * (size_t)(job.num_heads * job.num_rows * width));
   const int step = job.num_heads > 1 ? 16 : SPLIT;  // the V rows of one head fit into the first-level cache
-  for (int from = 0; from < count; from += step) {
-    for (int at = from; at < from + step; at += 16) prefetch_ahead(values, at, count, bytes);
-    for (int head = 0; head < job.num_heads; head++)
+  for (int from = 0; from < count; from += step)
+    for (int head = 0; head < job.num_heads; head++) {
+      for (int at = from; at < from + step; at += 16) prefetch_ahead(values, at, count, head * bytes, bytes);
       add_block_values<FORMAT>(job, scratch, head, from, count - from < step ? count - from : step, values);
-  }
+    }
 }
 
 }  // namespace

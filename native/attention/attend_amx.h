@@ -268,12 +268,12 @@ void attend_amx(const AttentionJob& job) {
   const AmxScratch f = divide_amx_scratch(job);
   store_queries(job, f);
   const int64_t bytes = 2 * (int64_t)job.head_dim * job.num_heads;
-  for (int from = 0; from < 48; from += 16) prefetch_rows<2>(keys, from, count, bytes);
+  for (int from = 0; from < 48; from += 16) prefetch_rows<2>(keys, from, count, 0, bytes);
   for (int from = 0; from < count; from += 16) {
-    prefetch_rows<2>(keys, from + 48, count, bytes);
+    prefetch_rows<2>(keys, from + 48, count, 0, bytes);
     score_all_tiles(job, f, from, keys);
   }
-  for (int from = 0; from < count; from += 16) prefetch_rows<2>(values, from, count, bytes);
+  for (int from = 0; from < count; from += 16) prefetch_rows<2>(values, from, count, 0, bytes);
   for (int tile = 0; tile < f.tiles; tile++) softmax_tile(job, f, tile, count);
   for (int head = 0; head < job.num_heads; head++) {
     int d = 0;
