@@ -21,6 +21,7 @@
 # make test-ray   replicas of the server on Ray Serve, which are killed, added and taken away
 # make check  formatting, lint, types, structure, prose
 # make bench  the benchmarks behind docs/log.md
+# make bench-gate   kernels and a model against the commit before, or BEFORE=COMMIT, and against llama.cpp
 # make map    the tables of docs/map.md, from the docstrings of the modules
 # make docs   the book, from docs/ into build/site
 # make pages  what is made of the source in docs/: tables, whole pages, a picture
@@ -39,7 +40,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # Else each of some hundred processes compiles what it imports, and pytest rewrites the assertions of all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve test test-affected test-newest test-slow test-compiler test-sanitized test-processors test-browser test-clients test-agents test-ray test-wheel test-arm test-late test-long wheels prove check bench map pages docs clean check-types check-structure \
+.PHONY: demo serve test test-affected test-newest test-slow test-compiler test-sanitized test-processors test-browser test-clients test-agents test-ray test-wheel test-arm test-late test-long wheels prove check bench bench-gate map pages docs clean check-types check-structure \
 	first-packages native-library
 .DELETE_ON_ERROR:
 
@@ -140,6 +141,11 @@ prove: .venv/.ready-dev
 bench: .venv/.ready-dev
 	$(BIN)/python benchmarks/host_cost.py
 	$(BIN)/tokenmill bench peers --only transformers --program eager --dtype bfloat16 --scheme dense --rounds 3
+
+# MODEL: a file or a short name. BEFORE: a commit.
+bench-gate: .venv/.ready-dev
+	PYTHONPATH=. $(BIN)/python benchmarks/kernels.py --before $(or $(BEFORE),HEAD~1) $(ARGS)
+	PYTHONPATH=. $(BIN)/python benchmarks/gate.py $(or $(MODEL),smollm2-135m) --before $(or $(BEFORE),HEAD~1)
 
 map: .venv/.ready-dev
 	$(BIN)/python -m tests.rooms

@@ -219,29 +219,36 @@ def _against(rows: list[Row], prefill: bool = True) -> str:
     return markdown(header, lines) + origin(rows, "in turn")
 
 
+def shapes() -> str:
+    """A shape that people run in several kinds of file, ours beside llama.cpp and ik_llama.cpp."""
+    rows = [row for name in SHAPES.values() for row in rows_of(name)]
+    return _beside(rows, [(f"{file}, {name}", name, model) for name in SHAPES for file, model in FILES.items()])
+
+
 def first() -> str:
-    """A few files, ours beside llama.cpp and ik_llama.cpp, one sequence without speculation."""
-    rows = [row for row in (*rows_of("files"), *rows_of("peers")) if (row["prompt"], row["batch"]) == (128, 1)]
-    by = {(row["model"], row["label"]): row for row in rows if row["status"] == "ok"}
+    """Three of these lines."""
+    rows = [row for name in SHAPES.values() for row in rows_of(name)]
+    picked = (("AVX2", "Q4_K_M"), ("AVX2", "Q8_0"), ("AVX-512", "Q4_K_M"))
+    return _beside(rows, [(f"Llama 3.2 1B's shape, {file}, {name}", name, FILES[file]) for name, file in picked])
+
+
+def _beside(rows: list[Row], wanted: list[tuple[str, str, str]]) -> str:
+    by = {(name, row["model"], row["label"]): row for name, file in SHAPES.items() for row in rows_of(file)}
     lines = []
-    for name, model in FIRST.items():
-        ours, *others = (by.get((model, label)) for label in ("tokenmill", "llama.cpp", "ik_llama.cpp"))
-        assert ours is not None, f"there is no row of {model}"
-        line = [name]
+    for said, name, model in wanted:
+        ours, *others = (by[name, model, label] for label in ("tokenmill", "llama-bench", "ik_llama.cpp"))
+        line = [said]
         for phase in ("decode", "prefill"):
             line.append(f"{ours[f'{phase}_tok_s']:,.0f}")
-            line += ["" if row is None else f"{row[f'{phase}_tok_s']:,.0f}{_short_ratio(row, phase)}" for row in others]
+            line += [f"{row[f'{phase}_tok_s']:,.0f} ({row[f'{phase}_ratio']:.2f} times)" for row in others]
         lines.append(line)
     header = ["tokens per second, and ours over it", "decode", "llama.cpp", "ik_llama.cpp"]
-    header += ["prefill of 128", "llama.cpp", "ik_llama.cpp"]
+    header += ["prefill of 512", "llama.cpp", "ik_llama.cpp"]
     return markdown(header, lines) + origin(rows, "in turn")
 
 
-FIRST = {
-    "1.1 billion parameters, Q4_0": "1b.q4_0.gguf",
-    "1.1 billion parameters, Q8_0": "1b.q8_0.gguf",
-    "SmolLM2-135M, Q4_1": "SmolLM2-135M-Instruct.Q4_1.gguf",
-}
+SHAPES = {"AVX2": "shapes_avx2", "AVX-512": "shapes_avx512"}
+FILES = {"Q4_K_M": "llama-1b-q4_k_m.gguf", "Q8_0": "llama-1b-q8_0.gguf", "Q4_0": "llama-1b-q4_0.gguf"}
 
 
 def overview() -> str:
@@ -359,6 +366,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sweep": sweep,
     "ladder": ladder,
     "first": first,
+    "shapes": shapes,
     "overview": overview,
     "peers": peers,
     "files": files,

@@ -45,7 +45,7 @@ template <int FORMAT, bool HALVES, bool PLANES> void interleave_keys(const uint8
     }
 }
 
-// Calls run(n, row), where n is a constant, for MOST rows at a time and for those that are left.
+// Calls run(n, row), where n is a constant, for MOST rows at a time and for the rows that are left.
 template <int MOST, class Run> TM_INLINE void in_rows(int rows, const Run& run) {
   int r = 0;
   for (; r + MOST <= rows; r += MOST) run(std::integral_constant<int, MOST>(), r);
@@ -115,8 +115,8 @@ void add_values(const AttentionJob& job, const uint8_t* const* values, int64_t a
     TM_UNROLL for (int i = 0; i < W; i++) store(out + r * width + from + 16 * i, sums[r][i]);
 }
 
-// The same for V rows in bfloat16, two positions at a time. The weight behind an odd last position is zero. Weights of a query are
-// `next` from those of the query before.
+// The same for V rows in bfloat16, two positions at a time. The weight behind an odd last position is zero. The weights of the next
+// query are `next` further on.
 template <int N, int W, bool FULL>
 void add_value_pairs(const AttentionJob& job, const uint8_t* const* values, int64_t at, const PairWeight* weights, int64_t next,
                      int count, int from, float* out) {

@@ -143,7 +143,7 @@ struct Bfloat16Weights {
 // minimum][16 rows]. Both factors are so short that the product is exact.
 //
 // Codes of 5 and 6 bits begin with their high bits, a line of 64 bytes for each bit, and go on as codes of 4 bits do. Bit i of a
-// byte is the high bit of quad i of the group for 5 bits; for 6 bits a byte has the high bits of four quads, see whole_codes.
+// byte is the high bit of quad i of the group for 5 bits; for 6 bits a byte has the high bits of four quads, see StoredGroup.
 // Behind the scales of 6-bit codes stand factors of one byte for the halves of both groups: the codes of half a group, minus 32,
 // are multiplied by the scale and by their factor. Factors are multiplied as integers, so that these sums are exact too.
 template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, bool SHARED_SCALE = false,
@@ -166,6 +166,8 @@ struct IntegerWeights {
   static constexpr bool UNPACKS = BITS == 6;
 #elif defined(TM_AVX2)
   static constexpr bool UNPACKS = BITS == 5 || BITS == 6 || INTS;
+#elif defined(TM_PAIRS)
+  static constexpr bool UNPACKS = BITS == 5 || BITS == 6;
 #else
   static constexpr bool UNPACKS = false;
 #endif

@@ -11,8 +11,8 @@ TM_INLINE F mask_outside(F a, int first, int last, float other) {
 }
 
 // Four words of a query, repeated in all quarters of a vector. fma_quad (words are floats) and dot2_quad (pairs of bfloat16)
-// multiply them with four words of each of four keys, and add the products to `sums`. The sums of a vector are in PARTS parts, so
-// that those of four words and SCORE_ROWS queries fit into the registers.
+// multiply them with four words of each of four keys, and add the products to `sums`. A vector of sums has PARTS parts, so
+// that the sums of four words and SCORE_ROWS queries fit into the registers.
 typedef F Part;
 typedef __m512i Quad;
 typedef __m512i CodePairs;
