@@ -221,22 +221,20 @@ def _against(rows: list[Row], prefill: bool = True) -> str:
 
 def shapes() -> str:
     """A shape that people run in several kinds of file, ours beside llama.cpp and ik_llama.cpp."""
-    rows = [row for name in SHAPES.values() for row in rows_of(name)]
-    return _beside(rows, [(f"{file}, {name}", name, model) for name in SHAPES for file, model in FILES.items()])
+    return _beside([(f"{file}, {name}", name, model) for name in SHAPES for file, model in FILES.items()])
 
 
 def first() -> str:
     """Three of these lines."""
-    rows = [row for name in SHAPES.values() for row in rows_of(name)]
     picked = (("AVX2", "Q4_K_M"), ("AVX2", "Q8_0"), ("AVX-512", "Q4_K_M"))
-    return _beside(rows, [(f"Llama 3.2 1B's shape, {file}, {name}", name, FILES[file]) for name, file in picked])
+    return _beside([(f"Llama 3.2 1B's shape, {file}, {name}", name, FILES[file]) for name, file in picked])
 
 
-def _beside(rows: list[Row], wanted: list[tuple[str, str, str]]) -> str:
-    by = {(name, row["model"], row["label"]): row for name, file in SHAPES.items() for row in rows_of(file)}
+def _beside(wanted: list[tuple[str, str, str]]) -> str:
+    by = {(name, row["model"], row["label"]): row for name in SHAPES for row in rows_of(SHAPES[name][0])}
     lines = []
     for said, name, model in wanted:
-        ours, *others = (by[name, model, label] for label in ("tokenmill", "llama-bench", "ik_llama.cpp"))
+        ours, *others = (by[name, model, label] for label in ("tokenmill", SHAPES[name][1], "ik_llama.cpp"))
         line = [said]
         for phase in ("decode", "prefill"):
             line.append(f"{ours[f'{phase}_tok_s']:,.0f}")
@@ -244,10 +242,13 @@ def _beside(rows: list[Row], wanted: list[tuple[str, str, str]]) -> str:
         lines.append(line)
     header = ["tokens per second, and ours over it", "decode", "llama.cpp", "ik_llama.cpp"]
     header += ["prefill of 512", "llama.cpp", "ik_llama.cpp"]
-    return markdown(header, lines) + origin(rows, "in turn")
+    return markdown(header, lines) + origin(list(by.values()), "in turn")
 
 
-SHAPES = {"AVX2": "shapes_avx2", "AVX-512": "shapes_avx512"}
+SHAPES = {
+    "AVX2": ("shapes_avx2", "llama-bench"),
+    "AVX-512": ("shapes_avx512", "llama.cpp"),
+}  # rows, llama.cpp's name there
 FILES = {"Q4_K_M": "llama-1b-q4_k_m.gguf", "Q8_0": "llama-1b-q8_0.gguf", "Q4_0": "llama-1b-q4_0.gguf"}
 
 

@@ -103,6 +103,21 @@ def test_a_slot_without_a_name_goes_first():
     assert slots.allocate() == unnamed
 
 
+def test_of_snapshots_that_are_worth_the_same_the_longest_unused_goes_first():
+    slots = SnapshotSlots(3, 1)
+    held = {}
+    for name in (b"a", b"b", b"c"):
+        slots.take(slot := slots.allocate(), [name], 0, 0, 0)
+        held[name] = slot
+    for name in (b"c", b"b", b"a"):
+        slots.release(held[name])
+    gone = []
+    for _ in held:
+        slots.allocate()
+        gone.append({name for name in held if slots.find(name) is None})
+    assert gone == [{b"c"}, {b"c", b"b"}, {*held}]
+
+
 def test_what_goes_to_disk():
     """In the midst of a text a state for so many tokens as it is large; at ends, what saves an eighth."""
     hashes = [bytes([number]) for number in range(100)]

@@ -145,7 +145,7 @@ class SnapshotSlots(BlockAllocator):
         unnamed = self.unnamed()
         if len(unnamed) > self._num_spare or len(unnamed) == len(self._free):
             return unnamed[0]
-        return min(self._free.keys() - set(unnamed), key=self._worth)
+        return min((block for block in self._free if block in self._digest_of), key=self._worth)  # of equals the oldest
 
     def _worth(self, block: int) -> float:
         if self._is_reachable is not None and not self._is_reachable(self._digest_of[block]):
