@@ -11,11 +11,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from statistics import median
 
 import hatch_build
+from benchmarks.kernels import checked_out
 
 from tokenmill.hub.download import cache_folder
 
@@ -32,19 +32,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--least", type=float, default=0.97)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder, "tree")
-        git = ["git", "-C", str(hatch_build.ROOT), "worktree"]
-        subprocess.run([*git, "add", "--detach", str(tree), asked.before], check=True, capture_output=True)
-        try:
-            built = subprocess.run(
-                [sys.executable, "hatch_build.py"], cwd=tree, capture_output=True, text=True, check=False
-            )
-            if built.returncode:
-                sys.exit(f"error: the library of {asked.before} does not compile:\n{built.stderr}")
-            rounds = [[rates(each, asked) for each in (tree, hatch_build.ROOT)] for _ in range(asked.rounds)]
-        finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], check=True, capture_output=True)
+    with checked_out(asked.before) as tree:
+        built = subprocess.run(
+            [sys.executable, "hatch_build.py"], cwd=tree, capture_output=True, text=True, check=False
+        )
+        if built.returncode:
+            sys.exit(f"error: the library of {asked.before} does not compile:\n{built.stderr}")
+        rounds = [[rates(each, asked) for each in (tree, hatch_build.ROOT)] for _ in range(asked.rounds)]
     slower = show(rounds, asked)
     if (cache_folder() / "peers" / "llama.cpp").is_dir():
         peers = ["bench", "peers", asked.model, "--only", "llama.cpp", "--batch", asked.batch, "--prompt", "512"]

@@ -1,8 +1,8 @@
 // How fast the products and the attention of each build of the kernels are, in one thread, and a digest of what they compute.
 // Compiled and run by kernels.py, with TM_TESTED naming the builds. A line for each: case, build, GMAC/s, digest.
 //
-// Time is that of the thread, so that what else the machine does matters little. Weights are those of a layer that the
-// second-level cache does not hold, and lie in memory one tile behind the other, as in a model.
+// The processor time of the thread is measured, so that other work on the machine matters little. The weights are larger than the
+// second-level cache, and their tiles lie in memory one behind the other, as in a model.
 #include <ctime>
 #include <algorithm>
 #include <cstdio>
@@ -19,8 +19,8 @@ namespace {
 
 constexpr int INPUTS = 2048, UNITS = 64;  // of two tiles each
 constexpr int ROUNDS = 7;                 // of which the best counts
-const char* const SCHEMES[] = {"float32", "bfloat16", "float16", "Q8",       "Q4",         "Q4_MIN", "Q4_WIDE",
-                               "Q4_PAIR", "Q8_WIDE",  "Q5_WIDE", "Q6_HALVES", "Q5_MIN", "Q4_INTS", "Q5_INTS"};
+const char* const SCHEMES[] = {"float32", "bfloat16", "float16", "Q8", "Q4", "Q4_MIN", "Q4_WIDE",
+                               "Q4_PAIR", "Q8_WIDE", "Q5_WIDE", "Q6_HALVES", "Q5_MIN", "Q4_INTS", "Q5_INTS"};
 const char* const FORMATS[] = {"float32", "bfloat16", "int8", "float16"};
 
 double seconds() {

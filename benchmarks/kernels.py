@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -50,12 +51,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         programs = {"now": compiled(hatch_build.ROOT, names, Path(folder, "now"))}
         if asked.before:
-            tree = Path(folder, "tree")
-            git("worktree", "add", "--detach", str(tree), asked.before)
-            try:
+            with checked_out(asked.before) as tree:
                 programs["before"] = compiled(tree, names, Path(folder, "before"))
-            finally:
-                git("worktree", "remove", "--force", str(tree))
         rounds = [{which: figures(path) for which, path in programs.items()} for _ in range(asked.rounds)]
     show(names, rounds)
 
@@ -68,9 +65,17 @@ def compiled(tree: Path, names: list[str], folder: Path) -> Path:
     return folder / "kernels"
 
 
-def git(*arguments: str) -> None:
-    """Run git here."""
-    subprocess.run(["git", *arguments], cwd=hatch_build.ROOT, check=True, capture_output=True)
+@contextmanager
+def checked_out(commit: str) -> Iterator[Path]:
+    """The source tree of a commit, beside this one, for as long as the context lasts."""
+    git = ["git", "-C", str(hatch_build.ROOT), "worktree"]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, "tree")
+        subprocess.run([*git, "add", "--detach", str(tree), commit], check=True, capture_output=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True, capture_output=True)
 
 
 def figures(program: Path) -> Figures:
