@@ -3,8 +3,7 @@
 // A cached row holds all kv heads. Where a job has all of them, K and V rows are read in the order of memory, 16 positions at a
 // time, and prefetched two blocks ahead. Reading head after head took twice as long.
 #pragma once
-#include <type_traits>
-
+#include "kernels/in_rows.h"
 #include "kernels/rows.h"
 #include "vector/attention.h"
 
@@ -43,15 +42,6 @@ template <int FORMAT, bool HALVES, bool PLANES> void interleave_keys(const uint8
         put(w + g, four_words(keys[g] + 4 * w, keys[4 + g] + 4 * w, keys[8 + g] + 4 * w, keys[12 + g] + 4 * w));
       }
     }
-}
-
-// Calls run(n, row), where n is a constant, for MOST rows at a time and for the rows that are left.
-template <int MOST, class Run> TM_INLINE void in_rows(int rows, const Run& run) {
-  int r = 0;
-  for (; r + MOST <= rows; r += MOST) run(std::integral_constant<int, MOST>(), r);
-  if (rows - r == 3) run(std::integral_constant<int, MOST < 3 ? MOST : 3>(), r);
-  if (rows - r == 2) run(std::integral_constant<int, MOST < 2 ? MOST : 2>(), r);
-  if (rows - r == 1) run(std::integral_constant<int, 1>(), r);
 }
 
 // Scores of N queries against 16 interleaved keys. Each of four consecutive words has a sum of its own; the four are added at

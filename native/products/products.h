@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "products/prefetch.h"
+#include "kernels/in_rows.h"
 #include "kernels/kernels.h"
 #include "products/products_amx.h"
 #include "vector/vector.h"
@@ -85,7 +86,7 @@ template <class Number> struct FloatWeights {
   }
 
   // One tile and many tokens: some inputs of the tile as floats, then their products with all tokens.
-  static constexpr int UNPACKED_INPUTS = 128, UNPACKED_TOKENS = 64;
+  static constexpr int UNPACKED_INPUTS = 128, UNPACKED_TOKENS = 64, FLOAT16_TOKENS = 3;  // as FLOAT32_TOKENS with AVX2
   static void run_unpacked(const TileJob& job, int tokens) {
     for (int done = 0; done < tokens; done += UNPACKED_TOKENS)
       run_some_unpacked(job.after(done, 1), tokens - done < UNPACKED_TOKENS ? tokens - done : UNPACKED_TOKENS);
@@ -100,9 +101,7 @@ template <class Number> struct FloatWeights {
         prefetch<TOKENS_TOGETHER, true>(stored + i);
         store(weights + i, load_number(stored + i)), store(weights + i + TILE, load_number(stored + i + TILE));
       }
-      int t = 0;
-      for (; t + TOKENS_TOGETHER <= tokens; t += TOKENS_TOGETHER) add_tokens<TOKENS_TOGETHER>(job, weights, from, to, t, sums);
-      for (; t < tokens; t++) add_tokens<1>(job, weights, from, to, t, sums);
+      in_rows<FLOAT16_TOKENS>(tokens, [&](auto n, int first) { add_tokens<n()>(job, weights, from, to, first, sums); });
     }
     for (int t = 0; t < tokens; t++) store(job.out + t * job.stride, add(load(sums[t][0]), load(sums[t][1])));
   }
@@ -367,12 +366,7 @@ struct IntegerWeights {
         unpack(StoredGroup<Block>{block, g % 2}, unpacked[g]);
         for (int i = 0; kv_prefetch && i < tokens / 8; i++) prefetch_kv<true>(kv_prefetch);
       }
-      int done = 0;
-      for (; tokens - done >= 4; done += 4) add_unpacked<4>(job.after(done, 1), unpacked, from, count);
-      const TileJob rest = job.after(done, 1);
-      if (tokens - done == 3) add_unpacked<3>(rest, unpacked, from, count);
-      if (tokens - done == 2) add_unpacked<2>(rest, unpacked, from, count);
-      if (tokens - done == 1) add_unpacked<1>(rest, unpacked, from, count);
+      in_rows<4>(tokens, [&](auto n, int first) { add_unpacked<n()>(job.after(first, 1), unpacked, from, count); });
     }
   }
 

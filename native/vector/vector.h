@@ -11,10 +11,10 @@
 // Dot products of weights. Bytes64 holds 16 rows x 4 bytes. dot4 adds the products with the same 4 int8 activations to 16 sums;
 // weights are unsigned there (4-bit codes are stored as code + 8). dot4_byte does so for 8-bit weights, stored as code + 128:
 // with SIGNED_BYTES it subtracts the 128, otherwise the caller corrects the sums. NibbleSums holds the sums of one group of
-// 4-bit codes; `start` and `finish` begin and end such a sum, and one of the two adds the correction. start_factored and
-// add_factored do so for half a group of 6-bit codes, whose sum is multiplied by a factor of its row; offset: -8 times the sum of
-// its activations. with_bits adds to nibbles the bits of `bits`, shifted to the left (to the right where LEFT < 0), that `mask`
-// selects. dot2 multiplies 16 rows x 2 bfloat16.
+// 4-bit codes; `start` and `finish` begin and end such a sum, and one of the two adds the correction. start_factored
+// and add_factored begin and end the sum of half a group of 6-bit codes and multiply it by the factor that its row has; `offset`
+// is -8 times the sum of the half's activations. with_bits adds to nibbles the bits of `bits`, shifted to the left (to the right
+// where LEFT < 0), that `mask` selects. dot2 multiplies 16 rows x 2 bfloat16.
 //
 // Everything is static, so that builds of kernels.cpp for different instruction sets cannot share a function by accident.
 #pragma once
