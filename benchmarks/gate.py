@@ -60,7 +60,7 @@ def rates(tree: Path, asked: argparse.Namespace) -> Rates:
     if done.returncode:
         sys.exit(f"error: tokenmill bench of {tree} ended with {done.returncode}:\n{done.stderr}")
     rows = json.loads(done.stdout)["rows"]
-    return {row["test"]: row["decode_tok_s"] or row["prefill_tok_s"] for row in rows}
+    return {row["test"]: row.get("decode_tok_s") or row["prefill_tok_s"] for row in rows}
 
 
 def show(rounds: list[list[Rates]], asked: argparse.Namespace) -> bool:
