@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 23 };
+enum { TM_ABI = 24 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
@@ -234,6 +234,14 @@ typedef struct {
   float admitted;         // the largest logit that the mask admits; -infinity if it admits none
 } TmSample;
 
+// The numbers from which the log-probability of a token follows, as in sample/logprobs.py.
+typedef struct {
+  int64_t token;  // -1: no rank is wanted
+  int64_t rank;   // the place of the token among all, from 1; the lowest id first among equals
+  int64_t total;  // of the weights of all tokens, where the likeliest one weighs 2**(62 - bits of size)
+  double largest;  // of all logits; if it is NaN or infinite, the other results are not valid
+} TmScore;
+
 int tm_abi(void);
 // Size of each struct, and offset and size of each field, a line each: "TmUnit 0 32", "TmUnit.data 0 8".
 const char* tm_layout(void);
@@ -260,6 +268,9 @@ void tm_lose(void* shared);
 void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices, float* max_values);
 // Chooses the token of each row of logits [rows, size]. 0, or 1 where there is no memory.
 int tm_sample(const float* logits, int64_t rows, int64_t size, TmSample* samples);
+// Scores a token of each row of logits [rows, size], and finds its likeliest tokens, in the order of their ids: top [rows, num_top],
+// num_top at most `size`. 0, or 1 where there is no memory.
+int tm_score(const float* logits, int64_t rows, int64_t size, TmScore* scores, int64_t num_top, int64_t* top);
 // The grid (scale and minimum) of each row of numbers [inputs, rows], which are the weights of a group, so that the values code *
 // scale + minimum that are nearest to the numbers have the smallest squared error, weighted by `weights` [inputs]. kind: any
 // minimum (0), a minimum where a code stands for zero (1), or where the middle code does (2). scratch: [inputs, 16]. build: see

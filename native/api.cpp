@@ -108,6 +108,16 @@ int tm_sample(const float* logits, int64_t rows, int64_t size, TmSample* samples
   return 0;
 }
 
+int tm_score(const float* logits, int64_t rows, int64_t size, TmScore* scores, int64_t num_top, int64_t* top) {
+  const Kernels& kernels = find_kernels("");
+  std::unique_ptr<uint8_t[]> scratch;
+  if (num_top) scratch.reset(new (std::nothrow) uint8_t[(size_t)sample_scratch_bytes(size)]);
+  if (num_top && !scratch) return 1;
+  for (int64_t row = 0; row < rows; row++, logits += size, top += num_top)
+    kernels.score(logits, size, scores + row, num_top, top, scratch.get());
+  return 0;
+}
+
 int tm_fit_grid(const char* build, const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights,
                 float* scratch, float* scales, float* minimums) {
   const Kernels* kernels = kernels_or_null(build);

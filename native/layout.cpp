@@ -57,6 +57,8 @@ std::string layout() {
   FIELD(TmSample, words) FIELD(TmSample, num_words) FIELD(TmSample, temperature) FIELD(TmSample, top_p)
   FIELD(TmSample, uniform) FIELD(TmSample, log_min_p) FIELD(TmSample, top_k) FIELD(TmSample, token) FIELD(TmSample, total)
   FIELD(TmSample, largest) FIELD(TmSample, admitted)
+  STRUCT(TmScore)
+  FIELD(TmScore, token) FIELD(TmScore, rank) FIELD(TmScore, total) FIELD(TmScore, largest)
 #undef STRUCT
 #undef FIELD
   return text;

@@ -13,6 +13,7 @@
 #include "kernels/round_group.h"
 #include "kernels/rows.h"
 #include "kernels/sample.h"
+#include "kernels/score.h"
 #include "kernels/states.h"
 
 #define TM_JOIN2(a, b) a##b
@@ -60,6 +61,7 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     recur,
     argmax,
     sample,
+    score,
     fit_grid,
     round_group,
 };

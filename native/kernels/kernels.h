@@ -150,6 +150,7 @@ struct Kernels {
   void (*recur)(const RecurrenceJob& job);
   int64_t (*argmax)(const float* x, int64_t n);  // the first among equals; NaN counts as the largest
   void (*sample)(const float* x, int64_t n, TmSample* wants, uint8_t* scratch);  // see tm_sample and sample_scratch_bytes
+  void (*score)(const float* x, int64_t n, TmScore* wants, int64_t num_top, int64_t* top, uint8_t* scratch);  // see tm_score
   // See tm_fit_grid and tm_round_group.
   void (*fit_grid)(const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights, float* scratch,
                    float* scales, float* minimums);

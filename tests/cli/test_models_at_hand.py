@@ -68,11 +68,13 @@ def test_names_are_what_a_load_takes(disk, listed):
 
 
 def test_two_forms_of_a_model_are_seen_and_so_are_the_same_bytes(disk, listed):
+    """Each is paired with the first of its kind."""
     same = {frozenset((pair["first"], pair["second"])): pair["is_same"] for pair in listed["same"]}
-    forms = frozenset(("~/.lmstudio/models/one/tiny/Tiny-Llama-F32.gguf", str(disk.given / "Tiny-Llama-F16.gguf")))
-    assert same[forms] is False
-    twice = frozenset(("one/tiny", str(disk.given / "deep" / "directory")))
-    assert same[twice] is True
+    first = str(Path("~", "cache", "mine.gguf"))
+    assert same[frozenset((first, "~/.lmstudio/models/one/tiny/Tiny-Llama-F32.gguf"))] is True
+    assert same[frozenset((first, str(disk.given / "Tiny-Llama-F16.gguf")))] is False
+    for other in ("one/tiny", str(disk.given / "deep" / "directory")):
+        assert same[frozenset(("one/moved", other))] is True
     # Links to one file are no copies, nor are other models of the same size.
     assert frozenset(("ollama:tiny:latest", "ollama:somebody/tiny:1b")) not in same
     assert not [pair for pair in same if any("mamba" in name for name in pair)]

@@ -251,6 +251,20 @@ static void samples(const Kernels& kernels, double temperature, double top_p, in
   }
 }
 
+static void scores(const Kernels& kernels) {
+  Digest digest(kernels, "score");
+  const int64_t size = 5003, num_top = 20;
+  std::vector<uint8_t> scratch((size_t)sample_scratch_bytes(size));
+  std::vector<int64_t> top((size_t)num_top);
+  for (int turn = 0; turn < 50; turn++) {
+    const std::vector<float> x = numbers<float>((size_t)size, (float)(1 + turn % 30));
+    TmScore wants{};
+    wants.token = turn;
+    kernels.score(x.data(), size, &wants, num_top, top.data(), scratch.data());
+    digest.add(&wants.total, 8), digest.add(&wants.rank, 8), digest.add(top);
+  }
+}
+
 int main() {
   tm_best_build();  // asks the system for the matrix unit
   for (const Kernels* kernels : {TM_TESTED}) {
@@ -268,6 +282,7 @@ int main() {
       for (int columns : {12, 32, 80}) states(*kernels, columns == 80 ? 17 : 128, columns, delta);
     convolutions(*kernels, 64, 3, false), convolutions(*kernels, 40, 4, true);
     samples(*kernels, 0.8, 1, 0), samples(*kernels, 0.7, 0.95, 0), samples(*kernels, 1.3, 0.9, 50), samples(*kernels, 0, 1, 0);
+    scores(*kernels);
     kernels->end_step(mode);
   }
 }

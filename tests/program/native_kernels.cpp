@@ -365,6 +365,34 @@ static void sampling(const Kernels& kernels) {
   }
 }
 
+// Rows with ties and forbidden tokens, step by step on the whole row; each array a heap block of its size.
+static void scores(const Kernels& kernels) {
+  for (int turn = 0; turn < 1000; turn++) {
+    const int64_t size = 1 + (int64_t)(generator() % 300), num_top = (int64_t)(generator() % (uint64_t)(size + 1));
+    std::vector<float> x((size_t)size);
+    for (float& number : x) number = turn % 3 ? normal() * 5 : (float)(generator() % 3);
+    for (float& number : x) number = turn % 4 == 3 && generator() % 2 ? -INFINITY : number;
+    x[generator() % (uint64_t)size] = 0;
+    std::vector<uint8_t> scratch((size_t)sample_scratch_bytes(size), 0xff);
+    std::vector<int64_t> order((size_t)size), top((size_t)num_top, -1);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return x[(size_t)a] > x[(size_t)b]; });
+    TmScore wants{};
+    wants.token = (int64_t)(generator() % (uint64_t)size);
+    kernels.score(x.data(), size, &wants, num_top, top.data(), scratch.data());
+    const int64_t rank = 1 + (std::find(order.begin(), order.end(), wants.token) - order.begin());
+    expect(wants.rank == rank, "rank", turn, (int)wants.rank, (int)rank);
+    order.resize((size_t)num_top), std::sort(order.begin(), order.end());
+    expect(top == order, "likeliest", turn, (int)size, (int)num_top);
+    long double total = 0;
+    for (float number : x) total += std::exp((long double)number - (long double)wants.largest);
+    int bits = 62;
+    for (int64_t left = size; left; left /= 2) bits--;
+    const long double exact = std::ldexp(total, bits), error = (long double)wants.total - exact;
+    expect(error <= exact * 0x1p-52L && error >= -exact * 0x1p-52L - (long double)size, "total", turn, 0, 0);
+  }
+}
+
 // Of two tokens the first weighs 2**60: the other weighs the exponential, to less than a unit in the last place, rounded down.
 static void exponentials(const Kernels& kernels) {
   std::vector<uint8_t> scratch((size_t)sample_scratch_bytes(2));
@@ -390,7 +418,7 @@ int main(int argc, char** argv) {
     quantized(*kernels);
     halves(*kernels);
     not_finite(*kernels);
-    sampling(*kernels);
+    sampling(*kernels), scores(*kernels);
     exponentials(*kernels);
     for (int format = 0; format < NUM_FORMATS; format++)
       for (int head_dim : {1, 7, 16, 20, 64, 80, 96})

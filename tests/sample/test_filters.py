@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers.generation import logits_process as reference
 
 from tokenmill.sample import filters, native
-from tokenmill.sample.probabilities import draw, integer_probabilities, log_probability
+from tokenmill.sample.logprobs import log_totals
+from tokenmill.sample.probabilities import draw, integer_probabilities
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams
 
@@ -140,9 +141,9 @@ def test_min_p_equals_float32_reference_on_random_logits(p: float) -> None:
 def test_repetition_penalty(logits_RV: Tensor, penalty: float, seed: int) -> None:
     num_rows, size = logits_RV.shape
     tokens_RN = torch.randint(size, (num_rows, 9), generator=torch.Generator().manual_seed(seed))
-    seen_RV = torch.zeros(num_rows, size, dtype=torch.bool).scatter(1, tokens_RN, True)
+    places = torch.zeros(num_rows, size, dtype=torch.bool).scatter(1, tokens_RN, True).nonzero().T
     expected_RV = reference.RepetitionPenaltyLogitsProcessor(penalty)(tokens_RN, logits_RV)
-    assert torch.equal(filters.repetition_penalty(logits_RV, column(penalty, logits_RV), seen_RV), expected_RV)
+    assert torch.equal(filters.repetition_penalty(logits_RV, *places, torch.tensor(penalty)), expected_RV)
 
 
 @thorough
@@ -150,8 +151,8 @@ def test_repetition_penalty(logits_RV: Tensor, penalty: float, seed: int) -> Non
 def test_presence_and_frequency_penalty(logits_RV: Tensor, presence: float, frequency: float, seed: int) -> None:
     """transformers has neither; the formula is the one of OpenAI's API reference."""
     counts_RV = torch.randint(4, logits_RV.shape, generator=torch.Generator().manual_seed(seed)).float()
-    penalties = column(presence, logits_RV), column(frequency, logits_RV)
-    penalised_RV = filters.presence_and_frequency_penalty(logits_RV, *penalties, counts_RV)
+    places, penalties = counts_RV.nonzero(as_tuple=True), (torch.tensor(presence), torch.tensor(frequency))
+    penalised_RV = filters.presence_and_frequency_penalty(logits_RV, *places, *penalties, counts_RV[places])
     expected_RV = logits_RV.double() - counts_RV * frequency - (counts_RV > 0) * presence
     torch.testing.assert_close(penalised_RV, expected_RV.float())
     assert torch.equal(penalised_RV[counts_RV == 0], logits_RV[counts_RV == 0])
@@ -187,7 +188,16 @@ def test_each_setting_of_the_draw_has_a_stage_and_the_library_knows_no_other() -
     assert set(native.KNOWN) <= filters.DRAW.keys()
 
 
-penalised = filters.presence_and_frequency_penalty
+def penalised(change: Callable[..., Tensor], logits_RV: Tensor, *penalties_R: Tensor) -> Tensor:
+    """Every token has occurred, once."""
+    rows_N, ids_N = torch.ones_like(logits_RV).nonzero(as_tuple=True)
+    return change(logits_RV, rows_N, ids_N, *(penalty_R[rows_N] for penalty_R in penalties_R))
+
+
+def presence_and_frequency(logits_RV: Tensor, *penalties_R: Tensor) -> Tensor:
+    return penalised(filters.presence_and_frequency_penalty, logits_RV, *penalties_R, torch.ones(len(logits_RV)))
+
+
 # Filters with one parameter per row: the filter, a value that narrows or changes, the value that is off.
 PER_ROW: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor, float]] = {
     "temperature": (filters.temperature, torch.tensor(0.7), 1),
@@ -195,9 +205,9 @@ PER_ROW: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor, float]] = {
     "top_p": (filters.top_p, torch.tensor(0.6, dtype=torch.float64), 1),
     "top_p that needs all": (lambda x, p: filters.top_p(x, p, 1), torch.tensor(0.6, dtype=torch.float64), 1),
     "min_p": (filters.min_p, torch.tensor(0.2, dtype=torch.float64), 0),
-    "repetition_penalty": (lambda x, p: filters.repetition_penalty(x, p, torch.ones_like(x) > 0), torch.tensor(1.3), 1),
-    "presence_penalty": (lambda x, p: penalised(x, p, 0 * p, torch.ones_like(x)), torch.tensor(0.5), 0),
-    "frequency_penalty": (lambda x, p: penalised(x, 0 * p, p, torch.ones_like(x)), torch.tensor(0.5), 0),
+    "repetition_penalty": (lambda x, p: penalised(filters.repetition_penalty, x, p), torch.tensor(1.3), 1),
+    "presence_penalty": (lambda x, p: presence_and_frequency(x, p, 0 * p), torch.tensor(0.5), 0),
+    "frequency_penalty": (lambda x, p: presence_and_frequency(x, 0 * p, p), torch.tensor(0.5), 0),
 }
 
 
@@ -260,4 +270,5 @@ def test_log_probability_is_log_softmax() -> None:
     logits_RV[:, 9] = -INF
     expected_RV = logits_RV.double().log_softmax(-1)
     # Against float64: the result's own rounding, and what rounding V integers down takes (under 1e-9 of the total).
-    torch.testing.assert_close(log_probability(logits_RV).double(), expected_RV, rtol=2.0**-23, atol=1e-8)
+    found_RV = logits_RV.double() - log_totals(logits_RV)
+    torch.testing.assert_close(found_RV, expected_RV, rtol=2.0**-23, atol=1e-8)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.marks import needs_native
 from tokenmill.errors import RequestError
-from tokenmill.sample import filters, native, sampler
+from tokenmill.sample import filters, logprobs, native, sampler
 from tokenmill.sample.state import Row
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.settings.sampling_params import SamplingParams
@@ -250,3 +250,30 @@ def test_weights_add_up_to_the_same_total(size: int) -> None:
     """The likeliest token weighs 2**(62 - bits of V); equal logits weigh the same."""
     (found,) = native.samples(torch.full((1, size), 7.5), [row(temperature=0.7)], [None])
     assert found.total == size * 2 ** (62 - size.bit_length())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_scores_are_those_of_torch(size: int) -> None:
+    """Totals, ranks and the likeliest tokens, with ties, zeros of both signs and forbidden tokens among them."""
+    chance = torch.Generator().manual_seed(size)
+    for scale in (1e-3, 1.0, 30.0, 0.0):
+        logits_RV = torch.randn(5, size, generator=chance) * scale
+        logits_RV[1] = logits_RV[1].round()
+        logits_RV[2, torch.rand(size, generator=chance) < 0.9] = -INF
+        logits_RV[2, 0] = -0.0
+        ids_R = torch.randint(size, (5,), generator=chance)
+        for num_top in {0, 1, min(20, size), size}:
+            found = logprobs.token_logprobs(logits_RV, ids_R, num_top)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(native, "scores", lambda _: False)
+                assert logprobs.token_logprobs(logits_RV, ids_R, num_top) == found
+            assert [len(entry.top) for entry in found] == [num_top] * 5
+
+
+@pytest.mark.parametrize("value", [math.nan, INF, -INF])
+def test_a_row_without_a_finite_largest_logit_has_no_log_probabilities(value: float) -> None:
+    logits_RV = torch.randn(2, 70)
+    logits_RV[0, slice(None) if value == -INF else 3] = value
+    broken, whole = logprobs.token_logprobs(logits_RV, torch.tensor([5, 5]), 3)
+    assert math.isnan(broken.logprob) and all(math.isnan(each) for _, each in broken.top)
+    assert math.isfinite(whole.logprob) and len(whole.top) == 3

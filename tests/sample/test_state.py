@@ -38,10 +38,10 @@ def row(tokens, position=None, num_prompt_tokens=2, **choosing):
 
 
 def test_the_output_begins_behind_the_prompt_or_where_penalties_count_from():
-    assert row([1, 2, 3, 4]).output == [3, 4]
-    assert row([1, 2, 3, 4], penalties_from=0).output == [1, 2, 3, 4]
-    assert row([1, 2, 3, 4], penalties_from=3).output == [4]
-    assert row([1, 2]).output == []
+    assert row([1, 2, 3, 4]).output_start == 2
+    assert row([1, 2, 3, 4], penalties_from=0).output_start == 0
+    assert row([1, 2, 3, 4], penalties_from=3).output_start == 3
+    assert row([1, 2]).output_start == 2
 
 
 @pytest.mark.parametrize(("position", "forbidden"), [(2, (7, 9)), (4, (7, 9)), (5, ()), (6, ())])

@@ -42,8 +42,8 @@ def command(
     answers (instruct), and whether it runs here.
 
     It looks into the cache folder of tokenmill, the hub's cache (HF_HOME), Ollama's stores (OLLAMA_MODELS), the folders
-    of llama.cpp and LM Studio, and the folders of TOKENMILL_MODELS and --dir. Only headers are read. Files that are no
-    models are told after the table, with the reason; nothing is changed.
+    of llama.cpp and LM Studio, and the folders of TOKENMILL_MODELS and --dir. Only headers are read, and what they
+    tell is kept in the cache folder. Files that are no models are told after the table, with the reason.
     """
     with held_interrupts():
         from tokenmill.loader.at_hand.models import models_here, pairs_of

@@ -19,8 +19,8 @@ from tokenmill.engine.core import Core, Held
 from tokenmill.engine.outputs import Completion
 from tokenmill.engine.requests import Request
 from tokenmill.errors import RequestError, overflow_remedy
+from tokenmill.sample.logprobs import log_probability_of
 from tokenmill.sample.native import largest
-from tokenmill.sample.probabilities import log_probability_of
 from tokenmill.schedule.sequence import Sequence, Work
 
 ROWS = 64  # rows of logits that become log-probabilities at a time

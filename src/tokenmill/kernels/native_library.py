@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.native_structs import layout
 
-ABI = 23
+ABI = 24
 LANES = 16  # of its vectors
 X86 = ("amx", "avx512", "avx512_vnni", "avx512_core", "avx2_vnni", "avx2", "portable")
 BUILDS = ("dotprod", "portable") if platform.machine() in ("aarch64", "arm64") else X86
@@ -46,6 +46,7 @@ def library() -> ctypes.CDLL:
     loaded.tm_argmax.restype = None
     loaded.tm_argmax.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     loaded.tm_sample.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
+    loaded.tm_score.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
     loaded.tm_fit_grid.argtypes = [c_char_p, c_void_p, c_int64, c_int, c_int, c_int, *[c_void_p] * 4]
     loaded.tm_round_group.argtypes = [c_char_p, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 6]
     loaded.tm_tile_bytes.restype = c_int64

@@ -85,10 +85,16 @@ class TmSample(Structure):
     )
 
 
+class TmScore(Structure):
+    """The numbers from which the log-probability of a token follows."""
+
+    _fields_ = _fields((c_int64, "token rank total"), (c_double, "largest"))
+
+
 def layout() -> str:
     """Write size of each struct, offset and size of each field, as tm_layout does if it was built for these."""
     lines = []
-    for struct in (TmUnit, TmOp, TmModel, TmSave, TmSpan, TmStep, TmSample):
+    for struct in (TmUnit, TmOp, TmModel, TmSave, TmSpan, TmStep, TmSample, TmScore):
         name = struct.__name__
         lines.append(f"{name} 0 {sizeof(struct)}")
         for field, *_ in struct._fields_:

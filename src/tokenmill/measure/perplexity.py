@@ -8,7 +8,7 @@ window's mean is weighted by the tokens that it is the mean of; the recipe's own
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import NamedTuple
@@ -20,12 +20,13 @@ from torch import Tensor
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError, RequestError, overflow_remedy
 from tokenmill.hub.progress import Progress, Silent
-from tokenmill.sample.probabilities import log_probability_of
+from tokenmill.kernels.threads import over_rows
+from tokenmill.sample.logprobs import log_probability_of
 from tokenmill.text.tokenizer import Tokenizer
 
 DEFAULT_WINDOW = 1024
 NUM_WORST = 10
-CHUNK_ROWS = 64  # of logits, turned into log-probabilities at a time
+CHUNK_ROWS = 4  # of logits, turned into log-probabilities at a time
 
 
 class ScoredWindow(NamedTuple):
@@ -208,22 +209,27 @@ class _Reader:
         return Perplexity(len(self._tokens), self._num_scored, self._num_windows, self._nll, self._elapsed_s)
 
 
-def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(rows, CHUNK_ROWS)
-
-
 def _nll_sum(logits_RV: Tensor, targets_R: Tensor) -> float:
     """Sum the negative log-likelihoods: each token in float32, their sum in float64."""
-    total = torch.zeros((), dtype=torch.float64)
-    for logits_CV, targets_C in zip(_chunks(logits_RV), _chunks(targets_R), strict=True):
-        rows_C = torch.arange(len(targets_C))
-        total -= log_probability_of(logits_CV.float(), rows_C, targets_C).double().sum()
-    return total.item()
+
+    def of_rows(places_P: Tensor) -> Tensor:
+        return log_probability_of(logits_RV[places_P].float(), torch.arange(len(places_P)), targets_R[places_P])
+
+    return -_of_rows(of_rows, len(targets_R)).sum(dtype=torch.float64).item()
 
 
 def _kl(reference_RV: Tensor, logits_RV: Tensor) -> Tensor:
-    found = []
-    for reference_CV, logits_CV in zip(_chunks(reference_RV), _chunks(logits_RV), strict=True):
-        p_CV, q_CV = (F.log_softmax(each.float(), dim=-1) for each in (reference_CV, logits_CV))
-        found.append((p_CV.exp() * (p_CV - q_CV)).sum(-1, dtype=torch.float64))
-    return torch.cat(found)
+    def of_rows(places_P: Tensor) -> Tensor:
+        p_PV, q_PV = (F.log_softmax(each[places_P].float(), dim=-1) for each in (reference_RV, logits_RV))
+        return (p_PV.exp() * (p_PV - q_PV)).sum(-1, dtype=torch.float64)
+
+    return _of_rows(of_rows, len(logits_RV))
+
+
+def _of_rows(function: Callable[[Tensor], Tensor], num_rows: int) -> Tensor:
+    """Compute a number for each row, by the places of a few at a time, whose numbers stay in a core's caches."""
+
+    def of_share(places_S: Tensor) -> list[Tensor]:
+        return [function(places_P) for places_P in torch.split(places_S, CHUNK_ROWS)]
+
+    return torch.cat([part for share in over_rows(of_share, torch.arange(num_rows)) for part in share])

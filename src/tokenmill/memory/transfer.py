@@ -11,7 +11,7 @@ from torch import Tensor
 Vector = Tensor | NDArray[Any] | list[Any]
 
 
-def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+def to_device(values: Sequence[Any] | NDArray[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """Make a tensor of values, or of lists of values."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)

@@ -27,23 +27,24 @@ from tokenmill.sample.state import Row
 NUM_CANDIDATES = 1024  # topk of so many out of 49152 takes a tenth of a sort
 
 
-def repetition_penalty(logits_RV: Tensor, penalty_R: Tensor, seen_RV: Tensor) -> Tensor:
-    """Divide seen tokens' logits by the penalty where they are positive, multiply them where negative. Off: 1."""
-    penalty_R1 = penalty_R[:, None]
-    penalised_RV = torch.where(logits_RV < 0, logits_RV * penalty_R1, logits_RV / penalty_R1)
-    return torch.where(seen_RV, penalised_RV, logits_RV)
+def repetition_penalty(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor, penalty_N: Tensor) -> Tensor:
+    """Divide the logit of each token that occurred by the penalty where it is positive, multiply it where negative.
+
+    rows_N, ids_N: the token ids_N[i] occurred in row rows_N[i]; no pair may occur twice, here and below. Off: 1.
+    """
+    logits_N = logits_RV[rows_N, ids_N]
+    return logits_RV.index_put((rows_N, ids_N), torch.where(logits_N < 0, logits_N * penalty_N, logits_N / penalty_N))
 
 
 def presence_and_frequency_penalty(
-    logits_RV: Tensor, presence_R: Tensor, frequency_R: Tensor, counts_RV: Tensor
+    logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor, presence_N: Tensor, frequency_N: Tensor, counts_N: Tensor
 ) -> Tensor:
     """Subtract from each generated token the first penalty once, the second as often as it occurs. Off: 0."""
-    penalised_RV = logits_RV - presence_R[:, None] - frequency_R[:, None] * counts_RV
-    return torch.where(counts_RV > 0, penalised_RV, logits_RV)
+    return logits_RV.index_put((rows_N, ids_N), logits_RV[rows_N, ids_N] - presence_N - frequency_N * counts_N)
 
 
 def logit_bias(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor, bias_N: Tensor) -> Tensor:
-    """Add bias_N[i] to the logit of token ids_N[i] in row rows_N[i]; -inf forbids it. No pair may occur twice."""
+    """Add bias_N[i] to the logit of token ids_N[i] in row rows_N[i]; -inf forbids it."""
     return logits_RV.index_put((rows_N, ids_N), logits_RV[rows_N, ids_N] + bias_N)
 
 
@@ -141,14 +142,14 @@ def take(logits_RV: Tensor, picked: Sequence[int]) -> Tensor:
 
 
 def _repetition(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    seen_RV = _counts(logits_RV, [row.tokens for row in rows]) > 0
-    return repetition_penalty(logits_RV, _setting(logits_RV, rows, "repetition_penalty"), seen_RV)
+    rows_N, ids_N, _ = _occurring(logits_RV, rows, [0] * len(rows))
+    return repetition_penalty(logits_RV, rows_N, ids_N, _setting(logits_RV, rows, "repetition_penalty")[rows_N])
 
 
 def _presence_and_frequency(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    counts_RV = _counts(logits_RV, [row.output for row in rows])
-    presence_R, frequency_R = (_setting(logits_RV, rows, f"{name}_penalty") for name in ("presence", "frequency"))
-    return presence_and_frequency_penalty(logits_RV, presence_R, frequency_R, counts_RV)
+    rows_N, ids_N, counts_N = _occurring(logits_RV, rows, [row.output_start for row in rows])
+    penalties = (_setting(logits_RV, rows, f"{name}_penalty")[rows_N] for name in ("presence", "frequency"))
+    return presence_and_frequency_penalty(logits_RV, rows_N, ids_N, *penalties, counts_N)
 
 
 def _bias(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -213,20 +214,29 @@ def _setting(logits_RV: Tensor, rows: Sequence[Row], name: str, dtype: torch.dty
 
 def _places(logits_RV: Tensor, ids: Sequence[Sequence[int]], setting: str) -> tuple[Tensor, Tensor]:
     """Make the row and token indices of every id, row after row."""
-    size = logits_RV.shape[-1]
     rows_N = [row for row, row_ids in enumerate(ids) for _ in row_ids]
     ids_N = [token for row_ids in ids for token in row_ids]
     for token in ids_N:
-        if not 0 <= token < size:
-            known = f"the vocabulary has ids 0 to {size - 1} ({size} tokens)"
-            raise RequestError(f"{setting} names token id {token}; {known}")
+        _check_id(token, logits_RV.shape[-1], setting)
     return to_device(rows_N, logits_RV.device), to_device(ids_N, logits_RV.device)
 
 
-def _counts(logits_RV: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """Count how often each token of the vocabulary occurs in each row's tokens, float32 [R, V]."""
-    ones_N = torch.ones((), device=logits_RV.device)
-    return torch.zeros_like(logits_RV).index_put_(_places(logits_RV, tokens, "prompt"), ones_N, accumulate=True)
+def _occurring(logits_RV: Tensor, rows: Sequence[Row], starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the tokens that occur in each row from some place on: row and token indices, and how often, float32 [N]."""
+    found = [row.occurring(start) for row, start in zip(rows, starts, strict=True)]
+    ids_N, counts_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    rows_N = np.repeat(np.arange(len(rows)), [len(ids) for ids, _ in found])
+    for token in (ids_N.min(initial=0), ids_N.max(initial=0)):
+        _check_id(int(token), logits_RV.shape[-1], "prompt")
+    rows_N, ids_N, counts_N = (each_N[counts_N > 0] for each_N in (rows_N, ids_N, counts_N))
+    device = logits_RV.device
+    return to_device(rows_N, device), to_device(ids_N, device), to_device(counts_N, device, torch.float32)
+
+
+def _check_id(token: int, size: int, setting: str) -> None:
+    if not 0 <= token < size:
+        known = f"the vocabulary has ids 0 to {size - 1} ({size} tokens)"
+        raise RequestError(f"{setting} names token id {token}; {known}")
 
 
 MASK = Stage(lambda row: row.mask is not None, _constrain)

@@ -1,5 +1,5 @@
 """The choice of tokens by the native library, for all rows of a step in one call: the largest logit that a mask admits,
-or a draw with temperature, top_k, top_p and min_p.
+or a draw with temperature, top_k, top_p and min_p; and the numbers from which log-probabilities follow.
 
 It computes the same numbers as sample/filters.py and sample/probabilities.py, except for the last bit of exponentials,
 which are the library's own. So a row on a CPU is chosen here where there is a library, whatever other rows want, unless
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tokenmill.kernels import native_library
-from tokenmill.kernels.native_structs import TmSample
+from tokenmill.kernels.native_structs import TmSample, TmScore
 from tokenmill.memory.transfer import Vector
 from tokenmill.sample.filters import DRAW
 from tokenmill.sample.state import Row
@@ -29,6 +29,11 @@ _UNKNOWN = [stage for setting, stage in DRAW.items() if setting not in KNOWN]
 def chooses(logits_RV: Tensor) -> bool:
     """Say whether the tokens of these logits are chosen by the library."""
     return logits_RV.is_cpu and native_library.is_usable()
+
+
+def scores(logits_RV: Tensor) -> bool:
+    """Say whether log-probabilities of these logits are computed from the numbers of the library."""
+    return chooses(logits_RV) and logits_RV.dtype == torch.float32
 
 
 def refuses(row: Row) -> bool:
@@ -63,6 +68,26 @@ def samples(logits_RV: Tensor, rows: Sequence[Row], masks: Sequence[NDArray[np.i
     if native_library.library().tm_sample(logits_RV.data_ptr(), num_rows, size, filled):
         raise MemoryError(f"no memory to sample {num_rows} rows of {size:,} logits")
     return filled
+
+
+def score(
+    logits_RV: Tensor, ids_R: Tensor | None = None, num_top: int = 0
+) -> tuple[list[tuple[float, int]], list[int], Tensor]:
+    """Find of each row the largest logit and the sum of its integer probabilities, 0 where that logit is not finite.
+
+    Also find the rank of one token per row, if these are given, and the ids of the num_top likeliest tokens, [R, K], in
+    order, the lowest id first among equals. logits_RV: float32.
+    """
+    logits_RV = logits_RV.contiguous()
+    num_rows, size = logits_RV.shape
+    filled, top_RK = (TmScore * num_rows)(), np.zeros((num_rows, num_top), np.int64)
+    for each, token in zip(filled, [-1] * num_rows if ids_R is None else ids_R.tolist(), strict=True):
+        each.token = token
+    if native_library.library().tm_score(logits_RV.data_ptr(), num_rows, size, filled, num_top, top_RK.ctypes.data):
+        raise MemoryError(f"no memory to rank {size:,} logits")
+    order_RK = np.argsort(-np.take_along_axis(logits_RV.numpy(), top_RK, -1), axis=-1, kind="stable")
+    totals = [(each.largest, each.total) for each in filled]
+    return totals, [each.rank for each in filled], torch.from_numpy(np.take_along_axis(top_RK, order_RK, -1))
 
 
 def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:

@@ -1,4 +1,4 @@
-"""Integer probabilities, and the draw and the log-probabilities, which are computed from them.
+"""Integer probabilities, and the draw, which is computed from them; log-probabilities (logprobs.py) are, too.
 
 A sum of floats depends on its order, and the order on batch size, alignment and device. Sums of integers do not, so the
 result of a row is the same bits alone or among others, whatever filters are applied to the other rows. The likeliest
@@ -14,7 +14,7 @@ from torch import Tensor
 def integer_probabilities(logits_RV: Tensor) -> Tensor:
     """Compute the unnormalised softmax as int64 [R, V]; 0 for -inf."""
     largest_R1 = logits_RV.amax(dim=-1, keepdim=True).double()
-    return (logits_RV.double() - largest_R1).exp_().mul_(_largest(logits_RV)).to(torch.int64)
+    return (logits_RV.double() - largest_R1).exp_().mul_(weight_of_largest(logits_RV)).to(torch.int64)
 
 
 def draw(logits_RV: Tensor, uniform_R: Tensor) -> Tensor:
@@ -31,33 +31,6 @@ def draw(logits_RV: Tensor, uniform_R: Tensor) -> Tensor:
     return torch.searchsorted(cumulative_RV, target_R1).squeeze(-1)
 
 
-def log_probability(logits_RV: Tensor) -> Tensor:
-    """Compute log_softmax in float32, the same bits in any batch."""
-    return (logits_RV.double() - _log_total(logits_RV)).float()
-
-
-def log_probability_of(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor) -> Tensor:
-    """Compute the entries (row, id) of `log_probability`, [N], the same bits, without the others."""
-    return (logits_RV[rows_N, ids_N].double() - _log_total(logits_RV)[rows_N, 0]).float()
-
-
-def _log_total(logits_RV: Tensor) -> Tensor:
-    """Compute the logarithm of the sum of a row's exponentials, float64 [R, 1].
-
-    On a CPU row by row, since the intermediate values of one row stay in its caches: a third of the time.
-    """
-    largest_R1, whole = logits_RV.amax(dim=-1, keepdim=True).double(), _largest(logits_RV)
-    size = 1 if logits_RV.is_cpu else max(len(logits_RV), 1)
-    parts = zip(torch.split(logits_RV, size), torch.split(largest_R1, size), strict=True)
-    weights = torch.empty(min(size, len(logits_RV)), logits_RV.shape[-1], dtype=torch.float64, device=logits_RV.device)
-    integers = torch.empty_like(weights, dtype=torch.int64)
-    totals = []
-    for part, largest in parts:
-        torch.sub(part, largest, out=weights)
-        totals.append(integers.copy_(weights.exp_().mul_(whole)).sum(dim=-1, keepdim=True))
-    return largest_R1 + (torch.cat(totals).double() / whole).log()
-
-
-def _largest(logits_RV: Tensor) -> float:
+def weight_of_largest(logits_RV: Tensor) -> float:
     """Compute the integer probability of the likeliest token."""
     return 2.0 ** (62 - logits_RV.shape[-1].bit_length())

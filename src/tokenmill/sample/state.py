@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import RequestError
+from tokenmill.sample.counts import TokenCounts, counts_of
 from tokenmill.sample.noise import uniform
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Work
@@ -49,6 +50,7 @@ class Row(NamedTuple):
 
     position: index that the chosen token will have in its sequence. tokens: all tokens before it (prompt, output,
     drafts), or the sequence's own alone where the choice does not look back. mask: of the choosing's constraint.
+    counts: of the sequence's own tokens, if they are kept.
     """
 
     choosing: Choosing
@@ -56,6 +58,7 @@ class Row(NamedTuple):
     tokens: List[int]
     num_prompt_tokens: int
     mask: Mask = None
+    counts: TokenCounts | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -78,10 +81,15 @@ class Row(NamedTuple):
         return self.mask
 
     @property
-    def output(self) -> List[int]:
-        """List the tokens that count as generated."""
+    def output_start(self) -> int:
+        """Find the place from which tokens count as generated."""
         start = self.choosing.penalties_from
-        return self.tokens[self.num_prompt_tokens if start is None else start :]
+        return self.num_prompt_tokens if start is None else start
+
+    def occurring(self, start: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Find the tokens that occur from place `start` on, and how often: see TokenCounts.since."""
+        counts = self.counts or TokenCounts(self.tokens)
+        return counts.since(start, self.tokens[len(counts.tokens) :])
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
@@ -91,7 +99,7 @@ class Row(NamedTuple):
         return (*masked, *self._completing()) if self.choosing.bad_words else masked
 
     def _completing(self) -> Iterator[int]:
-        output = tuple(self.output)
+        output = tuple(self.tokens[self.output_start :])
         for *beginning, last in self.choosing.bad_words:
             start = len(output) - len(beginning)
             if start >= 0 and output[start:] == tuple(beginning):
@@ -104,7 +112,8 @@ def rows_of(work: Work, masks: List[Mask] = ()) -> Iterator[Row]:
     """
     sequence, first = work.sequence, work.num_certain
     choosing, own = sequence.choosing, sequence.tokens
+    counts = counts_of(sequence) if choosing.params.penalises else None
     for count in range(first, first + len(work.verified) + 1):
         tokens = [*own, *work.drafts[:count]] if count and choosing.params.looks_back else own
         mask = masks[count - first] if masks else None
-        yield Row(choosing, len(own) + count, tokens, sequence.num_prompt_tokens, mask)
+        yield Row(choosing, len(own) + count, tokens, sequence.num_prompt_tokens, mask, counts)

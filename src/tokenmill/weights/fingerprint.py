@@ -135,10 +135,11 @@ class ModelFiles:
         return found
 
     def _now(self) -> dict[str, tuple[int, ...] | None]:
-        return {name: _state(file) for name, file in self._files.items()}
+        return {name: file_state(file) for name, file in self._files.items()}
 
 
-def _state(file: Path) -> tuple[int, ...] | None:
+def file_state(file: Path) -> tuple[int, ...] | None:
+    """Return place, size and times of a file, which change when it is written or replaced; None where there is none."""
     try:
         found = file.stat()
     except OSError:

@@ -15,6 +15,7 @@ EXAMPLES = ("tokenmill cache list", "tokenmill cache list --json")
 HEADER = ("what", "name", "of", "size", "last used")
 EXPENDABLE = ("last used", "what", "of")
 OTHERS = {
+    "headers.json": "what the headers of models tell `tokenmill list`",
     "machine": "measured limits of this machine",
     "prefixes": "blocks of prompts of `tokenmill serve`",
     "packed": "verified packed models",

@@ -7,18 +7,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import gguf
-
-from tokenmill.errors import CheckpointError, TokenmillError
+from tokenmill.errors import TokenmillError
 from tokenmill.loader.at_hand import BASE, INSTRUCT
-from tokenmill.loader.runs_here import runs_here
-from tokenmill.model.families import read_config
-from tokenmill.text.tokenizer import read_json
-from tokenmill.weights.chat_template import has_chat_template
-from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
-from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
+from tokenmill.loader.at_hand.headers import KnownHeaders, is_instruct
+from tokenmill.loader.runs_here import runs_with
 from tokenmill.weights.outline import read_outline
-from tokenmill.weights.packed.reader import is_packed_model, read_header
 
 _SHAPE = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "intermediate_size", "vocab_size")
 _QUANTISED = re.compile(
@@ -47,26 +40,23 @@ class Facts:
     kind: str | None = None
 
 
-def facts_of(path: Path) -> Facts:
-    """Read the headers of a model; the facts of one that cannot be opened come from an outline of its files."""
+def facts_of(path: Path, known: KnownHeaders | None = None) -> Facts:
+    """Find the facts of a model by its headers; of one that cannot be opened by an outline of its files."""
     try:
-        checkpoint = open_checkpoint(path)
-        config = read_config(checkpoint.config)
-        runs = runs_here(checkpoint)
+        config, headers = (known or KnownHeaders()).read(path)
     except (TokenmillError, OSError) as error:
         return _of_outline(path, str(error))
-    shape = (config.family, *(getattr(config, name) for name in _SHAPE))
-    parameters = sum(map(prod, checkpoint.shapes.values()))
+    runs = runs_with(config, headers.settings)
     return Facts(
         config.family,
-        _quantization(checkpoint, config.dtype),
-        parameters,
+        headers.form or config.dtype,
+        headers.num_parameters,
         config.context,
         runs["runs"] and runs["runs"]["program"],
         runs["why_not"],
-        shape,
-        tuple(_titles(checkpoint)),
-        _kind(path),
+        (config.family, *(getattr(config, name) for name in _SHAPE)),
+        tuple(headers.titles),
+        _kind(headers.is_instruct),
     )
 
 
@@ -82,54 +72,13 @@ def _of_outline(path: Path, why_not: str) -> Facts:
         types[tensor.type] += tensor.num_bytes
     kind = types.most_common(1)[0][0] if types else ""
     count = sum(prod(tensor.shape) for tensor in outline.tensors) or None
-    return Facts(outline.family, kind, count, outline.sizes.get("context"), None, why_not, kind=_kind(path))
+    return Facts(
+        outline.family, kind, count, outline.sizes.get("context"), None, why_not, kind=_kind(is_instruct(path))
+    )
 
 
-def _kind(path: Path) -> str | None:
-    try:
-        return INSTRUCT if has_chat_template(path) else BASE
-    except (CheckpointError, OSError):
-        return None
-
-
-def _quantization(checkpoint: Checkpoint, dtype: str) -> str:
-    """Name the form of the numbers, as people call it."""
-    if is_packed_model(checkpoint.path):
-        facts, _ = read_header(checkpoint.path)
-        return f"{facts['dtype']} {facts['scheme']}, packed"
-    if isinstance(checkpoint, GGUFCheckpoint):
-        return _file_type(checkpoint.metadata.get("general.file_type")) or checkpoint.largest_type
-    return _codes_of(checkpoint.path) or dtype
-
-
-def _codes_of(path: Path) -> str:
-    """Name the maker of a directory's codes, with their bits if told, as "gptq, 4 bits"; "" for numbers."""
-    if not (path / "config.json").is_file():  # Meta's own layout
-        return ""
-    settings = read_json(path / "config.json").get("quantization_config")
-    settings = settings if isinstance(settings, dict) else {}
-    method, bits = settings.get("quant_method"), settings.get("bits")
-    if not isinstance(method, str):
-        return ""
-    return f"{method}, {bits} bits" if type(bits) is int else method
-
-
-def _file_type(number: object) -> str:
-    """Find llama.cpp's name of a file's type, such as Q4_K_M; "" where it has no name."""
-    try:
-        name = gguf.LlamaFileType(number).name if type(number) is int else ""
-    except ValueError:
-        return ""
-    return re.sub("^(MOSTLY|ALL)_", "", name) if name != "GUESSED" else ""
-
-
-def _titles(checkpoint: Checkpoint) -> list[str]:
-    if isinstance(checkpoint, GGUFCheckpoint):
-        keys = ("general.name", "general.basename")
-        found = [checkpoint.metadata.get(key) for key in keys[:1]]
-    else:
-        found = [checkpoint.config.get("_name_or_path")]
-    return [name for name in found if isinstance(name, str) and name]
+def _kind(is_instruct: bool | None) -> str | None:
+    return None if is_instruct is None else INSTRUCT if is_instruct else BASE
 
 
 def plain_title(name: str) -> str:

@@ -1,15 +1,15 @@
 """Every model on this machine, with its facts and kept files; the pairs of entries that are one model."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 
 from tokenmill.errors import CheckpointError
 from tokenmill.hub.places.entry import FoundModel, real_path
 from tokenmill.hub.places.here import entries_here
 from tokenmill.loader.at_hand.facts import Facts, facts_of, plain_title
+from tokenmill.loader.at_hand.headers import KnownHeaders
 from tokenmill.loader.at_hand.kept import KeptFiles, all_kept
 from tokenmill.weights.fingerprint import fingerprint
 
@@ -37,38 +37,53 @@ class Pair:
 
 def models_here(more: Iterable[Path] = ()) -> tuple[list[Model], list[FoundModel]]:
     """List the models, and the entries that are no models, with the reason."""
-    kept, models, others = all_kept(), list[Model](), list[FoundModel]()
+    kept, headers, models, others = all_kept(), KnownHeaders(), list[Model](), list[FoundModel]()
     for entry in entries_here(more):
         if entry.path is None:
             others.append(entry)
             continue
-        models.append(Model(entry, facts_of(entry.path), kept.get(str(real_path(entry.path)), KeptFiles())))
+        facts = facts_of(entry.path, headers)
+        models.append(Model(entry, facts, kept.get(str(real_path(entry.path)), KeptFiles())))
+    headers.save()
     return models, others
 
 
 def pairs_of(models: Sequence[Model]) -> list[Pair]:
-    """Pair the models that are there twice: the same bytes, or the same sizes under the same name in another form."""
+    """Pair the models that are there twice: the same bytes, or the same sizes under the same name in another form. Of
+    several, each later one is paired with the first.
+    """
     groups: dict[tuple[object, ...], list[Model]] = defaultdict(list)
     for model in models:
         if model.facts.shape:
             groups[model.facts.shape].append(model)
-    return [pair for group in groups.values() for a, b in combinations(group, 2) if (pair := _pair(a, b)) is not None]
+    return [pair for group in groups.values() for pair in _pairs_of_shape(group)]
 
 
-def _pair(first: Model, second: Model) -> Pair | None:
-    names = first.entry.name, second.entry.name
-    if first.entry.inodes() & second.entry.inodes():
-        return None  # names of one file, which takes its place once
-    if first.entry.num_bytes == second.entry.num_bytes and _digests(first) == _digests(second):
-        return Pair(*names, is_same=True)
-    return Pair(*names, is_same=False) if _titles(first) & _titles(second) else None
+def _pairs_of_shape(models: Sequence[Model]) -> Iterator[Pair]:
+    sizes = Counter(model.entry.num_bytes for model in models)
+    by_digests: dict[object, Model] = {}
+    by_title: dict[str, Model] = {}
+    for model in models:
+        name, num_bytes = model.entry.name, model.entry.num_bytes
+        if sizes[num_bytes] > 1:  # otherwise its bytes are nobody else's
+            first = by_digests.setdefault((num_bytes, _digests(model)), model)
+            if first is not model:
+                # Names of one file, which takes its place once, are no pair.
+                if not first.entry.inodes() & model.entry.inodes():
+                    yield Pair(first.entry.name, name, is_same=True)
+                by_title |= dict.fromkeys(_titles(model) - by_title.keys(), first)
+                continue
+        others = {id(other): other for title in sorted(_titles(model)) if (other := by_title.setdefault(title, model))}
+        for other in others.values():
+            if other is not model:
+                yield Pair(other.entry.name, name, is_same=False)
 
 
 def _digests(model: Model) -> object:
     """Digest a file or a directory; return an object that equals nothing where it cannot be read."""
     assert model.entry.path is not None
     try:
-        return fingerprint(model.entry.path)
+        return tuple(fingerprint(model.entry.path).items())
     except CheckpointError:
         return object()
 
