@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 
 from tokenmill.weights.packed import verified
-from tokenmill.weights.packed.verified import forget, is_verified, last_used, remember
+from tokenmill.weights.packed.verified import forget, is_verified, last_used, remember, settle
 
 
 @pytest.fixture
@@ -82,6 +82,42 @@ def test_a_restart_of_the_machine_forgets(file, tmp_path, monkeypatch, boots):
         assert not is_known(file)
         know(file)
         assert is_known(file)
+
+
+def settled(file) -> None:
+    with file.open("rb") as opened:
+        settle(verified.record_of(file), opened.fileno())
+
+
+def test_a_file_that_is_on_the_disk_is_known_after_a_restart(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(verified, "BOOT", tmp_path / "boot")
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda opened: synced.append(os.fstat(opened).st_ino))
+    settled(file)
+    assert not is_known(file), "it was never verified"
+    for boot in ("one", "two"):
+        verified.BOOT.write_text(boot)
+        assert not is_known(file)
+        know(file)
+    settled(file)
+    verified.BOOT.write_text("three")
+    assert is_known(file) and synced == [file.stat().st_ino] * 2
+    file.write_bytes(b"others")
+    assert not is_known(file)
+
+
+def test_a_file_that_the_disk_does_not_take_is_verified_after_a_restart(file, tmp_path, monkeypatch):
+    def full(_opened) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(verified, "BOOT", tmp_path / "boot")
+    verified.BOOT.write_text("one")
+    know(file)
+    monkeypatch.setattr(os, "fsync", full)
+    settled(file)
+    assert is_known(file)
+    verified.BOOT.write_text("two")
+    assert not is_known(file)
 
 
 @pytest.mark.parametrize(("age", "kept"), [(0.999, False), (1.0, True), (1.5, True)])

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 from typing import Any, BinaryIO
 
 from tokenmill.errors import PackedModelError, file_errors
 from tokenmill.memory.atomic_file import unseal
 from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader, brief
-from tokenmill.weights.packed.verified import is_verified, record_of, remember
+from tokenmill.weights.packed.verified import is_verified, record_of, remember, settle
 
 MAGIC, FORMAT = b"TMIMAGE\n", 8
 OLDER = (
@@ -147,3 +148,10 @@ class PackedReader:
                     at = f"bytes {part * size} to {part * size + len(piece)} of its weights"
                     raise PackedModelError(f"{self.path} is damaged: {at} do not match their checksum; {REMEDY}")
             remember(self._record, opened.fileno())
+            # Nobody waits for the disk.
+            Thread(target=_settle, args=(self._record, os.dup(opened.fileno())), daemon=True).start()
+
+
+def _settle(record: Path, opened: int) -> None:
+    with open(opened, "rb"):
+        settle(record, opened)

@@ -1,7 +1,8 @@
 """Packed models whose checksums were verified, so that the next start need not compute them again.
 
-A record of a file counts while the file is unchanged, and until the machine restarts: after a crash the checksums show
-whether the file is still complete. Nothing here imports torch.
+A record of a file counts while the file is unchanged. It is written twice: as soon as the file is verified, and again
+when the system has written the file to the disk. The first counts until the machine restarts, since after a crash only
+the checksums show whether the file is complete. Nothing here imports torch.
 """
 
 import json
@@ -16,6 +17,7 @@ from tokenmill.memory.atomic_file import writing
 
 SETTLED_S = 1.0  # a file that was changed less than so long ago may change again within one tick of its clock
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+ANY = "any"  # in the place of a boot: the file was on the disk
 
 
 def record_of(path: Path) -> Path:
@@ -27,7 +29,8 @@ def record_of(path: Path) -> Path:
 def is_verified(record: Path, opened: int) -> bool:
     """Tell whether this open file was verified, and note for `last_used` that it is used now."""
     try:
-        if json.loads(record.read_text(encoding="utf-8")) != _facts(opened):
+        known, facts = json.loads(record.read_text(encoding="utf-8")), _facts(opened)
+        if known not in (facts, {**facts, "boot": ANY}):
             return False
     except (OSError, ValueError):
         return False
@@ -40,12 +43,22 @@ def remember(record: Path, opened: int) -> None:
     """Remember that this open file was verified. Where the record cannot be written, it is verified again next time."""
     if time.time() - os.fstat(opened).st_ctime < SETTLED_S:
         return
-    try:
+    with suppress(OSError):
         record.parent.mkdir(parents=True, exist_ok=True)
-        with writing(record, sync=False) as out:
-            out.write(json.dumps(_facts(opened)).encode())
-    except OSError:
-        return
+        _write(record, _facts(opened))
+
+
+def settle(record: Path, opened: int) -> None:
+    """Have the system write a file that is verified to the disk, and remember that, too. It may take seconds."""
+    with suppress(OSError):
+        os.fsync(opened)  # mostly nothing is left to write
+        if is_verified(record, opened):
+            _write(record, {**_facts(opened), "boot": ANY})
+
+
+def _write(record: Path, facts: dict[str, int | str]) -> None:
+    with writing(record, sync=False) as out:
+        out.write(json.dumps(facts).encode())
 
 
 def forget(path: Path) -> None:
