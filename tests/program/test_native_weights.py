@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests import gguf_files
 from tests.marks import needs_native
 from tests.tiny_models import prompt, save
 from tokenmill.engine.load import load
@@ -10,6 +11,7 @@ from tokenmill.errors import CheckpointError, ConfigError, PackedModelError
 from tokenmill.kernels import native_library
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.parallel.division import Rank
+from tokenmill.program.native import weights
 from tokenmill.program.native.layouts import LAYOUTS, WIDE
 from tokenmill.program.native.pack import layout_of, pack
 from tokenmill.program.native.units import Linear, Part, Place, Run, pieces_of
@@ -18,6 +20,7 @@ from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.gguf import tensors
 
 pytestmark = needs_native
 
@@ -352,3 +355,23 @@ def test_a_packed_model_has_the_bits_and_the_bytes_of_its_model(family, scheme, 
     described = model.core.loaded.program
     assert isinstance(described._weights, Packing)
     assert described.num_weight_bytes > described.num_matrix_bytes > 0
+
+
+@pytest.mark.parametrize("name", gguf_files.WIDE)
+def test_matrices_are_read_and_packed_in_bands(name, tmp_path, monkeypatch):
+    """A matrix of 262 million codes, as a head is, would otherwise take six times its bytes for a moment. The bands
+    are small here: a band is a row, or a unit.
+    """
+    kinds = "Q4_K Q6_K Q5_K Q3_K Q8_0 IQ4_XS BF16".split()
+    path = gguf_files.write_codes(tmp_path / "x.gguf", name, [gguf_files.KIND[kind] for kind in kinds])
+
+    def packed(target):
+        save_packed_model(open_checkpoint(path), EngineConfig(program="native"), target, lambda *_: None)
+        return target.read_bytes()
+
+    whole = packed(tmp_path / "whole.packed")
+    monkeypatch.setattr(weights, "BAND", 1)
+    monkeypatch.setattr(tensors, "BAND", 1)
+    calls = []
+    monkeypatch.setattr(weights, "pack", lambda *given: calls.append(len(given[-1])) or pack(*given))
+    assert packed(tmp_path / "bands.packed") == whole and set(calls) == {1}

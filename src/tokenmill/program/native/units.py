@@ -127,6 +127,13 @@ class Piece(NamedTuple):
     firsts: list[int]
     rows: Tensor
 
+    def band(self, first: int, count: int) -> tuple[Stored, Tensor]:
+        """Take the rows of the part that some of the units need, and the rows of these units among them."""
+        rows = self.rows.view(len(self.firsts), -1)[first : first + count].flatten()
+        real = rows[rows >= 0]
+        begin, end = (int(real.min()), int(real.max()) + 1) if len(real) else (0, 1)
+        return self.part.rows(range(begin, end)), torch.where(rows < 0, -1, rows - begin)
+
 
 def pieces_of(linear: Linear, parts: list[Part], firsts: list[int]) -> Iterator[Piece]:
     """Yield the piece of each part that has units. A unit lies within one part."""

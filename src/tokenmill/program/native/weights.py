@@ -19,12 +19,12 @@ from torch import Tensor
 
 from tokenmill.errors import NumberTooLarge, PackedModelError
 from tokenmill.kernels.threads import torch_threads
-from tokenmill.memory.arena import Allocate, Allocation, Arena
+from tokenmill.memory.arena import ALIGNMENT, Allocate, Allocation, Arena
 from tokenmill.model.per_layer import BITS, CODED
 from tokenmill.parallel.division import ALONE, Rank
 from tokenmill.program.native.layouts import FLOATS, LAYOUTS
 from tokenmill.program.native.pack import pack
-from tokenmill.program.native.units import NO_GATE, Linear, Part, Place, Run, pieces_of, places_of
+from tokenmill.program.native.units import NO_GATE, Linear, Part, Piece, Place, Run, pieces_of, places_of
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.value_reader import brief
 from tokenmill.weights.mapped_table import ROWS, MappedTable, is_coded
@@ -34,6 +34,7 @@ LAYOUT = 11
 """The version of the packed bytes and of the order of requests; it grows when either changes."""
 OF_ONE_DTYPE = 10
 """An earlier version with the same bytes, whose description has one dtype. Files of 0.1 have it."""
+BAND = 16 << 20  # bytes that are packed at a time: their temporaries are small beside a model
 FLOATS_SHARE = 1 / 8
 """A file serves every dtype if its floating-point tensors, in all dtypes together, take at most this share of the bytes
 of its codes. More would cost users of one dtype more than users of several save: norms and routers take less than a
@@ -160,15 +161,21 @@ class Packing:
                 if (run := next(packed, None)) is not None and run.is_coded:
                     runs.append(run)
                     continue
-                sizes = [linear.unit_bytes(piece.layout) for piece in together]
-                offset, place = (
-                    self._memory.used,
-                    self._memory.zeros((len(together[0].firsts), sum(sizes)), torch.uint8),
-                )
-                for piece, room in zip(together, torch.split(place, sizes, dim=1), strict=True):
-                    pack(piece.part, piece.rows, piece.layout, linear.op.inputs, room)
-                runs.append(Run(offset, len(place), *(piece.layout for piece in together)))
+                runs.append(self._pack_pieces(linear, together))
         return runs
+
+    def _pack_pieces(self, linear: Linear, together: Sequence[Piece]) -> Run:
+        """Pack the units of a piece, and of the piece of their gates if there are any, some at a time."""
+        sizes = [linear.unit_bytes(piece.layout) for piece in together]
+        assert sum(sizes) % ALIGNMENT == 0, "units of all bands lie one behind the other"
+        offset, num_units = self._memory.used, len(together[0].firsts)
+        step = max(BAND // sum(sizes), 1)
+        for first in range(0, num_units, step):
+            place = self._memory.zeros((min(step, num_units - first), sum(sizes)), torch.uint8)
+            for piece, room in zip(together, torch.split(place, sizes, dim=1), strict=True):
+                part, rows = piece.band(first, len(place))
+                pack(part, rows, piece.layout, linear.op.inputs, room)
+        return Run(offset, num_units, *(piece.layout for piece in together))
 
     def describe(self, others: Iterable[WeightSource] = ()) -> dict[str, Any]:
         """Describe where everything lies, for Packed. The memory must be a file; small tensors are put there too.

@@ -17,6 +17,7 @@ from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.codes import decode
 from tokenmill.weights.gguf.header import FLOATS, KINDS, TensorInfo
 
+BAND = 2**23  # codes read at a time: their temporaries are small beside a model
 CHUNK = 2**18  # values dequantised at a time: temporaries stay in the second-level cache
 
 
@@ -34,7 +35,13 @@ def read_codes(checkpoint: GGUFCheckpoint, name: str, rows: range | None) -> Sto
     info = checkpoint.infos[name]
     if info.type in FLOATS or len(info.shape) != 2:
         return None
-    info = _stretch(info, rows)
+    rows = rows or range(info.shape[0])
+    step = max(BAND // info.shape[1], 1)
+    bands = (range(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
+    return Stored.filled(len(rows), (_codes(checkpoint, _stretch(info, band)) for band in bands))
+
+
+def _codes(checkpoint: GGUFCheckpoint, info: TensorInfo) -> Stored:
     if info.type in KINDS:
         return decode(checkpoint.raw(info), info.type)
     return round_to_nearest(_load(checkpoint, info, torch.float32), 8, quick=True)
