@@ -328,6 +328,7 @@ VERBS: Names = {
     "chat": "tokenmill.cli.chat.verb",
     "serve": "tokenmill.cli.serve",
     "batch": "tokenmill.cli.batch",
+    "embed": "tokenmill.cli.embed",
     "prefill": "tokenmill.cli.prefill",
     "decode": "tokenmill.cli.decode",
     "verify": "tokenmill.cli.verify.verb",

@@ -191,7 +191,7 @@ def _compute(
             batch = held.enter_context(opened(source, target, task, chosen))
             if not quiet:
                 _tell_broken(batch)
-            engine = _load(config, num_sequences, chat_template, progress)
+            engine = load_for_many(config, num_sequences, chat_template, progress)
         summary = _run(batch, engine, window, quiet)
     if json:
         print_json(_document(engine, batch, summary))
@@ -199,7 +199,10 @@ def _compute(
         remark(_told(batch, summary))
 
 
-def _load(config: EngineConfig, num_sequences: int | None, chat_template: Path | None, progress: Any) -> "Engine":
+def load_for_many(
+    config: EngineConfig, num_sequences: int | None, chat_template: Path | None, progress: Any
+) -> "Engine":
+    """Load an engine for so many texts at a time (None: by the processors), as far as memory allows."""
     from tokenmill.loader.fit import MOST_SEQUENCES, SEQUENCES_PER_CORE, fit_for_many
 
     default = min(max(FEWEST_SEQUENCES, SEQUENCES_PER_CORE * available_processors()), MOST_SEQUENCES)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tokenmill.engine.batch import Score
 from tokenmill.engine.core import Core
+from tokenmill.engine.embedding import embed
 from tokenmill.engine.outputs import Completion, Ended, Stream
 from tokenmill.engine.requests import Prompt, Request, batch_of, for_each, token_ids
 from tokenmill.engine.scoring import last_logits, score, score_pairs
@@ -134,6 +135,14 @@ class Engine:
         A pair may have one token more than max_length, since its last one is not fed.
         """
         return score_pairs(self.core, pairs)
+
+    def embed(self, texts: One | Many, **settings: Any) -> Tensor:
+        """Compute the vector of a text, [D] float32 on the CPU, or of each of a list, [N, D]. settings: see
+        embedding.embed.
+        """
+        prompts, many = batch_of(texts)
+        vectors = embed(self.core, prompts, **settings).vectors
+        return vectors if many else vectors[0]
 
     def verify(self, receipt: Any) -> Any:
         """Check a Receipt, or its JSON, by one pass over prompt and tokens, several times as fast as generating, and

@@ -4,10 +4,10 @@ The process is not ours: a number that is set here holds inside of a context. In
 forked has none of the threads of torch's pool, and would wait for them for ever; so it computes alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -43,3 +43,18 @@ def over_rows(function: Callable[[Tensor], Found], rows: Tensor) -> list[Found]:
     shares = torch.tensor_split(rows, min(count, max(len(rows), 1)))
     with torch_threads(1), ThreadPoolExecutor(count) as pool:
         return list(pool.map(function, shares))
+
+
+def ahead(items: Iterator[Found], num_threads: int) -> Generator[Found]:
+    """Yield the same items, while a thread makes the next one; torch computes in so many threads there."""
+    end = object()
+
+    def make() -> Found | object:
+        with torch_threads(num_threads):
+            return next(items, end)
+
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(make)
+        while (item := following.result()) is not end:
+            following = thread.submit(make)
+            yield cast(Found, item)

@@ -148,8 +148,10 @@ def _repetition(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
 
 def _presence_and_frequency(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     rows_N, ids_N, counts_N = _occurring(logits_RV, rows, [row.output_start for row in rows])
-    penalties = (_setting(logits_RV, rows, f"{name}_penalty")[rows_N] for name in ("presence", "frequency"))
-    return presence_and_frequency_penalty(logits_RV, rows_N, ids_N, *penalties, counts_N)
+    presence_N, frequency_N = (
+        _setting(logits_RV, rows, f"{name}_penalty")[rows_N] for name in ("presence", "frequency")
+    )
+    return presence_and_frequency_penalty(logits_RV, rows_N, ids_N, presence_N, frequency_N, counts_N)
 
 
 def _bias(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:

@@ -6,7 +6,9 @@ A route is a function that gets a Call and returns a response or its JSON.
 
 from tokenmill.serve.facts import document, page, status, tokens
 from tokenmill.serve.messages.parse import CountBody, parse_messages
+from tokenmill.serve.ollama import embed as ollama_embed
 from tokenmill.serve.ollama import routes as ollama
+from tokenmill.serve.openai import embeddings
 from tokenmill.serve.protocols import GENERATING, MESSAGES, OLLAMA, Route
 from tokenmill.serve.sessions import routes as kept
 
@@ -17,6 +19,10 @@ ROUTES = (
     *GENERATING,
     Route("POST", "/v1/messages/count_tokens", tokens.count_tokens, NAMED, CountBody, protocol=MESSAGES,
           parse=parse_messages),
+    Route("POST", "/v1/embeddings", embeddings.embeddings, NAMED, embeddings.EmbeddingBody),
+    Route("POST", "/api/embed", ollama_embed.embed, NAMED, ollama_embed.OllamaEmbedBody, protocol=OLLAMA),
+    Route("POST", "/api/embeddings", ollama_embed.embeddings, NAMED, ollama_embed.OllamaEmbeddingsBody,
+          protocol=OLLAMA),
     Route("GET", "/api/tags", ollama.tags, (400,), protocol=OLLAMA),
     Route("GET", "/api/ps", ollama.running, (400,), protocol=OLLAMA),
     Route("GET", "/api/version", ollama.version, (400,), protocol=OLLAMA),

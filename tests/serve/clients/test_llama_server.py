@@ -266,7 +266,7 @@ def test_what_is_not_here_is_said(http, quiet):
     assert done["warnings"] == [f"unknown field {name!r} is ignored" for name in WITHOUT_EFFECT]
 
 
-ABSENT = """/completion /completions /chat/completions /infill /apply-template /slots /props /v1/embeddings /v1/rerank
+ABSENT = """/completion /completions /chat/completions /infill /apply-template /slots /props /v1/rerank
 /lora-adapters /v1/stream /v1/chat/completions/input_tokens""".split()
 
 

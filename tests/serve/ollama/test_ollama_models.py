@@ -60,7 +60,7 @@ REFUSED = [
     ("POST", "/api/pull", {}, 400, "model is required"),
     ("DELETE", "/api/delete", {"model": MODEL}, 404, "no model is made, copied, deleted"),
     ("POST", "/api/create", {"model": "new", "from": MODEL}, 404, "there is no such route"),
-    ("POST", "/api/embed", {"model": MODEL, "input": ["a", "b"]}, 404, "no embeddings are computed"),
+    ("POST", "/api/embed", {"model": "other", "input": ["a", "b"]}, 404, "model 'other' not found"),
     ("POST", "/api/show", {"model": "other"}, 404, "model 'other' not found"),
     ("POST", "/api/show", {}, 400, "model is required"),
     ("POST", "/api/show", {"model": 5}, 400, "model"),

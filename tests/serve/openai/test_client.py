@@ -49,7 +49,7 @@ def test_401_without_a_key_that_the_server_knows(chat_model):
 
 def test_404_for_what_there_is_not(client):
     with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model=MODEL, input="w1")
+        client.moderations.create(input="w1")
 
 
 def test_400_comes_before_a_stream_begins(client):

@@ -1,4 +1,4 @@
-"""What the headers of a model tell, kept by path: the headers of a large vocabulary take a tenth of a second to read.
+"""The facts in the headers of models, kept by path: headers with a large vocabulary take a tenth of a second to read.
 
 The file `headers.json` of the cache folder has them. An entry counts for this version of tokenmill, while the size, the
 times and the place of each of the model's files are the same. What depends on the machine is not kept.
@@ -36,7 +36,7 @@ _SETTLED_S = 1.0  # a file that was changed less than so long ago may change aga
 
 @dataclass(frozen=True)
 class Headers:
-    """What the headers tell. config: as the checkpoint has it. settings: with which a packed model must be loaded.
+    """The facts. config: as the checkpoint has it. settings: with which a packed model must be loaded.
 
     form: the usual name of the form of the numbers, such as Q4_K_M or gptq; "" for plain numbers. titles: names that
     the files give the model. is_instruct: it has a chat template; None where that cannot be told.
@@ -88,9 +88,10 @@ class KnownHeaders:
 def _state(path: Path) -> list[list[Any]] | None:
     """Describe the files of a model; None while one of them may change unseen."""
     files = [file for part in files_of(path).values() for file in part]
-    states = [[file.name, *(file_state(file) or ())] for file in files]
-    is_settled = all(len(each) > 1 and time.time() - each[-1] / 1e9 > _SETTLED_S for each in states)
-    return states if is_settled else None
+    states = [file_state(file) for file in files]
+    if any(state is None or time.time() - state[-1] / 1e9 <= _SETTLED_S for state in states):
+        return None
+    return [[file.name, *(state or ())] for file, state in zip(files, states, strict=True)]
 
 
 def _headers(checkpoint: Checkpoint) -> Headers:

@@ -7,8 +7,7 @@ dtype. A rank has its share of the units of every matrix, and the tables if it l
 place.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain, islice
 from math import prod
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.errors import NumberTooLarge, PackedModelError
-from tokenmill.kernels.threads import torch_threads
+from tokenmill.kernels.threads import ahead, torch_threads
 from tokenmill.memory.arena import ALIGNMENT, Allocate, Allocation, Arena
 from tokenmill.model.per_layer import BITS, CODED
 from tokenmill.parallel.division import ALONE, Rank
@@ -115,7 +114,7 @@ class Packing:
         source, self._source, self._linears = self._source, None, linears
         assert source is not None, "called once"
         matrices = chain.from_iterable(self._read(source, linear) for linear in linears)
-        reading = closing(_ahead(matrices, torch.get_num_threads()))  # it holds the last matrix until it is closed
+        reading = closing(ahead(matrices, torch.get_num_threads()))  # it holds the last matrix until it is closed
         with reading as parts, torch_threads(1):
             for number, linear in enumerate(linears):
                 if number % 16 == 0:
@@ -338,17 +337,3 @@ def _are_ints(value: Any, *lengths: int | None) -> bool:
         return type(value) is int and abs(value) < 1 << 62
     is_list = isinstance(value, list) and lengths[0] in (None, len(value))
     return is_list and all(_are_ints(entry, *lengths[1:]) for entry in value)
-
-
-def _ahead(matrices: Iterator[list[Part]], num_threads: int) -> Generator[list[Part]]:
-    """Yield the same matrices, while a thread reads the next one; torch computes in so many threads there."""
-
-    def read() -> list[Part] | None:
-        with torch_threads(num_threads):
-            return next(matrices, None)
-
-    with ThreadPoolExecutor(1) as thread:
-        following = thread.submit(read)
-        while (parts := following.result()) is not None:
-            following = thread.submit(read)
-            yield parts

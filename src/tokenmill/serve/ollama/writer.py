@@ -27,8 +27,8 @@ from tokenmill.text.parts import CallArguments, CallBegin, Part, TextPart, Think
 from tokenmill.text.token_bytes import Spelling
 
 ABSENT = (
-    "there is no such route here: one model is served, and no model is made, copied, deleted or uploaded over HTTP, "
-    "and no embeddings are computed; `tokenmill --help` has the commands"
+    "there is no such route here: one model is served, and no model is made, copied, deleted or uploaded over HTTP; "
+    "`tokenmill --help` has the commands"
 )
 STAYS = "the model stays loaded as long as the server runs"
 

@@ -1,0 +1,218 @@
+"""Embeddings: a vector for each text, pooled from the rows that the model's head reads of its tokens.
+
+Rows are added up one by one in float64, in the order of the tokens, so a vector does not depend on the chunks and
+batches in which the rows were computed. The pooling is by the model's own files, see weights/pooling.py.
+"""
+
+import os
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tokenmill.engine.core import Core, Held
+from tokenmill.engine.mtp import refuse_rows
+from tokenmill.engine.requests import Prompt, batch_of, for_each
+from tokenmill.errors import ConfigError, RequestError, overflow_remedy
+from tokenmill.hub.names import locate
+from tokenmill.program.hidden_rows import HiddenRows, RowsRunner
+from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.value_reader import brief
+from tokenmill.weights.pooling import POOLINGS, TextPooling, pooling_of
+
+_FILES: WeakKeyDictionary[Core, TextPooling] = WeakKeyDictionary()
+
+
+class Embeddings(NamedTuple):
+    """Vectors [N, D] float32 on the CPU, and the number of tokens of each text."""
+
+    vectors: Tensor
+    num_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """How vectors are made. dimensions: the first so many numbers of each alone, None for all. normalize: to length 1,
+    after that.
+    """
+
+    pooling: str
+    normalize: bool
+    dimensions: int | None
+
+
+class _PooledText:
+    """The rows of one text: their weighted sum, or one of them."""
+
+    def __init__(self, pooling: str, num_tokens: int) -> None:
+        self._pooling, self._num_tokens, self._end = pooling, num_tokens, 0
+        self._sum: NDArray[np.float64] | None = None
+
+    def add(self, start: int, rows_TD: Tensor) -> None:
+        """Add the rows of tokens from `start` on. Rows that came before a preemption come again."""
+        first, last = self._num_tokens - 1, self._num_tokens
+        if self._pooling != "last":
+            first, last = self._end, 1 if self._pooling == "cls" else last
+        rows_TD = rows_TD[max(first - start, 0) : max(last - start, 0)]
+        for position, row_D in enumerate(rows_TD.double().cpu().numpy(), start=max(first, start)):
+            assert self._pooling == "last" or position == self._end, "no row of the text is missing"
+            weighted_D = row_D * (position + 1) if self._pooling == "weighted" else row_D
+            self._sum = weighted_D.copy() if self._sum is None else self._sum + weighted_D
+            self._end = position + 1
+
+    def vector(self, how: Pooling) -> NDArray[np.float32]:
+        """Make the vector, once all rows are there."""
+        assert self._sum is not None and self._end in (1, self._num_tokens)
+        found = self._sum
+        if self._pooling == "mean":
+            found = found / self._num_tokens
+        elif self._pooling == "weighted":
+            found = found / (self._num_tokens * (self._num_tokens + 1) / 2)
+        found = found[: how.dimensions]
+        if how.normalize:
+            found = found / max(float(np.sqrt(np.sum(found * found))), 1e-12)
+        return found.astype(np.float32)
+
+
+class _PooledRows:
+    """The texts that are embedded now. others: who kept rows before, for drafts."""
+
+    def __init__(self, others: HiddenRows | None) -> None:
+        self.texts: WeakKeyDictionary[Sequence, _PooledText] = WeakKeyDictionary()
+        self._others = others
+
+    def given(self, plan: Plan) -> Tensor | None:
+        return None if self._others is None else self._others.given(plan)
+
+    def save(self, plan: Plan, firsts: List[int], hidden_TD: Tensor) -> None:
+        for work, first in zip(plan.work, firsts, strict=True):
+            if (text := self.texts.get(work.sequence)) is not None:
+                text.add(work.start, hidden_TD[first : first + work.count])
+        if self._others is not None:
+            self._others.save(plan, firsts, hidden_TD)
+
+
+def embed(
+    core: Core,
+    texts: Prompt | List[Prompt],
+    pooling: str | None = None,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+    prompt_name: str | None = None,
+    truncate: bool = False,
+    salt: bytes = b"",
+) -> Embeddings:
+    """Compute a vector for each text, or list of token ids; max_sequences of them run together.
+
+    pooling, normalize: in the place of what the model's files say. prompt_name: of a prompt in the model's files that
+    stands before each text. truncate: a text that is longer than max_length is cut at its end, not refused. salt: see
+    Core.request. RequestError for an empty text, and for vectors that are no numbers; ConfigError where the program
+    does not hand out rows.
+    """
+    core.check_open()
+    if allowed := refuse_rows(core.loaded):
+        raise ConfigError("program", core.loaded.program_name, f"for embeddings, {allowed}")
+    files = _files(core)
+    size = core.loaded.model_config.hidden_size
+    how = Pooling(pooling or files.pooling, files.normalize if normalize is None else normalize, dimensions)
+    if how.pooling not in POOLINGS:
+        raise RequestError(f"pooling = {brief(how.pooling)}: one of {', '.join(POOLINGS)}")
+    if dimensions is not None and not (type(dimensions) is int and 1 <= dimensions <= size):
+        raise RequestError(f"dimensions = {brief(dimensions)}: a whole number from 1 to {size}, as this model has")
+    prompt, limit = _prompt(files, prompt_name), core.loaded.config.max_length
+    tokenizer = core.loaded.tokenizer
+    added = [] if tokenizer is None else tokenizer.encode("")
+
+    def encoded(text: Prompt) -> list[int]:
+        if not len(text):
+            raise RequestError("it is empty")
+        tokens = core.inputs.encode(prompt + text if isinstance(text, str) else text)
+        return _cut(tokens, added, limit) if truncate and len(tokens) > limit else tokens
+
+    tokens = for_each("text", batch_of(texts)[0], encoded)
+    for_each("text", tokens, lambda each: core.inputs.check_length(len(each)))
+    vectors = _vectors(core, tokens, how, salt)
+    if not np.isfinite(vectors).all():
+        dtype = core.loaded.config.dtype
+        raise RequestError(f"numbers of a vector overflow in dtype {dtype}; {overflow_remedy(dtype)}")
+    return Embeddings(torch.from_numpy(vectors), tuple(map(len, tokens)))
+
+
+def _vectors(core: Core, tokens: List[list[int]], how: Pooling, salt: bytes) -> NDArray[np.float32]:
+    found: dict[int, NDArray[np.float32]] = {}
+    size = core.loaded.model_config.hidden_size
+    waiting, running = enumerate(tokens), dict[int, tuple[Sequence, _PooledText, Held]]()
+
+    def start(number: int, ids: list[int]) -> None:
+        # Rows that are found in the cache are not computed, so only the last row may be pooled beside them.
+        own = salt if how.pooling == "last" else os.urandom(16)
+        sequence, text = core.inputs.kept(list(ids), len(ids) - 1, own), _PooledText(how.pooling, len(ids))
+        running[number] = sequence, text, Held(core, sequence)
+
+        def queue() -> None:
+            _rows(core).texts[sequence] = text
+            core.enqueue(sequence)
+
+        core.call(queue)
+
+    def ended() -> list[int] | None:
+        for sequence, _, _ in running.values():
+            core.check_scored(sequence)
+        return [number for number, (each, _, _) in running.items() if each.finish_reason is not None] or None
+
+    try:
+        while True:
+            for number, ids in islice(waiting, core.loaded.config.max_sequences - len(running)):
+                start(number, ids)
+            if not running:
+                vectors = [found[number] for number in range(len(tokens))]
+                return np.array(vectors, np.float32).reshape(len(tokens), how.dimensions or size)
+            for number in core.wait(ended):
+                _, text, held = running.pop(number)
+                found[number] = text.vector(how)
+                held.release()
+    finally:
+        for _, _, held in running.values():
+            held.release()
+
+
+def _rows(core: Core) -> _PooledRows:
+    """Have the runner hand out rows from the next step on. Called between two steps."""
+    runner = core.loaded.runner
+    if isinstance(runner, RowsRunner) and isinstance(runner.rows, _PooledRows):
+        return runner.rows
+    rows = _PooledRows(runner.rows if isinstance(runner, RowsRunner) else None)
+    core.loaded.runner = RowsRunner(runner, rows)
+    return rows
+
+
+def _files(core: Core) -> TextPooling:
+    if core not in _FILES:
+        _FILES[core] = pooling_of(locate(core.loaded.config.model))
+    return _FILES[core]
+
+
+def says_pooling(core: Core) -> bool:
+    """Say whether the model's files tell a pooling."""
+    return _files(core).is_told
+
+
+def _prompt(files: TextPooling, name: str | None) -> str:
+    if name is None:
+        return ""
+    if name not in files.prompts:
+        known = ", ".join(files.prompts) or "none"
+        raise RequestError(f"prompt_name = {brief(name)}: this model's files have {known}")
+    return files.prompts[name]
+
+
+def _cut(tokens: list[int], added: list[int], limit: int) -> list[int]:
+    """Cut a text to so many tokens, and keep the token that the tokenizer puts behind each."""
+    is_behind = len(added) > 0 and tokens[-1] == added[-1]
+    return [*tokens[: limit - 1], tokens[-1]] if is_behind else tokens[:limit]

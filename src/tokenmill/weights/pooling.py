@@ -1,0 +1,111 @@
+"""How the vector of a text is pooled from a model's rows, as its files say: those of sentence-transformers beside a
+directory's weights, or the metadata of a GGUF file.
+
+A directory has modules.json, which names a folder for each step after the model: pooling, normalisation, matrices. The
+prompts that stand before texts are in config_sentence_transformers.json. llama.cpp has one number for the pooling.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import CheckpointError
+from tokenmill.text.tokenizer import read_json
+from tokenmill.value_reader import ValueReader, brief
+from tokenmill.weights.file_kind import DIRECTORY, PACKED, file_kind
+from tokenmill.weights.gguf.header import read_header
+
+POOLINGS = ("last", "mean", "cls", "weighted")
+"""The row of the last token, the mean of all rows, the row of the first, and the mean with weights 1, 2, 3 …"""
+
+_MODES = {
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_weightedmean_tokens": "weighted",
+}
+_NAMES = {"lasttoken": "last", "mean": "mean", "cls": "cls", "weightedmean": "weighted"}
+_OF_GGUF = {1: "mean", 2: "cls", 3: "last"}  # llama.cpp's enum llama_pooling_type
+_MODULE, _PROMPTS = "modules.json", "config_sentence_transformers.json"
+
+
+@dataclass(frozen=True)
+class TextPooling:
+    """What a model's files say. pooling: one of POOLINGS. is_told: the files say it. prompts: by their names."""
+
+    pooling: str = "last"
+    normalize: bool = True
+    is_told: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
+
+
+def pooling_of(path: Path) -> TextPooling:
+    """Read what the files of a model say, "last" where they say nothing, as for a decoder. CheckpointError where they
+    ask for more than a pooling and a normalisation.
+    """
+    kind = file_kind(path)
+    if kind == DIRECTORY:
+        return _of_directory(path) if (path / _MODULE).is_file() else TextPooling(prompts=_prompts(path))
+    if kind == PACKED:
+        return TextPooling()
+    metadata = read_header(path).metadata
+    number = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+    if number in (None, 0):
+        return TextPooling()
+    if number not in _OF_GGUF:
+        raise CheckpointError(f"{path} has pooling_type {brief(number)}; known are {', '.join(map(str, _OF_GGUF))}")
+    return TextPooling(_OF_GGUF[number], is_told=True)
+
+
+def _of_directory(path: Path) -> TextPooling:
+    modules = _list_of_modules(path / _MODULE)
+    pooling, normalize = None, False
+    for module in modules:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        if kind == "Pooling":
+            pooling = _mode(_folder_in(path, module.get("path", "")) / "config.json")
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            raise CheckpointError(f"{path / _MODULE} has a module of type {brief(kind)}, which is not supported yet")
+    if pooling is None:
+        raise CheckpointError(f"{path / _MODULE} has no pooling")
+    return TextPooling(pooling, normalize, True, _prompts(path))
+
+
+def _list_of_modules(file: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(found, list) or not all(isinstance(module, dict) for module in found):
+        raise CheckpointError(f"{file} must hold a list of modules")
+    return found
+
+
+def _folder_in(path: Path, name: object) -> Path:
+    folder = path / str(name)
+    if not folder.resolve().is_relative_to(path.resolve()):
+        raise CheckpointError(f"{path / _MODULE} names the folder {brief(name)}, which is outside of the model's")
+    return folder
+
+
+def _mode(file: Path) -> str:
+    reader = ValueReader(read_json(file), str(file), CheckpointError)
+    if reader.flag("include_prompt", True) is False:
+        raise reader.refuse("include_prompt", False, "true: rows of a prompt are pooled like others")
+    if (name := reader.text("pooling_mode", "")) in _NAMES:
+        return _NAMES[name]
+    modes = [key for key in reader.values if key.startswith("pooling_mode_") and reader.flag(key, False)]
+    if len(modes) != 1 or modes[0] not in _MODES:
+        raise CheckpointError(
+            f"{file} asks for {', '.join(modes) or 'no pooling'}; one is wanted of {', '.join(_MODES)}"
+        )
+    return _MODES[modes[0]]
+
+
+def _prompts(path: Path) -> dict[str, str]:
+    found = read_json(path / _PROMPTS).get("prompts")
+    found = found if isinstance(found, dict) else {}
+    return {str(name): prompt for name, prompt in found.items() if isinstance(prompt, str)}

@@ -1,0 +1,153 @@
+"""Embeddings against transformers' hidden states, in any chunk and batch, and beside everything else that runs."""
+
+import json
+import threading
+
+import pytest
+import torch
+
+from tests.empty import check_empty
+from tests.marks import needs_native
+from tests.tiny_models import prompt, reference, save
+from tokenmill.engine.load import load
+from tokenmill.errors import CheckpointError, ConfigError, RequestError
+from tokenmill.weights.pooling import pooling_of
+
+TEXTS = [prompt(length, seed=length) for length in (5, 1, 23, 64, 40)]
+POOLINGS = ("last", "mean", "cls", "weighted")
+
+
+def expected(name: str, tokens: list[int], pooling: str) -> torch.Tensor:
+    rows_TD = reference(name)(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0].double()
+    weights = torch.arange(1, len(tokens) + 1).double()
+    pooled = {
+        "last": rows_TD[-1],
+        "cls": rows_TD[0],
+        "mean": rows_TD.mean(0),
+        "weighted": (rows_TD * weights[:, None]).sum(0) / weights.sum(),
+    }[pooling]
+    return torch.nn.functional.normalize(pooled, dim=0).float()
+
+
+@pytest.mark.parametrize("program", ["eager", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("pooling", POOLINGS)
+@torch.inference_mode()
+def test_vectors_are_those_of_transformers(pooling, program, tmp_path):
+    path = save("qwen3", tmp_path)
+    engine = load(path, dtype="float32", program=program, max_length=64, threads=1)
+    found = engine.embed(TEXTS, pooling=pooling)
+    assert found.dtype == torch.float32 and found.shape == (5, engine.model_config.hidden_size)
+    for vector, tokens in zip(found, TEXTS, strict=True):
+        torch.testing.assert_close(vector, expected("qwen3", tokens, pooling), rtol=1e-4, atol=1e-5)
+        assert torch.cosine_similarity(vector, expected("qwen3", tokens, pooling), dim=0) > 0.99999
+
+
+@needs_native
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_text_has_the_same_bits_alone_in_a_batch_and_in_chunks(pooling, tmp_path):
+    path = save("qwen3", tmp_path)
+    whole = load(path, program="native", max_length=64, threads=1).embed(TEXTS, pooling=pooling)
+    for how in ({"max_step_tokens": 7, "block_size": 4}, {"threads": 2, "max_sequences": 1}, {"prefix_cache": False}):
+        engine = load(path, program="native", max_length=64, **how)
+        for _ in range(2):  # the second time the cache has rows
+            alone = torch.stack([engine.embed(tokens, pooling=pooling) for tokens in reversed(TEXTS)]).flip(0)
+            assert torch.equal(alone, whole) and torch.equal(engine.embed(TEXTS, pooling=pooling), whole)
+
+
+@needs_native
+def test_others_run_meanwhile_and_keep_their_texts(tmp_path):
+    engine = load(save("qwen3", tmp_path), program="native", max_length=64, max_sequences=3, cache_tokens=128)
+    alone, wanted = engine.embed(TEXTS, pooling="mean"), engine.generate(TEXTS[2], max_new_tokens=30, ignore_eos=True)
+    texts: list = []
+    others = [
+        threading.Thread(
+            target=lambda: texts.append(engine.generate(TEXTS[2], max_new_tokens=30, ignore_eos=True).tokens)
+        )
+        for _ in range(4)
+    ]
+    for each in others:
+        each.start()
+    assert all(torch.equal(engine.embed(TEXTS, pooling="mean"), alone) for _ in range(5))
+    for each in others:
+        each.join()
+    assert texts == [wanted.tokens] * 4
+    check_empty(engine.core)
+
+
+def test_no_text_has_no_vector(llama):
+    assert load(llama, max_length=64).embed([]).shape == (0, 48)
+
+
+def test_dimensions_are_cut_before_the_length_is_made_1(llama):
+    engine = load(llama, dtype="float32", max_length=64)
+    plain = engine.embed(TEXTS, normalize=False)
+    cut = engine.embed(TEXTS, dimensions=8)
+    torch.testing.assert_close(cut, torch.nn.functional.normalize(plain[:, :8], dim=1))
+    assert engine.embed(TEXTS[0], dimensions=8).shape == (8,)
+
+
+@pytest.mark.parametrize(
+    ("texts", "settings", "message"),
+    [
+        ([[]], {}, "empty"),
+        ([prompt(65)], {}, "65"),
+        (TEXTS, {"dimensions": 10**6}, "dimensions = 1000000: a whole number from 1 to"),
+        (TEXTS, {"dimensions": True}, "dimensions = True"),
+        (TEXTS, {"pooling": "max"}, "pooling = 'max': one of last, mean, cls, weighted"),
+        (TEXTS, {"prompt_name": "query"}, "prompt_name = 'query': this model's files have none"),
+    ],
+)
+def test_bad_input_is_refused_by_name(texts, settings, message, llama):
+    engine = load(llama, dtype="float32", max_length=64)
+    with pytest.raises(RequestError, match=message):
+        engine.embed(texts, **settings)
+
+
+def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(llama):
+    engine = load(llama, dtype="float32", max_length=64)
+    assert torch.equal(engine.embed(prompt(80), truncate=True), engine.embed(prompt(80)[:64]))
+
+
+def test_a_program_that_hands_out_no_rows_is_named(llama):
+    engine = load(llama, dtype="float32", max_length=64, program="compiled")
+    with pytest.raises(ConfigError, match=r"compiled.*only with native or eager"):
+        engine.embed(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "found"),
+    [
+        (["Transformer", "Pooling", "Normalize"], {"pooling_mode_lasttoken": True}, ("last", True)),
+        (
+            ["Transformer", "Pooling"],
+            {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False},
+            ("mean", False),
+        ),
+        (["Transformer", "Pooling"], {"pooling_mode": "cls"}, ("cls", False)),
+        (["Transformer", "Pooling", "Dense"], {"pooling_mode": "mean"}, "type 'Dense', which is not supported yet"),
+        (["Transformer"], {}, "has no pooling"),
+        (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "asks for pooling_mode_max_tokens"),
+        (["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
+    ],
+)
+def test_the_files_of_sentence_transformers_say_the_pooling(modules, pooling, found, tmp_path):
+    listed = [
+        {"type": f"sentence_transformers.models.{kind}", "path": f"{at}_{kind}"} for at, kind in enumerate(modules)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    prompts = {"prompts": {"query": "Find: ", "document": ""}, "default_prompt_name": None}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    if isinstance(found, str):
+        with pytest.raises(CheckpointError, match=found):
+            pooling_of(tmp_path)
+        return
+    told = pooling_of(tmp_path)
+    assert (told.pooling, told.normalize) == found and told.prompts["query"] == "Find: "
+
+
+def test_a_folder_outside_of_the_model_is_not_read(tmp_path):
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": "../1_Pooling"}]))
+    with pytest.raises(CheckpointError, match="outside of the model's"):
+        pooling_of(tmp_path)
