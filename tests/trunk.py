@@ -25,7 +25,7 @@ CHAPTERS: dict[str, str] = {
         model/parameters model/decoder model/layers model/mixers/attention_module model/rope kernels/attend/__init__
         kernels/attend/kernel kernels/attend/gather quant/schemes quant/matrix quant/stored""",
     "From logits to a token": """
-        sample/state sample/sampler sample/filters sample/probabilities sample/noise sample/logprobs
+        sample/state sample/counts sample/sampler sample/filters sample/probabilities sample/noise sample/logprobs
         sample/matchers sample/masks""",
     "Guess and check": """
         speculate/proposer speculate/speculation""",

@@ -1,8 +1,10 @@
 """Counts of tokens that are kept for a sequence equal counts that are made anew."""
 
+import gc
 import random
 from collections import Counter
 
+from tokenmill.sample import counts
 from tokenmill.sample.counts import counts_of
 from tokenmill.sample.state import rows_of
 from tokenmill.schedule.choosing import Choosing
@@ -26,7 +28,7 @@ def test_each_step_counts_what_is_new_and_its_drafts():
         work = Work(sequence, len(sequence.tokens) - 1, 1 + len(drafts), 1 + len(drafts), drafts)
         for count, row in enumerate(rows_of(work)):
             tokens = [*sequence.tokens, *drafts[:count]]
-            assert row.tokens == tokens and row.counts is counts_of(sequence)
+            assert row.tokens == tokens and row.sequence is sequence
             assert occurring(row.occurring(0)) == Counter(tokens)
             assert occurring(row.occurring(row.output_start)) == Counter(tokens[9:])
         if chance.random() < 0.1:  # a rewind, or an edit: another list
@@ -37,13 +39,9 @@ def test_each_step_counts_what_is_new_and_its_drafts():
 
 
 def test_counts_end_with_their_sequence():
-    import gc
-
-    from tokenmill.sample import counts
-
     sequence = Sequence(2, [1, 2, 2], 3, 9, PENALISED)
     before = len(counts._KEPT)
-    counts_of(sequence)
+    counts_of(sequence, 0)
     assert len(counts._KEPT) == before + 1
     del sequence
     gc.collect()

@@ -29,7 +29,7 @@ from tokenmill.weights.pooling import POOLINGS, TextPooling, pooling_of
 _FILES: WeakKeyDictionary[Core, TextPooling] = WeakKeyDictionary()
 
 
-class Embeddings(NamedTuple):
+class TextVectors(NamedTuple):
     """Vectors [N, D] float32 on the CPU, and the number of tokens of each text."""
 
     vectors: Tensor
@@ -107,7 +107,7 @@ def embed(
     prompt_name: str | None = None,
     truncate: bool = False,
     salt: bytes = b"",
-) -> Embeddings:
+) -> TextVectors:
     """Compute a vector for each text, or list of token ids; max_sequences of them run together.
 
     pooling, normalize: in the place of what the model's files say. prompt_name: of a prompt in the model's files that
@@ -141,7 +141,7 @@ def embed(
     if not np.isfinite(vectors).all():
         dtype = core.loaded.config.dtype
         raise RequestError(f"numbers of a vector overflow in dtype {dtype}; {overflow_remedy(dtype)}")
-    return Embeddings(torch.from_numpy(vectors), tuple(map(len, tokens)))
+    return TextVectors(torch.from_numpy(vectors), tuple(map(len, tokens)))
 
 
 def _vectors(core: Core, tokens: List[list[int]], how: Pooling, salt: bytes) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ Every integer scheme and every quantised file can be written as one of these:
 so that codes of a file can be kept by a scheme, and nothing is rounded twice.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -69,21 +69,6 @@ class Stored:
         return cls(
             parts[0].bits, *(None if any(part is None for part in each) else torch.cat(each) for each in tensors)
         )
-
-    @classmethod
-    def filled(cls, num_rows: int, parts: Iterable["Stored"]) -> "Stored":
-        """Join parts as `joined` does, each of which is made after the last one was copied to its place."""
-        whole, first = None, 0
-        for part in parts:
-            if whole is None:
-                whole = part.map(lambda tensor: tensor.new_empty(num_rows, *tensor.shape[1:]))
-            last = first + part.num_rows
-            for name in TENSORS:
-                if (tensor := getattr(part, name)) is not None:
-                    getattr(whole, name)[first:last] = tensor
-            first = last
-        assert whole is not None and first == num_rows, "the parts have all the rows"
-        return whole
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> "Stored":
         tensors = (getattr(self, name) for name in TENSORS)

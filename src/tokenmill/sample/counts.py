@@ -9,50 +9,37 @@ from numpy.typing import NDArray
 
 from tokenmill.schedule.sequence import Sequence
 
-_KEPT: WeakKeyDictionary[Sequence, "TokenCounts"] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[Sequence, dict[int, "TokenCounts"]] = WeakKeyDictionary()
 
 
 class TokenCounts:
-    """The counts of a list of tokens, which only grows, from some of its places on."""
+    """How often each token of a list, which only grows, occurs from a place on; in the order of first occurrence."""
 
-    def __init__(self, tokens: List[int]) -> None:
-        self.tokens = tokens
-        self._from: dict[int, _Counted] = {}
+    def __init__(self, tokens: List[int], start: int) -> None:
+        self.tokens, self._end = tokens, start
+        self._ids, self._numbers, self._places = array("q"), array("f"), dict[int, int]()
 
-    def since(self, start: int, drafts: List[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Count the tokens from place `start` on, and drafts that follow them: each token's id, and how often it
-        occurs, which may be 0. Both are [N].
-        """
-        if start not in self._from:
-            self._from[start] = _Counted(start)
-        counted = self._from[start]
-        counted.add(self.tokens[counted.end :], 1)
-        counted.end = len(self.tokens)
-        counted.add(drafts, 1)
-        found = np.array(counted.ids), np.array(counted.numbers)
-        counted.add(drafts, -1)
+    def beside(self, drafts: List[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Count drafts too, which follow: the id of each token [N], and how often it occurs [N], perhaps 0 times."""
+        self._add(self.tokens[self._end :], 1)
+        self._end = len(self.tokens)
+        self._add(drafts, 1)
+        found = np.array(self._ids), np.array(self._numbers)
+        self._add(drafts, -1)
         return found
 
-
-class _Counted:
-    """TokenCounts of the tokens before place `end`, in the order in which each occurred first."""
-
-    def __init__(self, end: int) -> None:
-        self.end, self.ids, self.numbers = end, array("q"), array("f")
-        self._places: dict[int, int] = {}
-
-    def add(self, tokens: List[int], number: int) -> None:
+    def _add(self, tokens: List[int], number: int) -> None:
         for token in tokens:
-            place = self._places.setdefault(token, len(self.ids))
-            if place == len(self.ids):
-                self.ids.append(token)
-                self.numbers.append(0)
-            self.numbers[place] += number
+            place = self._places.setdefault(token, len(self._ids))
+            if place == len(self._ids):
+                self._ids.append(token)
+                self._numbers.append(0)
+            self._numbers[place] += number
 
 
-def counts_of(sequence: Sequence) -> TokenCounts:
-    """Find the counts of a sequence's tokens; another list of tokens is counted anew."""
-    known = _KEPT.get(sequence)
-    if known is None or known.tokens is not sequence.tokens:
-        _KEPT[sequence] = known = TokenCounts(sequence.tokens)
-    return known
+def counts_of(sequence: Sequence, start: int) -> TokenCounts:
+    """Find the counts of a sequence's tokens from `start` on; another list of tokens is counted anew."""
+    kept = _KEPT.setdefault(sequence, {})
+    if start not in kept or kept[start].tokens is not sequence.tokens:
+        kept[start] = TokenCounts(sequence.tokens, start)
+    return kept[start]

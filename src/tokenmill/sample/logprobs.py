@@ -2,7 +2,6 @@
 bits in any batch. On a CPU the native library, where there is one, sums them up, compares and ranks.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -45,8 +44,7 @@ def token_logprobs(logits_RV: Tensor, ids_R: Tensor, num_top: int) -> list[Token
     """Compute the log-probability of a token per row, with the `num_top` likeliest. logits_RV: any float dtype."""
     logits_RV, num_top = logits_RV.float(), min(num_top, logits_RV.shape[-1])
     if native.scores(logits_RV):
-        totals, ranks, top_RK = native.score(logits_RV, ids_R, num_top)
-        totals_R1 = _logarithms(totals, logits_RV)
+        totals_R1, ranks, top_RK = native.score(logits_RV, ids_R, num_top)
     else:
         keys_RV, size = _keys(logits_RV), logits_RV.shape[-1]
         top_RK = size - 1 - (keys_RV.topk(num_top, dim=-1).values & 0xFFFFFFFF)
@@ -66,16 +64,10 @@ def log_probability_of(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor) -> Tens
 def log_totals(logits_RV: Tensor) -> Tensor:
     """Compute the logarithm of the sum of a row's exponentials, float64 [R, 1]. logits_RV: float32."""
     if native.scores(logits_RV):
-        return _logarithms(native.score(logits_RV)[0], logits_RV)
+        return native.score(logits_RV)[0]
     totals_R1 = integer_probabilities(logits_RV).sum(dim=-1, keepdim=True).double()
     largest_R1 = logits_RV.amax(dim=-1, keepdim=True).double()
     return largest_R1 + (totals_R1 / weight_of_largest(logits_RV)).log()
-
-
-def _logarithms(totals: Sequence[tuple[float, int]], logits_RV: Tensor) -> Tensor:
-    whole = weight_of_largest(logits_RV)
-    found = [largest + math.log(total / whole) if total else math.nan for largest, total in totals]
-    return torch.tensor(found, dtype=torch.float64)[:, None]
 
 
 def _keys(logits_RV: Tensor) -> Tensor:

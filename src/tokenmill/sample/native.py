@@ -20,6 +20,7 @@ from tokenmill.kernels import native_library
 from tokenmill.kernels.native_structs import TmSample, TmScore
 from tokenmill.memory.transfer import Vector
 from tokenmill.sample.filters import DRAW
+from tokenmill.sample.probabilities import weight_of_largest
 from tokenmill.sample.state import Row
 
 KNOWN = ("temperature", "top_k", "top_p", "min_p")
@@ -70,24 +71,24 @@ def samples(logits_RV: Tensor, rows: Sequence[Row], masks: Sequence[NDArray[np.i
     return filled
 
 
-def score(
-    logits_RV: Tensor, ids_R: Tensor | None = None, num_top: int = 0
-) -> tuple[list[tuple[float, int]], list[int], Tensor]:
-    """Find of each row the largest logit and the sum of its integer probabilities, 0 where that logit is not finite.
+def score(logits_RV: Tensor, ids_R: Tensor | None = None, num_top: int = 0) -> tuple[Tensor, list[int], Tensor]:
+    """Compute of each row the logarithm of the sum of its exponentials, [R, 1] float64; NaN where its largest logit is
+    not finite.
 
     Also find the rank of one token per row, if these are given, and the ids of the num_top likeliest tokens, [R, K], in
     order, the lowest id first among equals. logits_RV: float32.
     """
     logits_RV = logits_RV.contiguous()
-    num_rows, size = logits_RV.shape
+    (num_rows, size), whole = logits_RV.shape, weight_of_largest(logits_RV)
     filled, top_RK = (TmScore * num_rows)(), np.zeros((num_rows, num_top), np.int64)
     for each, token in zip(filled, [-1] * num_rows if ids_R is None else ids_R.tolist(), strict=True):
         each.token = token
     if native_library.library().tm_score(logits_RV.data_ptr(), num_rows, size, filled, num_top, top_RK.ctypes.data):
         raise MemoryError(f"no memory to rank {size:,} logits")
+    totals = [each.largest + math.log(each.total / whole) if each.total else math.nan for each in filled]
     order_RK = np.argsort(-np.take_along_axis(logits_RV.numpy(), top_RK, -1), axis=-1, kind="stable")
-    totals = [(each.largest, each.total) for each in filled]
-    return totals, [each.rank for each in filled], torch.from_numpy(np.take_along_axis(top_RK, order_RK, -1))
+    top = torch.from_numpy(np.take_along_axis(top_RK, order_RK, -1))
+    return torch.tensor(totals, dtype=torch.float64)[:, None], [each.rank for each in filled], top
 
 
 def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:

@@ -15,7 +15,7 @@ from tokenmill.errors import RequestError
 from tokenmill.sample.counts import TokenCounts, counts_of
 from tokenmill.sample.noise import uniform
 from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import Work
+from tokenmill.schedule.sequence import Sequence, Work
 from tokenmill.settings.sampling_params import SamplingParams
 
 
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
     position: index that the chosen token will have in its sequence. tokens: all tokens before it (prompt, output,
     drafts), or the sequence's own alone where the choice does not look back. mask: of the choosing's constraint.
-    counts: of the sequence's own tokens, if they are kept.
+    sequence: whose counts of tokens are kept, if any.
     """
 
     choosing: Choosing
@@ -58,7 +58,7 @@ class Row(NamedTuple):
     tokens: List[int]
     num_prompt_tokens: int
     mask: Mask = None
-    counts: TokenCounts | None = None
+    sequence: Sequence | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -87,9 +87,9 @@ class Row(NamedTuple):
         return self.num_prompt_tokens if start is None else start
 
     def occurring(self, start: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Find the tokens that occur from place `start` on, and how often: see TokenCounts.since."""
-        counts = self.counts or TokenCounts(self.tokens)
-        return counts.since(start, self.tokens[len(counts.tokens) :])
+        """Find the tokens that occur from place `start` on, and how often: see TokenCounts."""
+        counts = TokenCounts(self.tokens, start) if self.sequence is None else counts_of(self.sequence, start)
+        return counts.beside(self.tokens[len(counts.tokens) :])
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
@@ -112,8 +112,7 @@ def rows_of(work: Work, masks: List[Mask] = ()) -> Iterator[Row]:
     """
     sequence, first = work.sequence, work.num_certain
     choosing, own = sequence.choosing, sequence.tokens
-    counts = counts_of(sequence) if choosing.params.penalises else None
     for count in range(first, first + len(work.verified) + 1):
         tokens = [*own, *work.drafts[:count]] if count and choosing.params.looks_back else own
         mask = masks[count - first] if masks else None
-        yield Row(choosing, len(own) + count, tokens, sequence.num_prompt_tokens, mask, counts)
+        yield Row(choosing, len(own) + count, tokens, sequence.num_prompt_tokens, mask, sequence)

@@ -118,12 +118,8 @@ class SamplingParams:
     @cached_property
     def looks_back(self) -> bool:
         """True if a choice, or what is reported of it, needs the values of the tokens before it on the host."""
-        return self.logprobs is not None or bool(self.bad_words) or self.penalises
-
-    @property
-    def penalises(self) -> bool:
-        """True if a choice depends on how often tokens occurred before it."""
-        return any((self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty))
+        penalties = (self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty)
+        return self.logprobs is not None or bool(self.bad_words) or any(penalties)
 
     def is_constrained_as(self, other: "SamplingParams") -> bool:
         """Tell whether the same constraint, or none, holds with these settings and with others."""

@@ -1,4 +1,4 @@
-"""How the vector of a text is pooled from a model's rows, as its files say: those of sentence-transformers beside a
+"""How the vector of a text is pooled from a model's rows, as its files say: files of sentence-transformers beside a
 directory's weights, or the metadata of a GGUF file.
 
 A directory has modules.json, which names a folder for each step after the model: pooling, normalisation, matrices. The
@@ -32,7 +32,7 @@ _MODULE, _PROMPTS = "modules.json", "config_sentence_transformers.json"
 
 @dataclass(frozen=True)
 class TextPooling:
-    """What a model's files say. pooling: one of POOLINGS. is_told: the files say it. prompts: by their names."""
+    """A pooling, one of POOLINGS, as a model's files say it. is_told: the files say it. prompts: by their names."""
 
     pooling: str = "last"
     normalize: bool = True

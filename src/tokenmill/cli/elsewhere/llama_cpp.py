@@ -17,7 +17,9 @@ COMMANDS = (
     Named("convert_hf_to_gguf.py DIR", "tokenmill quantize DIR --export gguf --scheme none -o OUT"),
     Named("llama-tokenize", "`POST /tokenize`, `engine.encode` in Python"),
     Named("llama-gguf-split --merge", "-", "any one of the parts is read as it is"),
-    Named("llama-embedding", "", "no embeddings"),
+    Named(
+        "llama-embedding -m FILE -p TEXT", "tokenmill embed FILE -p TEXT", "`--pooling`, as the file says by default"
+    ),
     Named("llama-cli --prompt-cache FILE", "tokenmill prefill -p TEXT -o FILE", "then `tokenmill decode FILE`"),
 )
 OPTIONS = (
@@ -118,6 +120,7 @@ ROUTES = (
     Named("POST /slots/ID?action=save", "POST /v1/sessions/NAME/save"),
     Named("GET /health", "GET /health"),
     Named("GET /metrics", "GET /metrics", "with vLLM's names under `tokenmill:`"),
-    Named("POST /infill, POST /embedding, POST /reranking", ""),
+    Named("POST /embedding {content}", "POST /v1/embeddings {input}"),
+    Named("POST /infill, POST /reranking", ""),
 )
 LISTS = {"commands": COMMANDS, "options": OPTIONS, "fields": FIELDS, "routes": ROUTES}

@@ -82,7 +82,7 @@ ROUTES = (
     Named("POST /api/show", ("POST /api/show", "GET /server_info")),
     Named("GET /api/ps", ("GET /api/ps", "GET /v1/cache")),
     Named("GET /api/version", ("GET /api/version", "GET /version")),
-    Named("POST /api/embed", "", "no embeddings"),
+    Named("POST /api/embed", ("POST /api/embed", "POST /v1/embeddings")),
 )
 VARIABLES = (
     Named("OLLAMA_HOST", "--host"),

@@ -7,7 +7,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 from torch import Tensor
 
-from tokenmill.engine.embedding import Embeddings, embed, says_pooling
+from tokenmill.engine.embedding import TextVectors, embed, says_pooling
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError
 from tokenmill.serve.http.errors import ApiError, Json, about
@@ -39,7 +39,7 @@ async def embeddings(call: Call) -> Response:
 
 async def vectors_of(
     call: Call, texts: Any, dimensions: int | None, prompt_name: str | None = None, truncate: bool = False
-) -> Embeddings:
+) -> TextVectors:
     """Compute the vectors, in a thread. ApiError for what is refused."""
     count = len(texts) if isinstance(texts, list) and not (texts and isinstance(texts[0], int)) else 1
     if not 1 <= count <= MAX_TEXTS:
@@ -48,7 +48,7 @@ async def vectors_of(
     return await call.service.in_thread(call.request, _computed, call.service.engine, texts, do)
 
 
-def _computed(engine: Engine, texts: Any, do: Json) -> Embeddings:
+def _computed(engine: Engine, texts: Any, do: Json) -> TextVectors:
     try:
         with about("input"):
             return embed(engine.core, texts, **do)
@@ -56,7 +56,7 @@ def _computed(engine: Engine, texts: Any, do: Json) -> Embeddings:
         raise ApiError(400, str(error), code="unsupported_model") from None
 
 
-def _written(engine: Engine, body: EmbeddingBody, found: Embeddings) -> Response:
+def _written(engine: Engine, body: EmbeddingBody, found: TextVectors) -> Response:
     """Write an answer, which may have millions of numbers."""
     write = _in_base64 if body.encoding_format == "base64" else Tensor.tolist
     data = [

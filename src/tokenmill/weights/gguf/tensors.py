@@ -1,5 +1,6 @@
 """The tensors of a GGUF file, dequantised or as codes."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.errors import CheckpointError
 from tokenmill.quant.rtn import round_to_nearest
-from tokenmill.quant.stored import Stored
+from tokenmill.quant.stored import TENSORS, Stored
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.codes import decode
 from tokenmill.weights.gguf.header import FLOATS, KINDS, TensorInfo
@@ -38,7 +39,21 @@ def read_codes(checkpoint: GGUFCheckpoint, name: str, rows: range | None) -> Sto
     rows = rows or range(info.shape[0])
     step = max(BAND // info.shape[1], 1)
     bands = (range(first, min(first + step, rows.stop)) for first in range(rows.start, rows.stop, step))
-    return Stored.filled(len(rows), (_codes(checkpoint, _stretch(info, band)) for band in bands))
+    return _joined(len(rows), (_codes(checkpoint, _stretch(info, band)) for band in bands))
+
+
+def _joined(num_rows: int, parts: Iterable[Stored]) -> Stored:
+    """Join parts as Stored.joined does, each of which is made after the last one was copied to its place."""
+    whole, first = None, 0
+    for part in parts:
+        whole = whole or part.map(lambda tensor: tensor.new_empty(num_rows, *tensor.shape[1:]))
+        last = first + part.num_rows
+        for name in TENSORS:
+            if (tensor := getattr(part, name)) is not None:
+                getattr(whole, name)[first:last] = tensor
+        first = last
+    assert whole is not None and first == num_rows, "the parts have all the rows"
+    return whole
 
 
 def _codes(checkpoint: GGUFCheckpoint, info: TensorInfo) -> Stored:
