@@ -151,3 +151,37 @@ def test_a_folder_outside_of_the_model_is_not_read(tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "x.Pooling", "path": "../1_Pooling"}]))
     with pytest.raises(CheckpointError, match="outside of the model's"):
         pooling_of(tmp_path)
+
+
+ASKED_OF_A_HEAD = (
+    lambda engine: engine.generate(TEXTS[2], max_new_tokens=2),
+    lambda engine: engine.logits(TEXTS[2]),
+    lambda engine: engine.score(TEXTS[2], [[1, 2]]),
+    lambda engine: list(engine.stream(TEXTS[2], max_new_tokens=2)),
+    lambda engine: engine.session(TEXTS[2]).generate(max_new_tokens=2),
+)
+
+
+@pytest.mark.parametrize("program", ["eager", pytest.param("native", marks=needs_native)])
+@torch.inference_mode()
+def test_a_model_that_was_saved_without_a_head_gives_vectors_and_no_text(program, tmp_path):
+    """Qwen3-Embedding-8B is saved so: transformers would make up a head of random numbers."""
+    reference("qwen3").model.save_pretrained(tmp_path)
+    for _ in range(2):  # the second time from the packed copy, where there is one
+        engine = load(tmp_path, dtype="float32", program=program, max_length=64, threads=1)
+        torch.testing.assert_close(engine.embed(TEXTS[2]), expected("qwen3", TEXTS[2], "last"), rtol=1e-4, atol=1e-5)
+        for ask in ASKED_OF_A_HEAD:
+            with pytest.raises(RequestError, match="this model has no head"):
+                ask(engine)
+        assert torch.equal(engine.embed(TEXTS), engine.embed(TEXTS))
+        check_empty(engine.core)
+
+
+def test_a_model_whose_head_is_missing_by_mistake_is_refused(tmp_path):
+    reference("qwen3").model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["Qwen3ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"1 missing: lm_head.weight"):
+        load(tmp_path)
+    (tmp_path / "modules.json").write_text("[]")
+    load(tmp_path, max_length=64)

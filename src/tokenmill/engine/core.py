@@ -149,6 +149,8 @@ class Core:
 
     def _enqueue(self, sequence: Sequence) -> None:
         self.check_open()
+        if not self.loaded.model_config.has_head and (sequence.score_from is None or sequence.on_logits is not None):
+            raise RequestError("this model has no head: it gives vectors of texts (embed), and no text")
         self.loop.leave_out_finished()
         (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)
 

@@ -67,8 +67,8 @@ class ModelConfig:
     a weight. value_is_key: whether the values of a layer are its keys before norm and rope; empty for none.
     kv_sources: the layer whose rows a layer reads, None for its own; or empty. layer_scalar: the output of a layer
     is multiplied by its own number. per_layer: what each layer has of each token beside its input, if anything; see
-    per_layer.py. has_mtp: the files have a layer that predicts further tokens. mtp_layer: the number in its model of
-    the only layer, if that is such a layer; given_width: of the rows that an assistant is given; see mtp.py.
+    per_layer.py. has_mtp, has_head: the files have a layer that predicts further tokens, and a head. mtp_layer: the
+    number in its model of the only layer, if that is such a layer; given_width: of the rows that an assistant is given.
     windows: past tokens that a query sees, itself included, None for all; for each layer, or one for
     all layers. positions: "rope" or "learned". ropes: per layer, where they differ; then `rope` tells the context.
     norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP, in all
@@ -144,6 +144,7 @@ class ModelConfig:
     layer_scalar: bool = False
     per_layer: Any = None
     has_mtp: bool = False
+    has_head: bool = True
     mtp_layer: int | None = None
     given_width: int = 0
     num_experts: int = 0

@@ -23,7 +23,7 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 from tokenmill.weights.text_part import keep_text
-from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
+from tokenmill.weights.tied import compare_tied_head, name_tied_embedding, note_missing_head
 
 __all__ = [
     "Checkpoint",
@@ -85,6 +85,7 @@ def _open_directory(path: Path, part: str) -> Checkpoint:
     name_tensors(plain)
     plain.name_as(as_stored(family, read_config(config), plain.shapes))
     name_tied_embedding(plain)
+    note_missing_head(plain)
     opened = by_heads(plain if quant_method(config) is None else QuantizedCheckpoint(plain), read_config(config))
     compare_tied_head(opened)
     _compare_buffers(opened)

@@ -46,7 +46,7 @@ def pooling_of(path: Path) -> TextPooling:
     """
     kind = file_kind(path)
     if kind == DIRECTORY:
-        return _of_directory(path) if (path / _MODULE).is_file() else TextPooling(prompts=_prompts(path))
+        return _of_directory(path) if has_modules(path) else TextPooling(prompts=_prompts(path))
     if kind == PACKED:
         return TextPooling()
     metadata = read_header(path).metadata
@@ -56,6 +56,11 @@ def pooling_of(path: Path) -> TextPooling:
     if number not in _OF_GGUF:
         raise CheckpointError(f"{path} has pooling_type {brief(number)}; known are {', '.join(map(str, _OF_GGUF))}")
     return TextPooling(_OF_GGUF[number], is_told=True)
+
+
+def has_modules(path: Path) -> bool:
+    """Say whether a directory was saved by sentence-transformers."""
+    return (path / _MODULE).is_file()
 
 
 def _of_directory(path: Path) -> TextPooling:

@@ -7,9 +7,10 @@ one matrix only where their values are equal.
 import logging
 
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.families import read_config
+from tokenmill.model.families import HEADLESS, read_config
 from tokenmill.weights.names import name_of
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
+from tokenmill.weights.pooling import has_modules
 
 log = logging.getLogger(__name__)
 
@@ -21,17 +22,25 @@ def name_tied_embedding(checkpoint: PlainCheckpoint) -> None:
     """Show the head of a tied model as its embedding, where the files hold the head alone."""
     if not read_config(checkpoint.config).tie_embeddings:
         return
-    embedding, head = (name_of(checkpoint, parameter) for parameter in ("embedding.weight", "head.weight"))
+    embedding, head = _names(checkpoint)
     if embedding is None and head is not None:
         family = checkpoint.family
         short = next(name for name, target in family.names.items() if target == "embedding.weight")
         checkpoint.rename(head, family.prefix + short)
 
 
+def note_missing_head(checkpoint: PlainCheckpoint) -> None:
+    """Take a model that was saved for vectors of texts as one without a head, whose place the embedding takes."""
+    config, (embedding, head) = checkpoint.config, _names(checkpoint)
+    is_for_vectors = "Model" in str((config.get("architectures") or [""])[0])[-5:] or has_modules(checkpoint.path)
+    if is_for_vectors and embedding is not None and head is None and not read_config(config).tie_embeddings:
+        checkpoint.config |= {"tie_word_embeddings": True, HEADLESS: True}
+
+
 def compare_tied_head(checkpoint: Checkpoint) -> None:
     """Leave out the head of a tied model where it equals the embedding; else the model is not tied, with a warning."""
     model = read_config(checkpoint.config)
-    embedding, head = (name_of(checkpoint, parameter) for parameter in ("embedding.weight", "head.weight"))
+    embedding, head = _names(checkpoint)
     if not model.tie_embeddings or embedding is None or head is None:
         return
     if _equal(checkpoint, model, embedding, head):
@@ -45,6 +54,10 @@ def compare_tied_head(checkpoint: Checkpoint) -> None:
         embedding,
     )
     checkpoint.config["tie_word_embeddings"] = False
+
+
+def _names(checkpoint: Checkpoint) -> tuple[str | None, str | None]:
+    return name_of(checkpoint, "embedding.weight"), name_of(checkpoint, "head.weight")
 
 
 def _equal(checkpoint: Checkpoint, model: ModelConfig, one: str, other: str) -> bool:

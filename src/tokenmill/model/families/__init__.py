@@ -73,6 +73,9 @@ DEFAULTS: Mapping[str, Any] = {
 }
 # A null is a value of its own, as in transformers: NULLS or a family's `nulls` have its meaning, or it means None where
 # the default is None, too; elsewhere transformers refuses it, and so does the reader.
+HEADLESS = "without_head"
+"""A key of our own in config.json: see ModelConfig.has_head."""
+
 NULLS: Mapping[str, Any] = {"eos_token_id": None, "sliding_window": None}
 
 
@@ -266,9 +269,15 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     fields |= {name: read() for name, read in shared.items() if name not in fields}
     if "rope" not in fields:
         fields["rope"] = read_rope(reader, fields["head_dim"], fields["max_position_embeddings"])
-    has_mtp = reader.take(MTP_STORED, False) is True
+    has_mtp, has_head = reader.take(MTP_STORED, False) is True, reader.take(HEADLESS, False) is not True
     reader.refuse_unread(key for key in config if key not in family.harmless and not is_harmless(key, config))
-    fields |= {"has_mtp": has_mtp, "codes": bool(codes), "code_bits": bits, "embedding_bits": embedding_bits}
+    fields |= {
+        "has_mtp": has_mtp,
+        "has_head": has_head,
+        "codes": bool(codes),
+        "code_bits": bits,
+        "embedding_bits": embedding_bits,
+    }
     return ModelConfig(family=reader.family, num_heads=heads, **fields)
 
 
