@@ -5,6 +5,7 @@ batches in which the rows were computed. The pooling is by the model's own files
 """
 
 import os
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import islice
@@ -107,13 +108,14 @@ def embed(
     prompt_name: str | None = None,
     truncate: bool = False,
     salt: bytes = b"",
+    is_given_up: Callable[[], bool] = lambda: False,
 ) -> TextVectors:
     """Compute a vector for each text, or list of token ids; max_sequences of them run together.
 
     pooling, normalize: in the place of what the model's files say. prompt_name: of a prompt in the model's files that
     stands before each text. truncate: a text that is longer than max_length is cut at its end, not refused. salt: see
-    Core.request. RequestError for an empty text, and for vectors that are no numbers; ConfigError where the program
-    does not hand out rows.
+    Core.request. is_given_up: asked in the engine's thread after each step. RequestError then, for an empty text, and
+    for vectors that are no numbers; ConfigError where the program does not hand out rows.
     """
     core.check_open()
     if allowed := refuse_rows(core.loaded):
@@ -137,14 +139,16 @@ def embed(
 
     tokens = for_each("text", batch_of(texts)[0], encoded)
     for_each("text", tokens, lambda each: core.inputs.check_length(len(each)))
-    vectors = _vectors(core, tokens, how, salt)
+    vectors = _vectors(core, tokens, how, salt, is_given_up)
     if not np.isfinite(vectors).all():
         dtype = core.loaded.config.dtype
         raise RequestError(f"numbers of a vector overflow in dtype {dtype}; {overflow_remedy(dtype)}")
     return TextVectors(torch.from_numpy(vectors), tuple(map(len, tokens)))
 
 
-def _vectors(core: Core, tokens: List[list[int]], how: Pooling, salt: bytes) -> NDArray[np.float32]:
+def _vectors(
+    core: Core, tokens: List[list[int]], how: Pooling, salt: bytes, is_given_up: Callable[[], bool]
+) -> NDArray[np.float32]:
     found: dict[int, NDArray[np.float32]] = {}
     size = core.loaded.model_config.hidden_size
     waiting, running = enumerate(tokens), dict[int, tuple[Sequence, _PooledText, Held]]()
@@ -162,6 +166,8 @@ def _vectors(core: Core, tokens: List[list[int]], how: Pooling, salt: bytes) -> 
         core.call(queue)
 
     def ended() -> list[int] | None:
+        if is_given_up():
+            raise RequestError("this was given up before its end")
         for sequence, _, _ in running.values():
             core.check_scored(sequence)
         return [number for number, (each, _, _) in running.items() if each.finish_reason is not None] or None

@@ -1,6 +1,10 @@
 """Embeddings over HTTP: OpenAI's own client in both encodings, Ollama's routes, refusals, and many at once."""
 
 import base64
+import json
+import socket
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,6 +14,8 @@ from openai.types import CreateEmbeddingResponse
 
 from tests.empty import check_empty
 from tests.serve.conftest import MODEL, served
+from tokenmill.serve.http.errors import ApiError
+from tokenmill.serve.openai import embeddings
 from tokenmill.serve.openai.embeddings import MAX_TEXTS, UNTOLD
 
 TEXTS = ["w1 w2", "w3", "w1 w2 w5 w7"]
@@ -96,3 +102,40 @@ def test_many_clients_at_once_and_texts_meanwhile(chat_model, quiet):
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(ask, range(24)))
         check_empty(server.driver.core)
+
+
+def test_a_client_that_leaves_gives_the_work_up(chat_model, monkeypatch):
+    """No step is made until then, so that the vectors cannot be done before."""
+    found, begun, given_up = [], threading.Event(), []
+    computed = embeddings._computed
+
+    def noting(engine, texts, do):
+        given_up.append(do["is_given_up"])
+        with pytest.raises(ApiError) as caught:
+            computed(engine, texts, do)
+        found.append(str(caught.value))
+        raise caught.value
+
+    monkeypatch.setattr(embeddings, "_computed", noting)
+    with served(chat_model) as server:
+        core = server.driver.core
+        step = core.loop.step
+
+        def held():
+            begun.set()
+            while not given_up[0]():
+                time.sleep(0.005)
+            step()
+
+        monkeypatch.setattr(core.loop, "step", held)
+        body = json.dumps({"input": ["w1 w2"] * 200}).encode()
+        head = (
+            f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        )
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
+            client.sendall(head.encode() + b"\r\n\r\n" + body)
+            assert begun.wait(60)
+        while not found:
+            time.sleep(0.005)
+        assert found == ["400: this was given up before its end"]
+        check_empty(core)

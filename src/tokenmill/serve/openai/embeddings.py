@@ -1,6 +1,7 @@
 """POST /v1/embeddings: the vectors of texts, in OpenAI's form."""
 
 import base64
+from threading import Event
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,6 +12,7 @@ from tokenmill.engine.embedding import TextVectors, embed, says_pooling
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError
 from tokenmill.serve.http.errors import ApiError, Json, about
+from tokenmill.serve.loop.answer import unless_disconnected
 from tokenmill.serve.loop.service import Call
 from tokenmill.serve.request.fields import Body, Int64, ListOf
 from tokenmill.serve.request.prompt import unknown_warnings
@@ -40,12 +42,18 @@ async def embeddings(call: Call) -> Response:
 async def vectors_of(
     call: Call, texts: Any, dimensions: int | None, prompt_name: str | None = None, truncate: bool = False
 ) -> TextVectors:
-    """Compute the vectors, in a thread. ApiError for what is refused."""
+    """Compute the vectors, in a thread, unless the client leaves. ApiError for what is refused."""
     count = len(texts) if isinstance(texts, list) and not (texts and isinstance(texts[0], int)) else 1
     if not 1 <= count <= MAX_TEXTS:
         raise ApiError(400, f"input has {count} texts: 1 to {MAX_TEXTS} are allowed", "input")
+    is_gone = Event()
     do = {"dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate, "salt": call.tenant}
-    return await call.service.in_thread(call.request, _computed, call.service.engine, texts, do)
+    do["is_given_up"] = is_gone.is_set
+    try:
+        work = call.service.in_thread(call.request, _computed, call.service.engine, texts, do)
+        return await unless_disconnected(call.request, work)
+    finally:
+        is_gone.set()
 
 
 def _computed(engine: Engine, texts: Any, do: Json) -> TextVectors:
