@@ -47,7 +47,7 @@ async def vectors_of(
     if not 1 <= count <= MAX_TEXTS:
         raise ApiError(400, f"input has {count} texts: 1 to {MAX_TEXTS} are allowed", "input")
     is_gone = Event()
-    do = {"dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate, "salt": call.tenant}
+    do: Json = {"dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate, "salt": call.tenant}
     do["is_given_up"] = is_gone.is_set
     try:
         work = call.service.in_thread(call.request, _computed, call.service.engine, texts, do)
