@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
@@ -185,3 +186,39 @@ def test_a_model_whose_head_is_missing_by_mistake_is_refused(tmp_path):
         load(tmp_path)
     (tmp_path / "modules.json").write_text("[]")
     load(tmp_path, max_length=64)
+
+
+@needs_native
+def test_rows_that_nobody_can_find_again_are_not_kept(tmp_path):
+    """Of a mean every row is computed, so its blocks are not offered, in memory or on disk."""
+    folder = tmp_path / "prefixes"
+    engine = load(save("qwen3", tmp_path), max_length=64, block_size=4, prefix_dir=str(folder))
+    counts = []
+    for pooling in ("last", "mean", "mean", "cls", "weighted", "last"):
+        engine.embed(TEXTS, pooling=pooling)
+        check_empty(engine.core)
+        counts.append(sum(1 for file in folder.rglob("*") if file.is_file()))
+    assert counts[0] > 0 and set(counts) == {counts[0]}
+
+
+def test_an_engine_that_is_closed_meanwhile_says_so(llama):
+    for _ in range(20):
+        engine = load(llama, dtype="float32", max_length=64)
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        with suppress(RequestError):
+            while True:
+                engine.embed(TEXTS)
+        closing.join()
+
+
+@pytest.mark.parametrize("texts", [[[1], 5], [[1], None], [[1], object()]])
+def test_what_is_no_text_is_refused(texts, llama):
+    with pytest.raises(RequestError, match="text 2 of 2"):
+        load(llama, max_length=64).embed(texts)
+
+
+@pytest.mark.parametrize("settings", [{"pooling": {}}, {"pooling": ""}, {"prompt_name": []}, {"dimensions": 1.0}])
+def test_settings_of_another_type_are_refused(settings, llama):
+    with pytest.raises(RequestError, match=next(iter(settings))):
+        load(llama, max_length=64).embed(TEXTS, **settings)

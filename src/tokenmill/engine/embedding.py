@@ -4,8 +4,7 @@ Rows are added up one by one in float64, in the order of the tokens, so a vector
 batches in which the rows were computed. The pooling is by the model's own files, see weights/pooling.py.
 """
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import islice
@@ -122,8 +121,10 @@ def embed(
         raise ConfigError("program", core.loaded.program_name, f"for embeddings, {allowed}")
     files = _files(core)
     size = core.loaded.model_config.hidden_size
-    how = Pooling(pooling or files.pooling, files.normalize if normalize is None else normalize, dimensions)
-    if how.pooling not in POOLINGS:
+    how = Pooling(
+        files.pooling if pooling is None else pooling, files.normalize if normalize is None else normalize, dimensions
+    )
+    if not isinstance(how.pooling, str) or how.pooling not in POOLINGS:
         raise RequestError(f"pooling = {brief(how.pooling)}: one of {', '.join(POOLINGS)}")
     if dimensions is not None and not (type(dimensions) is int and 1 <= dimensions <= size):
         raise RequestError(f"dimensions = {brief(dimensions)}: a whole number from 1 to {size}, as this model has")
@@ -132,7 +133,7 @@ def embed(
     added = [] if tokenizer is None else tokenizer.encode("")
 
     def encoded(text: Prompt) -> list[int]:
-        if not len(text):
+        if isinstance(text, Sized) and not len(text):
             raise RequestError("it is empty")
         tokens = core.inputs.encode(prompt + text if isinstance(text, str) else text)
         return _cut(tokens, added, limit) if truncate and len(tokens) > limit else tokens
@@ -154,12 +155,13 @@ def _vectors(
     waiting, running = enumerate(tokens), dict[int, tuple[Sequence, _PooledText, Held]]()
 
     def start(number: int, ids: list[int]) -> None:
+        sequence, text = core.inputs.kept(list(ids), len(ids) - 1, salt), _PooledText(how.pooling, len(ids))
         # Rows that are found in the cache are not computed, so only the last row may be pooled beside them.
-        own = salt if how.pooling == "last" else os.urandom(16)
-        sequence, text = core.inputs.kept(list(ids), len(ids) - 1, own), _PooledText(how.pooling, len(ids))
+        sequence.kept.is_own = how.pooling == "last"
         running[number] = sequence, text, Held(core, sequence)
 
         def queue() -> None:
+            core.check_open()
             _rows(core).texts[sequence] = text
             core.enqueue(sequence)
 
@@ -212,7 +214,7 @@ def says_pooling(core: Core) -> bool:
 def _prompt(files: TextPooling, name: str | None) -> str:
     if name is None:
         return ""
-    if name not in files.prompts:
+    if not isinstance(name, str) or name not in files.prompts:
         known = ", ".join(files.prompts) or "none"
         raise RequestError(f"prompt_name = {brief(name)}: this model's files have {known}")
     return files.prompts[name]

@@ -39,15 +39,18 @@ def test_they_are_the_same_the_second_time_and_no_file_is_opened(files, monkeypa
     assert read(files) == before
 
 
-@pytest.mark.parametrize("changed", ["file", "version", "kept file"])
+@pytest.mark.parametrize(
+    "changed", ["file", "version", "{", "[]", "5", "null", "[" * 100_000, '{"facts": {}}', "numbers"]
+)
 def test_they_are_read_again_when_something_changed(changed, files, monkeypatch):
     before, kept = read(files), cache_folder() / FILE
     if changed == "file":
         gguf_files.write(files[0], "llama", KIND.Q8_0)
     elif changed == "version":
-        monkeypatch.setattr(headers, "_FORM", "another")
+        monkeypatch.setattr(headers, "__version__", "another")
     else:
-        kept.write_text("{", encoding="utf-8")
+        text = kept.read_text(encoding="utf-8").replace("num_parameters", "num_others")
+        kept.write_text(text if changed == "numbers" else changed, encoding="utf-8")
     opened = []
     monkeypatch.setattr(headers, "open_checkpoint", lambda path: opened.append(path) or headers_of(path))
     after = read(files)
@@ -63,7 +66,7 @@ def test_models_that_are_gone_are_forgotten(files):
     files[0].unlink()
     gguf_files.write(files[1], "llama", KIND.Q8_0)
     read(files[1:])
-    kept = json.loads((cache_folder() / FILE).read_text(encoding="utf-8"))["headers"]
+    kept = json.loads((cache_folder() / FILE).read_text(encoding="utf-8"))["facts"]["headers"]
     assert sorted(kept) == sorted(map(str, files[1:]))
 
 

@@ -129,9 +129,8 @@ def test_a_client_that_leaves_gives_the_work_up(chat_model, monkeypatch):
 
         monkeypatch.setattr(core.loop, "step", held)
         body = json.dumps({"input": ["w1 w2"] * 200}).encode()
-        head = (
-            f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        )
+        head = "POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}"
         with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
             client.sendall(head.encode() + b"\r\n\r\n" + body)
             assert begun.wait(60)
@@ -139,3 +138,24 @@ def test_a_client_that_leaves_gives_the_work_up(chat_model, monkeypatch):
             time.sleep(0.005)
         assert found == ["400: this was given up before its end"]
         check_empty(core)
+
+
+def test_texts_and_tokens_do_not_wait_for_vectors(chat_model, monkeypatch, quiet):
+    """More requests wait for vectors than a key has threads for other things; none of them goes on before the end."""
+    go_on, waiting, computed = threading.Event(), threading.Semaphore(0), embeddings._computed
+
+    def held(*given):
+        waiting.release()
+        assert go_on.wait(60)
+        return computed(*given)
+
+    monkeypatch.setattr(embeddings, "_computed", held)
+    with served(chat_model) as server, ThreadPoolExecutor(8) as pool:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+        asked = [pool.submit(client.embeddings.create, model=MODEL, input="w1 w2") for _ in range(8)]
+        assert waiting.acquire(timeout=60)
+        done = client.completions.create(model=MODEL, prompt="w1 w2", max_tokens=8, temperature=0)
+        assert done.choices[0].text == quiet.generate("w1 w2", max_new_tokens=8, temperature=0).text
+        assert client.post("/../tokenize", body={"prompt": "w1 w2"}, cast_to=object)["count"] > 0
+        go_on.set()
+        assert all(each.result().data[0].embedding for each in asked)

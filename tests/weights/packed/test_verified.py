@@ -23,7 +23,7 @@ def is_known(file) -> bool:
 
 def know(file) -> None:
     with file.open("rb") as opened:
-        remember(verified.record_of(file), opened.fileno())
+        remember(verified.record_of(file), opened.fileno(), verified.facts_of(opened.fileno()))
 
 
 def record_of(folder, file):
@@ -58,7 +58,7 @@ def test_another_file_under_the_name_is_not_known(file):
     assert not is_known(file)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\udcff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\udcff", "[" * 100_000])
 def test_a_record_that_is_damaged_says_nothing(file, folder, text):
     know(file)
     record_of(folder, file).write_bytes(text.encode("utf-8", "surrogateescape"))
@@ -86,7 +86,7 @@ def test_a_restart_of_the_machine_forgets(file, tmp_path, monkeypatch, boots):
 
 def settled(file) -> None:
     with file.open("rb") as opened:
-        settle(verified.record_of(file), opened.fileno())
+        settle(verified.record_of(file), opened.fileno(), verified.facts_of(opened.fileno()))
 
 
 def test_a_file_that_is_on_the_disk_is_known_after_a_restart(file, tmp_path, monkeypatch):
@@ -150,3 +150,11 @@ def test_a_record_is_not_synced(file, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("it takes as long as verifying"))
     know(file)
     assert is_known(file)
+
+
+def test_a_file_that_changed_while_it_was_verified_is_not_known(file):
+    with file.open("rb") as opened:
+        before = verified.facts_of(opened.fileno())
+        file.write_bytes(b"others!")
+        remember(verified.record_of(file), opened.fileno(), before)
+    assert not is_known(file)

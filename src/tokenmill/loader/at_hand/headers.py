@@ -4,7 +4,6 @@ The file `headers.json` of the cache folder has them. An entry counts for this v
 times and the place of each of the model's files are the same. What depends on the machine is not kept.
 """
 
-import json
 import re
 import time
 from contextlib import suppress
@@ -17,7 +16,7 @@ import gguf
 
 from tokenmill.errors import CheckpointError
 from tokenmill.hub.download import cache_folder
-from tokenmill.memory.atomic_file import make_folder, writing
+from tokenmill.memory.atomic_file import make_folder, seal, unseal, writing
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
 from tokenmill.text.templates import templates_from_gguf
@@ -30,7 +29,7 @@ from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.packed.reader import is_packed_model, read_header, settings_of
 
 FILE = "headers.json"
-_FORM = f"{__version__} 1"
+_FORMAT = 1
 _SETTLED_S = 1.0  # a file that was changed less than so long ago may change again within one tick of its clock
 
 
@@ -57,9 +56,9 @@ class KnownHeaders:
         self._path = cache_folder() / FILE
         self._found: dict[str, Any] = {}
         self._is_changed = False
-        with suppress(OSError, ValueError):
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-            self._found = found["headers"] if found["form"] == _FORM else {}
+        with suppress(OSError, ValueError):  # a file that is damaged, or was written by somebody else
+            found = unseal(self._path.read_bytes(), _FORMAT)
+            self._found = found["headers"] if found.get("version") == __version__ else {}
 
     def read(self, path: Path) -> tuple[ModelConfig, Headers]:
         """Read the headers of a model, unless they are known. Errors as open_checkpoint and read_config."""
@@ -82,7 +81,7 @@ class KnownHeaders:
             kept = {name: entry for name, entry in self._found.items() if Path(name).exists()}
             make_folder(self._path.parent)
             with writing(self._path, sync=False) as out:
-                out.write(json.dumps({"form": _FORM, "headers": kept}).encode())
+                out.write(seal({"version": __version__, "headers": kept}, _FORMAT).encode())
 
 
 def _state(path: Path) -> list[list[Any]] | None:

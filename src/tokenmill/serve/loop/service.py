@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from tokenmill.serve.sessions.sessions import Sessions
 from tokenmill.serve.start.options import Options
 
 THREADS_OF_ONE = 3  # of the six or more that asyncio has for all
+WAITERS = 64  # threads, which take no processor; with a few for each key, nobody waits for another's
 OF_PAGES = ("origin", "sec-fetch-site")  # headers that browsers send, and no page can leave out
 T = TypeVar("T")
 
@@ -44,6 +46,7 @@ class Service:
     routes: Sequence[Route] = ()
     is_draining: bool = False
     created: float = field(default_factory=time.time)
+    _waiters: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, WAITERS, "waits for the engine"))
     _turns: defaultdict[bytes, asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(partial(asyncio.Semaphore, THREADS_OF_ONE))
     )
@@ -57,6 +60,11 @@ class Service:
         """Call a function in a thread. One key has few at once, so that nobody waits for a hundred of another's."""
         async with self._turns[tenant_of(request)]:
             return await asyncio.to_thread(do, *given)
+
+    async def waiting(self, request: Request, do: Callable[..., T], *given: Any) -> T:
+        """Call a function in a thread, which mostly waits for the engine. One key has few of these at once, too."""
+        async with self._turns[b"waits " + tenant_of(request)]:
+            return await asyncio.get_running_loop().run_in_executor(self._waiters, do, *given)
 
     def check_ready(self) -> None:
         """Raise ApiError 503 if no request can be taken."""

@@ -50,7 +50,7 @@ async def vectors_of(
     do: Json = {"dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate, "salt": call.tenant}
     do["is_given_up"] = is_gone.is_set
     try:
-        work = call.service.in_thread(call.request, _computed, call.service.engine, texts, do)
+        work = call.service.waiting(call.request, _computed, call.service.engine, texts, do)
         return await unless_disconnected(call.request, work)
     finally:
         is_gone.set()

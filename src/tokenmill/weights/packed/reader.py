@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any, BinaryIO
@@ -20,7 +20,7 @@ from tokenmill.errors import PackedModelError, file_errors
 from tokenmill.memory.atomic_file import unseal
 from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader, brief
-from tokenmill.weights.packed.verified import is_verified, record_of, remember, settle
+from tokenmill.weights.packed.verified import facts_of, is_verified, record_of, remember, settle
 
 MAGIC, FORMAT = b"TMIMAGE\n", 8
 OLDER = (
@@ -141,17 +141,27 @@ class PackedReader:
             if not again and is_verified(self._record, opened.fileno()):
                 touch(self._memory)
                 return
+            before = facts_of(opened.fileno())
             weights, size = memoryview(self._memory), self.facts["part_bytes"]
             for part, checksum in enumerate(self.facts["checksums"]):
                 piece = weights[part * size : (part + 1) * size]
                 if zlib.crc32(piece) != checksum:
                     at = f"bytes {part * size} to {part * size + len(piece)} of its weights"
                     raise PackedModelError(f"{self.path} is damaged: {at} do not match their checksum; {REMEDY}")
-            remember(self._record, opened.fileno())
-            # Nobody waits for the disk.
-            Thread(target=_settle, args=(self._record, os.dup(opened.fileno())), daemon=True).start()
+            remember(self._record, opened.fileno(), before)
+            _settle_meanwhile(self._record, opened, before)
 
 
-def _settle(record: Path, opened: int) -> None:
-    with open(opened, "rb"):
-        settle(record, opened)
+def _settle_meanwhile(record: Path, opened: BinaryIO, verified: dict[str, int | str]) -> None:
+    """Call `settle` in a thread that nobody waits for; without it the file is verified after each restart."""
+    with suppress(OSError):  # no descriptor is left
+        own = open(os.dup(opened.fileno()), "rb")  # noqa: PTH123, SIM115  (the thread closes it)
+        try:
+            Thread(target=_settle, args=(record, own, verified), daemon=True).start()
+        except RuntimeError:  # no thread is left
+            own.close()
+
+
+def _settle(record: Path, opened: BinaryIO, verified: dict[str, int | str]) -> None:
+    with opened:
+        settle(record, opened.fileno(), verified)

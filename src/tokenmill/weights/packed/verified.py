@@ -29,31 +29,36 @@ def record_of(path: Path) -> Path:
 def is_verified(record: Path, opened: int) -> bool:
     """Tell whether this open file was verified, and note for `last_used` that it is used now."""
     try:
-        known, facts = json.loads(record.read_text(encoding="utf-8")), _facts(opened)
+        known, facts = json.loads(record.read_text(encoding="utf-8")), facts_of(opened)
         if known not in (facts, {**facts, "boot": ANY}):
             return False
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     with suppress(OSError):  # the folder may be read-only
         os.utime(record)
     return True
 
 
-def remember(record: Path, opened: int) -> None:
-    """Remember that this open file was verified. Where the record cannot be written, it is verified again next time."""
-    if time.time() - os.fstat(opened).st_ctime < SETTLED_S:
+def remember(record: Path, opened: int, before: dict[str, int | str]) -> None:
+    """Remember that this open file was verified. before: what facts_of said when that began: a file that has changed
+    since, or whose record cannot be written, is verified again next time.
+    """
+    if facts_of(opened) != before or time.time() - os.fstat(opened).st_ctime < SETTLED_S:
         return
     with suppress(OSError):
         record.parent.mkdir(parents=True, exist_ok=True)
-        _write(record, _facts(opened))
+        _write(record, before)
 
 
-def settle(record: Path, opened: int) -> None:
-    """Have the system write a file that is verified to the disk, and remember that, too. It may take seconds."""
+def settle(record: Path, opened: int, verified: dict[str, int | str]) -> None:
+    """Have the system write a file that is verified to the disk, and remember that, too. It may take seconds.
+
+    verified: what facts_of said of the file.
+    """
     with suppress(OSError):
         os.fsync(opened)  # mostly nothing is left to write
-        if is_verified(record, opened):
-            _write(record, {**_facts(opened), "boot": ANY})
+        if is_verified(record, opened) and facts_of(opened) == verified:
+            _write(record, {**verified, "boot": ANY})
 
 
 def _write(record: Path, facts: dict[str, int | str]) -> None:
@@ -76,7 +81,8 @@ def last_used(path: Path) -> float:
     return 0.0
 
 
-def _facts(opened: int) -> dict[str, int | str]:
+def facts_of(opened: int) -> dict[str, int | str]:
+    """Describe an open file: place, size and times, and the boot of the machine."""
     found = os.fstat(opened)
     try:
         boot = BOOT.read_text(encoding="ascii").strip()
