@@ -24,12 +24,14 @@ from tests.state_model import save_with_states
 from tests.tiny_models import HYBRIDS, VOCABULARY, prompt, reference, save
 from tests.unequal_model import save_unequal
 from tokenmill import RequestError, SamplingParams, load
+from tokenmill.engine.mtp import refuse_rows
 from tokenmill.sample.matchers import Matchers
 from tokenmill.sample.sampler import choose
 from tokenmill.sample.state import Row
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Plan, Work
 from tokenmill.text.thinking import thinking_of
+from tokenmill.weights.pooling import POOLINGS
 
 SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "1"))
 THREADS = 4
@@ -75,7 +77,7 @@ class Quiet:
         settings = {**settings, **alone}
         self.engine = load(path, prefix_cache=False, max_length=96, threads=1, **settings)
         self.constraints = constraints_for(self.engine.core.loaded.tokenizer)
-        self.lock, self.texts, self.scores = threading.Lock(), {}, {}
+        self.lock, self.texts, self.scores, self.vectors = threading.Lock(), {}, {}, {}
 
     def text(self, tokens, sampling):
         key = (tuple(tokens), str(sorted(sampling.items())))
@@ -115,6 +117,13 @@ class Quiet:
                 self.scores[key] = self.engine.score(list(tokens), choices)
             return self.scores[key]
 
+    def vector(self, tokens, pooling):
+        key = (tuple(tokens), pooling)
+        with self.lock:
+            if key not in self.vectors:
+                self.vectors[key] = self.engine.embed(list(tokens), pooling=pooling)
+            return self.vectors[key]
+
 
 def mask_of(engine, params, prompt, text):
     """The mask of the token after `text`, made from the beginning."""
@@ -142,6 +151,8 @@ class Worker:
         new = {"max_new_tokens": self.random.randint(1, 9), "ignore_eos": True}
         if self.random.random() < 0.4:
             new |= {"temperature": 0.9, "seed": self.random.randrange(3), "top_k": 50}
+        if self.random.random() < 0.2:
+            new |= {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": -0.1}
         if self.random.random() < 0.3:
             new["stop_token_ids"] = (self.random.randrange(VOCABULARY),)
         constraint = self.random.choice(self.quiet.constraints)
@@ -194,6 +205,17 @@ class Worker:
         found = self.engine.score(tokens, choices)
         assert found == pytest.approx(self.quiet.score(tokens, choices), abs=1e-4)
 
+    def do_embed(self):
+        if refuse_rows(self.engine.core.loaded):  # several ranks hand out no rows
+            return
+        texts, pooling = [self.tokens() for _ in range(self.random.randint(1, 3))], self.random.choice(POOLINGS)
+        for vector, tokens in zip(self.engine.embed(texts, pooling=pooling), texts, strict=True):
+            wanted = self.quiet.vector(tokens, pooling)
+            if self.engine.program_name == "native":
+                assert torch.equal(vector, wanted)
+            else:
+                torch.testing.assert_close(vector, wanted, rtol=1e-4, atol=1e-5)
+
     def do_several_with_a_deadline(self):
         tokens, sampling = self.tokens(), self.sampling()
         params = SamplingParams(**sampling)
@@ -243,6 +265,9 @@ class Worker:
 
     def answer(self, session, compare=True):
         sampling, before = dict.fromkeys(CONSTRAINED) | self.sampling(), list(session.tokens)
+        sampling.setdefault("repetition_penalty", 1.0)
+        # These count from where the session's own text began, which the quiet engine cannot know.
+        sampling |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
         sampling.setdefault("temperature", 0.0)
         sampling.setdefault("top_k", 0)
         sampling.setdefault("seed", 0)
