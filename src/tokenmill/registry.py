@@ -370,6 +370,7 @@ CHECKPOINTS: Names = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"
 CHECKPOINT_CHECKS: Names = {
     "buffers": "tokenmill.weights.buffers:compare_buffers",
     "mtp": "tokenmill.weights.gguf.checkpoint:is_mtp_alone",
+    "pooling": "tokenmill.weights.gguf.pooling:pooling_of_file",
 }
 TENSOR_FILES: Names = {
     "safetensors": "tokenmill.weights.safetensors_file:SafetensorsFile", "bin": "tokenmill.weights.bin_file:BinFile",

@@ -7,12 +7,13 @@ from contextlib import suppress
 import pytest
 import torch
 
+from tests import gguf_files
 from tests.empty import check_empty
 from tests.marks import needs_native
 from tests.tiny_models import prompt, reference, save
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError, RequestError
-from tokenmill.weights.pooling import pooling_of
+from tokenmill.weights.pooling import TextPooling, pooling_of
 
 TEXTS = [prompt(length, seed=length) for length in (5, 1, 23, 64, 40)]
 POOLINGS = ("last", "mean", "cls", "weighted")
@@ -222,3 +223,16 @@ def test_what_is_no_text_is_refused(texts, llama):
 def test_settings_of_another_type_are_refused(settings, llama):
     with pytest.raises(RequestError, match=next(iter(settings))):
         load(llama, max_length=64).embed(TEXTS, **settings)
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(None, "last"), (0, "last"), (1, "mean"), (2, "cls"), (3, "last")])
+def test_the_header_of_a_gguf_file_says_the_pooling(number, pooling, tmp_path):
+    path = gguf_files.write(tmp_path / "x.gguf", "llama", gguf_files.KIND.Q8_0, metadata={"pooling_type": number})
+    assert pooling_of(path) == TextPooling(pooling, is_told=bool(number))
+
+
+@pytest.mark.parametrize("number", [4, 99, True, "mean"])
+def test_another_pooling_in_a_header_is_refused_by_its_value(number, tmp_path):
+    path = gguf_files.write(tmp_path / "x.gguf", "llama", gguf_files.KIND.Q8_0, metadata={"pooling_type": number})
+    with pytest.raises(CheckpointError, match=f"pooling_type {number!r}; known are 1, 2, 3"):
+        pooling_of(path)

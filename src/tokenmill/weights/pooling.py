@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import CheckpointError
+from tokenmill.registry import CHECKPOINT_CHECKS, lookup
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.file_kind import DIRECTORY, PACKED, file_kind
-from tokenmill.weights.gguf.header import read_header
 
 POOLINGS = ("last", "mean", "cls", "weighted")
 """The row of the last token, the mean of all rows, the row of the first, and the mean with weights 1, 2, 3 …"""
@@ -26,7 +26,6 @@ _MODES = {
     "pooling_mode_weightedmean_tokens": "weighted",
 }
 _NAMES = {"lasttoken": "last", "mean": "mean", "cls": "cls", "weightedmean": "weighted"}
-_OF_GGUF = {1: "mean", 2: "cls", 3: "last"}  # llama.cpp's enum llama_pooling_type
 _MODULE, _PROMPTS = "modules.json", "config_sentence_transformers.json"
 
 
@@ -49,13 +48,8 @@ def pooling_of(path: Path) -> TextPooling:
         return _of_directory(path) if has_modules(path) else TextPooling(prompts=_prompts(path))
     if kind == PACKED:
         return TextPooling()
-    metadata = read_header(path).metadata
-    number = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
-    if number in (None, 0):
-        return TextPooling()
-    if number not in _OF_GGUF:
-        raise CheckpointError(f"{path} has pooling_type {brief(number)}; known are {', '.join(map(str, _OF_GGUF))}")
-    return TextPooling(_OF_GGUF[number], is_told=True)
+    found = lookup(CHECKPOINT_CHECKS, "pooling", "reader")(path)  # which imports gguf
+    return TextPooling() if found is None else TextPooling(found, is_told=True)
 
 
 def has_modules(path: Path) -> bool:
