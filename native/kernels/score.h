@@ -4,6 +4,7 @@
 #include "abi.h"
 #include "kernels/logits.h"
 #include "kernels/rows.h"
+#include "kernels/sample.h"
 #include "kernels/weights.h"
 
 namespace {

@@ -236,3 +236,12 @@ def test_another_pooling_in_a_header_is_refused_by_its_value(number, tmp_path):
     path = gguf_files.write(tmp_path / "x.gguf", "llama", gguf_files.KIND.Q8_0, metadata={"pooling_type": number})
     with pytest.raises(CheckpointError, match=f"pooling_type {number!r}; known are 1, 2, 3"):
         pooling_of(path)
+
+
+@pytest.mark.parametrize("classes", [None, [], {}, {"a": 1}, 5, "Qwen3Model", [None]])
+def test_architectures_of_another_type_say_nothing_of_a_head(classes, tmp_path):
+    reference("qwen3").model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"architectures": classes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"1 missing: lm_head.weight"):
+        load(tmp_path)

@@ -38,13 +38,13 @@ class TextVectors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """How vectors are made. dimensions: the first so many numbers of each alone, None for all. normalize: to length 1,
-    after that.
+    """How vectors are made. dimensions: the first so many numbers of each are kept; normalize: to length 1, after
+    that.
     """
 
     pooling: str
     normalize: bool
-    dimensions: int | None
+    dimensions: int
 
 
 class _PooledText:
@@ -81,7 +81,7 @@ class _PooledText:
 
 
 class _PooledRows:
-    """The texts that are embedded now. others: who kept rows before, for drafts."""
+    """The texts that are embedded now. others: what the runner handed rows to before, which drafts read."""
 
     def __init__(self, others: HiddenRows | None) -> None:
         self.texts: WeakKeyDictionary[Sequence, _PooledText] = WeakKeyDictionary()
@@ -122,11 +122,13 @@ def embed(
     files = _files(core)
     size = core.loaded.model_config.hidden_size
     how = Pooling(
-        files.pooling if pooling is None else pooling, files.normalize if normalize is None else normalize, dimensions
+        files.pooling if pooling is None else pooling,
+        files.normalize if normalize is None else normalize,
+        size if dimensions is None else dimensions,
     )
     if not isinstance(how.pooling, str) or how.pooling not in POOLINGS:
         raise RequestError(f"pooling = {brief(how.pooling)}: one of {', '.join(POOLINGS)}")
-    if dimensions is not None and not (type(dimensions) is int and 1 <= dimensions <= size):
+    if type(how.dimensions) is not int or not 1 <= how.dimensions <= size:
         raise RequestError(f"dimensions = {brief(dimensions)}: a whole number from 1 to {size}, as this model has")
     prompt, limit = _prompt(files, prompt_name), core.loaded.config.max_length
     tokenizer = core.loaded.tokenizer
@@ -151,7 +153,6 @@ def _vectors(
     core: Core, tokens: List[list[int]], how: Pooling, salt: bytes, is_given_up: Callable[[], bool]
 ) -> NDArray[np.float32]:
     found: dict[int, NDArray[np.float32]] = {}
-    size = core.loaded.model_config.hidden_size
     waiting, running = enumerate(tokens), dict[int, tuple[Sequence, _PooledText, Held]]()
 
     def start(number: int, ids: list[int]) -> None:
@@ -180,7 +181,7 @@ def _vectors(
                 start(number, ids)
             if not running:
                 vectors = [found[number] for number in range(len(tokens))]
-                return np.array(vectors, np.float32).reshape(len(tokens), how.dimensions or size)
+                return np.array(vectors, np.float32).reshape(len(tokens), how.dimensions)
             for number in core.wait(ended):
                 _, text, held = running.pop(number)
                 found[number] = text.vector(how)

@@ -138,7 +138,7 @@ def _read(file: Path) -> Limits | None:
             return None
         found = Limits(**values)
         return found if 0 <= time.time() - found.measured_at < FRESH_S else None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

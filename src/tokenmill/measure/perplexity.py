@@ -227,7 +227,9 @@ def _kl(reference_RV: Tensor, logits_RV: Tensor) -> Tensor:
 
 
 def _of_rows(function: Callable[[Tensor], Tensor], num_rows: int) -> Tensor:
-    """Compute a number for each row, by the places of a few at a time, whose numbers stay in a core's caches."""
+    """Join the numbers, one per row, that a function computes from the indices of a few rows at a time: the logits of
+    these rows fit into the caches of one core.
+    """
 
     def of_share(places_S: Tensor) -> list[Tensor]:
         return [function(places_P) for places_P in torch.split(places_S, CHUNK_ROWS)]

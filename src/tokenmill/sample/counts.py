@@ -39,8 +39,9 @@ class TokenCounts:
 
 def counts_of(sequence: Sequence, start: int) -> TokenCounts:
     """Find the counts of a sequence's tokens from `start` on; another list of tokens is counted anew."""
-    kept = _KEPT.get(sequence, {})
+    kept = _KEPT.setdefault(sequence, {})
     if any(counts.tokens is not sequence.tokens for counts in kept.values()):
-        kept = {}
-    _KEPT[sequence] = kept
-    return kept.setdefault(start, TokenCounts(sequence.tokens, start))
+        kept.clear()
+    if start not in kept:
+        kept[start] = TokenCounts(sequence.tokens, start)
+    return kept[start]

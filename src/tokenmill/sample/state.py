@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
     position: index that the chosen token will have in its sequence. tokens: all tokens before it (prompt, output,
     drafts), or the sequence's own alone where the choice does not look back. mask: of the choosing's constraint.
-    sequence: whose counts of tokens are kept, if any.
+    sequence: the text of the row; its token counts are kept from step to step. None: the tokens are counted anew.
     """
 
     choosing: Choosing

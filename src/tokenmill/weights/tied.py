@@ -31,9 +31,12 @@ def name_tied_embedding(checkpoint: PlainCheckpoint) -> None:
 
 def note_missing_head(checkpoint: PlainCheckpoint) -> None:
     """Take a model that was saved for vectors of texts as one without a head, whose place the embedding takes."""
-    config, (embedding, head) = checkpoint.config, _names(checkpoint)
-    is_for_vectors = "Model" in str((config.get("architectures") or [""])[0])[-5:] or has_modules(checkpoint.path)
-    if is_for_vectors and embedding is not None and head is None and not read_config(config).tie_embeddings:
+    classes = checkpoint.config.get("architectures")
+    has_no_head_class = isinstance(classes, list) and bool(classes) and str(classes[0]).endswith("Model")
+    if not (has_no_head_class or has_modules(checkpoint.path)) or read_config(checkpoint.config).tie_embeddings:
+        return
+    embedding, head = _names(checkpoint)
+    if embedding is not None and head is None:
         checkpoint.config |= {"tie_word_embeddings": True, HEADLESS: True}
 
 

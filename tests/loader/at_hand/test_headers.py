@@ -17,7 +17,7 @@ KIND = gguf_files.KIND
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    monkeypatch.setattr(headers, "_SETTLED_S", -1.0)  # the files are new
+    monkeypatch.setattr(headers, "SETTLED_S", -1.0)  # the files are new
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "models"
     folder.mkdir()
@@ -71,7 +71,7 @@ def test_models_that_are_gone_are_forgotten(files):
 
 
 def test_a_file_that_may_change_within_a_tick_of_the_clock_is_not_kept(files, monkeypatch):
-    monkeypatch.setattr(headers, "_SETTLED_S", 1e9)
+    monkeypatch.setattr(headers, "SETTLED_S", 1e9)
     read(files)
     assert not (cache_folder() / FILE).exists()
 

@@ -2,10 +2,12 @@
 
 import base64
 import json
+import shutil
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import openai
@@ -159,3 +161,15 @@ def test_texts_and_tokens_do_not_wait_for_vectors(chat_model, monkeypatch, quiet
         assert client.post("/../tokenize", body={"prompt": "w1 w2"}, cast_to=object)["count"] > 0
         go_on.set()
         assert all(each.result().data[0].embedding for each in asked)
+
+
+def test_a_pooling_that_is_not_supported_is_no_fault_of_the_server(chat_model, tmp_path):
+    path = Path(shutil.copytree(chat_model, tmp_path / "model"))
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in ("Pooling", "Dense")]
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "Pooling").mkdir()
+    (path / "Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    with served(path) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.BadRequestError, match="type 'Dense', which is not supported yet"):
+            client.embeddings.create(model=client.models.list().data[0].id, input="w1")

@@ -27,10 +27,10 @@ from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.fingerprint import file_state, files_of
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.packed.reader import is_packed_model, read_header, settings_of
+from tokenmill.weights.packed.verified import SETTLED_S
 
 FILE = "headers.json"
 _FORMAT = 1
-_SETTLED_S = 1.0  # a file that was changed less than so long ago may change again within one tick of its clock
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class KnownHeaders:
         self._path = cache_folder() / FILE
         self._found: dict[str, Any] = {}
         self._is_changed = False
-        with suppress(OSError, ValueError):  # a file that is damaged, or was written by somebody else
+        with suppress(OSError, ValueError):  # headers.json is missing or damaged
             found = unseal(self._path.read_bytes(), _FORMAT)
             self._found = found["headers"] if found.get("version") == __version__ else {}
 
@@ -88,7 +88,7 @@ def _state(path: Path) -> list[list[Any]] | None:
     """Describe the files of a model; None while one of them may change unseen."""
     files = [file for part in files_of(path).values() for file in part]
     states = [file_state(file) for file in files]
-    if any(state is None or time.time() - state[-1] / 1e9 <= _SETTLED_S for state in states):
+    if any(state is None or time.time() - state[-1] / 1e9 <= SETTLED_S for state in states):
         return None
     return [[file.name, *(state or ())] for file, state in zip(files, states, strict=True)]
 

@@ -65,7 +65,7 @@ def _pairs_of_shape(models: Sequence[Model]) -> Iterator[Pair]:
     by_title: dict[str, Model] = {}
     for model in models:
         name, num_bytes = model.entry.name, model.entry.num_bytes
-        if sizes[num_bytes] > 1:  # otherwise its bytes are nobody else's
+        if sizes[num_bytes] > 1:  # only models of equal size can have equal bytes
             first = by_digests.setdefault((num_bytes, _digests(model)), model)
             if first is not model:
                 # Names of one file, which takes its place once, are no pair.

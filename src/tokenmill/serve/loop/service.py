@@ -26,7 +26,7 @@ from tokenmill.serve.sessions.sessions import Sessions
 from tokenmill.serve.start.options import Options
 
 THREADS_OF_ONE = 3  # of the six or more that asyncio has for all
-WAITERS = 64  # threads, which take no processor; with a few for each key, nobody waits for another's
+WAITERS = 64  # threads that wait for the engine; one key gets THREADS_OF_ONE of them at most
 OF_PAGES = ("origin", "sec-fetch-site")  # headers that browsers send, and no page can leave out
 T = TypeVar("T")
 

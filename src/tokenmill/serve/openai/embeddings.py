@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokenmill.engine.embedding import TextVectors, embed, says_pooling
 from tokenmill.engine.engine import Engine
-from tokenmill.errors import ConfigError
+from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.serve.http.errors import ApiError, Json, about
 from tokenmill.serve.loop.answer import unless_disconnected
 from tokenmill.serve.loop.service import Call
@@ -60,7 +60,7 @@ def _computed(engine: Engine, texts: Any, do: Json) -> TextVectors:
     try:
         with about("input"):
             return embed(engine.core, texts, **do)
-    except ConfigError as error:  # a program that hands out no rows
+    except (ConfigError, CheckpointError) as error:  # no rows of this program, or a pooling that is not supported
         raise ApiError(400, str(error), code="unsupported_model") from None
 
 

@@ -46,6 +46,8 @@ def _joined(num_rows: int, parts: Iterable[Stored]) -> Stored:
     """Join parts as Stored.joined does, each of which is made after the last one was copied to its place."""
     whole, first = None, 0
     for part in parts:
+        if part.num_rows == num_rows:  # a small matrix is one part
+            return part
         whole = whole or part.map(lambda tensor: tensor.new_empty(num_rows, *tensor.shape[1:]))
         last = first + part.num_rows
         for name in TENSORS:

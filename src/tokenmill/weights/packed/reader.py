@@ -153,7 +153,7 @@ class PackedReader:
 
 
 def _settle_meanwhile(record: Path, opened: BinaryIO, verified: dict[str, int | str]) -> None:
-    """Call `settle` in a thread that nobody waits for; without it the file is verified after each restart."""
+    """Call `settle` in a background thread; if none can be started, the file is verified again after a restart."""
     with suppress(OSError):  # no descriptor is left
         own = open(os.dup(opened.fileno()), "rb")  # noqa: PTH123, SIM115  (the thread closes it)
         try:
