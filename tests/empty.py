@@ -2,6 +2,8 @@
 
 import gc
 
+from tests.integrity import check_scheduler
+
 
 def check_empty(core):
     """Assert that no sequence, tracker or block in use is left."""
@@ -9,7 +11,7 @@ def check_empty(core):
 
     def check():
         scheduler = core.scheduler
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
         left = (scheduler.running, list(scheduler.waiting), scheduler.parked, core.trackers)
         assert left == ([], [], [], {}), left
         assert scheduler.allocator.num_free == scheduler.allocator.num_blocks

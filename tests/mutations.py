@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import gguf_files
+from tests.integrity import check_scheduler
 from tests.tiny_models import TINY, prompt, save
 from tests.weights.codes.test_of_others import coded_llama
 from tests.weights.meta import test_checkpoint as meta
@@ -266,7 +267,7 @@ class SessionCase:
                 session.generate(max_new_tokens=3)
                 session.rewind(2)
         finally:
-            engine.core.call(engine.core.scheduler.check_integrity)
+            engine.core.call(lambda: check_scheduler(engine.core.scheduler))
             assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
 
     @staticmethod

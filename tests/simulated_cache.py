@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from tests.integrity import check_scheduler
 from tokenmill.errors import SnapshotError
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.keeps import Keeps, Kept, RowSource
@@ -146,7 +147,7 @@ class SimulatedCache:
     def _end(self, plan: Plan, chosen: list[list[int]], is_advanced: bool = False) -> None:
         """Verify, commit, store."""
         self._store(self.scheduler.commit(plan, verify(plan, chosen), is_advanced))
-        self.scheduler.check_integrity()
+        check_scheduler(self.scheduler)
         for sequence in (*self.scheduler.running, *self.scheduler.parked):
             kept = sequence.kept
             assert kept.first_row + len(kept.blocks) * self.block_size >= kept.num_computed

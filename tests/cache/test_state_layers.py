@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.integrity import check_scheduler
 from tests.state_model import KV_HEADS, LAYERS, SUMS, WIDTH, save_with_states, written_out
 from tests.tiny_models import VOCABULARY, prompt
 from tokenmill.engine.load import load
@@ -68,7 +69,7 @@ def test_any_batch_chunk_block_and_draft(path, how, sampling, singles):
     for prompts, wanted in ((PROMPTS, singles), (PROMPTS[::-1], singles[::-1])):
         assert [each.tokens for each in engine.generate(prompts, **sampling)] == wanted
         scheduler = engine.core.scheduler
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
         for kind in scheduler.memory.kinds:
             assert kind.allocator.num_free == kind.allocator.num_blocks, "a block was leaked"
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.cache.test_prefix_store import blocks
 from tests.cache.test_state_layers import said, summing
 from tests.empty import check_empty
+from tests.integrity import check_scheduler
 from tests.random_conversations import conversations
 from tests.state_model import save_with_states
 from tests.tiny_models import VOCABULARY, prompt, save
@@ -80,7 +81,7 @@ def test_random_conversations_say_what_an_engine_without_a_cache_says(how, few, 
         else:
             got = in_a_session(engine, tokens, sampling, random, tmp_path / "x.kv")
         assert list(got) == answer
-        engine.core.scheduler.check_integrity()
+        check_scheduler(engine.core.scheduler)
     assert found
     check_empty(engine.core)
 

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.empty import check_empty
+from tests.integrity import check_scheduler
 from tests.tiny_models import prompt, save
 from tokenmill.cache import snapshot as module
 from tokenmill.cache.header import KEY, read_facts
@@ -704,7 +705,7 @@ def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, ll
         if len(sessions) > 6:
             sessions.pop(0).close()
         del session
-        engine.core.call(engine.core.scheduler.check_integrity)
+        engine.core.call(lambda: check_scheduler(engine.core.scheduler))
     del sessions
     check_empty(engine.core)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.empty import check_empty
+from tests.integrity import check_scheduler
 from tests.steps import num_fed, plans_of
 from tests.tiny_models import prompt, reference, save
 from tokenmill.cache.header import read_facts
@@ -49,7 +50,7 @@ def poison(engine):
     def committed(*arguments):
         held.append(scheduler.allocator.num_blocks - scheduler.allocator.num_free)
         stores = commit(*arguments)
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
         free = [block for block, count in enumerate(scheduler.allocator.references) if not count]
         slots = pool.slots_of(free, len(free) * SIZE)
         for layer in pool.layers:

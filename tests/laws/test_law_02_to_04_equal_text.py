@@ -7,6 +7,7 @@ rounding, so a difference here is a wrong row, not a tie.
 import pytest
 import torch
 
+from tests.integrity import check_scheduler
 from tests.marks import crossed, each
 from tests.tiny_models import CONTEXT, FAMILY_NAMES, KINDS, TINY, prompt, reference, save
 from tokenmill import load
@@ -45,7 +46,7 @@ def singles(family, sampling, models):
 def batch(engine, prompts, sampling):
     done = engine.generate(prompts, max_new_tokens=NEW, **sampling)
     assert engine.core.scheduler.idle
-    engine.core.scheduler.check_integrity()
+    check_scheduler(engine.core.scheduler)
     assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks, "a block was leaked"
     return [d.tokens for d in done]
 

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 
+from tests.integrity import check_scheduler
 from tests.marks import crossed
 from tests.tiny_models import FAMILY_NAMES, VOCABULARY, prompt, save
 from tokenmill import load
@@ -68,7 +69,7 @@ def test_drafts_do_not_change_the_text(family, sampling, lies, models, expected_
             assert [e.logprob for e in ours.logprobs or ()] == pytest.approx(
                 [e.logprob for e in theirs.logprobs or ()], abs=1e-5
             )
-        engine.core.scheduler.check_integrity()
+        check_scheduler(engine.core.scheduler)
         assert engine.core.scheduler.idle
 
 

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from tests.integrity import check_scheduler
 from tests.laws.test_law_11_streaming import BIAS, PROMPT, letters
 from tests.marks import slow_but
 from tests.text.test_tokenizer import write
@@ -93,7 +94,7 @@ def check_cuts(whole, other, prompt, params, step=1):
             done = tracker.completion
             assert (done.text, list(done.tokens), (done.finish_reason, done.stop_reason)) == (text, tokens, end)
             assert done.num_prompt_tokens == len(prompt)
-        other.core.scheduler.check_integrity()
+        check_scheduler(other.core.scheduler)
     return wanted
 
 

@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.integrity import check_scheduler
 from tests.simulated_cache import VOCABULARY, SimulatedCache, SimulatedStore, next_token, solo
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.row_blocks import Window
@@ -141,7 +142,7 @@ class Operations(RuleBasedStateMachine):
     def intact(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        self.scheduler.check_integrity()
+        check_scheduler(self.scheduler)
         for sequence, expected in self.sequences.values():
             if sequence in self.scheduler.parked:
                 continue  # it may have been rewound since
@@ -155,7 +156,7 @@ class Operations(RuleBasedStateMachine):
         self.cache.run()
         for sequence in list(self.scheduler.parked):
             self.scheduler.drop(sequence)
-        self.scheduler.check_integrity()
+        check_scheduler(self.scheduler)
         for kind in self.scheduler.memory.kinds:
             assert kind.allocator.num_free == kind.allocator.num_blocks, "a block was leaked"
 

@@ -5,6 +5,7 @@ from hashlib import blake2b
 
 import pytest
 
+from tests.integrity import check_blocks
 from tokenmill.schedule.blocks import BlockAllocator, chain_digest
 
 
@@ -98,16 +99,16 @@ def test_clear_forgets_references_and_names(blocks):
     blocks.release(1)
     blocks.clear()
     assert states(blocks) == "ffff" and blocks.find(b"one") is None and blocks.num_free == 4
-    blocks.check_integrity([])
+    check_blocks(blocks, [])
     assert [blocks.allocate() for _ in range(5)] == [0, 1, 2, 3, None]
 
 
 def test_integrity_is_that_of_the_tables(blocks):
     table = [blocks.allocate(), blocks.allocate()]
-    blocks.check_integrity([table])
+    check_blocks(blocks, [table])
     for tables in ([[0]], [table, table], [[0, 1, 2]], []):
         with pytest.raises(AssertionError, match="reference counts differ from the block tables"):
-            blocks.check_integrity(tables)
+            check_blocks(blocks, tables)
     blocks.references = [1, 0, 0, 0]
     with pytest.raises(AssertionError, match="free set is wrong"):
-        blocks.check_integrity([[0]])
+        check_blocks(blocks, [[0]])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.integrity import check_scheduler
 from tests.simulated_cache import SimulatedCache, solo
 from tokenmill.schedule.fairness import shares
 from tokenmill.schedule.sequence import Sequence
@@ -64,7 +65,7 @@ def test_a_client_gets_a_place_though_another_has_taken_all():
     for _ in range(20):
         cache.step()
     assert running(cache) == [0, 1, 2, 20] and cache.scheduler.num_preemptions == 1
-    cache.scheduler.check_integrity()
+    check_scheduler(cache.scheduler)
 
 
 def test_clients_take_turns():
@@ -140,7 +141,7 @@ def test_any_mixture_of_clients_and_priorities_comes_to_its_end(seed):
         if cache.scheduler.idle:
             break
         cache.step()
-        cache.scheduler.check_integrity()
+        check_scheduler(cache.scheduler)
     assert cache.scheduler.idle
     for each in sequences:
         assert each.tokens == solo(each.tokens[: each.num_prompt_tokens], each.max_tokens, each.choosing.stop_ids)
@@ -161,7 +162,7 @@ def test_a_better_priority_takes_a_place_and_blocks():
         assert running(cache)[0] == 9 and len(running(cache)) <= 2 and cache.scheduler.num_preemptions >= 1
         while not cache.scheduler.idle:
             cache.step()
-            cache.scheduler.check_integrity()
+            check_scheduler(cache.scheduler)
         for sequence in (*worse, better, same):
             start = sequence.num_prompt_tokens
             assert sequence.tokens == solo(sequence.tokens[:start], sequence.max_tokens, {})

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.integrity import check_scheduler
 from tests.simulated_cache import SimulatedCache, SimulatedStore, solo
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator
@@ -147,7 +148,7 @@ def test_what_was_given_back_is_found_again_while_nobody_took_it():
     sequence = parked(cache)
     cache.scheduler.rewind(sequence, 54, [0])
     assert continued(cache, sequence) == 3
-    cache.scheduler.check_integrity()
+    check_scheduler(cache.scheduler)
 
 
 def test_a_fork_keeps_what_the_first_gives_back():
@@ -156,7 +157,7 @@ def test_a_fork_keeps_what_the_first_gives_back():
     other = cache.fork(first, 1, keep=True)
     assert other.kept.blocks == first.kept.blocks
     continued(cache, first, 40)
-    cache.scheduler.check_integrity()
+    check_scheduler(cache.scheduler)
     assert continued(cache, other, 1) == 1
 
 
@@ -179,7 +180,7 @@ def test_a_prefix_needs_the_blocks_of_the_window_alone(on_disk):
     assert [len(load.blocks) for load in plan.loads] == [1, 1] * on_disk
     cache.run()
     assert sequence.tokens == solo(prompt, 55, {})
-    cache.scheduler.check_integrity()
+    check_scheduler(cache.scheduler)
 
 
 def test_a_prefix_with_a_gap_in_its_window_begins_before_the_gap():
@@ -257,7 +258,7 @@ def test_a_step_in_flight_keeps_the_blocks_that_it_reads():
     assert third.work[0].start == 30 and sequence.kept.first_row == 4
     scheduler.commit(second, [[7]], is_advanced=True)
     assert sequence.kept.first_row == 16
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 @pytest.mark.parametrize("num_blocks", [4, 5, 6, 7, 9, 12])

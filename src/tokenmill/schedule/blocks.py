@@ -6,10 +6,8 @@ found by a later sequence that begins with the same tokens. Nothing here knows t
 """
 
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import chain
 
 
 def chain_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -106,11 +104,3 @@ class BlockAllocator:
     def forget_names(self) -> None:
         self._digest_of.clear()
         self._block_of.clear()
-
-    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Assert that reference counts equal the given block tables and that no block is leaked or named twice."""
-        counts = Counter(chain.from_iterable(tables))
-        counted = [counts[block] for block in range(self.num_blocks)]
-        assert counted == self.references, "reference counts differ from the block tables"
-        assert set(self._free) == {block for block, count in enumerate(counted) if not count}, "free set is wrong"
-        assert self._block_of == {digest: block for block, digest in self._digest_of.items()}, "names are wrong"

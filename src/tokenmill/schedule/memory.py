@@ -288,16 +288,6 @@ class Memory:
             kind.give_back(kept)
         return stores
 
-    def check_integrity(self, texts: Sequence[Text]) -> None:
-        """Assert the invariants of the blocks and of every text; for tests."""
-        for kind in self.kinds:
-            kept = [text.kept for text in texts if len(text.kept.tables) > kind.at]
-            kind.allocator.check_integrity(each.tables[kind.at].blocks for each in kept)
-            for each in kept:
-                num_there = kind.can_keep(each, each.num_computed)
-                is_in_flight = each.num_computed < max(each.tables[kind.at].ends, default=0)
-                assert num_there == each.num_computed or is_in_flight, "entries that are still read are missing"
-
 
 def _stored_name(kind: Keeps, digest: bytes) -> bytes:
     """Name an entry of a kind at the end of a block on disk, where the blocks of all kinds lie in one folder.

@@ -213,14 +213,6 @@ class Scheduler:
                 self.finish(sequence, reason)
         return stores
 
-    def check_integrity(self) -> None:
-        """Assert the invariants of the blocks and of every sequence; for tests."""
-        sequences = [*self.running, *self.waiting, *self.parked]
-        self.memory.check_integrity(sequences)
-        for sequence in sequences:
-            computed, length = sequence.kept.num_computed, len(sequence.tokens)
-            assert 0 <= computed < length or sequence.score_from is not None or computed == length == 0
-
     # ---- inside a step
 
     def _feed(self, sequence: Sequence, budget: int, plan: Plan, guesses: List[int] = ()) -> int:
