@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 24 };
+enum { TM_ABI = 25 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: copies the residual
@@ -52,11 +52,11 @@ enum TmKind {
 // which takes only the rows whose logits are computed; one with `outputs` takes so many stored columns from `column` on, as rows of
 // TM_LATENT; a TM_NORM with TM_ADD takes stored products, and adds its results to the
 // residual stream; one with TM_STORE norms the stored columns from `column` on in their place, and with `gated` adds those from
-// `gate` on; any other TM_NORM has TM_TO_BUFFER. A TM_COMBINE with TM_STORE stores its sums, for such a norm;
+// `gate` on; one with TM_IN_PLACE norms the residual stream itself; any other TM_NORM has TM_TO_BUFFER. A TM_COMBINE with TM_STORE stores its sums, for such a norm;
 // with TM_TO_BUFFER they are the input of a linear.
 enum TmEpilogue {
   TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_EXPERT = 6, TM_STORE = 7,
-  TM_SHARED_GATE = 8, TM_TO_BUFFER = 9, TM_QUERY = 10
+  TM_SHARED_GATE = 8, TM_TO_BUFFER = 9, TM_QUERY = 10, TM_IN_PLACE = 11
 };
 // Activation buffers. TM_GATHERED: the rows of TM_MLP_IN or TM_LATENT, copied expert by expert. TM_LATENT: rows of another width
 // than the residual stream's, which experts read; then the sums of what they write.
@@ -113,7 +113,7 @@ typedef struct {
   const TmUnit* units;    // with experts: all units of expert 0, of expert 1, …
   const float* weight;    // of a norm; of TM_EMBED, whose rows are normed before they are multiplied, null without; of
                           // TM_CONVOLVE [taps, outputs]
-  const float* bias;      // of a norm, a linear or a convolution; null without
+  const float* bias;      // of a norm, a linear or a convolution; of TM_EMBED, added to every row; null without
   const float* factors;   // of a linear: of each product, after its bias, gates first; null without; of TM_CORRECT [hidden]
   const float* router;    // of TM_PREDICT and TM_CORRECT [streams, hidden]
   const float* coefficients;  // [streams * streams, streams] and [streams, streams]: of tanh(router(norm(x) * scale))
@@ -164,6 +164,7 @@ typedef struct {
                           // router's logits as they are
   int32_t within_margin;  // of TM_CHOOSE: two experts are chosen, and each is weighed by a softmax of its own, among the logits
                           // that lie below its own by at most twice the margin of the larger of their size and its own
+  int32_t both_ways;      // of TM_ATTEND: a token attends to as many later tokens of its span too, which is a whole text
 } TmOp;
 
 typedef struct {

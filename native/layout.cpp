@@ -37,7 +37,7 @@ std::string layout() {
   FIELD(TmOp, margin)
   FIELD(TmOp, window) FIELD(TmOp, experts) FIELD(TmOp, chosen) FIELD(TmOp, normalise)
   FIELD(TmOp, sigmoid) FIELD(TmOp, groups) FIELD(TmOp, chosen_groups) FIELD(TmOp, group_best) FIELD(TmOp, shared)
-  FIELD(TmOp, on_inputs) FIELD(TmOp, within_margin)
+  FIELD(TmOp, on_inputs) FIELD(TmOp, within_margin) FIELD(TmOp, both_ways)
   STRUCT(TmModel)
   FIELD(TmModel, hidden) FIELD(TmModel, num_heads)
   FIELD(TmModel, intermediate) FIELD(TmModel, vocab) FIELD(TmModel, cache_format) FIELD(TmModel, ops) FIELD(TmModel, num_ops) FIELD(TmModel, num_threads)

@@ -164,6 +164,7 @@ void check_norm(const TmModel& m, const TmOp& op, const Before& before) {
     require(op.weight && are_stored(before, op.column, m.hidden), "a norm of what was not stored");
     return require(!op.gated || are_stored(before, op.gate, m.hidden), "a norm is added to what was not stored");
   }
+  if (op.epilogue == TM_IN_PLACE) return require(op.weight, "a norm has no weight or buffer");
   require(adds || is_last || op.epilogue == TM_TO_BUFFER, "a norm has an unknown epilogue");
   if (op.outputs) return require(op.weight && op.to == TM_LATENT && are_stored(before, op.column, op.outputs), "a norm of what was not stored");
   require(op.weight && (adds || op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN), "a norm has no weight or buffer");

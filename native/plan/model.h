@@ -60,6 +60,12 @@ struct Model {
   int max_head_width() const { return (int)rounded(max_head_dim, TILE); }
   int64_t attended_stride() const { return rounded((int64_t)shape.num_heads * max_head_dim, PAD); }
 
+  // The end of the positions to which a query at `position` of a text of `length` tokens attends.
+  static int64_t end_of_visible(const TmOp& op, int64_t position, int64_t length) {
+    if (!op.both_ways) return position + 1;
+    return op.window ? std::min(length, position + op.window) : length;
+  }
+
   // The first position to which a query at `position` attends.
   static int64_t first_visible(const TmOp& op, int64_t position) {
     return op.window ? std::max<int64_t>(0, position - op.window + 1) : 0;

@@ -61,7 +61,7 @@ void Worker::attend_queries(const TmOp& op, const Span& span, int64_t from, int6
     const int64_t first_head = (span.first + i) * model_.shape.num_heads + r % group;
     for (int h = 0; h < job.num_heads; h++)
       scratch.queries[(size_t)(h * rows + r)] = memory_.queries.get() + (first_head + (job.head + h) * group) * width;
-    scratch.visible_begin[(size_t)r] = Model::first_visible(op, position), scratch.visible_end[(size_t)r] = position + 1;
+    scratch.visible_begin[(size_t)r] = Model::first_visible(op, position), scratch.visible_end[(size_t)r] = Model::end_of_visible(op, position, span.start + span.count);
   }
   job.num_rows = (int)rows, job.q = scratch.queries.data();
   job.visible_begin = scratch.visible_begin.data(), job.visible_end = scratch.visible_end.data();
@@ -72,7 +72,7 @@ void Worker::attend_queries(const TmOp& op, const Span& span, int64_t from, int6
 void Worker::attend_tile(const TmOp& op, const Span& span, int64_t from, int head) {
   const int group = model_.group(op), width = Model::head_width(op);
   const int64_t count = std::min<int64_t>(QUERY_TILE, span.count - from), rows = count * group;
-  const int64_t first = Model::first_visible(op, span.start + from), end = span.start + from + count;
+  const int64_t first = Model::first_visible(op, span.start + from), end = Model::end_of_visible(op, span.start + from + count - 1, span.start + span.count);
   AttentionScratch& scratch = scratch_.attention;
   float *max_score = scratch.max_score.get(), *exp_sum = scratch.exp_sum.get(), *value_sum = scratch.value_sum.get();
   std::fill_n(exp_sum, rows, 0.0f);

@@ -100,6 +100,8 @@ void Worker::embed(const TmOp& op) {
       for (int i = 0; i < hidden; i++) row[i] *= op.scale;
     if (op.positions)
       for (int i = 0; i < hidden; i++) row[i] += table_entry(op.positions, op.scheme, step.positions[t] * hidden + i);
+    if (op.bias)
+      for (int i = 0; i < hidden; i++) row[i] += op.bias[i];
   }
 }
 

@@ -39,6 +39,7 @@ void Worker::perform_norm(const TmOp& op) {
   switch (op.epilogue) {
     case TM_ADD: return add_normed(op);
     case TM_STORE: return norm_stored(op);
+    case TM_IN_PLACE: return norm_in_place(op);
     case TM_TO_BUFFER: return op.outputs ? norm_columns(op) : norm(op);
     case TM_LOGITS: return keep_hidden(op), norm(op);
     default: return norm(op);
@@ -130,6 +131,13 @@ void Worker::norm_stored(const TmOp& op) {
     kernels_.norm(row, row, hidden, op.weight, op.bias, op.eps, op.centred);
     for (int i = 0; i < hidden; i++) results[i] = op.gated ? row[i] + stored(t)[op.gate + i] : row[i];
   }
+  ranks_.meet();
+}
+
+void Worker::norm_in_place(const TmOp& op) {
+  const int hidden = model_.shape.hidden;
+  const auto [from, to] = share(plan_.step->num_tokens);
+  for (int t = from; t < to; t++) kernels_.norm(residual(t), residual(t), hidden, op.weight, op.bias, op.eps, op.centred);
   ranks_.meet();
 }
 

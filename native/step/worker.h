@@ -48,6 +48,7 @@ class Worker {
   void perform_norm(const TmOp& op);
   void add_normed(const TmOp& op);
   void norm_stored(const TmOp& op);
+  void norm_in_place(const TmOp& op);
   void norm_columns(const TmOp& op);
   void keep_hidden(const TmOp& op);
   void pair(const TmOp& op);

@@ -362,6 +362,18 @@ VERBS: Names = {
 # What is chosen by the kind of a file, and imported when one is there: it needs torch, or is slow to import.
 HUBS: Names = {"huggingface": "tokenmill.hub.repository:Repository"}
 PLACES: Names = {"hub": "tokenmill.hub.places.hub_cache:all_entries"}
+# Families that make vectors of texts and write none.
+ENCODERS: Names = {
+    "bert": Entry("BERT: MiniLM, bge, e5, gte, arctic-embed", "tokenmill.model.families.bert:BERT"),
+    "roberta": Entry("RoBERTa", "tokenmill.model.families.bert:ROBERTA"),
+    "xlm-roberta": Entry("XLM-RoBERTa: bge-m3, multilingual e5", "tokenmill.model.families.bert:XLM_ROBERTA"),
+    "camembert": Entry("CamemBERT", "tokenmill.model.families.bert:CAMEMBERT"),
+    "distilbert": Entry("DistilBERT", "tokenmill.model.families.bert:DISTILBERT"),
+    "modernbert": Entry("ModernBERT: gte-modernbert, granite-embedding",
+        "tokenmill.model.families.modernbert:MODERNBERT"),
+    "nomic_bert": Entry("Nomic Embed, as transformers 5 saves it", "tokenmill.model.families.modernbert:NOMIC_BERT"),
+    "eurobert": Entry("EuroBERT", "tokenmill.model.families.modernbert:EUROBERT"),
+}
 ASSISTANTS: Names = {
     "gemma4_assistant": "tokenmill.model.families.gemma4_assistant:ASSISTANT",
     "gemma4_assistant_text": "tokenmill.model.families.gemma4_assistant:ASSISTANT_TEXT",

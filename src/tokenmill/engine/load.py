@@ -207,7 +207,8 @@ def _scheduler(loaded: LoadedModel) -> Scheduler:
             spec.num_states, spec.block_size, tokens_per_state(spec), has_rows, num_draft_states(config)
         )
         kinds.append(StateSlots(slots, stops_at_blocks=is_shared))
-    return Scheduler(Memory(kinds, is_shared), config.max_sequences, config.max_step_tokens, config.cache)
+    limits = config.max_sequences, config.max_step_tokens
+    return Scheduler(Memory(kinds, is_shared), *limits, config.cache, whole=loaded.model_config.both_ways)
 
 
 def _speculation(proposer: Proposer, loaded: LoadedModel, facts: ProposerContext) -> Speculation:

@@ -33,7 +33,7 @@ class TmOp(Structure):
         (c_void_p, "expert_scales biases table positions k_rows v_rows k_scales v_scales a_log dt_bias skip state"),
         (c_float, "eps scale rescale softcap act_a act_b cutoff min_step max_step clip margin"),
         (c_int32, "window experts chosen normalise sigmoid groups chosen_groups group_best shared"),
-        (c_int32, "on_inputs within_margin"),
+        (c_int32, "on_inputs within_margin both_ways"),
     )
 
 

@@ -70,13 +70,17 @@ class ModelConfig:
     per_layer.py. has_mtp, has_head: the files have a layer that predicts further tokens, and a head. mtp_layer: the
     number in its model of the only layer, if that is such a layer; given_width: of the rows that an assistant is given.
     windows: past tokens that a query sees, itself included, None for all; for each layer, or one for
-    all layers. positions: "rope" or "learned". ropes: per layer, where they differ; then `rope` tells the context.
-    norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP, in all
-    layers or for each. norm_rounds_last: in the model's dtype the norm is rounded after its weight, not before.
-    layer_norms: the norms before and after attention and MLP, where they differ from the last norm. embedding_norm:
-    embeddings are normed, without a weight.
+    all layers. both_ways: it sees as many later ones too, as in an encoder. positions: "rope" or "learned"; the row of
+    the first position is first_position, in a table that has so many rows more. num_types: rows of a table of token
+    types, of which every token has the first; 0 without. ropes: per layer, where they differ; then `rope` tells the
+    context. norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP, in
+    all layers or for each. norm_rounds_last: in the model's dtype the norm is rounded after its weight, not before.
+    layer_norms: the norms before and after attention and MLP, where they differ from the last norm. first_norm:
+    whether the first layer has the norm before attention. embedding_norm: "plain": embeddings are normed without a
+    weight, before they are multiplied; "own": by a norm like others, behind positions and types; "" for no norm.
     attention_gate: a matrix whose sigmoid multiplies the output of attention. residual: "serial", or "parallel"
-    where attention and MLP read the same input (GPT-NeoX). shared_norm: they read it through one norm.
+    where attention and MLP read the same input (GPT-NeoX), or "normed" where norms take the sums of what a half reads
+    and writes, the last norm that of the last layer (BERT). shared_norm: they read it through one norm.
     attention_out_multiplier, mlp_multipliers: of the output of attention; of the gate of an MLP and of its output.
     attention_temperature: (beta, length): queries are multiplied by 1 + beta * ln(1 + floor(position / length)).
     swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha * gate), with gate <= limit.
@@ -107,11 +111,15 @@ class ModelConfig:
     norm_rounds_last: bool = False
     norm_placement: str | tuple[str, ...] = "before"
     layer_norms: tuple[Any, Any] | None = None
-    embedding_norm: bool = False
+    first_norm: bool = True
+    embedding_norm: str = ""
     activation: str = "silu"
     gated_mlp: bool = True
     swiglu: tuple[float, float] | None = None
+    both_ways: bool = False
     positions: str = "rope"
+    first_position: int = 0
+    num_types: int = 0
     rope: Rope | None = None
     ropes: tuple[Rope | None, ...] = ()
     residual: str = "serial"

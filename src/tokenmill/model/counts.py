@@ -27,14 +27,16 @@ def count_parameters(config: ModelConfig) -> Mapping[str, int]:
     mtp = decoder.mtp
     if mtp is not None:
         norms, beside = [*norms, *mtp.norms.values()], beside + _total(mtp.matrices)
+    norms += [] if decoder.embedding_norm is None else [decoder.embedding_norm]
+    positions, types = config.max_position_embeddings + config.first_position, config.num_types * config.hidden_size
     return {
         "embedding": config.vocab_size * config.hidden_size,
         "inputs": 0 if per_layer is None else per_layer.vocab_size * per_layer.width,
-        "positions": config.max_position_embeddings * config.hidden_size if config.positions == "learned" else 0,
+        "positions": positions * config.hidden_size if config.positions == "learned" else 0,
         "attention": sum(_total(Counter(mixer.matrices.values())) for mixer in mixers) + inner + vectors,
         "mlp": sum(_total(half.matrices) for half in halves) + beside,
-        "norms": sum(norm.num_parameters for norm in [*norms, decoder.norm]) + scalars,
-        "head": 0 if config.tie_embeddings else decoder.head.num_parameters,
+        "norms": sum(norm.num_parameters for norm in [*norms, decoder.norm]) + scalars + types,
+        "head": decoder.head.num_parameters if config.has_head and not config.tie_embeddings else 0,
     }
 
 

@@ -46,6 +46,7 @@ class Layer(nn.Module):
         self.mlp_after_norm = make_norm(norms.get("mlp_after_norm"), fused)
         self.mixes = description.mixes
         self.parallel, self.multiplier = description.parallel, description.multiplier
+        self.norms_sums = description.norms_sums
         self.per_layer = _make(description.per_layer, scheme, fused)
         self.scalar = nn.Parameter(torch.empty(1)) if description.scalar else None
 
@@ -72,16 +73,20 @@ class Layer(nn.Module):
             mixers = zip(self.mixer_names, kept, strict=True)
             mixed = [self.get_submodule(name)(normed_TD, angles, own, step, attend) for name, own in mixers]
             attended_TD = sum(mixed[1:], mixed[0])
-            if self.attention_after_norm is not None:
+            if self.attention_after_norm is not None and not self.norms_sums:
                 attended_TD = self.attention_after_norm(attended_TD)
             if self.multiplier != 1.0:
                 attended_TD = attended_TD * self.multiplier
             left_TD = x_TD if self.parallel else x_TD + attended_TD
+            left_TD = self.attention_after_norm(left_TD) if self.norms_sums else left_TD
             for each in more:  # what stands beside attention: see streams_modules.py
                 left_TD = each(left_TD, normed_TD)
         if self.mlp is None:
             return left_TD
         out_TD = self.mlp(self._mlp_input(normed_TD, left_TD))
+        if self.norms_sums:
+            sum_TD = left_TD + out_TD * self.multiplier
+            return sum_TD if self.mlp_after_norm is None else self.mlp_after_norm(sum_TD)  # type: ignore[no-any-return]
         if self.mlp_after_norm is not None:
             out_TD = self.mlp_after_norm(out_TD)
         if self.multiplier != 1.0:
@@ -108,13 +113,15 @@ class Decoder(nn.Module):
         self.description = whole = describe(config)
         self.embedding = Embedding(config.vocab_size, config.hidden_size)
         self.embedding_norm = make_norm(whole.embedding_norm, fused)
-        learned = config.positions == "learned"
-        self.position_embedding = Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
+        rows = config.max_position_embeddings + config.first_position if config.positions == "learned" else 0
+        self.position_embedding, self.type_embedding = (
+            Embedding(number, config.hidden_size) if number else None for number in (rows, config.num_types)
+        )
         self.per_layer = _make(whole.per_layer, scheme, fused)
         self.layers = nn.ModuleList(Layer(layer, scheme, fused) for layer in whole.layers)
         self.norm = make_norm(whole.norm, fused)
         # Tied to the embedding, the head needs a matrix of its own only where the scheme does not store it plainly.
-        needs_head = not (config.tie_embeddings and scheme.is_plain)
+        needs_head = config.has_head and not (config.tie_embeddings and scheme.is_plain)
         self.head = make_linear(whole.head, scheme, fused) if needs_head else None
         ropes = [*whole.ropes, None]
         self.num_kept, self.kept_by = len(whole.keeps), whole.kept_by
@@ -153,11 +160,14 @@ class Decoder(nn.Module):
     def begin(self, step: Step) -> tuple[Tensor, list[Angles | None]]:
         """Compute the input of the first layer, [T, D], and the angles of each layer."""
         x_TD: Tensor = self.embedding(step.token_ids_T)
-        x_TD = x_TD if self.embedding_norm is None else self.embedding_norm(x_TD)
+        x_TD = self.embedding_norm(x_TD) if self.config.embedding_norm == "plain" else x_TD
         if self.config.embedding_multiplier != 1.0:  # rounded to the model's dtype, as Gemma's reference does
             x_TD = x_TD * torch.tensor(self.config.embedding_multiplier, dtype=x_TD.dtype, device=x_TD.device)
         if self.position_embedding is not None:
-            x_TD = x_TD + self.position_embedding(step.positions_T)
+            x_TD = x_TD + self.position_embedding(step.positions_T + self.config.first_position)
+        if self.type_embedding is not None:
+            x_TD = x_TD + self.type_embedding.weight[0]
+        x_TD = self.embedding_norm(x_TD) if self.config.embedding_norm == "own" else x_TD
         return x_TD, self.angles(step.positions_T)
 
     def angles(self, positions_T: Tensor) -> list[Angles | None]:

@@ -66,7 +66,8 @@ SHARED_ROWS, VALUES = "rows that layers share", "values that are normed or keys"
 SEVERAL = "several mixers"
 BESIDE, PER_LAYER, SCALAR = "experts beside an MLP", "an input of each token for each layer", "a number behind a layer"
 STREAMS, SPARSE = "several streams of each token", "gates of which the largest are kept"
-RARITIES = (SEVERAL, SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR, STREAMS, SPARSE)
+BOTH_WAYS, NORMED_SUMS = "attention to later tokens", "norms of sums"
+RARITIES = (SEVERAL, SHARED_ROWS, VALUES, BESIDE, PER_LAYER, SCALAR, STREAMS, SPARSE, BOTH_WAYS, NORMED_SUMS)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class LayerDescription:
 
     parallel: both read the input of the layer; otherwise the MLP reads the mixer's sum. shared_norm: both read it
     through one norm. per_layer: adds what a token's input of this layer says, behind both. scalar: the output is
-    multiplied by a number.
+    multiplied by a number. norms_sums: `after` takes x + multiplier * block(before(x)). left_out: the roles of norms
+    that this layer lacks.
     """
 
     mixers: tuple[Mixer, ...]
@@ -88,6 +90,8 @@ class LayerDescription:
     shared_norm: bool = False
     per_layer: Any = None
     scalar: bool = False
+    norms_sums: bool = False
+    left_out: tuple[str, ...] = ()
 
     @property
     def mlps(self) -> list[MlpBlock]:
@@ -104,6 +108,8 @@ class LayerDescription:
             SHARED_ROWS: any(block.source is not None for block in blocks),
             VALUES: any(block.value_norm is not None or block.value_is_key for block in blocks),
             SCALAR: self.scalar,
+            BOTH_WAYS: any(block.shape.both_ways for block in blocks),
+            NORMED_SUMS: self.norms_sums,
         }
         return [rarity for rarity in RARITIES if there.get(rarity, rarity in halves)]
 
@@ -126,12 +132,12 @@ class LayerDescription:
             "mlp_norm": None if self.shared_norm or self.mlp is None or self.mlp.norms else self.before,
             "mlp_after_norm": None if self.mlp is None else self.after,
         }
-        return {role: norm for role, norm in found.items() if norm is not None}
+        return {role: norm for role, norm in found.items() if norm is not None and role not in self.left_out}
 
 
 @dataclass(frozen=True)
 class DecoderDescription:
-    """Embed, all layers, norm, head. Embeddings are normed first and multiplied then, logits multiplied and capped.
+    """Embed, all layers, norm, head, if the model has one. Logits are multiplied and capped.
 
     mtp: what stands between the embedding and the only layer of a model that predicts further tokens.
     """
@@ -147,7 +153,7 @@ class DecoderDescription:
     @cached_property
     def matrices(self) -> Counter[Projection]:
         """Every matrix that tokens are multiplied with, a tied head among them, and the number of such matrices."""
-        found = Counter([self.head])
+        found = Counter([self.head] if self.config.has_head else [])
         for layer in self.layers:
             found.update(matrix for mixer in layer.mixers for matrix in mixer.matrices.values())
             for half in (layer.mlp, layer.per_layer):
@@ -215,11 +221,16 @@ def describe(config: ModelConfig) -> DecoderDescription:
         of_sides = zip(("before", "after"), config.layer_norms or (norm, norm), strict=True)
         before, after = (each if sides in (side, "both") else None for side, each in of_sides)
         joined = (config.residual_multiplier, parallel, parallel and config.shared_norm)
-        more = config.per_layer and config.per_layer.block, config.layer_scalar
+        norms_sums = config.residual == "normed"
+        lacks = {"mlp_after_norm": norms_sums and index == config.num_layers - 1}  # it is the last norm
+        lacks["attention_norm"] = not (index or config.first_norm)
+        left_out = tuple(role for role in lacks if lacks[role])
+        more = config.per_layer and config.per_layer.block, config.layer_scalar, norms_sums, left_out
         layers.append(LayerDescription(tuple(mixers), mlp, before, after, *joined, *more))
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
-    of_embedding = replace(norm, weight=False, bias=False) if config.embedding_norm else None
+    plain = replace(norm, weight=False, bias=False)
+    of_embedding = {"": None, "plain": plain, "own": norm}[config.embedding_norm]
     is_plain = config.mtp_layer is None and not config.given_width
     mtp = None if is_plain else lookup(MLPS, "mtp_input", "mlp").of(norm, config.given_width)
     return DecoderDescription(config, tuple(layers), norm, head, config.per_layer, of_embedding, mtp)

@@ -28,7 +28,7 @@ def matrices_of(decoder: DecoderDescription) -> dict[str, Projection]:
         found |= {f"per_layer.{role}": matrix for role, matrix in decoder.per_layer.roles().items()}
     if decoder.mtp is not None:
         found |= {f"mtp.{role}": matrix for role, matrix in decoder.mtp.roles().items()}
-    return {**found, "head": decoder.head}
+    return {**found, "head": decoder.head} if decoder.config.has_head else found
 
 
 def parameter_shapes(decoder: DecoderDescription) -> Shapes:
@@ -36,7 +36,11 @@ def parameter_shapes(decoder: DecoderDescription) -> Shapes:
     config, hidden = decoder.config, decoder.head.inputs
     found: Shapes = {"embedding.weight": (config.vocab_size, hidden)}
     if config.positions == "learned":
-        found["position_embedding.weight"] = (config.max_position_embeddings, hidden)
+        found["position_embedding.weight"] = (config.max_position_embeddings + config.first_position, hidden)
+    if config.num_types:
+        found["type_embedding.weight"] = (config.num_types, hidden)
+    if config.embedding_norm == "own":
+        found |= _of_norm("embedding_norm", decoder.norm)
     if decoder.per_layer is not None:
         found["per_layer.embedding.weight"] = (decoder.per_layer.vocab_size, decoder.per_layer.width)
         found |= _of_norm("per_layer.norm", decoder.per_layer.norm)

@@ -28,14 +28,18 @@ _ORDER = attrgetter("priority", "arrival")  # the order of waiting and running s
 class Scheduler:
     """The owner of the sequences that wait and run. memory: keeps their rows and states.
 
-    max_prompt_tokens: the tokens of prompts in a step in which others decode; it may be changed between steps.
+    max_prompt_tokens: the tokens of prompts in a step in which others decode; it may be changed between steps. whole: a
+    step has all tokens of a text or none, more than max_step_tokens if it has no other text.
     """
 
-    def __init__(self, memory: Memory, max_sequences: int, max_step_tokens: int, cache: bool = True) -> None:
+    def __init__(
+        self, memory: Memory, max_sequences: int, max_step_tokens: int, cache: bool = True, whole: bool = False
+    ) -> None:
         self.memory = memory
         self.max_sequences = max_sequences
         self.max_step_tokens = max_step_tokens
         self.cache = cache  # False: after each token, no row counts as computed
+        self.whole = whole
         self.waiting: deque[Sequence] = deque()  # this and the next sorted by _ORDER
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []  # kept after their end, with their blocks, until released
@@ -150,7 +154,7 @@ class Scheduler:
             taken = shares([*pending, *self._newcomer(unfinished)], budget)
             for sequence, most in zip(prompts, taken, strict=False):
                 if self.num_preemptions == before or sequence in self.running:
-                    budget -= self._feed(sequence, most, plan)
+                    budget -= self._feed(sequence, budget if self.whole else most, plan)
         if self.waiting:
             self._admit(plan, budget)
         return plan
@@ -221,6 +225,10 @@ class Scheduler:
 
         Only a sequence that decodes is fed guesses, and only for positions before its end.
         """
+        if self.whole and (budget >= sequence.num_pending_tokens or not plan.work):
+            budget = sequence.num_pending_tokens
+        elif self.whole:
+            return 0
         if (budget := self.memory.max_fed(sequence, budget)) < 1:
             return 0
         drafts: tuple[int, ...] = ()

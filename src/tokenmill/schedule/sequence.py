@@ -70,8 +70,10 @@ class Sequence:
 
     @property
     def first_logits(self) -> int:
-        """Find the first position whose logits are wanted: the last token's, or an earlier one when scoring."""
-        return len(self.tokens) - 1 if self.score_from is None else self.score_from
+        """Find the first position whose logits are wanted: the last token's, or when scoring an earlier one or none."""
+        if self.score_from is None:
+            return len(self.tokens) - 1
+        return len(self.tokens) if self.on_logits is None else self.score_from
 
     @property
     def end_reason(self) -> str | None:

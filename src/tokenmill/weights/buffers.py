@@ -66,6 +66,11 @@ def _hides(stored: Tensor, model: ModelConfig) -> bool:
     return stored.numel() == 1 and float(stored) <= _HIDDEN
 
 
+def _counts(stored: Tensor, model: ModelConfig) -> bool:
+    """Tell whether the numbers are 0, 1, 2 …"""
+    return torch.equal(stored.flatten().long(), torch.arange(stored.numel()))
+
+
 def _check_constant(checkpoint: Checkpoint, name: str, stored: Tensor, value: float) -> None:
     """Refuse a constant that differs from the one in the code. It may be stored in 16 bits, and float16 has few digits
     for the smallest numbers.
@@ -82,4 +87,5 @@ _KINDS: dict[str, Callable[[Tensor, ModelConfig], bool]] = {
     "inv_freq": _are_frequencies,
     "bias": _is_triangle,
     "masked_bias": _hides,
+    "position_ids": _counts,
 }

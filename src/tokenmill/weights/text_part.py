@@ -31,7 +31,8 @@ def keep_text(plain: PlainCheckpoint, family: Family) -> None:
     before = _prefix(plain, family)
     outer = [before[: at + 1] for at, letter in enumerate(before) if letter == "."]
     outer = sorted({"", *outer, "model."}, key=len, reverse=True)
-    heads = [_name_of("head", family).removesuffix("weight")] if family.prefix else []
+    has_head = "head.weight" in family.names.values()  # an encoder has none
+    heads = [_name_of("head", family).removesuffix("weight")] if family.prefix and has_head else []
     others = []
     for name in list(plain.shapes):
         rests = [name.removeprefix(each) for each in outer if name.startswith(each)]

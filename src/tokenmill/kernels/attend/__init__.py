@@ -8,13 +8,15 @@ class AttentionShape:
     """The attention settings that differ between layers.
 
     window: past tokens that a query sees, itself included. softcap: cap · tanh(x / cap). sinks: one more score per
-    head, learned, that takes its share of the weights and has no value.
+    head, learned, that takes its share of the weights and has no value. both_ways: a query sees as many later tokens as
+    past ones; a span is then a whole text.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    both_ways: bool = False
 
     @property
     def is_plain(self) -> bool:

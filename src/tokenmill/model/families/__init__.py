@@ -24,7 +24,7 @@ from tokenmill.model.families.mtp import MTP, MTP_STORED, MtpNames, mtp_fields, 
 from tokenmill.model.families.refused import features_of_config, why_not
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
-from tokenmill.registry import ASSISTANTS, FAMILIES, lookup
+from tokenmill.registry import ASSISTANTS, ENCODERS, FAMILIES, lookup
 from tokenmill.value_reader import ValueReader, brief
 
 _SAME = {"kimi_k2": "deepseek_v3"}  # a family of code beside its models → the family whose class that code is
@@ -137,8 +137,8 @@ class Family:
     harmless: keys that change nothing. prefix: may stand before every name in the file. ignored: names of tensors that
     are no weights and may be there. constants: ignored numbers that transformers cannot do without: last part of the
     name of a weight → the numbers beside it, by the last parts of their names. further: beginnings of the names of
-    layers that predict further tokens; {n} is the number of layers. mtp: how the first of them is stored, where it can
-    draft. gguf: None where no GGUF
+    layers that predict further tokens, or words in the place of others; {n} is the number of layers. mtp: how the
+    first of them is stored, where it can draft. gguf: None where no GGUF
     file holds the family. text: of a model that has other parts.
     """
 
@@ -171,10 +171,10 @@ def find_family(config: Mapping[str, Any]) -> Family:
         assistant: Family | None = lookup(ASSISTANTS, whole, "model_type") if whole in ASSISTANTS else None
         return assistant or of_mtp(find_family({"model_type": whole}))
     name = _SAME.get(name, name) if isinstance(name, str) else name
-    if not isinstance(name, str) or name not in FAMILIES:
-        why = why_not(name, FAMILIES, features_of_config(config), config.get("architectures"))
+    if not isinstance(name, str) or (name not in FAMILIES and name not in ENCODERS):
+        why = why_not(name, [*FAMILIES, *ENCODERS], features_of_config(config), config.get("architectures"))
         raise CheckpointError(f"config.json: model_type {why}")
-    family: Family = lookup(FAMILIES, name, "model_type")
+    family: Family = lookup(FAMILIES if name in FAMILIES else ENCODERS, name, "model_type")
     return family
 
 
@@ -224,7 +224,7 @@ def in_gguf(name: str, stored: Collection[str] = ()) -> Family:
 
 def architectures() -> dict[str, str]:
     """Map llama.cpp's names of architectures to families; of families that share one to the first, the plain one."""
-    found = {name: find_family({"model_type": name}).gguf for name in reversed(FAMILIES)}
+    found = {name: find_family({"model_type": name}).gguf for name in reversed([*FAMILIES, *ENCODERS])}
     names = (
         (name, each) for name, facts in found.items() if facts for each in (facts.architecture, facts.with_experts)
     )
@@ -273,11 +273,12 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     reader.refuse_unread(key for key in config if key not in family.harmless and not is_harmless(key, config))
     fields |= {
         "has_mtp": has_mtp,
-        "has_head": has_head,
+        "has_head": has_head and fields.get("has_head", True),
         "codes": bool(codes),
         "code_bits": bits,
         "embedding_bits": embedding_bits,
     }
+    fields["tie_embeddings"] &= fields["has_head"]
     return ModelConfig(family=reader.family, num_heads=heads, **fields)
 
 

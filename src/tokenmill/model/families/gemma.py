@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InnerTextModel, sizes
+from tokenmill.model.families.bert import ENCODES
 from tokenmill.model.families.in_gguf import (
     FULL,
     SLIDING,
@@ -39,8 +39,6 @@ _GEMMA2_SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 3
 
 
 def _shared(reader: ConfigReader) -> dict[str, Any]:
-    if reader.flag("use_bidirectional_attention", False):
-        raise CheckpointError(f"{reader.where}: it is an encoder, which writes no text (use_bidirectional_attention)")
     return {
         "norm_unit_offset": True,
         "embedding_multiplier": reader.count("hidden_size") ** 0.5,
@@ -86,7 +84,11 @@ def _gemma3(reader: ConfigReader) -> dict[str, Any]:
     types = _types(reader, pattern)
     ropes = read_ropes(reader, ROPES)
     each = tuple(ropes[kind] for kind in types)
-    return _later(reader, types) | {"qk_norm": QKNorm(), "rope": ropes[FULL], "ropes": each}
+    fields = _later(reader, types) | {"qk_norm": QKNorm(), "rope": ropes[FULL], "ropes": each}
+    if not reader.flag("use_bidirectional_attention", False):
+        return fields
+    windows = (window and window // 2 + 1 for window in fields["windows"])  # it is divided between both sides
+    return {**fields, **ENCODES, "windows": tuple(windows)}
 
 
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # of llama.cpp: every second, every sixth layer has no window

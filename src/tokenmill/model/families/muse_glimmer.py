@@ -48,7 +48,7 @@ def _muse_glimmer(reader: ConfigReader) -> dict[str, Any]:
     return {
         "attention_gate": True,
         "attention_scale": reader.number("qk_scale_factor") * head_dim**-0.5,
-        "embedding_norm": True,
+        "embedding_norm": "plain",
         "layer_norms": tuple(Norm(hidden, "rms", eps, unit_offset=True) for eps in epsilons),
         "logit_multiplier": reader.number("output_multiplier"),
         "logit_softcap": reader.number("final_logit_softcapping"),

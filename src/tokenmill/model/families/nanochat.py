@@ -26,7 +26,7 @@ def _nanochat(reader: ConfigReader) -> dict[str, Any]:
     return {
         **reader.attention_bias(),
         "norm_weight": False,
-        "embedding_norm": True,
+        "embedding_norm": "plain",
         "qk_norm": QKNorm(weight=False, after_rope=True),
         "gated_mlp": False,
         "logit_softcap": reader.number("final_logit_softcapping", None),

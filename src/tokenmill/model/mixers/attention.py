@@ -82,7 +82,9 @@ def attention_of(config: ModelConfig, index: int) -> AttentionBlock:
         out=Projection("out", q, (config.hidden_size,), config.o_bias, multipliers=(config.attention_out_multiplier,)),
         qk_norms=_qk_norms(config, head_dim, num_kv_heads)[: 2 if source is None else 1],
         rope=config.ropes[index] if config.ropes else config.rope,
-        shape=AttentionShape(scale, config.windows[index], config.attention_softcap, config.attention_sinks),
+        shape=AttentionShape(
+            scale, config.windows[index], config.attention_softcap, config.attention_sinks, config.both_ways
+        ),
         norms_after_rope=config.qk_norm is not None and config.qk_norm.after_rope,
         temperature=config.attention_temperature,
         gated=config.attention_gate,

@@ -12,6 +12,7 @@ from tokenmill.program.native.spec import has_coded_embedding
 from tokenmill.program.native.units import Linear
 from tokenmill.program.native.weights import SmallTensor
 from tokenmill.quant.schemes import GROUP, Scheme
+from tokenmill.settings.engine_config import DTYPES
 
 
 class LentOps(NamedTuple):
@@ -35,7 +36,13 @@ def add_embedding(ops: OpList, decoder: DecoderDescription, scheme: Scheme, dtyp
     multiplier = float(torch.tensor(config.embedding_multiplier, dtype=getattr(torch, dtype)))
     sizes = {"inputs": width, "outputs": size}
     embed = ops.add(EMBED, positions=positions, scheme=LAYOUTS[dtype], scale=multiplier, **sizes)
-    if (norm := decoder.embedding_norm) is not None:
+    if positions is not None:
+        embed.positions = positions + config.first_position * width * DTYPES[dtype]
+    if config.num_types:
+        embed.bias = ops.keep("type_embedding.weight")  # the row of the first type
+    if config.embedding_norm == "plain":
+        norm = decoder.embedding_norm
+        assert norm is not None, "it was described"
         embed.weight, embed.eps, embed.centred = ops.factors("", norm), norm.eps, int(norm.kind == "layer")
     if not has_coded_embedding(config, scheme):
         embed.table = weights.keep_table(

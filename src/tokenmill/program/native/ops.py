@@ -44,6 +44,7 @@ from tokenmill.program.native.op_list import (
     GATHERED,
     HEADS,
     IDENTITY,
+    IN_PLACE,
     LATENT,
     LOGITS,
     MLP_IN,
@@ -92,6 +93,8 @@ class Ops:
         is_coded, embed = has_coded_embedding(config, scheme), None
         if not config.given_width:
             embed = add_embedding(self._list, decoder, scheme, dtype, lent)
+            if config.embedding_norm == "own":
+                self._norm("embedding_norm", decoder.norm, 0, IN_PLACE)
         if decoder.mtp is not None:
             add_mtp(self._list, decoder.mtp)
         if decoder.per_layer is not None:
@@ -105,7 +108,9 @@ class Ops:
             add_join(self._list, streams)
         self._norm("norm", decoder.norm, MLP_IN, LOGITS)
         logits: dict[str, Any] = {"scale": config.logit_multiplier, "softcap": config.logit_softcap or 0.0}
-        if lent is None:
+        if not config.has_head:
+            pass
+        elif lent is None:
             self._list.linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
         else:
             add_lent_head(self._list, lent)
@@ -180,19 +185,21 @@ class Ops:
 
     def _before(self, layer: int, role: str, description: LayerDescription, to: int) -> None:
         """Add the operation that makes the input of attention or of an MLP."""
-        if description.before is None:
+        if description.before is None or role in description.left_out:
             self._list.add(COPY, to=to)
         else:
             self._norm(join(layer, role), description.before, to)
 
     def _joins(self, description: LayerDescription) -> dict[str, Any]:
         """Choose the epilogue of attention or of an MLP: add to the residual stream, or store for a norm."""
-        if description.after is None:
+        if description.after is None or description.norms_sums:
             return {"epilogue": ADD, "scale": description.multiplier}
         return {"epilogue": STORE}
 
     def _after(self, layer: int, role: str, description: LayerDescription, **more: Any) -> None:
-        if description.after is not None:
+        if description.norms_sums and role not in description.left_out:
+            self._norm(join(layer, role), description.after, 0, IN_PLACE)
+        elif description.after is not None and not description.norms_sums:
             self._norm(join(layer, role), description.after, 0, ADD, **{"scale": description.multiplier, **more})
 
     def _norm(self, path: str, norm: Norm, to: int, epilogue: int = TO_BUFFER, **more: Any) -> None:
@@ -220,7 +227,7 @@ class Ops:
             self._list.linear(qkv, block.qkv, QKV, ATTENTION_IN, **units, **heads)
         facts = {"scale": shape.scale, "softcap": shape.softcap or 0.0, "window": shape.window or 0}
         sinks = self._list.keep(join(layer, "attention.sinks")) if shape.sinks else None
-        self._list.add(ATTEND, to=ATTENDED, sinks=sinks, **facts, **cache, **sizes)
+        self._list.add(ATTEND, to=ATTENDED, sinks=sinks, both_ways=int(shape.both_ways), **facts, **cache, **sizes)
         joins = self._joins(description) | ({} if description.after is None else {"column": _behind_gates(description)})
         self._list.linear(out, block.out, source=ATTENDED, **joins)
 

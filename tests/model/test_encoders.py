@@ -1,0 +1,117 @@
+"""Encoders against transformers: what their tokens see, their norms, positions and types; and texts that stay whole."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import normalize
+
+from tests.empty import check_empty
+from tests.marks import needs_native
+from tests.tiny_encoders import ENCODERS, rows_of, save_encoder
+from tests.tiny_models import prompt
+from tokenmill.engine.load import load
+from tokenmill.errors import CheckpointError, ConfigError, RequestError
+from tokenmill.registry import ENCODERS as REGISTERED
+
+TEXTS = [prompt(length, seed=length) for length in (5, 1, 23, 64, 40)]
+PROGRAMS = ["eager", pytest.param("native", marks=needs_native)]
+
+
+def test_each_family_is_tested():
+    assert set(REGISTERED) <= set(ENCODERS)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_vectors_are_those_of_transformers(name, program, tmp_path):
+    engine = load(save_encoder(name, tmp_path), dtype="float32", scheme="dense", program=program, max_length=64)
+    for pooling in ("cls", "mean", "last"):
+        found = engine.embed(TEXTS, pooling=pooling)
+        for vector, tokens in zip(found, TEXTS, strict=True):
+            rows_TD = rows_of(name, tokens)
+            pooled = {"cls": rows_TD[0], "mean": rows_TD.double().mean(0).float(), "last": rows_TD[-1]}[pooling]
+            torch.testing.assert_close(vector, normalize(pooled, dim=0), rtol=1e-4, atol=1e-5)
+
+
+@needs_native
+@pytest.mark.parametrize("scheme", ["dense", "q8"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_text_has_the_same_bits_alone_in_a_batch_and_after_preemption(name, scheme, tmp_path):
+    path = save_encoder(name, tmp_path)
+    kind = {"program": "native", "scheme": scheme, "max_length": 64}
+    whole = load(path, **kind, threads=1).embed(TEXTS, pooling="mean")
+    hows = (
+        {"max_step_tokens": 7, "max_sequences": 4, "block_size": 4},
+        {"max_sequences": 5, "block_size": 4, "cache_tokens": 72},
+        {"threads": 2, "max_sequences": 3},
+    )
+    for how in hows:
+        engine = load(path, **kind, **how)
+        assert torch.equal(engine.embed(TEXTS, pooling="mean"), whole)
+        assert torch.equal(torch.stack([engine.embed(tokens, pooling="mean") for tokens in TEXTS]), whole)
+        check_empty(engine.core)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_rows_are_not_found_by_texts_that_begin_alike(program, tmp_path):
+    engine = load(save_encoder("bert", tmp_path), dtype="float32", program=program, max_length=64, block_size=4)
+    long, short = TEXTS[3], TEXTS[3][:40]
+    alone = [load(engine.config.model, dtype="float32", program=program, max_length=64).embed(each, pooling="last")
+             for each in (long, short)]  # fmt: skip
+    for _ in range(2):
+        torch.testing.assert_close(engine.embed([long, short], pooling="last"), torch.stack(alone))
+
+
+def test_it_writes_no_text(tmp_path):
+    engine = load(save_encoder("bert", tmp_path), max_length=64)
+    with pytest.raises(RequestError, match="this model has no head"):
+        engine.generate(TEXTS[0])
+    with pytest.raises(RequestError, match="this model has no head"):
+        session = engine.session()
+        session.append(TEXTS[0])
+        session.prefill()
+    session.close()
+    check_empty(engine.core)
+
+
+def test_compiled_refuses_it_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="does not compute attention to later tokens"):
+        load(save_encoder("bert", tmp_path), program="compiled", max_length=64)
+
+
+def test_ranks_refuse_it_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="attention to later tokens in 2 ranks"):
+        load(save_encoder("bert", tmp_path), max_length=64, tensor_parallel=2)
+
+
+def test_names_of_the_first_releases_and_heads_are_read(tmp_path):
+    path = save_encoder("bert", tmp_path)
+    wanted = load(path, dtype="float32", program="eager", max_length=64).embed(TEXTS, pooling="mean")
+    tensors = {
+        f"bert.{name.replace('LayerNorm.weight', 'LayerNorm.gamma').replace('LayerNorm.bias', 'LayerNorm.beta')}": each
+        for name, each in load_file(path / "model.safetensors").items()
+    }
+    tensors["cls.predictions.bias"] = torch.zeros(9)
+    tensors["bert.embeddings.position_ids"] = torch.arange(66)[None]
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    found = load(path, dtype="float32", program="eager", max_length=64).embed(TEXTS, pooling="mean")
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("bert", {"is_decoder": True}, "is_decoder"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("roberta", {"pad_token_id": 80}, "max_position_embeddings"),
+        ("bert", {"windows_of_time": 3}, "windows_of_time"),
+    ],
+)
+def test_other_arithmetic_is_refused_by_its_key(name, change, message, tmp_path):
+    path = save_encoder(name, tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(CheckpointError, match=message):
+        load(path, max_length=64)
