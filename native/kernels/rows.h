@@ -53,6 +53,19 @@ TM_INLINE F swiglu(F gate, F up, float alpha, float limit) {
   return mul(add(up, set1(1)), div(gate, add(set1(1), exp(mul(gate, set1(-alpha))))));
 }
 
+// x times the normal distribution's probability of less than x: max(x, 0) - |x| * p, where p, the probability of less than -|x|, is
+// exp(-x**2 / 2) times a polynomial in 1 / (1 + 0.3 |x|). The polynomial is fitted to p's relative error, at most 6e-8 up to 13; in
+// float32 a result is off by at most 2.4e-7, where the formula with erf of a C library is off by 4.5e-7.
+TM_INLINE F gelu(F x) {
+  const float factors[] = {-1.6864363849163055e-1f, 2.2757820785045624e-1f, -7.526575028896332e-2f, 1.4167584478855133e-1f,
+                           9.505106508731842e-2f,   1.2182589620351791e-1f, 1.1950099468231201e-1f, 6.383218988048611e-6f};
+  const F size = abs(x), k = div(set1(1), fma(size, set1(0.3f), set1(1)));
+  F p = set1(3.827102482318878e-2f);
+  for (float factor : factors) p = fma(p, k, set1(factor));
+  p = mul(p, exp(mul(mul(size, size), set1(-0.5f))));
+  return sub(max(x, set1(0)), mul(size, p));
+}
+
 TM_INLINE F activation(F x, int kind, float a, float b) {
   if (kind == SILU) return div(x, add(set1(1), exp(sub(set1(0), x))));
   if (kind == SIGMOID) return div(set1(1), add(set1(1), exp(sub(set1(0), x))));
@@ -63,12 +76,7 @@ TM_INLINE F activation(F x, int kind, float a, float b) {
     const F inner = mul(set1(0.7978845608028654f), fma(mul(set1(0.044715f), mul(x, x)), x, x));
     return mul(mul(set1(0.5f), x), add(set1(1), tanh(inner)));
   }
-  if (kind == GELU) {
-    float v[16];
-    store(v, x);
-    for (int i = 0; i < 16; i++) v[i] = 0.5f * v[i] * (1.0f + std::erf(v[i] * 0.70710678118654752f));
-    return load(v);
-  }
+  if (kind == GELU) return gelu(x);
   return x;
 }
 

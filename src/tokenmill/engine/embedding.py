@@ -8,7 +8,7 @@ from collections.abc import Callable, Sized
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,14 +19,16 @@ from torch import Tensor
 from tokenmill.engine.core import Core, Held
 from tokenmill.engine.mtp import refuse_rows
 from tokenmill.engine.requests import Prompt, batch_of, for_each
-from tokenmill.errors import ConfigError, RequestError, overflow_remedy
+from tokenmill.errors import CheckpointError, ConfigError, RequestError, overflow_remedy
 from tokenmill.hub.names import locate
 from tokenmill.program.hidden_rows import HiddenRows, RowsRunner
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.value_reader import brief
-from tokenmill.weights.pooling import POOLINGS, TextPooling, pooling_of
+from tokenmill.weights.dense_step import DenseStep, Floats, dense_step
+from tokenmill.weights.pooling import POOLINGS, TOKENS, TextPooling, pooling_of
 
 _FILES: WeakKeyDictionary[Core, TextPooling] = WeakKeyDictionary()
+_STEPS: WeakKeyDictionary[Core, tuple[Callable[[Floats], Floats], ...]] = WeakKeyDictionary()
 
 
 class TextVectors(NamedTuple):
@@ -38,13 +40,14 @@ class TextVectors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """How vectors are made. dimensions: the first so many numbers of each are kept; normalize: to length 1, after
-    that.
+    """How vectors are made. steps: what is computed of each pooled row. dimensions: the first so many numbers are kept
+    then; normalize: to length 1, after that.
     """
 
     pooling: str
     normalize: bool
     dimensions: int
+    steps: tuple[Callable[[Floats], Floats], ...] = ()
 
 
 class _PooledText:
@@ -60,11 +63,15 @@ class _PooledText:
         if self._pooling != "last":
             first, last = self._end, 1 if self._pooling == "cls" else last
         rows_TD = rows_TD[max(first - start, 0) : max(last - start, 0)]
-        for position, row_D in enumerate(rows_TD.double().cpu().numpy(), start=max(first, start)):
-            assert self._pooling == "last" or position == self._end, "no row of the text is missing"
-            weighted_D = row_D * (position + 1) if self._pooling == "weighted" else row_D
-            self._sum = weighted_D.copy() if self._sum is None else self._sum + weighted_D
-            self._end = position + 1
+        if not len(rows_TD):
+            return
+        begin, rows = max(first, start), rows_TD.double().cpu().numpy()
+        assert self._pooling == "last" or begin == self._end, "no row of the text is missing"
+        if self._pooling == "weighted":
+            rows = rows * np.arange(begin + 1, begin + len(rows) + 1)[:, None]
+        rows = rows if self._sum is None else np.concatenate((self._sum[None], rows))
+        self._sum = np.add.accumulate(rows)[-1]  # one by one, in this order
+        self._end = begin + len(rows_TD)
 
     def vector(self, how: Pooling) -> NDArray[np.float32]:
         """Make the vector, once all rows are there."""
@@ -74,10 +81,15 @@ class _PooledText:
             found = found / self._num_tokens
         elif self._pooling == "weighted":
             found = found / (self._num_tokens * (self._num_tokens + 1) / 2)
+        for step in how.steps:
+            found = step(found.astype(np.float32)).astype(np.float64)
         found = found[: how.dimensions]
-        if how.normalize:
-            found = found / max(float(np.sqrt(np.sum(found * found))), 1e-12)
-        return found.astype(np.float32)
+        return (_unit(found) if how.normalize else found).astype(np.float32)
+
+
+def _unit(x: NDArray[Any]) -> NDArray[Any]:
+    """Bring a vector to length 1."""
+    return x / max(float(np.sqrt(np.sum(np.square(x, dtype=np.float64)))), 1e-12)
 
 
 class _PooledRows:
@@ -112,7 +124,8 @@ def embed(
     """Compute a vector for each text, or list of token ids; max_sequences of them run together.
 
     pooling, normalize: in the place of what the model's files say. prompt_name: of a prompt in the model's files that
-    stands before each text. truncate: a text that is longer than max_length is cut at its end, not refused. salt: see
+    stands before each text, "" for none; without it their default stands there, if they have one. truncate: a text that
+    is longer than max_length, or than the files say, is cut at its end, not refused. salt: see
     Core.request. is_given_up: asked in the engine's thread after each step. RequestError then, for an empty text, and
     for vectors that are no numbers; ConfigError where the program does not hand out rows.
     """
@@ -120,28 +133,37 @@ def embed(
     if allowed := refuse_rows(core.loaded):
         raise ConfigError("program", core.loaded.program_name, f"for embeddings, {allowed}")
     files = _files(core)
-    size = core.loaded.model_config.hidden_size
+    steps, size = _steps(core), num_dimensions(core)
     how = Pooling(
         files.pooling if pooling is None else pooling,
         files.normalize if normalize is None else normalize,
         size if dimensions is None else dimensions,
+        steps,
     )
     if not isinstance(how.pooling, str) or how.pooling not in POOLINGS:
         raise RequestError(f"pooling = {brief(how.pooling)}: one of {', '.join(POOLINGS)}")
     if type(how.dimensions) is not int or not 1 <= how.dimensions <= size:
         raise RequestError(f"dimensions = {brief(dimensions)}: a whole number from 1 to {size}, as this model has")
-    prompt, limit = _prompt(files, prompt_name), core.loaded.config.max_length
+    prompt, max_length = _prompt(files, prompt_name), core.loaded.config.max_length
+    limit = max_length if files.max_tokens is None else min(files.max_tokens, max_length)
     tokenizer = core.loaded.tokenizer
     added = [] if tokenizer is None else tokenizer.encode("")
 
     def encoded(text: Prompt) -> list[int]:
         if isinstance(text, Sized) and not len(text):
             raise RequestError("it is empty")
-        tokens = core.inputs.encode(prompt + text if isinstance(text, str) else text)
+        if isinstance(text, str):
+            text = (prompt + text).lower() if files.lowers else prompt + text
+        tokens = core.inputs.encode(text)
         return _cut(tokens, added, limit) if truncate and len(tokens) > limit else tokens
 
+    def check_length(num_tokens: int) -> None:
+        if limit < num_tokens <= max_length:
+            raise RequestError(f"{num_tokens} tokens are over the {limit} for which this model was made ({TOKENS})")
+        core.inputs.check_length(num_tokens)
+
     tokens = for_each("text", batch_of(texts)[0], encoded)
-    for_each("text", tokens, lambda each: core.inputs.check_length(len(each)))
+    for_each("text", tokens, lambda each: check_length(len(each)))
     vectors = _vectors(core, tokens, how, salt, is_given_up)
     if not np.isfinite(vectors).all():
         dtype = core.loaded.config.dtype
@@ -213,8 +235,29 @@ def says_pooling(core: Core) -> bool:
     return _files(core).is_told
 
 
+def num_dimensions(core: Core) -> int:
+    """Count the numbers of a vector."""
+    sizes = [len(step.weight) for step in _steps(core) if isinstance(step, DenseStep)]
+    return [core.loaded.model_config.hidden_size, *sizes][-1]
+
+
+def _steps(core: Core) -> tuple[Callable[[Floats], Floats], ...]:
+    """Read the matrices of the model's files when a vector is first made."""
+    if core not in _STEPS:
+        steps = [_unit if folder is None else dense_step(folder) for folder in _files(core).steps]
+        size = core.loaded.model_config.hidden_size
+        for folder, step in zip(_files(core).steps, steps, strict=True):
+            if isinstance(step, DenseStep):
+                if step.weight.shape[1] != size:
+                    raise CheckpointError(f"{folder} multiplies {step.weight.shape[1]} numbers, and it gets {size}")
+                size = len(step.weight)
+        _STEPS[core] = tuple(steps)
+    return _STEPS[core]
+
+
 def _prompt(files: TextPooling, name: str | None) -> str:
-    if name is None:
+    name = files.default_prompt if name is None else name
+    if name is None or name == "":
         return ""
     if not isinstance(name, str) or name not in files.prompts:
         known = ", ".join(files.prompts) or "none"

@@ -225,8 +225,8 @@ def describe(config: ModelConfig) -> DecoderDescription:
         lacks = {"mlp_after_norm": norms_sums and index == config.num_layers - 1}  # it is the last norm
         lacks["attention_norm"] = not (index or config.first_norm)
         left_out = tuple(role for role in lacks if lacks[role])
-        more = config.per_layer and config.per_layer.block, config.layer_scalar, norms_sums, left_out
-        layers.append(LayerDescription(tuple(mixers), mlp, before, after, *joined, *more))
+        more = config.per_layer and config.per_layer.block, config.layer_scalar, norms_sums
+        layers.append(LayerDescription(tuple(mixers), mlp, before, after, *joined, *more, left_out=left_out))
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
     plain = replace(norm, weight=False, bias=False)

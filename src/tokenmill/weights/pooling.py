@@ -2,7 +2,8 @@
 directory's weights, or the metadata of a GGUF file.
 
 A directory has modules.json, which names a folder for each step after the model: pooling, normalisation, matrices. The
-prompts that stand before texts are in config_sentence_transformers.json. llama.cpp has one number for the pooling.
+prompts that stand before texts are in config_sentence_transformers.json, the most tokens of a text, and whether its
+letters are made small, in sentence_bert_config.json. llama.cpp has one number for the pooling.
 """
 
 import json
@@ -26,17 +27,26 @@ _MODES = {
     "pooling_mode_weightedmean_tokens": "weighted",
 }
 _NAMES = {"lasttoken": "last", "mean": "mean", "cls": "cls", "weightedmean": "weighted"}
-_MODULE, _PROMPTS = "modules.json", "config_sentence_transformers.json"
+_MODULE, _PROMPTS, TOKENS = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 
 
 @dataclass(frozen=True)
 class TextPooling:
-    """A pooling, one of POOLINGS, as a model's files say it. is_told: the files say it. prompts: by their names."""
+    """A pooling, one of POOLINGS, as a model's files say it.
+
+    is_told: the files say it. prompts: by their names; default_prompt: the one that stands before a text where none is
+    asked for. max_tokens: of a text, None where the model's context counts. lowers: letters are made small. steps: the
+    folder of each matrix by which a pooled vector is multiplied, in order, None for a normalisation between them.
+    """
 
     pooling: str = "last"
     normalize: bool = True
     is_told: bool = False
     prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    max_tokens: int | None = None
+    lowers: bool = False
+    steps: tuple[Path | None, ...] = ()
 
 
 def pooling_of(path: Path) -> TextPooling:
@@ -45,7 +55,7 @@ def pooling_of(path: Path) -> TextPooling:
     """
     kind = file_kind(path)
     if kind == DIRECTORY:
-        return _of_directory(path) if has_modules(path) else TextPooling(prompts=_prompts(path))
+        return _of_directory(path) if has_modules(path) else TextPooling(**_prompts(path))
     if kind == PACKED:
         return TextPooling()
     found = lookup(CHECKPOINT_CHECKS, "pooling", "reader")(path)  # which imports gguf
@@ -59,18 +69,30 @@ def has_modules(path: Path) -> bool:
 
 def _of_directory(path: Path) -> TextPooling:
     modules = _list_of_modules(path / _MODULE)
-    pooling, normalize = None, False
+    pooling, steps = None, list[Path | None]()
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
         if kind == "Pooling":
             pooling = _mode(_folder_in(path, module.get("path", "")) / "config.json")
         elif kind == "Normalize":
-            normalize = True
+            steps.append(None)
+        elif kind == "Dense":
+            steps.append(_folder_in(path, module.get("path", "")))
         elif kind != "Transformer":
             raise CheckpointError(f"{path / _MODULE} has a module of type {brief(kind)}, which is not supported yet")
     if pooling is None:
         raise CheckpointError(f"{path / _MODULE} has no pooling")
-    return TextPooling(pooling, normalize, True, _prompts(path))
+    normalize = bool(steps) and steps[-1] is None
+    tokens = ValueReader(read_json(path / TOKENS), str(path / TOKENS), CheckpointError)
+    return TextPooling(
+        pooling,
+        normalize,
+        True,
+        max_tokens=tokens.count("max_seq_length", None),
+        lowers=tokens.flag("do_lower_case", False),
+        steps=tuple(steps[:-1] if normalize else steps),
+        **_prompts(path),
+    )
 
 
 def _list_of_modules(file: Path) -> list[dict[str, Any]]:
@@ -104,7 +126,12 @@ def _mode(file: Path) -> str:
     return _MODES[modes[0]]
 
 
-def _prompts(path: Path) -> dict[str, str]:
-    found = read_json(path / _PROMPTS).get("prompts")
+def _prompts(path: Path) -> dict[str, Any]:
+    reader = ValueReader(read_json(path / _PROMPTS), str(path / _PROMPTS), CheckpointError)
+    found = reader.take("prompts", {})
     found = found if isinstance(found, dict) else {}
-    return {str(name): prompt for name, prompt in found.items() if isinstance(prompt, str)}
+    prompts = {str(name): prompt for name, prompt in found.items() if isinstance(prompt, str)}
+    default = reader.take("default_prompt_name", None)
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise reader.refuse("default_prompt_name", default, f"one of {', '.join(prompts) or 'none'}")
+    return {"prompts": prompts, "default_prompt": default}

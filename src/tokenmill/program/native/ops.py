@@ -197,9 +197,11 @@ class Ops:
         return {"epilogue": STORE}
 
     def _after(self, layer: int, role: str, description: LayerDescription, **more: Any) -> None:
-        if description.norms_sums and role not in description.left_out:
+        if description.after is None or role in description.left_out:
+            return
+        if description.norms_sums:
             self._norm(join(layer, role), description.after, 0, IN_PLACE)
-        elif description.after is not None and not description.norms_sums:
+        else:
             self._norm(join(layer, role), description.after, 0, ADD, **{"scale": description.multiplier, **more})
 
     def _norm(self, path: str, norm: Norm, to: int, epilogue: int = TO_BUFFER, **more: Any) -> None:

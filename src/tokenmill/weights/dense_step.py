@@ -1,0 +1,61 @@
+"""A matrix by which a pooled vector is multiplied: the Dense module of sentence-transformers.
+
+Its config.json names an activation as a class of torch. Nothing is imported by such a name: a few are known.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.errors import CheckpointError
+from tokenmill.text.tokenizer import read_json
+from tokenmill.value_reader import ValueReader, brief
+from tokenmill.weights.files import weight_files
+from tokenmill.weights.plain import PlainCheckpoint
+
+Floats = NDArray[np.float32]
+
+_ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+    "Identity": lambda x: x,
+    "Tanh": np.tanh,
+    "ReLU": lambda x: np.maximum(x, np.float32(0)),
+    "Sigmoid": lambda x: np.reciprocal(1 + np.exp(-x), dtype=np.float32),
+}
+_KEYS = ("in_features", "out_features", "bias", "activation_function")
+_PLAIN = {"module_input_name": "sentence_embedding", "module_output_name": None}
+
+
+@dataclass(frozen=True)
+class DenseStep:
+    """activation(weight · x + bias). weight: [O, I]; bias: [O] or None."""
+
+    weight: Floats
+    bias: Floats | None
+    activation: str
+
+    def __call__(self, x: Floats) -> Floats:
+        product = self.weight @ x
+        return _ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
+
+
+def dense_step(folder: Path) -> DenseStep:
+    """Read the matrix of a folder. CheckpointError for tensors that do not fit its config and for other activations."""
+    reader = ValueReader(read_json(folder / "config.json"), str(folder / "config.json"), CheckpointError)
+    outputs, inputs, bias = reader.count("out_features"), reader.count("in_features"), reader.flag("bias", True)
+    name = reader.text("activation_function", "torch.nn.modules.activation.Tanh")
+    package, _, activation = name.rpartition(".")
+    if not package.startswith("torch.nn") or activation not in _ACTIVATIONS:
+        known = ", ".join(f"torch.nn.{each}" for each in _ACTIVATIONS)
+        raise reader.refuse("activation_function", name, f"one of {known}")
+    for key, value in _PLAIN.items():
+        reader.expect(key, value)
+    reader.refuse_unread(reader.values)
+    checkpoint = PlainCheckpoint(folder, {}, weight_files(folder))
+    wanted = {"linear.weight": (outputs, inputs)} | ({"linear.bias": (outputs,)} if bias else {})
+    if dict(checkpoint.shapes) != wanted:
+        raise CheckpointError(f"{folder} has the tensors {brief(dict(checkpoint.shapes))}; its config wants {wanted}")
+    tensors = {each: checkpoint.read(each).float().numpy() for each in wanted}
+    return DenseStep(tensors["linear.weight"], tensors.get("linear.bias"), activation)
