@@ -17,6 +17,7 @@ from tokenmill.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED,
 from tokenmill.text.templates import templates_to_gguf
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import BYTE_TOKEN, END_TOKENS, tokenizer_from_gguf
+from tokenmill.text.wordpiece import in_gguf
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,10 @@ def gguf_of_tokenizer(tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[i
     model = settings["model"]
     if tokenizer.rules is not None:
         raise _refused("it changes characters or removes spaces, and GGUF has no keys for that")
+    if model["type"] == "WordPiece":
+        return _of_wordpiece(tokenizer, vocab_size)
     if model["type"] != "BPE":
-        raise _refused(f"it is of kind {model['type']}, and only BPE can be written")
+        raise _refused(f"it is of kind {model['type']}, and only BPE and WordPiece can be written")
     is_sentencepiece = bool(model["byte_fallback"])
     tokens, types = _tokens(tokenizer, vocab_size, is_sentencepiece)
     ggml: dict[str, Any] = {"model": "llama" if is_sentencepiece else "gpt2", "tokens": tokens, "token_type": types}
@@ -60,6 +63,30 @@ def gguf_of_tokenizer(tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[i
     metadata = {f"tokenizer.ggml.{key}": value for key, value in ggml.items()}
     metadata |= templates_to_gguf(tokenizer.chat_template, tokenizer.named_templates)
     _check(tokenizer, merges, metadata)
+    return metadata
+
+
+def _of_wordpiece(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+    """Describe a tokenizer of BERT's kind."""
+    tokens, types = _tokens(tokenizer, vocab_size, is_sentencepiece=False)
+    words = {
+        "bos": "cls_token",
+        "cls": "cls_token",
+        "seperator": "sep_token",
+        "unknown": "unk_token",
+        "padding": "pad_token",
+        "mask": "mask_token",
+    }
+    found = {key: tokenizer.backend.token_to_id(tokenizer.special_texts.get(word, "")) for key, word in words.items()}
+    ggml: dict[str, Any] = {
+        "model": "bert",
+        "pre": "default",
+        "tokens": [in_gguf(token, kind) for token, kind in zip(tokens, types, strict=True)],
+        "token_type": types,
+        **{f"{key}_token_id": number for key, number in found.items() if number is not None},
+    }
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in ggml.items()}
+    _check_texts(tokenizer, tokenizer_from_gguf(metadata))
     return metadata
 
 
@@ -160,6 +187,10 @@ def _check(tokenizer: Tokenizer, merges: list[list[str]], metadata: Mapping[str,
     again = tokenizer_from_gguf(metadata)
     if json.loads(again.backend.to_str())["model"]["merges"] != merges:
         raise _refused("its merges are not in the order of the tokens that they make")
+    _check_texts(tokenizer, again)
+
+
+def _check_texts(tokenizer: Tokenizer, again: Tokenizer) -> None:
     for text in PROBES:
         have, found = tokenizer.encode(text), again.encode(text)
         if have != found:

@@ -17,9 +17,21 @@ from tokenizers import decoders, models, processors
 
 from tokenmill.errors import CheckpointError
 from tokenmill.text.pre_tokenizers import PRE_TOKENIZERS
-from tokenmill.text.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Prefix, add_tokens, bpe_backend
+from tokenmill.text.sentencepiece import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    Prefix,
+    TextRules,
+    add_tokens,
+    bpe_backend,
+    unigram_backend,
+)
 from tokenmill.text.templates import KEY, templates_from_gguf
 from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.text.wordpiece import own_spelling, wordpiece_backend
 from tokenmill.value_reader import MAX_COUNT, ValueReader
 
 log = logging.getLogger(__name__)
@@ -73,14 +85,23 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind.
     """
     keys = ValueReader(metadata, "GGUF metadata", CheckpointError, "tokenizer.")
-    builders = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4}
+    builders = {
+        "gpt2": _byte_level,
+        "llama": _sentencepiece,
+        "gemma4": _gemma4,
+        "bert": _wordpiece,
+        "t5": _unigram,
+    }
     build = builders[model := keys.expect("ggml.model", ..., *builders)]
     tokens = _tokens(keys)
     ids = _named_ids(keys, model, len(tokens))
     types = _types(keys, tokens, ids, model)
+    if model == "bert":
+        _name_ends(tokens, types, ids)
     backend, begins = build(keys, tokens, types)
     add_tokens(backend, tokens, types, _stripping(metadata, tokens))
-    put = {"bos": keys.flag("ggml.add_bos_token", begins), "eos": keys.flag("ggml.add_eos_token", False)}
+    ends = keys.flag("ggml.add_sep_token", model == "bert") or keys.flag("ggml.add_eos_token", model == "t5")
+    put = {"bos": keys.flag("ggml.add_bos_token", begins), "eos": ends}
     around = {name: ids[name] for name, wanted in put.items() if wanted and name in ids}
     if around:
         # By names of ours: in a template, `$`, `:` and spaces inside a token's text would have a meaning.
@@ -89,6 +110,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in around.items()],
         )
     suppressed = keys.token_ids("ggml.suppress_tokens")
+    rules = _rules(keys) if model == "t5" else None
     keys.expect("ggml.precompiled_charsmap", [])
     for key in _WITHOUT_EFFECT:
         keys.take(key, None)
@@ -97,6 +119,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     templates = templates_from_gguf(metadata)
     return Tokenizer(
         backend,
+        rules=rules,
         bos_token_id=ids.get("bos"),
         eos_token_ids=end_token_ids(metadata),
         chat_template=templates.pop("default", None),
@@ -240,6 +263,41 @@ def _gemma4(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple[tok
     keys.expect("ggml.remove_extra_whitespaces", False)
     keys.expect("ggml.add_space_prefix", False)
     return bpe_backend(tokens, types, (), "never", merges), True
+
+
+def _name_ends(tokens: list[str], types: list[int], ids: dict[str, int]) -> None:
+    """Name the tokens before and after a text of BERT's, and spell all tokens as its own vocabulary does."""
+    tokens[:] = [own_spelling(token, kind) for token, kind in zip(tokens, types, strict=True)]
+    first, last = (tokens.index(mark) if mark in tokens else 0 for mark in ("[CLS]", "[SEP]"))
+    ids["bos"] = ids.get("bos", ids.get("cls", first))
+    ids["eos"] = ids.get("seperator", ids.get("separator", ids.get("eos", last)))
+
+
+def _wordpiece(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
+    """See _byte_level; such texts do begin with that token."""
+    keys.take("ggml.pre", None)  # the name of a tokenizer to which it is similar: llama.cpp splits all of them alike
+    keys.take("ggml.scores", None)
+    unknown = keys.count("ggml.unknown_token_id", None, 0, len(tokens) - 1)
+    return wordpiece_backend(tokens, types, "[UNK]" if unknown is None else tokens[unknown]), True
+
+
+def _unigram(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
+    """See _byte_level: XLM-RoBERTa's, whose texts begin with that token where a key says so."""
+    keys.expect("ggml.pre", "default")
+    prefix: Prefix = "always" if keys.flag("ggml.add_space_prefix", True) else "never"
+    try:
+        return unigram_backend(tokens, types, _numbers(keys, "ggml.scores", tokens), prefix), False
+    except ValueError as error:
+        raise CheckpointError(f"the vocabulary of a GGUF file cannot be read: {error}") from error
+
+
+def _rules(keys: ValueReader) -> TextRules:
+    """Read the changes to a text before it is split."""
+    charsmap, removes = keys.take("ggml.precompiled_charsmap", []), keys.flag("ggml.remove_extra_whitespaces", False)
+    try:
+        return TextRules(bytes(charsmap), removes)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"tokenizer.ggml.precompiled_charsmap cannot be read: {error}") from error
 
 
 def _numbers(keys: ValueReader, key: str, tokens: Sequence[str]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, sizes
+from tokenmill.model.families.in_gguf import PLAIN_MLP, QKV, GGUFKeys, InGGUF
 
 _LAYER = "encoder.layer.{i}."
 _LAST = "norm{p} or layers.{i}.mlp_after_norm{p}"
@@ -84,6 +85,31 @@ _DEFAULTS = {
     "tie_word_embeddings": True,
     "type_vocab_size": 2,
 }
+_STORED = {
+    "token_embd.weight": "embedding.weight",
+    "position_embd.weight": "position_embedding.weight",
+    "token_types.weight": "type_embedding.weight",
+    "token_embd_norm{p}": "embedding_norm{p}",
+    **QKV,
+    "blk.{i}.attn_output{p}": "layers.{i}.attention.out{p}",
+    "blk.{i}.attn_output_norm{p}": "layers.{i}.attention_after_norm{p}",
+    **PLAIN_MLP,
+    "blk.{i}.layer_output_norm{p}": _LAST,
+}
+
+
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Read BERT, and what is stored as BERT: RoBERTa and XLM-RoBERTa without the positions before the first."""
+    sizes = keys.sizes()
+    keys.expect("attention.head_count_kv", sizes["num_attention_heads"])
+    keys.expect_head_dim(sizes["hidden_size"] // max(sizes["num_attention_heads"], 1))
+    return {
+        "model_type": keys.family,
+        **sizes,
+        "layer_norm_eps": keys.positive("attention.layer_norm_epsilon"),
+        "type_vocab_size": keys.rows("token_types.weight"),
+    }
+
 
 BERT = Family(
     _NAMES,
@@ -94,12 +120,14 @@ BERT = Family(
     ignored=("embeddings.position_ids",),
     further=HEADS,
     also=_OLDER,
+    gguf=InGGUF("bert", _STORED, _read_gguf, lambda _: {"attention.causal": False}, encodes=True),
 )
 ROBERTA = replace(
     BERT,
     read=_roberta,
     defaults={**_DEFAULTS, "vocab_size": 50265, "pad_token_id": 1},
     prefix="roberta.",
+    gguf=None,
 )
 XLM_ROBERTA = replace(ROBERTA, defaults={**ROBERTA.defaults, "vocab_size": 30522})
 CAMEMBERT = replace(ROBERTA, defaults={**ROBERTA.defaults, "vocab_size": 30522})
@@ -132,5 +160,6 @@ DISTILBERT = replace(
     aliases={key: key for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")},
     harmless=("dropout", "qa_dropout", "seq_classif_dropout"),
     prefix="distilbert.",
+    gguf=None,
     also={},
 )

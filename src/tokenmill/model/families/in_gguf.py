@@ -329,8 +329,8 @@ class InGGUF:
     whether there may be layers that predict further tokens. with_experts: its name for models with experts. older:
     names of older files, in the place of the names that fill the same parameter. ones: keys of multipliers, which its
     files have in the weights → the values that change nothing. lists: makes tensors that hold numbers of the config, by
-    names that `ignored` has, too. zeros: makes the shapes of
-    tensors that llama.cpp's loader wants and nothing reads, which are written as zeros.
+    names that `ignored` has, too. zeros: makes the shapes of tensors that llama.cpp's loader wants and nothing reads,
+    which are written as zeros. encodes: whether tokens see later ones.
     """
 
     architecture: str
@@ -347,3 +347,4 @@ class InGGUF:
     ones: Mapping[str, Any] = field(default_factory=dict)
     lists: Callable[[ModelConfig], dict[str, list[float]]] = lambda _: {}
     zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda _: {}
+    encodes: bool = False

@@ -139,7 +139,8 @@ def _yarn_numbers(keys: GGUFKeys, stretch: float) -> dict[str, float]:
 
 
 def _shared(keys: GGUFKeys, header: Header) -> dict[str, Any]:
-    keys.expect("attention.causal", True)
+    keys.expect("attention.causal", not gguf_facts(keys.family).encodes)
+    keys.take("pooling_type", None)  # see pooling.py
     keys.take("tensor_data_layout", None)  # a remark about where the file came from
     vocab_size = keys.rows("token_embd.weight")
     tokens = keys.values.get("tokenizer.ggml.tokens")

@@ -33,6 +33,8 @@ from tokenmill.weights.generation import gguf_of_defaults, usable
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint, is_number
 from tokenmill.weights.gguf.codes import encode
 from tokenmill.weights.gguf.header import FLOATS, TensorInfo
+from tokenmill.weights.gguf.pooling import POOLINGS
+from tokenmill.weights.pooling import has_modules, pooling_of
 from tokenmill.weights.relaid import RelaidCheckpoint, in_layout
 from tokenmill.weights.write.convert import check_space
 from tokenmill.weights.write.export import Export, ExportPlan, Rounded
@@ -121,7 +123,9 @@ class GGUFExport(Export):
         sources = _sources(plan)
         infos = [source.info for source in sources]
         metadata = {**_general(plan, path), **metadata_of(plan.model), **_numbers(plan)}
-        metadata |= _vocabulary(plan.checkpoint, plan.model)
+        metadata |= _vocabulary(plan.checkpoint, plan.model) | _pooling(plan)
+        if plan.model.num_types:
+            metadata["tokenizer.ggml.token_type_count"] = plan.model.num_types
         window = max((window for window in plan.model.windows if window is not None), default=None)
         if window is not None and not gguf_facts(plan.model.family).windows(plan.model):
             log.warning("llama.cpp has no window for this architecture: after %d tokens its text differs", window)
@@ -140,6 +144,21 @@ class GGUFExport(Export):
                         out.write(part.contiguous().view(-1).view(torch.uint8).numpy().data)
                     progress.advance(number, len(sources))
                 _pad(out)
+
+
+def _pooling(plan: ExportPlan) -> dict[str, Any]:
+    """Make the key of the pooling that the files of a directory say. Matrices behind it have no place in the file."""
+    if not has_modules(plan.checkpoint.path):
+        return {}
+    told = pooling_of(plan.checkpoint.path)
+    if told.steps:
+        raise ConfigError(
+            "model", str(plan.checkpoint.path), "for a GGUF file, one without matrices behind the pooling"
+        )
+    numbers = {name: number for number, name in POOLINGS.items()}
+    if told.pooling not in numbers:
+        raise ConfigError("pooling", told.pooling, f"for a GGUF file, one of {', '.join(numbers)}")
+    return {f"{gguf_facts(plan.model.family).architecture}.pooling_type": numbers[told.pooling]}
 
 
 def _sources(plan: ExportPlan) -> list[_Source]:
