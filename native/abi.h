@@ -113,7 +113,8 @@ typedef struct {
   const TmUnit* units;    // with experts: all units of expert 0, of expert 1, …
   const float* weight;    // of a norm; of TM_EMBED, whose rows are normed before they are multiplied, null without; of
                           // TM_CONVOLVE [taps, outputs]
-  const float* bias;      // of a norm, a linear or a convolution; of TM_EMBED, added to every row; null without
+  const float* bias;      // of a norm, a linear or a convolution; of TM_EMBED rows of token types, of which the token id adds
+                          // row id / outputs to row id % outputs of the table; null without
   const float* factors;   // of a linear: of each product, after its bias, gates first; null without; of TM_CORRECT [hidden]
   const float* router;    // of TM_PREDICT and TM_CORRECT [streams, hidden]
   const float* coefficients;  // [streams * streams, streams] and [streams, streams]: of tanh(router(norm(x) * scale))

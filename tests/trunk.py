@@ -11,7 +11,7 @@ PAGE = REPOSITORY / "docs" / "trunk.md"
 CHAPTERS: dict[str, str] = {
     "A request, and the loop that answers it": """
         engine/engine engine/requests engine/inputs engine/core engine/thread engine/loop engine/inflight
-        engine/outputs engine/session engine/scoring""",
+        engine/outputs engine/session""",
     "Who runs next, and what texts keep": """
         schedule/sequence schedule/choosing schedule/matcher schedule/scheduler schedule/fairness schedule/memory
         schedule/keeps schedule/row_blocks schedule/blocks""",

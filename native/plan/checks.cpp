@@ -142,13 +142,14 @@ void check_linear(const TmModel& m, const TmOp& op, const Before& before) {
 
 void check_embedding(const TmModel& m, const TmOp& op) {
   require(is_table(op.scheme), "an embedding has an unknown type");
+  require(op.outputs > 0 && op.outputs <= m.vocab && (op.bias || op.outputs == m.vocab), "an embedding has other tokens");
   if (op.table || (m.rank > 0 && !op.units)) return;
-  require(op.units && op.num_units == (m.vocab + (int)GROUP - 1) / (int)GROUP, "an embedding has neither a table nor all units");
+  require(op.units && op.num_units == (op.outputs + (int)GROUP - 1) / (int)GROUP, "an embedding has neither a table nor all units");
   for (int i = 0; i < op.num_units; i++) {
     const TmUnit& unit = op.units[i];
     require(unit.data || m.num_ranks > 1, "a unit of an embedding has no codes");
     require(!unit.data || (is_scheme(unit.scheme) && !is_table(unit.scheme)), "a unit of an embedding has no codes");
-    require(unit.first == i * GROUP && unit.count == std::min((int)GROUP, m.vocab - unit.first),
+    require(unit.first == i * GROUP && unit.count == std::min((int)GROUP, op.outputs - unit.first),
             "a unit of an embedding has other rows");
   }
 }

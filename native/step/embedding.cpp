@@ -93,15 +93,15 @@ void Worker::embed(const TmOp& op) {
   const auto [from, to] = share_of(step.num_tokens, own_thread_, threads_.count());
   for (int t = from; t < to; t++) {
     float* row = residual(t);
-    if (!embeds(op, step.tokens[t])) continue;
-    embed_token(op, step.tokens[t], row);
+    const int64_t token = op.bias ? step.tokens[t] % op.outputs : step.tokens[t];
+    if (!embeds(op, token)) continue;
+    embed_token(op, token, row);
     if (op.weight) kernels_.norm(row, row, hidden, op.weight, nullptr, op.eps, op.centred);
     if (op.scale != 1)
       for (int i = 0; i < hidden; i++) row[i] *= op.scale;
     if (op.positions)
       for (int i = 0; i < hidden; i++) row[i] += table_entry(op.positions, op.scheme, step.positions[t] * hidden + i);
-    if (op.bias)
-      for (int i = 0; i < hidden; i++) row[i] += op.bias[i];
+    if (op.bias) kernels_.add(row, op.bias + step.tokens[t] / op.outputs * hidden, hidden);
   }
 }
 

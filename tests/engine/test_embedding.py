@@ -3,14 +3,17 @@
 import json
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests import gguf_files
 from tests.empty import check_empty
 from tests.marks import needs_native
 from tests.tiny_models import prompt, reference, save
+from tests.word_model import save_word_model
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError, RequestError
 from tokenmill.weights.pooling import TextPooling, pooling_of
@@ -126,7 +129,8 @@ def test_a_program_that_hands_out_no_rows_is_named(llama):
             ("mean", False),
         ),
         (["Transformer", "Pooling"], {"pooling_mode": "cls"}, ("cls", False)),
-        (["Transformer", "Pooling", "Dense"], {"pooling_mode": "mean"}, "type 'Dense', which is not supported yet"),
+        (["Transformer", "Pooling", "LSTM"], {"pooling_mode": "mean"}, "type 'LSTM', which is not supported yet"),
+        (["Transformer", "Pooling", "Dense"], {"pooling_mode": "mean"}, ("mean", False)),
         (["Transformer"], {}, "has no pooling"),
         (["Transformer", "Pooling"], {"pooling_mode_max_tokens": True}, "asks for pooling_mode_max_tokens"),
         (["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
@@ -147,6 +151,79 @@ def test_the_files_of_sentence_transformers_say_the_pooling(modules, pooling, fo
         return
     told = pooling_of(tmp_path)
     assert (told.pooling, told.normalize) == found and told.prompts["query"] == "Find: "
+
+
+def dense(path: Path, outputs: int, inputs: int, activation: str, **more) -> torch.nn.Linear:
+    """Save a Dense module as sentence-transformers does."""
+    torch.manual_seed(outputs)
+    linear = torch.nn.Linear(inputs, outputs)
+    config = {"in_features": inputs, "out_features": outputs, "bias": True, "activation_function": activation, **more}
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    save_file({f"linear.{name}": each.detach() for name, each in linear.named_parameters()}, path / "model.safetensors")
+    return linear
+
+
+def save_modules(path: Path, kinds: list[str]) -> None:
+    listed = [{"type": f"x.{kind}", "path": f"{at}_{kind}"} for at, kind in enumerate(kinds)]
+    (path / "modules.json").write_text(json.dumps(listed))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+
+
+def test_dense_modules_multiply_the_pooled_row(tmp_path):
+    path = save("qwen3", tmp_path)
+    save_modules(path, ["Transformer", "Pooling", "Dense", "Normalize", "Dense", "Normalize"])
+    first = dense(path / "2_Dense", 40, reference("qwen3").config.hidden_size, "torch.nn.modules.activation.Tanh")
+    second = dense(path / "4_Dense", 24, 40, "torch.nn.modules.linear.Identity")
+    engine = load(path, dtype="float32", max_length=64)
+    plain = engine.embed(TEXTS, normalize=False)
+    pooled = torch.stack([mean_of(each) for each in TEXTS])
+    wanted = second(torch.nn.functional.normalize(first(pooled).tanh(), dim=1)).detach()
+    torch.testing.assert_close(plain, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(engine.embed(TEXTS), torch.nn.functional.normalize(wanted, dim=1), rtol=1e-4, atol=1e-5)
+    assert engine.embed(TEXTS, dimensions=8).shape == (5, 8)
+    with pytest.raises(RequestError, match="from 1 to 24"):
+        engine.embed(TEXTS, dimensions=25)
+
+
+@torch.no_grad()
+def mean_of(tokens: list[int]) -> torch.Tensor:
+    return reference("qwen3")(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0].mean(0)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "how", "message"),
+    [
+        (40, {"activation_function": "os.system"}, "activation_function"),
+        (40, {"out_features": 25}, "has the tensors"),
+        (40, {"strange": 1}, "strange"),
+        (41, {}, "multiplies 41 numbers"),
+    ],
+)
+def test_a_dense_module_that_is_not_understood_is_refused(inputs, how, message, tmp_path):
+    path = save("qwen3", tmp_path)
+    width = reference("qwen3").config.hidden_size
+    save_modules(path, ["Transformer", "Pooling", "Dense"])
+    dense(path / "2_Dense", 24, width + inputs - 40, "torch.nn.modules.linear.Identity", **how)
+    message = message.replace("41", str(width + 1))
+    with pytest.raises(CheckpointError, match=message):
+        load(path, max_length=64).embed(TEXTS)
+
+
+def test_a_default_prompt_stands_before_texts_and_letters_are_made_small(tmp_path):
+    path = save_word_model(tmp_path)
+    save_modules(path, ["Transformer", "Pooling"])
+    settings = {"prompts": {"query": "W5 ", "other": "w6 "}, "default_prompt_name": "query"}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    (path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 4, "do_lower_case": True}))
+    engine = load(path, dtype="float32")
+    assert torch.equal(engine.embed("W9"), engine.embed([5, 9]))
+    assert torch.equal(engine.embed("w9", prompt_name=""), engine.embed([9]))
+    assert torch.equal(engine.embed("w9", prompt_name="other"), engine.embed([6, 9]))
+    with pytest.raises(RequestError, match=r"5 tokens are over the 4"):
+        engine.embed("w1 w2 w3 w4")
+    assert torch.equal(engine.embed("w1 w2 w3 w4", truncate=True), engine.embed([5, 1, 2, 3]))
 
 
 def test_a_folder_outside_of_the_model_is_not_read(tmp_path):

@@ -164,16 +164,14 @@ def embed(
 
     tokens = for_each("text", batch_of(texts)[0], encoded)
     for_each("text", tokens, lambda each: check_length(len(each)))
-    vectors = _vectors(core, tokens, how, salt, is_given_up)
-    if not np.isfinite(vectors).all():
-        dtype = core.loaded.config.dtype
-        raise RequestError(f"numbers of a vector overflow in dtype {dtype}; {overflow_remedy(dtype)}")
-    return TextVectors(torch.from_numpy(vectors), tuple(map(len, tokens)))
+    found = vectors(core, tokens, how, salt, is_given_up)
+    return TextVectors(torch.from_numpy(found), tuple(map(len, tokens)))
 
 
-def _vectors(
+def vectors(
     core: Core, tokens: List[list[int]], how: Pooling, salt: bytes, is_given_up: Callable[[], bool]
 ) -> NDArray[np.float32]:
+    """Compute the vector of each list of token ids, [N, D]. RequestError where its numbers are not finite."""
     found: dict[int, NDArray[np.float32]] = {}
     waiting, running = enumerate(tokens), dict[int, tuple[Sequence, _PooledText, Held]]()
 
@@ -203,8 +201,11 @@ def _vectors(
             for number, ids in islice(waiting, core.loaded.config.max_sequences - len(running)):
                 start(number, ids)
             if not running:
-                vectors = [found[number] for number in range(len(tokens))]
-                return np.array(vectors, np.float32).reshape(len(tokens), how.dimensions)
+                made = np.array([found[number] for number in range(len(tokens))], np.float32)
+                if not np.isfinite(made).all():
+                    dtype = core.loaded.config.dtype
+                    raise RequestError(f"numbers of a vector overflow in dtype {dtype}; {overflow_remedy(dtype)}")
+                return made.reshape(len(tokens), how.dimensions)
             for number in core.wait(ended):
                 _, text, held = running.pop(number)
                 found[number] = text.vector(how)

@@ -9,14 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from torch import Tensor
-
-from tokenmill.engine.batch import Score
 from tokenmill.engine.core import Core
-from tokenmill.engine.embedding import embed
 from tokenmill.engine.outputs import Completion, Ended, Stream
+from tokenmill.engine.readings import Readings
 from tokenmill.engine.requests import Prompt, Request, batch_of, for_each, token_ids
-from tokenmill.engine.scoring import last_logits, score, score_pairs
 from tokenmill.engine.session import Session
 from tokenmill.errors import ConfigError
 from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
@@ -29,7 +25,7 @@ Many = List[str] | List[List[int]]
 Messages = List[Mapping[str, Any]]
 
 
-class Engine:
+class Engine(Readings):
     """A loaded model with its cache, made by `tokenmill.load`. It is safe to use from several threads, and a context.
 
     config: the settings, every default resolved. program_name, program_reason, kernel_name: the chosen program, the
@@ -118,31 +114,6 @@ class Engine:
     ) -> Stream:
         """Answer as `chat` does, piece by piece."""
         return self.stream(self.chat_prompt(messages), params, **settings)
-
-    def logits(self, prompt: Prompt) -> Tensor:
-        """Compute the logits after every token of the prompt, [T, V] float32 on the CPU."""
-        tokens = self.encode(prompt)
-        return last_logits(self.core, tokens, len(tokens))
-
-    def score(self, prompt: Prompt, choices: List[Prompt]) -> list[float]:
-        """Compute the log-probability of each choice as the continuation of the prompt, which is computed once."""
-        return score(self.core, prompt, choices)
-
-    def score_pairs(self, pairs: List[tuple[Prompt, Prompt]]) -> list[Score]:
-        """Score each (context, continuation): the log-probability of every token of the continuation, and whether it
-        is the likeliest there. max_sequences contexts are in flight together, and equal ones are computed once.
-
-        A pair may have one token more than max_length, since its last one is not fed.
-        """
-        return score_pairs(self.core, pairs)
-
-    def embed(self, texts: One | Many, **settings: Any) -> Tensor:
-        """Compute the vector of a text, [D] float32 on the CPU, or of each of a list, [N, D]. settings: see
-        embedding.embed.
-        """
-        prompts, many = batch_of(texts)
-        vectors = embed(self.core, prompts, **settings).vectors
-        return vectors if many else vectors[0]
 
     def verify(self, receipt: Any) -> Any:
         """Check a Receipt, or its JSON, by one pass over prompt and tokens, several times as fast as generating, and

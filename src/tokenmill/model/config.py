@@ -72,10 +72,10 @@ class ModelConfig:
     windows: past tokens that a query sees, itself included, None for all; for each layer, or one for
     all layers. both_ways: it sees as many later ones too, as in an encoder. positions: "rope" or "learned"; the row of
     the first position is first_position, in a table that has so many rows more. num_types: rows of a table of token
-    types, of which every token has the first; 0 without. ropes: per layer, where they differ; then `rope` tells the
-    context. norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP, in
-    all layers or for each. norm_rounds_last: in the model's dtype the norm is rounded after its weight, not before.
-    layer_norms: the norms before and after attention and MLP, where they differ from the last norm. first_norm:
+    types; a token of type t has the id t * vocab_size + id. 0 without. ropes: per layer, where they differ; then `rope`
+    tells the context. norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the
+    MLP, in all layers or for each. norm_rounds_last: in the model's dtype the norm is rounded after its weight, not
+    before. layer_norms: the norms before and after attention and MLP, where they differ from the last norm. first_norm:
     whether the first layer has the norm before attention. embedding_norm: "plain": embeddings are normed without a
     weight, before they are multiplied; "own": by a norm like others, behind positions and types; "" for no norm.
     attention_gate: a matrix whose sigmoid multiplies the output of attention. residual: "serial", or "parallel"

@@ -24,7 +24,8 @@ _ANY = frozenset(
     num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
     output_router_logits output_scores pad_token_id padding_side predict_special_tokens prefix pretraining_tp
     problem_type remove_invalid_values repetition_penalty resid_pdrop residual_dropout return_dict
-    return_dict_in_generate router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32 sep_token_id
+    return_dict_in_generate router_aux_loss_coef router_jitter_noise sbert_ce_default_activation_function
+    scale_attention_softmax_in_fp32 sentence_transformers sep_token_id
     seq_length summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
     suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
     tokenizer_model_max_length tokenizer_padding_side top_k top_p torch_dtype torchscript transformers.js_config

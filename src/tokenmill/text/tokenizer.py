@@ -174,6 +174,13 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:  # half a surrogate pair is a Python text, but no UTF-8
             raise RequestError("the prompt is not text in UTF-8: it holds half of a surrogate pair") from error
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int], list[int]]:
+        """Encode two texts that a model reads as a pair: token ids, their types, and the places of the second text."""
+        first, second = (text if self.rules is None else self.rules.apply(text) for text in (first, second))
+        found = self.backend.encode(first, second)
+        places = [place for place, number in enumerate(found.sequence_ids) if number == 1]
+        return found.ids, found.type_ids, places
+
     def prepared(self, text: str, *, special: Iterable[str], continues: bool = False) -> str:
         """Return the text that the backend gets: changed by the rules between the names of `special` tokens.
 

@@ -72,6 +72,7 @@ _WITHOUT_EFFECT = (
     *("ggml.token_type_count", "ggml.add_sep_token", "ggml.added_tokens", "ggml.normalizer.lowercase"),
     *("ggml.normalizer.strip_accents", "huggingface.json", "rwkv.world"),
 )
+_PAIRS = {"bert": "bos $A eos $B:1 eos:1", "t5": "bos $A eos eos $B eos"}  # of BERT, and of XLM-RoBERTa
 _PHI_3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -107,6 +108,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         # By names of ours: in a template, `$`, `:` and spaces inside a token's text would have a meaning.
         backend.post_processor = processors.TemplateProcessing(
             single=" ".join(part for part in ("bos", "$A", "eos") if part in (*around, "$A")),
+            pair=_PAIRS.get(model) if len(around) == len(put) else None,
             special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in around.items()],
         )
     suppressed = keys.token_ids("ggml.suppress_tokens")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tokenmill.errors import CheckpointError
@@ -18,10 +19,11 @@ from tokenmill.weights.plain import PlainCheckpoint
 
 Floats = NDArray[np.float32]
 
-_ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "Identity": lambda x: x,
     "Tanh": np.tanh,
     "ReLU": lambda x: np.maximum(x, np.float32(0)),
+    "GELU": lambda x: np.asarray(torch.nn.functional.gelu(torch.from_numpy(x)).numpy(), np.float32),
     "Sigmoid": lambda x: np.reciprocal(1 + np.exp(-x), dtype=np.float32),
 }
 _KEYS = ("in_features", "out_features", "bias", "activation_function")
@@ -38,7 +40,7 @@ class DenseStep:
 
     def __call__(self, x: Floats) -> Floats:
         product = self.weight @ x
-        return _ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
+        return ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
 
 
 def dense_step(folder: Path) -> DenseStep:
@@ -47,8 +49,8 @@ def dense_step(folder: Path) -> DenseStep:
     outputs, inputs, bias = reader.count("out_features"), reader.count("in_features"), reader.flag("bias", True)
     name = reader.text("activation_function", "torch.nn.modules.activation.Tanh")
     package, _, activation = name.rpartition(".")
-    if not package.startswith("torch.nn") or activation not in _ACTIVATIONS:
-        known = ", ".join(f"torch.nn.{each}" for each in _ACTIVATIONS)
+    if not package.startswith("torch.nn") or activation not in ACTIVATIONS:
+        known = ", ".join(f"torch.nn.{each}" for each in ACTIVATIONS)
         raise reader.refuse("activation_function", name, f"one of {known}")
     for key, value in _PLAIN.items():
         reader.expect(key, value)

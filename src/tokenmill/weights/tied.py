@@ -8,6 +8,7 @@ import logging
 
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import HEADLESS, read_config
+from tokenmill.weights.classifier import is_classifier
 from tokenmill.weights.names import name_of
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 from tokenmill.weights.pooling import has_modules
@@ -32,6 +33,10 @@ def name_tied_embedding(checkpoint: PlainCheckpoint) -> None:
 def note_missing_head(checkpoint: PlainCheckpoint) -> None:
     """Take a model that was saved for vectors of texts as one without a head, whose place the embedding takes."""
     classes = checkpoint.config.get("architectures")
+    if is_classifier(checkpoint.config):  # see classifier.py, which reads its matrices
+        checkpoint.leave_out([name for name in checkpoint.shapes if name == "score.weight"])
+        checkpoint.config |= {HEADLESS: True}
+        return
     has_no_head_class = isinstance(classes, list) and bool(classes) and str(classes[0]).endswith("Model")
     if not (has_no_head_class or has_modules(checkpoint.path)) or read_config(checkpoint.config).tie_embeddings:
         return

@@ -1,7 +1,7 @@
 """Encoders, which make vectors of texts and write none: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT.
 
 Their tokens see later tokens, and their norms take the sums of what a half of a layer reads and writes. The norm of the
-last sum is the last layer's own, and here the model's last one. Every token has the first token type.
+last sum is the last layer's own, and here the model's last one. The second text of a pair has the second token type.
 """
 
 from dataclasses import replace
@@ -34,8 +34,11 @@ _OLDER = {  # names of norms as the first releases wrote them
     for name, goal in _NAMES.items()
     if "LayerNorm" in name
 }
-HEADS = ("pooler.", "cls.", "lm_head.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector.")
-"""Beginnings of tensors of a pooler, and of heads that guess words: no vector is made with them."""
+HEADS = (
+    *("pooler.", "classifier.", "pre_classifier.", "cls.", "lm_head."),
+    *("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
+)
+"""Beginnings of tensors of a pooler, and of heads that label texts or guess words: no vector is made with them."""
 ENCODES: dict[str, Any] = {"both_ways": True, "has_head": False, "eos_token_ids": ()}
 """What every encoder has in common."""
 LIKE_BERT = {

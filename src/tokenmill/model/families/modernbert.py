@@ -81,7 +81,7 @@ MODERNBERT = Family(
         "tie_word_embeddings": True,
     },
     harmless=("layer_norm_eps", "position_embedding_type", *_TRAINED.split()),
-    further=("head.", "decoder."),  # which guess words
+    further=("head.", "decoder.", "classifier."),  # which guess words, or label texts
 )
 _OF_NOMIC = "encoder.layers.{i}."
 _NOMIC = {

@@ -39,7 +39,7 @@ def add_embedding(ops: OpList, decoder: DecoderDescription, scheme: Scheme, dtyp
     if positions is not None:
         embed.positions = positions + config.first_position * width * DTYPES[dtype]
     if config.num_types:
-        embed.bias = ops.keep("type_embedding.weight")  # the row of the first type
+        embed.bias = ops.keep("type_embedding.weight")
     if config.embedding_norm == "plain":
         norm = decoder.embedding_norm
         assert norm is not None, "it was described"

@@ -67,7 +67,7 @@ class Native(Program):
             hidden=shape.hidden_size,
             num_heads=shape.num_heads,
             intermediate=max((mlp.down.inputs for layer in description.layers for mlp in layer.mlps), default=1),
-            vocab=shape.vocab_size,
+            vocab=shape.vocab_size * max(shape.num_types, 1),
             cache_format=kv_number(pool.spec.format, pool.spec.dtype),
             ops=self._ops.array,
             num_ops=len(self._ops.array),

@@ -1,0 +1,114 @@
+"""The head of a model that scores texts, in a directory's files: matrices over one pooled row.
+
+Each family has its own: a pooler and a classifier (BERT), two matrices of the classifier (RoBERTa), one with a norm
+behind it (ModernBERT), or one matrix over the row of the last token (decoders). The last matrix has a row for each
+label; a reranker has one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokenmill.errors import CheckpointError
+from tokenmill.model.families import find_family
+from tokenmill.text.tokenizer import read_json
+from tokenmill.value_reader import ValueReader, brief
+from tokenmill.weights.dense_step import ACTIVATIONS, DenseStep, Floats
+from tokenmill.weights.file_kind import DIRECTORY, file_kind
+from tokenmill.weights.files import weight_files
+from tokenmill.weights.plain import PlainCheckpoint
+
+Step = Callable[[Floats], Floats]
+_OF_BERT = (("pooler.dense", "Tanh"), ("classifier", "Identity"))
+_OF_ROBERTA = (("classifier.dense", "Tanh"), ("classifier.out_proj", "Identity"))
+_FORMS = {
+    "bert": _OF_BERT,
+    "nomic_bert": _OF_BERT,
+    "roberta": _OF_ROBERTA,
+    "xlm-roberta": _OF_ROBERTA,
+    "camembert": _OF_ROBERTA,
+    "distilbert": (("pre_classifier", "ReLU"), ("classifier", "Identity")),
+    "modernbert": (("head.dense", "GELU"), ("head.norm", ""), ("classifier", "Identity")),
+}
+"""The matrices of a family's head, with what follows each; without that it is a norm."""
+_OF_DECODERS = (("score", "Identity"),)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """pooling: of which row the steps are computed. activation: of the score, as sentence-transformers applies it."""
+
+    pooling: str
+    steps: tuple[Step, ...]
+    num_labels: int
+    activation: str
+
+
+@dataclass(frozen=True)
+class _NormStep:
+    weight: Floats
+    bias: Floats | None
+    eps: float
+
+    def __call__(self, x: Floats) -> Floats:
+        bias = None if self.bias is None else torch.from_numpy(self.bias)
+        normed = torch.nn.functional.layer_norm(
+            torch.from_numpy(x), x.shape, torch.from_numpy(self.weight), bias, self.eps
+        )
+        return np.asarray(normed.numpy(), np.float32)
+
+
+def is_classifier(config: dict[str, Any]) -> bool:
+    """Say whether a config.json is of a model that was saved with such a head."""
+    classes = config.get("architectures")
+    return isinstance(classes, list) and bool(classes) and str(classes[0]).endswith("ForSequenceClassification")
+
+
+def classifier_of(path: Path) -> Classifier | None:
+    """Read the head; None for a model without one. CheckpointError where its tensors are not those of its family."""
+    if file_kind(path) != DIRECTORY or not is_classifier(config := read_json(path / "config.json")):
+        return None
+    reader = ValueReader(config, str(path / "config.json"), CheckpointError)
+    family, checkpoint = find_family(config), PlainCheckpoint(path, config, weight_files(path))
+    name = reader.text("model_type")
+    form = _FORMS.get(name, _OF_DECODERS)
+    pooling = "last" if form is _OF_DECODERS else reader.text("classifier_pooling", "cls")
+    if pooling not in ("last", "cls", "mean"):
+        raise reader.refuse("classifier_pooling", pooling, "cls or mean")
+    if name == "modernbert":
+        reader.expect("classifier_activation", "gelu")
+    eps = reader.number("norm_eps", 1e-5)
+    steps = [_step(checkpoint, family.prefix, part, activation, eps) for part, activation in form]
+    last = steps[-1]
+    assert isinstance(last, DenseStep), "a classifier ends with a matrix"
+    return Classifier(pooling, tuple(steps), len(last.weight), _activation(reader))
+
+
+def _step(checkpoint: PlainCheckpoint, prefix: str, part: str, activation: str, eps: float) -> Step:
+    found = {
+        kind: checkpoint.read(name).float().numpy()
+        for kind in ("weight", "bias")
+        for name in (f"{part}.{kind}", f"{prefix}{part}.{kind}")
+        if name in checkpoint.shapes
+    }
+    if "weight" not in found:
+        raise CheckpointError(f"{checkpoint.path} lacks a tensor of its classifier", missing=[f"{part}.weight"])
+    if activation:
+        return DenseStep(found["weight"], found.get("bias"), activation)
+    return _NormStep(found["weight"], found.get("bias"), eps)
+
+
+def _activation(reader: ValueReader) -> str:
+    """Read what sentence-transformers applies to a score: a sigmoid, where the config says nothing."""
+    name = reader.take("sbert_ce_default_activation_function", None)
+    name = reader.inside("sentence_transformers").take("activation_fn", name)
+    if name is None:
+        return "Sigmoid"
+    package, _, activation = str(name).rpartition(".")
+    if not package.startswith("torch.nn") or activation not in ACTIVATIONS:
+        raise reader.refuse("sentence_transformers", brief(name), "an activation of torch.nn that is known here")
+    return activation
