@@ -329,6 +329,7 @@ VERBS: Names = {
     "serve": "tokenmill.cli.serve",
     "batch": "tokenmill.cli.batch",
     "embed": "tokenmill.cli.embed",
+    "rerank": "tokenmill.cli.rerank",
     "prefill": "tokenmill.cli.prefill",
     "decode": "tokenmill.cli.decode",
     "verify": "tokenmill.cli.verify.verb",

@@ -6,7 +6,7 @@ continuations only tokens whose successors are not known yet: choices of one tok
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -44,11 +44,17 @@ class Score:
         return math.fsum(self.logprobs)
 
 
-def score_each(core: Core, pairs: List[tuple[List[int], List[int]]]) -> Iterator[tuple[int, Score]]:
+def score_each(
+    core: Core,
+    pairs: List[tuple[List[int], List[int]]],
+    salt: bytes = b"",
+    is_given_up: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[int, Score]]:
     """Score each continuation after its context, both given as token ids; yield its place in `pairs` and its Score.
 
     The order is arbitrary. The last token of a pair is not fed, so a pair may have one token more than max_length.
-    RequestError for an empty context, for ids that the model does not have, and for logits that are no numbers.
+    RequestError for an empty context, for ids that the model does not have, and for logits that are no numbers. salt:
+    see Core.request. is_given_up: asked in the engine's thread after each step; RequestError then.
     """
     core.check_open()
     contexts: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
@@ -56,8 +62,14 @@ def score_each(core: Core, pairs: List[tuple[List[int], List[int]]]) -> Iterator
         core.inputs.encode([*context, *tail] if context else ())
         core.inputs.check_length(len(context) + len(tail) - 1)
         contexts.setdefault(tuple(context), {})[number] = tuple(tail)
-    waiting = (_Continuations(core, list(context), tails) for context, tails in contexts.items())
+    waiting = (_Continuations(core, list(context), tails, salt) for context, tails in contexts.items())
     running: dict[_Continuations, Held] = {}
+
+    def ended() -> list[_Continuations] | None:
+        if is_given_up():
+            raise RequestError("this was given up before its end")
+        return [each for each in running if each.has_ended] or None
+
     try:
         while True:
             for each in islice(waiting, core.loaded.config.max_sequences - len(running)):
@@ -65,7 +77,7 @@ def score_each(core: Core, pairs: List[tuple[List[int], List[int]]]) -> Iterator
                 each.start()
             if not running:
                 return
-            for each in core.wait(lambda: [each for each in running if each.has_ended] or None):
+            for each in core.wait(ended):
                 yield from each.take().items()
                 if not each.resume():
                     running.pop(each).release()
@@ -107,12 +119,12 @@ def in_order(results: Iterable[tuple[int, Result]], count: int) -> list[Result]:
 class _Continuations:
     """One context with all of its continuations: `tails`, by their numbers in the list of pairs."""
 
-    def __init__(self, core: Core, context: list[int], tails: Mapping[int, tuple[int, ...]]) -> None:
+    def __init__(self, core: Core, context: list[int], tails: Mapping[int, tuple[int, ...]], salt: bytes) -> None:
         self._core, self._context = core, context
         self._tails = dict(sorted(tails.items(), key=lambda item: item[1]))  # neighbours begin alike
         self._known: dict[int, dict[int, tuple[float, bool]]] = {number: {} for number in tails}
         longest = max(self._tails.values(), key=len)
-        self.sequence: Sequence = core.inputs.kept([*context, *longest[:-1]], len(context) - 1)
+        self.sequence: Sequence = core.inputs.kept([*context, *longest[:-1]], len(context) - 1, salt)
         self.sequence.tokens = [*context, *next(iter(self._tails.values()))[:-1]]
         self.sequence.on_logits = self._collect
 

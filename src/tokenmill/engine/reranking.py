@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokenmill.engine.batch import in_order, score_each
 from tokenmill.engine.core import Core
 from tokenmill.engine.embedding import Pooling, vectors
 from tokenmill.engine.mtp import refuse_rows
 from tokenmill.engine.requests import for_each
-from tokenmill.engine.scoring import score_pairs
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.hub.names import locate
 from tokenmill.value_reader import brief
@@ -71,7 +71,8 @@ def rerank(
         _check(f"document {number} of {len(documents)}", document)
     head = _head(core)
     if head is None:
-        return _by_answers(core, query, documents, INSTRUCTION if instruction is None else instruction, truncate)
+        asked = INSTRUCTION if instruction is None else instruction
+        return _by_answers(core, query, documents, asked, truncate, salt, is_given_up)
     if instruction is not None:
         raise RequestError("instruction: this model scores pairs of texts and reads no instruction")
     if head.num_labels != 1:
@@ -117,7 +118,15 @@ def _pair(core: Core, query: str, document: str, limit: int | None) -> list[int]
     return [token + kind * model.vocab_size for token, kind in zip(tokens, types, strict=True)]
 
 
-def _by_answers(core: Core, query: str, documents: List[str], instruction: str, truncate: bool) -> Ranking:
+def _by_answers(
+    core: Core,
+    query: str,
+    documents: List[str],
+    instruction: str,
+    truncate: bool,
+    salt: bytes,
+    is_given_up: Callable[[], bool],
+) -> Ranking:
     """Ask a decoder about each document."""
     if not core.loaded.model_config.has_head:
         raise RequestError("this model makes vectors of texts, and scores no pairs: it has neither a head nor labels")
@@ -134,7 +143,8 @@ def _by_answers(core: Core, query: str, documents: List[str], instruction: str, 
 
     prompts = for_each("document", documents, asked)
     for_each("document", prompts, lambda each: core.inputs.check_length(len(each)))
-    found = score_pairs(core, [(prompt, answer) for prompt in prompts for answer in answers])
+    both = [(prompt, answer) for prompt in prompts for answer in answers]
+    found = in_order(score_each(core, both, salt, is_given_up), len(both))
     pairs = zip(found[::2], found[1::2], strict=True)
     scores = [1 / (1 + math.exp(min(no.logprob - yes.logprob, 700.0))) for yes, no in pairs]
     return Ranking(torch.tensor(scores, dtype=torch.float32), tuple(map(len, prompts)))

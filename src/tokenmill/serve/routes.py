@@ -8,7 +8,7 @@ from tokenmill.serve.facts import document, page, status, tokens
 from tokenmill.serve.messages.parse import CountBody, parse_messages
 from tokenmill.serve.ollama import embed as ollama_embed
 from tokenmill.serve.ollama import routes as ollama
-from tokenmill.serve.openai import embeddings
+from tokenmill.serve.openai import embeddings, rerank
 from tokenmill.serve.protocols import GENERATING, MESSAGES, OLLAMA, Route
 from tokenmill.serve.sessions import routes as kept
 
@@ -20,6 +20,8 @@ ROUTES = (
     Route("POST", "/v1/messages/count_tokens", tokens.count_tokens, NAMED, CountBody, protocol=MESSAGES,
           parse=parse_messages),
     Route("POST", "/v1/embeddings", embeddings.embeddings, NAMED, embeddings.EmbeddingBody),
+    *(Route("POST", path, rerank.reranked, NAMED, rerank.RerankBody) for path in ("/v1/rerank", "/rerank")),
+    *(Route("POST", path, rerank.scored, NAMED, rerank.ScoreBody) for path in ("/v1/score", "/score")),
     Route("POST", "/api/embed", ollama_embed.embed, NAMED, ollama_embed.OllamaEmbedBody, protocol=OLLAMA),
     Route("POST", "/api/embeddings", ollama_embed.embeddings, NAMED, ollama_embed.OllamaEmbeddingsBody,
           protocol=OLLAMA),

@@ -165,11 +165,11 @@ def test_texts_and_tokens_do_not_wait_for_vectors(chat_model, monkeypatch, quiet
 
 def test_a_pooling_that_is_not_supported_is_no_fault_of_the_server(chat_model, tmp_path):
     path = Path(shutil.copytree(chat_model, tmp_path / "model"))
-    modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in ("Pooling", "Dense")]
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in ("Pooling", "LSTM")]
     (path / "modules.json").write_text(json.dumps(modules))
     (path / "Pooling").mkdir()
     (path / "Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
     with served(path) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        with pytest.raises(openai.BadRequestError, match="type 'Dense', which is not supported yet"):
+        with pytest.raises(openai.BadRequestError, match="type 'LSTM', which is not supported yet"):
             client.embeddings.create(model=client.models.list().data[0].id, input="w1")

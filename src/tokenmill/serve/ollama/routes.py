@@ -117,7 +117,9 @@ class ModelFacts:
     def shown(self) -> Json:
         """The answer of /api/show. Its length is the configured one, and its words are what clients look for."""
         parameters = {"num_ctx": self._model.num_positions, **self._core.loaded.generation_defaults}
-        found = {"completion": True, "tools": self._model.has_template, "thinking": self._model.thinks}
+        writes = self._core.loaded.model_config.has_head
+        found = {"completion": writes, "tools": writes and self._model.has_template, "thinking": self._model.thinks}
+        found["embedding"] = not writes
         return {
             "modelfile": f"# Served by tokenmill {__version__}, which reads no Modelfile\nFROM {self._served}\n",
             "parameters": "\n".join(f"{NAMES.get(name, name):<30} {value}" for name, value in parameters.items()),

@@ -78,7 +78,13 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 def use_engine(engine: Engine) -> None:
-    """Compute two tokens, which is a step that prefills and one that decodes. A block that is full would be kept."""
+    """Compute two tokens, which is a step that prefills and one that decodes. A block that is full would be kept.
+
+    A model without a head makes a vector.
+    """
+    if not engine.model_config.has_head:
+        engine.embed([0], pooling="mean", prompt_name="")
+        return
     count = min(2, min(engine.config.max_length, engine.core.scheduler.allocator.block_size) - 1)
     if count > 0:
         engine.generate([0], max_new_tokens=count, temperature=1.0, seed=0, ignore_eos=True)
