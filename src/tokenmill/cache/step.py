@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tokenmill.kernels.attend import AttentionShape
 from tokenmill.memory.transfer import to_device
 from tokenmill.schedule.sequence import unread_mark
 
@@ -98,17 +97,17 @@ class Step:
     def rows_R(self) -> Tensor | None:
         return None if self.rows is None else to_device(self.rows, self.device)
 
-    def mask(self, span: Span, shape: AttentionShape, dtype: torch.dtype) -> Tensor:
+    def mask(self, span: Span, window: int | None, both_ways: bool, dtype: torch.dtype) -> Tensor:
         """Make the mask [count, length - first_key] to add to scores: 0 where a query may attend, else -inf."""
 
         def make() -> Tensor:
             queries = torch.arange(span.start, span.length, device=self.device)[:, None]
-            keys = torch.arange(span.first_key(shape.window), span.length, device=self.device)[None, :]
-            beyond = span.length if shape.window is None else shape.window
-            hidden = (keys <= queries - beyond) | (keys >= queries + (beyond if shape.both_ways else 1))
+            keys = torch.arange(span.first_key(window), span.length, device=self.device)[None, :]
+            beyond = span.length if window is None else window
+            hidden = (keys <= queries - beyond) | (keys >= queries + (beyond if both_ways else 1))
             return torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(hidden, -torch.inf)
 
-        return self.once((span.first, shape.window, shape.both_ways, dtype), make)
+        return self.once((span.first, window, both_ways, dtype), make)
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Make what several layers need of a step when the first of them asks for it."""

@@ -177,8 +177,8 @@ def vectors(
 
     def start(number: int, ids: list[int]) -> None:
         sequence, text = core.inputs.kept(list(ids), len(ids) - 1, salt), _PooledText(how.pooling, len(ids))
-        # Rows that are found in the cache are not computed, so only the last row may be pooled beside them; and rows
-        # that see later tokens are those of this text alone.
+        # Rows that are found in the cache are not computed, so only the last row may be pooled beside them. And rows
+        # that see later tokens are of use to no other text.
         sequence.kept.is_own = how.pooling == "last" and not core.loaded.model_config.both_ways
         running[number] = sequence, text, Held(core, sequence)
 

@@ -80,7 +80,7 @@ class ModelConfig:
     weight, before they are multiplied; "own": by a norm like others, behind positions and types; "" for no norm.
     attention_gate: a matrix whose sigmoid multiplies the output of attention. residual: "serial", or "parallel"
     where attention and MLP read the same input (GPT-NeoX), or "normed" where norms take the sums of what a half reads
-    and writes, the last norm that of the last layer (BERT). shared_norm: they read it through one norm.
+    and writes, and the last layer's second one is the last norm (BERT). shared_norm: they read it through one norm.
     attention_out_multiplier, mlp_multipliers: of the output of attention; of the gate of an MLP and of its output.
     attention_temperature: (beta, length): queries are multiplied by 1 + beta * ln(1 + floor(position / length)).
     swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha * gate), with gate <= limit.

@@ -8,7 +8,6 @@ label; a reranker has one.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from tokenmill.weights.dense_step import ACTIVATIONS, DenseStep, Floats
 from tokenmill.weights.file_kind import DIRECTORY, file_kind
 from tokenmill.weights.files import weight_files
 from tokenmill.weights.plain import PlainCheckpoint
+from tokenmill.weights.tied import is_classifier
 
 Step = Callable[[Floats], Floats]
 _OF_BERT = (("pooler.dense", "Tanh"), ("classifier", "Identity"))
@@ -62,14 +62,8 @@ class _NormStep:
         return np.asarray(normed.numpy(), np.float32)
 
 
-def is_classifier(config: dict[str, Any]) -> bool:
-    """Say whether a config.json is of a model that was saved with such a head."""
-    classes = config.get("architectures")
-    return isinstance(classes, list) and bool(classes) and str(classes[0]).endswith("ForSequenceClassification")
-
-
 def classifier_of(path: Path) -> Classifier | None:
-    """Read the head; None for a model without one. CheckpointError where its tensors are not those of its family."""
+    """Read the head; None for a model without one. CheckpointError where a tensor of it is missing."""
     if file_kind(path) != DIRECTORY or not is_classifier(config := read_json(path / "config.json")):
         return None
     reader = ValueReader(config, str(path / "config.json"), CheckpointError)

@@ -34,8 +34,8 @@ _MODULE, _PROMPTS, TOKENS = "modules.json", "config_sentence_transformers.json",
 class TextPooling:
     """A pooling, one of POOLINGS, as a model's files say it.
 
-    is_told: the files say it. prompts: by their names; default_prompt: the one that stands before a text where none is
-    asked for. max_tokens: of a text, None where the model's context counts. lowers: letters are made small. steps: the
+    is_told: the files say it. prompts: by their names; default_prompt: the one that stands before a text unless another
+    is asked for. max_tokens: of a text, None where the model's context counts. lowers: letters are made small. steps: the
     folder of each matrix by which a pooled vector is multiplied, in order, None for a normalisation between them.
     """
 

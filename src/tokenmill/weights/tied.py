@@ -5,10 +5,11 @@ one matrix only where their values are equal.
 """
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import HEADLESS, read_config
-from tokenmill.weights.classifier import is_classifier
 from tokenmill.weights.names import name_of
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 from tokenmill.weights.pooling import has_modules
@@ -28,6 +29,12 @@ def name_tied_embedding(checkpoint: PlainCheckpoint) -> None:
         family = checkpoint.family
         short = next(name for name, target in family.names.items() if target == "embedding.weight")
         checkpoint.rename(head, family.prefix + short)
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Say whether a config.json is of a model that was saved with a head which labels texts."""
+    classes = config.get("architectures")
+    return isinstance(classes, list) and bool(classes) and str(classes[0]).endswith("ForSequenceClassification")
 
 
 def note_missing_head(checkpoint: PlainCheckpoint) -> None:

@@ -71,7 +71,7 @@ def _attend_span(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: 
     q_KGTH = q_TNH.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     is_whole = span.start == 0 and shape.window is None
     causal = is_whole and not shape.both_ways
-    mask = None if is_whole else step.mask(span, shape, q_TNH.dtype)
+    mask = None if is_whole else step.mask(span, shape.window, shape.both_ways, q_TNH.dtype)
     out_KGTH = scaled_dot_product_attention(q_KGTH, k_KGLH, v_KGLH, mask, is_causal=causal, scale=shape.scale)
     return out_KGTH.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim)
 
@@ -89,7 +89,7 @@ def attend_written_out(
     q_KGTH = q_TNH.view(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     sinks_KG = [None] * num_kv_heads if sinks_N is None else sinks_N.float().view(num_kv_heads, -1)
     heads_KLH = zip(q_KGTH, k_LKH.unbind(1), v_LKH.unbind(1), sinks_KG, strict=True)
-    mask_TL = step.mask(span, shape, torch.float32)
+    mask_TL = step.mask(span, shape.window, shape.both_ways, torch.float32)
     out_KGTH = torch.stack([_attend_head(*head, mask_TL, shape) for head in heads_KLH])
     return out_KGTH.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim).to(q_TNH.dtype)
 

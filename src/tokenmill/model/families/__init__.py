@@ -174,7 +174,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
     if not isinstance(name, str) or (name not in FAMILIES and name not in ENCODERS):
         why = why_not(name, [*FAMILIES, *ENCODERS], features_of_config(config), config.get("architectures"))
         raise CheckpointError(f"config.json: model_type {why}")
-    family: Family = lookup(FAMILIES if name in FAMILIES else ENCODERS, name, "model_type")
+    family: Family = lookup(FAMILIES, name, "model_type") if name in FAMILIES else lookup(ENCODERS, name, "model_type")
     return family
 
 
