@@ -1,6 +1,7 @@
 """Embeddings against transformers' hidden states, in any chunk and batch, and beside everything else that runs."""
 
 import json
+import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,9 @@ from tests.tiny_models import prompt, reference, save
 from tests.word_model import save_word_model
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError, RequestError
+from tokenmill.loader.pack import save_packed_model
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.pooling import TextPooling, pooling_of
 
 TEXTS = [prompt(length, seed=length) for length in (5, 1, 23, 64, 40)]
@@ -322,3 +326,22 @@ def test_architectures_of_another_type_say_nothing_of_a_head(classes, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"1 missing: lm_head.weight"):
         load(tmp_path)
+
+
+def pack(path: Path, file: Path) -> None:
+    save_packed_model(open_checkpoint(path), EngineConfig(program="native"), file, lambda *_: None)
+
+
+@needs_native
+def test_a_packed_model_says_the_pooling_of_its_files(tmp_path):
+    path = save("qwen3", tmp_path)
+    save_modules(path, ["Transformer", "Pooling"])
+    wanted = load(path, program="native", max_length=64).embed(TEXTS)
+    pack(path, file := tmp_path / "model.tmill")
+    assert torch.equal(load(file, max_length=64).embed(TEXTS), wanted)
+    dense(path / "2_Dense", 24, reference("qwen3").config.hidden_size, "torch.nn.modules.linear.Identity")
+    shutil.rmtree(path / "1_Pooling")
+    save_modules(path, ["Transformer", "Pooling", "Dense"])
+    pack(path, other := tmp_path / "other.tmill")
+    with pytest.raises(CheckpointError, match=r"multiplied by matrices, which are not in the file"):
+        load(other, max_length=64).embed(TEXTS)

@@ -98,7 +98,7 @@ def test_texts_that_are_decoded_otherwise_are_refused():
 
 def test_kinds_that_are_not_written():
     unigram = tokenizers.Tokenizer(models.Unigram([("a", 0.0)]))
-    assert refused(Tokenizer(unigram)) == "it is of kind Unigram, and only BPE can be written"
+    assert refused(Tokenizer(unigram)) == "it is of kind Unigram, and only BPE and WordPiece can be written"
     ruled = byte_level(rules=object())
     assert refused(ruled) == "it changes characters or removes spaces, and GGUF has no keys for that"
 

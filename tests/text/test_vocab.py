@@ -266,7 +266,7 @@ def test_spelling_a_control_token_in_pieces_does_not_make_it(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "t5"}, "tokenizer.ggml.model = 't5' .*'gpt2', 'llama'"),
+        ({"model": "rwkv"}, "tokenizer.ggml.model = 'rwkv' .*'gpt2', 'llama'"),
         ({"model": None}, "no 'tokenizer.ggml.model', which is required"),
         ({"model": ["gpt2"]}, "tokenizer.ggml.model = .'gpt2'."),
         ({"pre": ["gpt-2"]}, "tokenizer.ggml.pre = .'gpt-2'."),

@@ -20,6 +20,7 @@ from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import usable
 from tokenmill.weights.packed.reader import ANY_DTYPE, is_packed_model
 from tokenmill.weights.packed.writer import PackedWriter
+from tokenmill.weights.pooling import packed_pooling
 from tokenmill.weights.source import WeightSource
 
 
@@ -68,6 +69,7 @@ def packed_facts(loaded: LoadedModel, checkpoint: Checkpoint, others: Iterable[W
         "generation_origin": recommended.origin,
         "rounded": checkpoint.rounded if loaded.resolved.scheme.keeps_codes else "",
         "dequantized": checkpoint.dequantized,
+        "pooling": packed_pooling(checkpoint.path),
         "weights": weights,
         "versions": {"tokenmill": __version__, "torch": torch.__version__},
     }

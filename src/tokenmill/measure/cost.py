@@ -152,7 +152,9 @@ def num_read(model: ModelConfig, num_tokens: int) -> int:
 
 
 def head_share(model: ModelConfig) -> float:
-    """Compute the head's share of the parameters that a token reads."""
+    """Compute the head's share of the parameters that a token reads; 0 without a head."""
+    if not model.has_head:
+        return 0.0
     return describe(model).head.num_parameters / num_read(model, 1)
 
 

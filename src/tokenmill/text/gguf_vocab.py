@@ -78,7 +78,9 @@ def _of_wordpiece(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
         "mask": "mask_token",
     }
     found = {key: tokenizer.backend.token_to_id(tokenizer.special_texts.get(word, "")) for key, word in words.items()}
+    normalizer = json.loads(tokenizer.backend.to_str())["normalizer"] or {}
     ggml: dict[str, Any] = {
+        **({"normalizer.lowercase": normalizer["lowercase"]} if "lowercase" in normalizer else {}),
         "model": "bert",
         "pre": "default",
         "tokens": [in_gguf(token, kind) for token, kind in zip(tokens, types, strict=True)],

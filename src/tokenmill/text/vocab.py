@@ -113,7 +113,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         )
     suppressed = keys.token_ids("ggml.suppress_tokens")
     rules = _rules(keys) if model == "t5" else None
-    keys.expect("ggml.precompiled_charsmap", [])
+    if rules is None:
+        keys.expect("ggml.precompiled_charsmap", [])
     for key in _WITHOUT_EFFECT:
         keys.take(key, None)
     keys.refuse_unread(k for k in metadata if k.startswith(keys.prefix) and not k.startswith(KEY))
@@ -280,7 +281,12 @@ def _wordpiece(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple[
     keys.take("ggml.pre", None)  # the name of a tokenizer to which it is similar: llama.cpp splits all of them alike
     keys.take("ggml.scores", None)
     unknown = keys.count("ggml.unknown_token_id", None, 0, len(tokens) - 1)
-    return wordpiece_backend(tokens, types, "[UNK]" if unknown is None else tokens[unknown]), True
+    lowers, strips = (keys.take(f"ggml.normalizer.{key}", None) for key in ("lowercase", "strip_accents"))
+    for key, value in (("lowercase", lowers), ("strip_accents", strips)):
+        if value is not None and not isinstance(value, bool):
+            raise keys.refuse(f"ggml.normalizer.{key}", value, "true or false")
+    mark = "[UNK]" if unknown is None else tokens[unknown]
+    return wordpiece_backend(tokens, types, mark, lowers, strips), True
 
 
 def _unigram(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:

@@ -29,13 +29,18 @@ def in_gguf(token: str, kind: int) -> str:
     return token.removeprefix(_FOLLOWS) if token.startswith(_FOLLOWS) else _BEGINS + token
 
 
-def wordpiece_backend(tokens: Sequence[str], types: Sequence[int], unknown: str) -> tokenizers.Tokenizer:
-    """Make the tokenizer. tokens: as the model's own vocabulary spells them."""
+def wordpiece_backend(
+    tokens: Sequence[str], types: Sequence[int], unknown: str, lowers: bool | None, strips: bool | None
+) -> tokenizers.Tokenizer:
+    """Make the tokenizer. tokens: as the model's own vocabulary spells them. lowers, strips: whether letters are made
+    small, and lose their accents; None where a file does not say it.
+    """
     vocabulary = {token: number for number, token in enumerate(tokens)}
     plain = (token for token, kind in zip(tokens, types, strict=True) if kind != CONTROL and not token.startswith("["))
     is_lower = all(token == token.lower() for token in plain)
     backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=is_lower)
+    lowers = is_lower if lowers is None else lowers
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowers, strip_accents=strips)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     return backend

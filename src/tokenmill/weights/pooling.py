@@ -7,7 +7,7 @@ letters are made small, in sentence_bert_config.json. llama.cpp has one number f
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tokenmill.registry import CHECKPOINT_CHECKS, lookup
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.file_kind import DIRECTORY, PACKED, file_kind
+from tokenmill.weights.packed.reader import REMEDY, read_header
 
 POOLINGS = ("last", "mean", "cls", "weighted")
 """The row of the last token, the mean of all rows, the row of the first, and the mean with weights 1, 2, 3 …"""
@@ -35,8 +36,8 @@ class TextPooling:
     """A pooling, one of POOLINGS, as a model's files say it.
 
     is_told: the files say it. prompts: by their names; default_prompt: the one that stands before a text unless another
-    is asked for. max_tokens: of a text, None where the model's context counts. lowers: letters are made small. steps: the
-    folder of each matrix by which a pooled vector is multiplied, in order, None for a normalisation between them.
+    is asked for. max_tokens: of a text, None where the model's context counts. lowers: letters are made small. steps:
+    the folder of each matrix by which a pooled vector is multiplied, in order, None for a normalisation between them.
     """
 
     pooling: str = "last"
@@ -57,9 +58,32 @@ def pooling_of(path: Path) -> TextPooling:
     if kind == DIRECTORY:
         return _of_directory(path) if has_modules(path) else TextPooling(**_prompts(path))
     if kind == PACKED:
-        return TextPooling()
+        return _of_packed(path)
     found = lookup(CHECKPOINT_CHECKS, "pooling", "reader")(path)  # which imports gguf
     return TextPooling() if found is None else TextPooling(found, is_told=True)
+
+
+def packed_pooling(path: Path) -> dict[str, Any]:
+    """Make what the header of a packed model says of the pooling of its model's files."""
+    try:
+        told = pooling_of(path)
+    except CheckpointError as error:  # it may write texts, for which no pooling is needed
+        return {"refused": str(error)}
+    if told.steps:
+        return {"refused": f"its pooled vectors are multiplied by matrices, which are not in the file: give {path}"}
+    return {entry.name: getattr(told, entry.name) for entry in fields(told) if entry.name != "steps"}
+
+
+def _of_packed(path: Path) -> TextPooling:
+    found = read_header(path)[0].get("pooling")
+    if not isinstance(found, dict):  # an older file
+        return TextPooling()
+    if "refused" in found:
+        raise CheckpointError(f"{path}: {found['refused']}")
+    try:
+        return TextPooling(**found)
+    except TypeError as error:
+        raise CheckpointError(f"{path} is damaged: its pooling is {brief(found)}; {REMEDY}") from error
 
 
 def has_modules(path: Path) -> bool:
