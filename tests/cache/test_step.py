@@ -55,20 +55,20 @@ def test_the_length_of_a_span():
 def test_what_a_query_sees(start, count, window, seen):
     """A window of n is a token and the n - 1 before it."""
     made, span = step(), Span(0, count, start, 0, None)
-    mask = made.mask(span, window, torch.float32)
+    mask = made.mask(span, window, False, torch.float32)
     assert ["".join("x" if value == 0 else "." for value in row) for row in mask.tolist()] == seen
     assert set(mask.unique().tolist()) <= {0.0, -torch.inf}
 
 
 def test_a_mask_is_made_once_for_each_span_window_and_dtype():
     made, span = step(), Span(0, 3, 0, 0, None)
-    first = made.mask(span, None, torch.float32)
-    assert made.mask(span, None, torch.float32) is first
+    first = made.mask(span, None, False, torch.float32)
+    assert made.mask(span, None, False, torch.float32) is first
     for other in (
-        made.mask(span._replace(first=3, start=1), None, torch.float32),
-        made.mask(span, 2, torch.float32),
-        made.mask(span, None, torch.bfloat16),
+        made.mask(span._replace(first=3, start=1), None, False, torch.float32),
+        made.mask(span, 2, False, torch.float32),
+        made.mask(span, None, False, torch.bfloat16),
     ):
         assert other is not first
-    assert made.mask(span, None, torch.bfloat16).dtype == torch.bfloat16
-    assert step().mask(span, None, torch.float32) is not first
+    assert made.mask(span, None, False, torch.bfloat16).dtype == torch.bfloat16
+    assert step().mask(span, None, False, torch.float32) is not first

@@ -128,6 +128,8 @@ OPTIONS = {
         --tokens {ENGINE} {" ".join({*SAMPLING.split()} - {"--n"})}""",
     "embed": f"""--dimensions --each-line --force --normalize --output -o --pooling --prompt -p
         --prompt-file --prompt-name --quiet -q --tokens --truncate {ENGINE}""",
+    "rerank": f"""--each-line --instruction --prompt -p --prompt-file --query --quiet -q --top --truncate
+        {ENGINE}""",
     "list": "--cache --dir --json --names",
     "rm": "--dir --dry-run --json --kept-only --quiet -q --yes -y",
     "presets": "--json",

@@ -20,7 +20,12 @@ from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 SAVED = json.loads(Path(__file__).with_name("llama_cpp_saved_keys.json").read_text())
 KEYS = gguf.constants.Keys
 READ_BY_YARN = "original_context_length yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow".split()
-ANY_VALUE = {"rope.scaling.finetuned", "decoder_start_token_id", *(f"rope.scaling.{key}" for key in READ_BY_YARN)}
+ANY_VALUE = {
+    "pooling_type",
+    "rope.scaling.finetuned",
+    "decoder_start_token_id",
+    *(f"rope.scaling.{key}" for key in READ_BY_YARN),
+}
 
 
 def value_of(entry: Any) -> Any:

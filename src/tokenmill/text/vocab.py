@@ -101,7 +101,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         _name_ends(tokens, types, ids)
     backend, begins = build(keys, tokens, types)
     add_tokens(backend, tokens, types, _stripping(metadata, tokens))
-    ends = keys.flag("ggml.add_sep_token", model == "bert") or keys.flag("ggml.add_eos_token", model == "t5")
+    ends = keys.flag("ggml.add_eos_token", model == "t5")
+    if model == "bert":
+        ends = keys.flag("ggml.add_sep_token", True) or ends
     put = {"bos": keys.flag("ggml.add_bos_token", begins), "eos": ends}
     around = {name: ids[name] for name, wanted in put.items() if wanted and name in ids}
     if around:
