@@ -17,6 +17,9 @@ LIMITS = {
     "top_k": (-1, None, -2, None),
     "top_p": (1e-9, 1, 0, 1.01),
     "min_p": (0, 1, -0.01, 1.01),
+    "top_n_sigma": (-1, 100, -1.1, 100.1),
+    "xtc_probability": (0, 1, -0.01, 1.01),
+    "xtc_threshold": (0, 1, -0.01, 1.01),
     "repetition_penalty": (0.01, 100, 0.009, 100.1),
     "presence_penalty": (-100, 100, -100.1, 100.1),
     "frequency_penalty": (-100, 100, -100.1, 100.1),
@@ -44,6 +47,9 @@ def test_nothing_is_changed_by_default():
     given = {name: getattr(params, name) for name in SamplingParams.__dataclass_fields__}
     assert given == {
         **dict.fromkeys(("max_new_tokens", "allowed_token_ids", "seed", "logprobs", "thinking_budget", *CONSTRAINTS)),
+        "top_n_sigma": 0.0,
+        "xtc_probability": 0.0,
+        "xtc_threshold": 0.1,
         "min_new_tokens": 0,
         "additional_properties": False,
         "temperature": 0.0,
@@ -161,7 +167,8 @@ def test_where_each_setting_is_shown():
 
 def test_what_depends_on_drawing_and_on_earlier_tokens():
     stages = {stage: [name for name, told in TOLD.items() if told.stage == stage] for stage in ("draw", "penalty")}
-    assert stages["draw"] == ["temperature", "top_k", "top_p", "min_p"]
+    plain, others = ["temperature", "top_k", "top_p", "min_p"], ["top_n_sigma", "xtc_probability", "xtc_threshold"]
+    assert stages["draw"] == plain + others
     assert stages["penalty"] == ["repetition_penalty", "presence_penalty", "frequency_penalty"]
 
 
@@ -169,4 +176,5 @@ def test_what_files_of_a_model_may_recommend():
     """The keys of llama.cpp's general.sampling."""
     found = {name: told.model_files for name, told in TOLD.items() if told.model_files}
     keys = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    keys |= {name: name for name in ("xtc_probability", "xtc_threshold")}
     assert found == keys | {"repetition_penalty": "penalty_repeat"}

@@ -198,7 +198,7 @@ def test_a_gguf_file_s_keys_and_their_settings(caplog):
 
 @pytest.mark.parametrize(
     ("key", "neutral", "other"),
-    [("sequence", "", "kpt"), ("xtc_probability", 0.0, 0.5), ("mirostat", 0, 1)],
+    [("sequence", "", "kpt"), ("mirostat", 0, 1)],
 )
 def test_what_a_gguf_file_asks_for_and_is_not_there(key, neutral, other, caplog):
     assert defaults_of_gguf(Path("x.gguf"), {f"general.sampling.{key}": neutral}) == {}

@@ -1,5 +1,5 @@
-"""Filters, from logits to logits: penalties, bias, masks; temperature, top-k, top-p, min-p. The stages at the end say
-which settings use a filter, and in which order the filters run: a new setting is a field and a stage here.
+"""Filters, from logits to logits: penalties, bias, masks; temperature, top-k, top-p, min-p and others. The stages at
+the end say which settings use a filter, and in which order the filters run: a new setting is a field and a stage here.
 
 Logits are float32 [R, V], parameters are tensors [R] on the same device; a forbidden token is -inf. A row whose
 parameter is "off" comes back bit for bit. What a filter does to a row depends on that row alone: comparisons,
@@ -96,6 +96,34 @@ def min_p(logits_RV: Tensor, p_R: Tensor) -> Tensor:
     """
     below_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
     return torch.where(below_RV < p_R.log().float()[:, None], -torch.inf, logits_RV)
+
+
+def top_n_sigma(logits_RV: Tensor, n_R: Tensor) -> Tensor:
+    """Keep the logits that lie at most n standard deviations below the largest. n_R: float64, above 0.
+
+    The deviation is of all finite logits, which are counted in units of 2**-14 so that their sums are exact, at most
+    256 below the largest. A temperature changes logits and deviation alike.
+    """
+    largest_R1, is_there_RV = logits_RV.amax(dim=-1, keepdim=True), logits_RV.isfinite()
+    below_RV = torch.where(is_there_RV, largest_R1 - logits_RV, 0).double().clamp(max=256)
+    units_RV = (below_RV * 2**14).round().to(torch.int64)
+    count_R1 = is_there_RV.sum(dim=-1, keepdim=True)
+    sums = (each.sum(dim=-1, keepdim=True).double() for each in (units_RV, units_RV * units_RV))
+    mean_R1, square_R1 = (sum_R1 / count_R1 for sum_R1 in sums)
+    sigma_R1 = (square_R1 - mean_R1.square()).clamp(min=0).sqrt() / 2**14
+    return torch.where(below_RV > n_R[:, None] * sigma_R1, -torch.inf, logits_RV)
+
+
+def xtc(logits_RV: Tensor, threshold_R: Tensor, strikes_R: Tensor) -> Tensor:
+    """Drop the tokens with a probability of `threshold` or more, except the least likely of them and its equals.
+
+    threshold_R: float64. strikes_R: in which rows it is done; chance decides.
+    """
+    weights_RV = integer_probabilities(logits_RV)
+    wanted_R1 = (threshold_R[:, None] * weights_RV.sum(dim=-1, keepdim=True)).ceil()
+    likely_RV = weights_RV >= wanted_R1.clamp(min=1)
+    least_R1 = torch.where(likely_RV, weights_RV, torch.iinfo(torch.int64).max).amin(dim=-1, keepdim=True)
+    return torch.where(likely_RV & (weights_RV > least_R1) & strikes_R[:, None], -torch.inf, logits_RV)
 
 
 def _largest(values_RV: Tensor, smallest_R1: Tensor, num_kept_R1: Tensor) -> Tensor:
@@ -210,6 +238,16 @@ def _min_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     return min_p(logits_RV, _setting(logits_RV, rows, "min_p", torch.float64))
 
 
+def _top_n_sigma(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    return top_n_sigma(logits_RV, _setting(logits_RV, rows, "top_n_sigma", torch.float64))
+
+
+def _xtc(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    strikes = [row.chance < row.params.xtc_probability for row in rows]
+    threshold_R = _setting(logits_RV, rows, "xtc_threshold", torch.float64)
+    return xtc(logits_RV, threshold_R, to_device(strikes, logits_RV.device, torch.bool))
+
+
 def _setting(logits_RV: Tensor, rows: Sequence[Row], name: str, dtype: torch.dtype = torch.float32) -> Tensor:
     return to_device([getattr(row.params, name) for row in rows], logits_RV.device, dtype)
 
@@ -251,9 +289,11 @@ BEFORE_MASK = (
 )
 """Stages that change the choice at temperature 0, too. A mask commutes with the last two."""
 DRAW = {
+    "top_n_sigma": Stage(lambda row: row.params.top_n_sigma > 0, _top_n_sigma),
     "temperature": Stage(lambda row: row.params.temperature != 1, _temperature),
     "top_k": Stage(lambda row: row.params.top_k > 0, _top_k),
     "top_p": Stage(lambda row: row.params.top_p < 1, _top_p),
     "min_p": Stage(lambda row: row.params.min_p > 0, _min_p),
+    "xtc_probability": Stage(lambda row: row.params.xtc_probability > 0, _xtc),
 }
 """Setting → its stage before the draw."""

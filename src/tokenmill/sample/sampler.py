@@ -1,11 +1,11 @@
 """The sampler: one token per row of logits.
 
 The order is fixed: repetition, presence and frequency penalty, logit bias, the masks of allowed tokens and constraints,
-minimum lengths and bad words; then, at temperature 0, the largest (lowest id among equals); otherwise temperature,
-top_k, top_p, min_p and a draw with the one number of (seed, position); filters.py has all but the draw. A row's token
-depends on that row alone, bit for bit, so batches and drafts cannot change it. A filter runs on the rows that use it;
-when every row is plain greedy, only one `max` runs. On a CPU the native library, where there is one, does all from the
-masks of constraints on (native.py), as far as it knows the settings.
+minimum lengths and bad words; then, at temperature 0, the largest (lowest id among equals); otherwise top_n_sigma,
+temperature, top_k, top_p, min_p, XTC and a draw with the one number of (seed, position); filters.py has all but the
+draw. A row's token depends on that row alone, bit for bit, so batches and drafts cannot change it. A filter runs on the
+rows that use it; when every row is plain greedy, only one `max` runs. On a CPU the native library, where there is one,
+does all from the masks of constraints on (native.py), as far as it knows the settings.
 """
 
 import math

@@ -70,6 +70,11 @@ class Row(NamedTuple):
         return uniform(self.choosing.seed, self.choosing.offset + self.position)
 
     @property
+    def chance(self) -> float:
+        """Compute a second random number, for whether XTC drops tokens: from positions behind all of a text's own."""
+        return uniform(self.choosing.seed, self.choosing.offset + self.position + (1 << 31))
+
+    @property
     def kind(self) -> ChoiceKind:
         return choice_kind(self.choosing, self.position - self.num_prompt_tokens)
 

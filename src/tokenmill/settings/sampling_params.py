@@ -21,7 +21,9 @@ class SamplingParams:
     """The settings by which the tokens of one sequence are chosen. Beyond the help of a field:
 
     min_new_tokens: until then end-of-sequence and stop tokens are masked, and no stop text ends it. temperature 0 is
-    argmax exactly. repetition_penalty: Keskar et al. 2019, arXiv 1909.05858; presence_penalty and frequency_penalty:
+    argmax exactly. top_n_sigma: Tang et al. 2024, arXiv 2411.07641. xtc_probability, xtc_threshold: "exclude top
+    choices", as llama.cpp has it, of the probabilities that temperature and the other filters have left.
+    repetition_penalty: Keskar et al. 2019, arXiv 1909.05858; presence_penalty and frequency_penalty:
     over the output only, as OpenAI's API defines them. logit_bias: -inf forbids a token. stop_token_ids: beside the
     model's own. bad_words: the token that would complete one, as the tokenizer spells it alone and
     after a space, is forbidden (vLLM's rule); the same letters in other tokens are not. seed: the token at position p
@@ -50,6 +52,14 @@ class SamplingParams:
         minimum=0, maximum=1, exclusive=True, page=Shown("Top p", 0), model_files="top_p", stage="draw")
     min_p: float = setting(0.0, "Drop tokens less likely than this times the likeliest one. 0: off.", minimum=0,
         maximum=1, page=Shown("Min p", 1), model_files="min_p", stage="draw")
+    top_n_sigma: float = setting(0.0,
+        "Drop tokens whose logit is so many standard deviations of all logits below the largest. 0 and -1: off.",
+        minimum=-1, maximum=100, stage="draw")
+    xtc_probability: float = setting(0.0, "How often XTC drops the likeliest tokens of a choice. 0: off.", minimum=0,
+        maximum=1, model_files="xtc_probability", stage="draw")
+    xtc_threshold: float = setting(0.1,
+        "XTC drops all tokens with this probability or more, except the least likely of them.", minimum=0, maximum=1,
+        model_files="xtc_threshold", stage="draw")
     repetition_penalty: float = setting(1.0, "Above 1: tokens of prompt and output become less likely.", minimum=0.01,
         maximum=100, http_aliases=("repeat_penalty",), page=Shown("Repetition penalty", 1),
         model_files="penalty_repeat", stage="penalty")
@@ -147,6 +157,9 @@ class SamplingKeywords(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float

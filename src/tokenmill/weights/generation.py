@@ -45,8 +45,8 @@ ABSENT: dict[str, Any] = {
     "bad_words_ids": [],
 }
 # The same for a GGUF file's general.sampling, which llama.cpp's programs use unless they are told otherwise. Other keys
-# there say more of mirostat and XTC.
-ABSENT_IN_GGUF = {"sequence": "", "xtc_probability": 0.0, "mirostat": 0, "penalty_last_n": -1}
+# there say more of mirostat.
+ABSENT_IN_GGUF = {"sequence": "", "mirostat": 0, "penalty_last_n": -1}
 IN_GGUF = "general.sampling."
 GGUF = {told.model_files: name for name, told in RECOMMENDABLE.items()}
 

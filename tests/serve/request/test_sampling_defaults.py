@@ -11,9 +11,10 @@ from tokenmill import load
 from tokenmill.settings.recommended import OLLAMA, OPENAI, Recommended, in_force, say_origins
 
 # DefaultOptions of Ollama's api/types.go (its docs/modelfile.mdx has the same), by our names.
-OLLAMAS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.0}
+_XTC = {"xtc_probability": 0.0, "xtc_threshold": 0.1}
+OLLAMAS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, **_XTC, "repetition_penalty": 1.0}
 # The API reference of OpenAI: temperature and top_p are 1, and the others are not there.
-OPENAIS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+OPENAIS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **_XTC, "repetition_penalty": 1.0}
 QWEN3 = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
 OFF = {"do_sample": True, "temperature": 0.5, "top_k": 0, "top_p": 1.0}
 MESSAGES = [{"role": "user", "content": "w1 w2"}]
