@@ -54,12 +54,12 @@ class SamplingParams:
         maximum=1, page=Shown("Min p", 1), model_files="min_p", stage="draw")
     top_n_sigma: float = setting(0.0,
         "Drop tokens whose logit is so many standard deviations of all logits below the largest. 0 and -1: off.",
-        minimum=-1, maximum=100, stage="draw")
+        minimum=-1, maximum=100, page=Shown("Top n sigma", 1), stage="draw")
     xtc_probability: float = setting(0.0, "How often XTC drops the likeliest tokens of a choice. 0: off.", minimum=0,
-        maximum=1, model_files="xtc_probability", stage="draw")
+        maximum=1, page=Shown("XTC probability", 1), model_files="xtc_probability", stage="draw")
     xtc_threshold: float = setting(0.1,
         "XTC drops all tokens with this probability or more, except the least likely of them.", minimum=0, maximum=1,
-        model_files="xtc_threshold", stage="draw")
+        page=Shown("XTC threshold", 1), model_files="xtc_threshold", stage="draw")
     repetition_penalty: float = setting(1.0, "Above 1: tokens of prompt and output become less likely.", minimum=0.01,
         maximum=100, http_aliases=("repeat_penalty",), page=Shown("Repetition penalty", 1),
         model_files="penalty_repeat", stage="penalty")
