@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,12 @@ from tests.tiny_models import prompt, reference, save
 from tests.word_model import save_word_model
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError, RequestError
+from tokenmill.hub.progress import Silent
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.pooling import TextPooling, pooling_of
+from tokenmill.weights.write.quantize import quantize
 
 TEXTS = [prompt(length, seed=length) for length in (5, 1, 23, 64, 40)]
 POOLINGS = ("last", "mean", "cls", "weighted")
@@ -345,3 +348,22 @@ def test_a_packed_model_says_the_pooling_of_its_files(tmp_path):
     pack(path, other := tmp_path / "other.tmill")
     with pytest.raises(CheckpointError, match=r"multiplied by matrices, which are not in the file"):
         load(other, max_length=64).embed(TEXTS)
+
+
+def test_a_quantised_directory_keeps_the_files_of_sentence_transformers(tmp_path):
+    path = save("qwen3", tmp_path)
+    save_modules(path, ["Transformer", "Pooling", "Dense"])
+    dense(path / "2_Dense", 24, reference("qwen3").config.hidden_size, "torch.nn.modules.linear.Identity")
+    (path / "sentence_roberta_config.json").write_text('{"max_seq_length": 50}')
+    quantize(open_checkpoint(path), out := tmp_path / "out", Silent(), "q8")
+    assert pooling_of(out) == replace(pooling_of(path), steps=(out / "2_Dense",))
+    assert load(out, max_length=64).embed(TEXTS[0]).shape == (24,)
+    with pytest.raises(RequestError, match="over the 50"):
+        load(out, max_length=64).embed(TEXTS[3])
+
+
+def test_spaces_around_a_text_go_as_in_sentence_transformers(tmp_path):
+    path = save_word_model(tmp_path)
+    save_modules(path, ["Transformer", "Pooling"])
+    engine = load(path, dtype="float32")
+    assert torch.equal(engine.embed("  w1 w2 \n"), engine.embed("w1 w2"))

@@ -53,5 +53,5 @@ def test_codes_of_8_bits_are_near(minilm):
 
 
 def test_a_text_that_is_longer_than_its_files_say_is_refused(minilm):
-    with pytest.raises(RequestError, match=r"402 tokens are over the 256 for which this model was made"):
+    with pytest.raises(RequestError, match=r"402 tokens are over the 256 for which its files say that it was made"):
         load(minilm).embed("word " * 400)

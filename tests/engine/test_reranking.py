@@ -170,3 +170,35 @@ def test_models_that_score_no_pairs_say_so(tmp_path):
 def test_no_document_has_no_score(tmp_path):
     path, _ = save_classifier("bert", tmp_path)
     assert len(load(path, max_length=64).rerank(QUERY, [])) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "gives"),
+    [
+        ({}, True),
+        ({"tokenizer_class": "BertTokenizer"}, True),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, False),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]}, True),
+        ({"tokenizer_class": "BertTokenizer", "model_input_names": ["input_ids", "attention_mask"]}, False),
+    ],
+)
+def test_types_are_given_as_transformers_gives_them(config, gives, tmp_path):
+    path, score = save_classifier("bert", tmp_path, is_plain=True)
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    found = load(path, dtype="float32", max_length=64).rerank(QUERY, DOCUMENTS[:1])
+    assert (abs(float(found[0]) - score(QUERY, DOCUMENTS[0])) < 1e-3) == gives
+
+
+def test_tokens_that_the_model_does_not_have_are_refused(tmp_path):
+    path, _ = save_classifier("bert", tmp_path)
+    words = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    words.add_tokens(["strange"])
+    words.save(str(path / "tokenizer.json"))
+    engine = load(path, max_length=64)
+    with pytest.raises(RequestError, match=f"token id {VOCABULARY} is out of range"):
+        engine.rerank("strange", DOCUMENTS)
+    with pytest.raises(RequestError, match="document 2 of 2"):
+        engine.rerank(QUERY, ["w1", "strange"])
+    with pytest.raises(RequestError, match="no Unicode text"):
+        engine.rerank("\ud83d", DOCUMENTS)
+    check_empty(engine.core)

@@ -13,6 +13,7 @@ from tests.tiny_encoders import ENCODERS, rows_of, save_encoder
 from tests.tiny_models import prompt
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError, RequestError
+from tokenmill.measure.cost import _workspace_bytes
 from tokenmill.registry import ENCODERS as REGISTERED
 
 TEXTS = [prompt(length, seed=length) for length in (5, 1, 23, 64, 40)]
@@ -115,3 +116,47 @@ def test_other_arithmetic_is_refused_by_its_key(name, change, message, tmp_path)
     (path / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(CheckpointError, match=message):
         load(path, max_length=64)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_texts_stay_whole_where_every_layer_has_a_window(program, tmp_path):
+    """The cache has room for a whole text, however small it is, or says that it has none."""
+    path = save_encoder("modernbert", tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["layer_types"] = ["sliding_attention"] * 4
+    (path / "config.json").write_text(json.dumps(config))
+    wanted = load(path, dtype="float32", program=program, max_length=64).embed(TEXTS, pooling="mean")
+    small = {"cache_tokens": 64, "block_size": 4, "max_step_tokens": 8, "max_sequences": 2}
+    found = load(path, dtype="float32", program=program, max_length=64, **small).embed(TEXTS, pooling="mean")
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("bert", {"directionality": "bidi", "pooler_type": "first_token_transform", "pooler_fc_size": 768}),
+        ("bert", {"is_causal": False}),
+        ("distilbert", {"tie_weights_": True}),
+        ("eurobert", {"bos_token": "<|begin_of_text|>", "mask_token": "<|mask|>", "clf_pooling": "late"}),
+    ],
+)
+def test_keys_of_published_files_that_change_nothing_are_read(name, more, tmp_path):
+    path = save_encoder(name, tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **more}))
+    load(path, max_length=64).embed(TEXTS)
+
+
+def test_heads_of_eurobert_are_passed_over(tmp_path):
+    path = save_encoder("eurobert", tmp_path)
+    tensors = {f"model.{name}": each for name, each in load_file(path / "model.safetensors").items()}
+    tensors |= {"lm_head.weight": torch.zeros(9), "classifier.weight": torch.zeros(9), "dense.bias": torch.zeros(9)}
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    load(path, max_length=64).embed(TEXTS)
+
+
+def test_the_workspace_is_that_of_whole_texts(tmp_path):
+    path = save_encoder("bert", tmp_path)
+    engines = [load(path, max_length=length, max_step_tokens=2) for length in (8, 64)]
+    small, large = (_workspace_bytes(engine.config, engine.model_config) for engine in engines)
+    assert large > 4 * small

@@ -1,7 +1,10 @@
 """BERT's tokenizers in GGUF metadata against the library's own; XLM-RoBERTa's against sentencepiece."""
 
+import json
+
 import pytest
 import tokenizers
+import transformers
 from sentencepiece import SentencePieceProcessor
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -104,3 +107,35 @@ def test_pieces_of_xlm_roberta_are_those_of_sentencepiece():
     first, second = model.encode("hello"), model.encode("world")
     bos, eos = model.bos_id(), model.eos_id()
     assert ids == [bos, *first, eos, eos, *second, eos] and [ids[place] for place in places] == second
+
+
+def saved(path, config, name="tokenizer.json"):
+    path.mkdir()
+    words = [*MARKS, *WORDS, "Hello"]
+    if name == "vocab.txt":
+        (path / name).write_text("\n".join(words) + "\n")
+    else:
+        original([*WORDS, "Hello"]).save(str(path / name))
+    (path / "config.json").write_text('{"model_type": "bert"}')
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **config}))
+    return path
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
+@pytest.mark.parametrize(
+    "config", [{}, {"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False}], ids=str
+)
+def test_letters_are_changed_as_transformers_changes_them(config, name, tmp_path):
+    path = saved(tmp_path / "x", config, name)
+    ours, theirs = Tokenizer.from_directory(path), transformers.AutoTokenizer.from_pretrained(path)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text)["input_ids"], text
+        if text:  # transformers takes an empty text for none
+            assert ours.encode_pair("hello", text)[0] == theirs("hello", text)["input_ids"]
+
+
+def test_a_vocabulary_without_marks_is_refused(tmp_path):
+    path = saved(tmp_path / "x", {}, "vocab.txt")
+    (path / "vocab.txt").write_text("a\nb\n")
+    with pytest.raises(CheckpointError, match=r"has no token \[UNK\]"):
+        Tokenizer.from_directory(path)

@@ -25,7 +25,7 @@ from tokenmill.program.hidden_rows import HiddenRows, RowsRunner
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.value_reader import brief
 from tokenmill.weights.dense_step import DenseStep, Floats, dense_step
-from tokenmill.weights.pooling import POOLINGS, TOKENS, TextPooling, pooling_of
+from tokenmill.weights.pooling import POOLINGS, TextPooling, pooling_of
 
 _FILES: WeakKeyDictionary[Core, TextPooling] = WeakKeyDictionary()
 _STEPS: WeakKeyDictionary[Core, tuple[Callable[[Floats], Floats], ...]] = WeakKeyDictionary()
@@ -81,6 +81,8 @@ class _PooledText:
             found = found / self._num_tokens
         elif self._pooling == "weighted":
             found = found / (self._num_tokens * (self._num_tokens + 1) / 2)
+        if not np.isfinite(found).all():  # an activation could hide it
+            return np.full(how.dimensions, np.nan, np.float32)
         for step in how.steps:
             found = step(found.astype(np.float32)).astype(np.float64)
         found = found[: how.dimensions]
@@ -153,13 +155,14 @@ def embed(
         if isinstance(text, Sized) and not len(text):
             raise RequestError("it is empty")
         if isinstance(text, str):
-            text = (prompt + text).lower() if files.lowers else prompt + text
+            text = (prompt + text).strip() if files.strips else prompt + text
+            text = text.lower() if files.lowers else text
         tokens = core.inputs.encode(text)
         return _cut(tokens, added, limit) if truncate and len(tokens) > limit else tokens
 
     def check_length(num_tokens: int) -> None:
         if limit < num_tokens <= max_length:
-            raise RequestError(f"{num_tokens} tokens are over the {limit} for which this model was made ({TOKENS})")
+            raise RequestError(f"{num_tokens} tokens are over the {limit} for which its files say that it was made")
         core.inputs.check_length(num_tokens)
 
     tokens = for_each("text", batch_of(texts)[0], encoded)

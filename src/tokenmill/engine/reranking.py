@@ -8,7 +8,7 @@ beside "no" as the first token of its answer.
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,7 +22,7 @@ from tokenmill.engine.mtp import refuse_rows
 from tokenmill.engine.requests import for_each
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.hub.names import locate
-from tokenmill.value_reader import brief
+from tokenmill.value_reader import brief, check_flag
 from tokenmill.weights.classifier import Classifier, classifier_of
 from tokenmill.weights.dense_step import ACTIVATIONS
 
@@ -65,6 +65,9 @@ def rerank(
     """
     core.check_open()
     _check("query", query)
+    check_flag("truncate", truncate)
+    if instruction is not None:
+        _check("instruction", instruction)
     if not isinstance(documents, list | tuple):
         raise RequestError(f"documents = {brief(documents)}: give a list of texts")
     for number, document in enumerate(documents, start=1):
@@ -106,6 +109,7 @@ def _pair(core: Core, query: str, document: str, limit: int | None) -> list[int]
     if tokenizer is None:
         raise RequestError("this model has no tokenizer, so it reads no pairs of texts")
     tokens, types, in_document = tokenizer.encode_pair(query, document)
+    core.inputs.encode(tokens)  # refuses ids that the model does not have
     if limit is not None and len(tokens) > limit:
         left = len(in_document) - (len(tokens) - limit)
         if left < 1:
@@ -113,9 +117,19 @@ def _pair(core: Core, query: str, document: str, limit: int | None) -> list[int]
         gone = set(in_document[left:])
         kept = [place for place in range(len(tokens)) if place not in gone]
         tokens, types = [tokens[place] for place in kept], [types[place] for place in kept]
-    if model.num_types < 2:
+    if model.num_types < 2 or not _gives_types(tokenizer.config):
         return tokens
+    if max(types) >= model.num_types:
+        raise RequestError(f"the tokenizer gives the token type {max(types)}, and the model has {model.num_types}")
     return [token + kind * model.vocab_size for token, kind in zip(tokens, types, strict=True)]
+
+
+def _gives_types(config: Mapping[str, Any]) -> bool:
+    """Tell whether transformers gives a model the types of tokens, by tokenizer_config.json."""
+    if isinstance(names := config.get("model_input_names"), list):
+        return "token_type_ids" in names
+    kind = config.get("tokenizer_class")
+    return kind is None or str(kind).startswith("Bert")
 
 
 def _by_answers(

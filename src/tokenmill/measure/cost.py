@@ -217,7 +217,8 @@ def _attention_operations(model: ModelConfig, depth: float) -> float:
 def _workspace_bytes(config: ResolvedConfig, model: ModelConfig) -> int:
     """Estimate the activations at the widest point of the largest step, the logits, and the rotary table."""
     itemsize, decoder = DTYPES[config.dtype], describe(model)
-    tokens = min(config.max_step_tokens, config.max_sequences * config.max_length)
+    most = max(config.max_step_tokens, config.max_length) if model.both_ways else config.max_step_tokens
+    tokens = min(most, config.max_sequences * config.max_length)
     # Residual and normed input; then either q, k, v (or the products of another mixer) with copies, rotated or
     # convolved, and the result, or the two halves of the MLP with their product. Norms and logits are computed in
     # float32 beside their own dtype.

@@ -231,6 +231,7 @@ class Scheduler:
             return 0
         if (budget := self.memory.max_fed(sequence, budget)) < 1:
             return 0
+        assert not self.whole or budget == sequence.num_pending_tokens, "a text would be divided"
         drafts: tuple[int, ...] = ()
         undo = Undo()
         if guesses and sequence.num_pending_tokens == 1 and sequence.score_from is None:

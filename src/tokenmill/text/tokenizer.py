@@ -20,10 +20,12 @@ from tokenmill.text.backend import configured, for_continuation, is_byte_level, 
 from tokenmill.text.sentencepiece import TextRules, any_of, holds_ranks, read_sentencepiece
 from tokenmill.text.templates import templates_from_directory
 from tokenmill.text.tokenizer_config import read_tokenizer_config
+from tokenmill.text.wordpiece import normalized_as, read_vocabulary
 from tokenmill.value_reader import ValueReader
 
 _CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
 LONG = 10_000  # characters of a text that takes milliseconds to encode
+_VOCABULARY = "vocab.txt"  # of BERT
 CONVERTIBLE = ("tokenizer.model", "vocab.json")
 
 
@@ -177,7 +179,10 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int], list[int]]:
         """Encode two texts that a model reads as a pair: token ids, their types, and the places of the second text."""
         first, second = (text if self.rules is None else self.rules.apply(text) for text in (first, second))
-        found = self.backend.encode(first, second)
+        try:
+            found = self.backend.encode(first, second)
+        except TypeError as error:  # half of a surrogate pair
+            raise RequestError(f"a text of a pair is no Unicode text: {error}") from None
         places = [place for place, number in enumerate(found.sequence_ids) if number == 1]
         return found.ids, found.type_ids, places
 
@@ -255,10 +260,14 @@ def _read_backend(path: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tok
     file = path / "tokenizer.json"
     if file.is_file():
         try:
-            return tokenizers.Tokenizer.from_file(str(file)), None
+            read = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # tokenizers raises bare Exception
             raise CheckpointError(f"{file} is damaged or no tokenizer file: {str(error).splitlines()[0]}") from error
+        normalized_as(read, config)
+        return read, None
     found = [name for name in CONVERTIBLE if (path / name).is_file()]
+    if not found and (path / _VOCABULARY).is_file():
+        return read_vocabulary(path / _VOCABULARY, config), None
     return _convert(path, found[0], config) if found else None
 
 

@@ -1,16 +1,20 @@
-"""BERT's tokenizers in a GGUF file: words of letters, of which the longest pieces are taken one after the other.
+"""BERT's tokenizers in a GGUF file or a vocab.txt: words, of which the longest pieces are taken one after the other.
 
 llama.cpp has "▁" before a piece that begins a word, and nothing before others; the original has "##" before these. It
 makes all letters small, as these models' own tokenizers do where no piece has a capital, and leaves the accents on them
 that the own tokenizers take away. Here it is done as the models were trained.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from tokenmill.text.sentencepiece import CONTROL
+from tokenmill.errors import CheckpointError
+from tokenmill.text.sentencepiece import CONTROL, NORMAL
 
 _BEGINS, _FOLLOWS = "▁", "##"
 
@@ -43,4 +47,58 @@ def wordpiece_backend(
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowers, strip_accents=strips)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
+    return backend
+
+
+_SWITCHES = {
+    "lowercase": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+}
+"""What a normaliser does → the key of tokenizer_config.json that says it."""
+_MARKS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
+
+def normalized_as(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    """Have a tokenizer.json change letters as the tokenizer_config.json beside it says: transformers' classes for BERT
+    go by the latter.
+    """
+    if backend.normalizer is None or not str(config.get("tokenizer_class")).startswith("Bert"):
+        return
+    state = json.loads(backend.normalizer.__getstate__())
+    if state.get("type") != "BertNormalizer":
+        return
+    given = {key: config[name] for key, name in _SWITCHES.items() if config.get(name) is not None}
+    if wrong := [name for name, value in given.items() if not isinstance(value, bool)]:
+        name = _SWITCHES[wrong[0]]
+        raise CheckpointError(f"tokenizer_config.json: {name} = {config[name]!r}: true or false are allowed")
+    backend.normalizer = normalizers.BertNormalizer(**{**{k: v for k, v in state.items() if k != "type"}, **given})
+
+
+def read_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Read a vocab.txt, a token a line, with the settings of the tokenizer_config.json beside it."""
+    try:
+        tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    named = {word: config.get(word, mark) for word, mark in _MARKS.items()}
+    marks = {word: mark.get("content") if isinstance(mark, dict) else mark for word, mark in named.items()}
+    if missing := [marks[word] for word in ("unk_token", "cls_token", "sep_token") if marks[word] not in tokens]:
+        raise CheckpointError(f"{file} has no token {missing[0]}, which stands around a text or for what is not known")
+    kinds = [CONTROL if token in marks.values() else NORMAL for token in tokens]
+    backend = wordpiece_backend(tokens, kinds, str(marks["unk_token"]), lowers=True, strips=None)
+    normalized_as(backend, {"tokenizer_class": "BertTokenizer", **{k: config.get(k) for k in _SWITCHES.values()}})
+    cls, sep = (str(marks[word]) for word in ("cls_token", "sep_token"))
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(mark, tokens.index(mark)) for mark in (cls, sep)],
+    )
+    backend.add_special_tokens([mark for mark in marks.values() if mark in tokens])
     return backend

@@ -32,6 +32,7 @@ FILES = {
     "tokenizer": (
         "tokenizer*",
         "vocab.json",
+        "vocab.txt",
         "merges.txt",
         "special_tokens_map.json",
         "added_tokens.json",

@@ -7,6 +7,7 @@ letters are made small, in sentence_bert_config.json. llama.cpp has one number f
 """
 
 import json
+import shutil
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,12 @@ _MODES = {
     "pooling_mode_weightedmean_tokens": "weighted",
 }
 _NAMES = {"lasttoken": "last", "mean": "mean", "cls": "cls", "weightedmean": "weighted"}
-_MODULE, _PROMPTS, TOKENS = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
+_MODULE, _PROMPTS = "modules.json", "config_sentence_transformers.json"
+TOKENS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Files of which a model has one; sentence-transformers takes the first that is there."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,9 @@ class TextPooling:
     """A pooling, one of POOLINGS, as a model's files say it.
 
     is_told: the files say it. prompts: by their names; default_prompt: the one that stands before a text unless another
-    is asked for. max_tokens: of a text, None where the model's context counts. lowers: letters are made small. steps:
-    the folder of each matrix by which a pooled vector is multiplied, in order, None for a normalisation between them.
+    is asked for. max_tokens: of a text, None where the model's context counts. lowers: letters are made small. strips:
+    spaces around a text go. steps: the folder of each matrix by which a pooled vector is multiplied, in order, None for
+    a normalisation between them.
     """
 
     pooling: str = "last"
@@ -47,6 +54,7 @@ class TextPooling:
     default_prompt: str | None = None
     max_tokens: int | None = None
     lowers: bool = False
+    strips: bool = False
     steps: tuple[Path | None, ...] = ()
 
 
@@ -86,6 +94,17 @@ def _of_packed(path: Path) -> TextPooling:
         raise CheckpointError(f"{path} is damaged: its pooling is {brief(found)}; {REMEDY}") from error
 
 
+def copy_modules(path: Path, out: Path) -> None:
+    """Copy what sentence-transformers has saved beside a directory's weights."""
+    names = [name for name in (_MODULE, _PROMPTS, *TOKENS) if (path / name).is_file()]
+    for name in names:
+        shutil.copyfile(path / name, out / name)
+    for module in _list_of_modules(path / _MODULE) if has_modules(path) else ():
+        folder = _folder_in(path, module.get("path", ""))
+        if folder != path and folder.is_dir():
+            shutil.copytree(folder, out / folder.relative_to(path), dirs_exist_ok=True)
+
+
 def has_modules(path: Path) -> bool:
     """Say whether a directory was saved by sentence-transformers."""
     return (path / _MODULE).is_file()
@@ -107,13 +126,15 @@ def _of_directory(path: Path) -> TextPooling:
     if pooling is None:
         raise CheckpointError(f"{path / _MODULE} has no pooling")
     normalize = bool(steps) and steps[-1] is None
-    tokens = ValueReader(read_json(path / TOKENS), str(path / TOKENS), CheckpointError)
+    file = next((path / name for name in TOKENS if (path / name).is_file()), path / TOKENS[0])
+    tokens = ValueReader(read_json(file), str(file), CheckpointError)
     return TextPooling(
         pooling,
         normalize,
         True,
         max_tokens=tokens.count("max_seq_length", None),
         lowers=tokens.flag("do_lower_case", False),
+        strips=True,
         steps=tuple(steps[:-1] if normalize else steps),
         **_prompts(path),
     )

@@ -47,8 +47,9 @@ def note_missing_head(checkpoint: PlainCheckpoint) -> None:
     has_no_head_class = isinstance(classes, list) and bool(classes) and str(classes[0]).endswith("Model")
     if not (has_no_head_class or has_modules(checkpoint.path)) or read_config(checkpoint.config).tie_embeddings:
         return
-    embedding, head = _names(checkpoint)
-    if embedding is not None and head is None:
+    heads = {name.removesuffix("weight") for name, goal in checkpoint.family.names.items() if goal == "head.weight"}
+    has_head = any(name.removeprefix(checkpoint.family.prefix).startswith(tuple(heads)) for name in checkpoint.shapes)
+    if not has_head and _names(checkpoint)[0] is not None:  # a head of codes has other names than "weight"
         checkpoint.config |= {"tie_word_embeddings": True, HEADLESS: True}
 
 

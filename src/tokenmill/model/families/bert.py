@@ -36,7 +36,7 @@ _OLDER = {  # names of norms as the first releases wrote them
 }
 HEADS = (
     *("pooler.", "classifier.", "pre_classifier.", "cls.", "lm_head."),
-    *("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
+    *("vocab_transform.", "vocab_layer_norm.", "vocab_projector.", "qa_outputs."),
 )
 """Beginnings of tensors of a pooler, and of heads that label texts or guess words: no vector is made with them."""
 ENCODES: dict[str, Any] = {"both_ways": True, "has_head": False, "eos_token_ids": ()}
@@ -114,11 +114,15 @@ def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
     }
 
 
+_OF_POOLERS = """directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+    pooler_type"""
+
 BERT = Family(
     _NAMES,
     _bert,
     keys={"rms_norm_eps": "layer_norm_eps"},
     defaults=_DEFAULTS,
+    harmless=("is_causal", *_OF_POOLERS.split()),
     prefix="bert.",
     ignored=("embeddings.position_ids",),
     further=HEADS,
@@ -161,7 +165,7 @@ DISTILBERT = replace(
     },
     defaults={**_DEFAULTS, "num_hidden_layers": 6, "sinusoidal_pos_embds": False},
     aliases={key: key for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")},
-    harmless=("dropout", "qa_dropout", "seq_classif_dropout"),
+    harmless=("is_causal", "dropout", "qa_dropout", "seq_classif_dropout", "tie_weights_"),
     prefix="distilbert.",
     gguf=None,
     also={},

@@ -63,7 +63,7 @@ def _eurobert(reader: ConfigReader) -> dict[str, Any]:
 # Settings of training, and of classes that guess words.
 _TRAINED = """classifier_activation classifier_bias classifier_pooling cls_token_id decoder_bias
     deterministic_flash_attn initializer_cutoff_factor mlp_dropout reference_compile repad_logits_with_grad
-    sparse_pred_ignore_index sparse_prediction mask_token_id"""
+    sparse_pred_ignore_index sparse_prediction mask_token_id is_causal"""
 
 MODERNBERT = Family(
     _MODERNBERT_NAMES,
@@ -120,6 +120,7 @@ NOMIC_BERT = Family(
         "tie_word_embeddings": True,
         "type_vocab_size": 2,
     },
+    harmless=("is_causal",),
     prefix="nomic_bert.",
     further=HEADS,
     also=_NOMIC_MODULES,
@@ -132,5 +133,6 @@ EUROBERT = replace(
         "rms_norm_eps": 1e-5,
     },
     nulls={"num_key_value_heads": None, "head_dim": None},
-    harmless=tuple(_TRAINED.split()),
+    harmless=(*_TRAINED.split(), "bos_token", "clf_pooling", "eos_token", "is_causal", "mask_token", "pad_token"),
+    further=(*HEADS, "dense."),
 )

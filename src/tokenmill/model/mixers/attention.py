@@ -43,8 +43,8 @@ class AttentionBlock:
 
     @property
     def rows(self) -> RowsSpec:
-        """The rows that it reads."""
-        return RowsSpec(self.num_kv_heads, self.head_dim, self.shape.window)
+        """The rows that it reads. A text that is computed whole reads all of them at once, whatever the window."""
+        return RowsSpec(self.num_kv_heads, self.head_dim, None if self.shape.both_ways else self.shape.window)
 
     @property
     def norms_heads(self) -> bool:

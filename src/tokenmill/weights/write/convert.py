@@ -37,6 +37,7 @@ from tokenmill.weights.generation import directory_of_defaults, usable
 from tokenmill.weights.gguf.config import ROPE_FREQS
 from tokenmill.weights.meta.checkpoint import is_meta
 from tokenmill.weights.names import is_ignored
+from tokenmill.weights.pooling import copy_modules
 from tokenmill.weights.relaid import in_hugging_face_layout
 from tokenmill.weights.write.gguf_metadata import rope_lists
 
@@ -49,7 +50,7 @@ _TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16
     torch.int32: "I32",
 }
 _SETTINGS = """generation_config.json tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json
-    tekken.json added_tokens.json vocab.json merges.txt chat_template.jinja""".split()
+    tekken.json added_tokens.json vocab.json vocab.txt merges.txt chat_template.jinja""".split()
 _OWN_KEYS = ("dtype", "stored_as_codes", "embedding_as_codes", "inputs_as_stored", "mtp_as_stored")
 """Keys of a config that tell how the files of the source are stored."""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of every published model
@@ -261,6 +262,7 @@ def _write_tokenizer(checkpoint: Checkpoint, path: Path) -> None:
             if (checkpoint.path / name).is_file():
                 (path / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(checkpoint.path / name, path / name)
+        copy_modules(checkpoint.path, path)
         return
     recommends, tokenizer = directory_of_defaults(usable(checkpoint)), checkpoint.tokenizer()
     if tokenizer is None:

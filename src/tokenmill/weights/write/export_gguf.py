@@ -158,6 +158,14 @@ def _pooling(plan: ExportPlan) -> dict[str, Any]:
     numbers = {name: number for number, name in POOLINGS.items()}
     if told.pooling not in numbers:
         raise ConfigError("pooling", told.pooling, f"for a GGUF file, one of {', '.join(numbers)}")
+    lost = {
+        "a default prompt": told.default_prompt is not None,
+        f"the most tokens of a text, {told.max_tokens}": told.max_tokens is not None,
+        "that vectors are not brought to length 1": not told.normalize,
+    }
+    if any(lost.values()):
+        names = ", ".join(name for name, is_there in lost.items() if is_there)
+        log.warning("GGUF has no keys for what the files of this model say of its vectors: %s", names)
     return {f"{gguf_facts(plan.model.family).architecture}.pooling_type": numbers[told.pooling]}
 
 
