@@ -127,6 +127,7 @@ ROUTES = (
     Named("GET /health", "GET /health"),
     Named("GET /metrics", "GET /metrics", "with vLLM's names under `tokenmill:`"),
     Named("POST /embedding {content}", "POST /v1/embeddings {input}"),
-    Named("POST /infill, POST /reranking", ""),
+    Named("POST /reranking", "POST /v1/rerank"),
+    Named("POST /infill", ""),
 )
 LISTS = {"commands": COMMANDS, "options": OPTIONS, "fields": FIELDS, "routes": ROUTES}
