@@ -1,8 +1,7 @@
 """BERT's tokenizers in a GGUF file or a vocab.txt: words, of which the longest pieces are taken one after the other.
 
-llama.cpp has "▁" before a piece that begins a word, and nothing before others; the original has "##" before these. It
-makes all letters small, as these models' own tokenizers do where no piece has a capital, and leaves the accents on them
-that the own tokenizers take away. Here it is done as the models were trained.
+llama.cpp has "▁" before a piece that begins a word, and nothing before others; the original has "##" before these. A
+file may say whether letters are made small; where it does not, they are if no piece has a capital.
 """
 
 import json
