@@ -74,7 +74,7 @@ struct TestModel {
 
   explicit TestModel(const Shape& s) : shape(s) {
     TmOp embed = op(TM_EMBED);
-    embed.table = keep(normals(VOCAB * s.hidden)), embed.scheme = FLOAT32;
+    embed.table = keep(normals(VOCAB * s.hidden)), embed.scheme = FLOAT32, embed.outputs = VOCAB;
     if (s.cache_format == AS_FLOAT16) embed.table = keep(random_tiles(FLOAT16, 64, VOCAB * s.hidden / 64 + 1)), embed.scheme = FLOAT16;
     if (s.learned_positions) embed.positions = keep(normals(POSITIONS * s.hidden));
     ops.push_back(embed);
