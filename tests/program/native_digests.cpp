@@ -272,8 +272,8 @@ int main() {
     for (int scheme = 0; scheme < NUM_SCHEMES; scheme++) products(*kernels, scheme, false);
     for (int scheme = Q8; scheme < NUM_SCHEMES; scheme++) products(*kernels, scheme, true);
     conversions(*kernels), subnormals(*kernels), single_rows(*kernels);
-    for (int kind : {SILU, GELU_TANH, RELU, RELU2, SWIGLU, SIGMOID}) activations(*kernels, kind, "activate:");
-    for (int kind : {GELU, XIELU}) activations(*kernels, kind, "libm:activate:");
+    for (int kind : {SILU, GELU, GELU_TANH, RELU, RELU2, SWIGLU, SIGMOID}) activations(*kernels, kind, "activate:");
+    activations(*kernels, XIELU, "libm:activate:");
     for (int format = 0; format < NUM_FORMATS; format++)
       for (int head_dim : {20, 64, 80}) attention(*kernels, format, head_dim);
     for (int bits : {4, 8})
