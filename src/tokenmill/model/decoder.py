@@ -159,15 +159,15 @@ class Decoder(nn.Module):
 
     def begin(self, step: Step) -> tuple[Tensor, list[Angles | None]]:
         """Compute the input of the first layer, [T, D], and the angles of each layer."""
-        types_T, size = step.token_ids_T, self.config.vocab_size
-        x_TD: Tensor = self.embedding(types_T if self.type_embedding is None else types_T % size)
+        ids_T, size = step.token_ids_T, self.config.vocab_size
+        x_TD: Tensor = self.embedding(ids_T if self.type_embedding is None else ids_T % size)
         x_TD = self.embedding_norm(x_TD) if self.config.embedding_norm == "plain" else x_TD
         if self.config.embedding_multiplier != 1.0:  # rounded to the model's dtype, as Gemma's reference does
             x_TD = x_TD * torch.tensor(self.config.embedding_multiplier, dtype=x_TD.dtype, device=x_TD.device)
         if self.position_embedding is not None:
             x_TD = x_TD + self.position_embedding(step.positions_T + self.config.first_position)
         if self.type_embedding is not None:
-            x_TD = x_TD + self.type_embedding(types_T // size)
+            x_TD = x_TD + self.type_embedding(ids_T // size)
         x_TD = self.embedding_norm(x_TD) if self.config.embedding_norm == "own" else x_TD
         return x_TD, self.angles(step.positions_T)
 

@@ -108,12 +108,10 @@ class Ops:
             add_join(self._list, streams)
         self._norm("norm", decoder.norm, MLP_IN, LOGITS)
         logits: dict[str, Any] = {"scale": config.logit_multiplier, "softcap": config.logit_softcap or 0.0}
-        if not config.has_head:
-            pass
-        elif lent is None:
-            self._list.linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
-        else:
+        if lent is not None:
             add_lent_head(self._list, lent)
+        elif config.has_head:
+            self._list.linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
         self._list.place()
         if embed is not None and lent is None and is_coded and config.tie_embeddings:
             head = self._list.linears[-1].op
