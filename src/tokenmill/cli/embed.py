@@ -1,7 +1,6 @@
 """`tokenmill embed`: a vector for each text, as lines of JSON or a table of numpy."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
 from json import dumps
@@ -12,9 +11,8 @@ from tokenmill.cli.batch import load_for_many
 from tokenmill.cli.parser.options import MODEL_NAME, OUTPUT, PROMPT, QUIET, option
 from tokenmill.cli.prefill import FORCE, check_target
 from tokenmill.cli.process.display import echo, progress_on_stderr, remark
-from tokenmill.cli.prompts import FILES, IDS, TEXTS, gather
+from tokenmill.cli.prompts import FILES, IDS, TEXTS, gather, split
 from tokenmill.cli.watch import prompt_progress
-from tokenmill.errors import ConfigError
 from tokenmill.memory.atomic_file import writing
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import counted, size
@@ -50,7 +48,7 @@ def command(
     """
     if output is not None:
         check_target(output, "--output", force, _is_table, "table of numpy")
-    texts = _split(gather(prompt, prompt_file, tokens, model=model), each_line)
+    texts = split(gather(prompt, prompt_file, tokens, model=model), each_line)
     how = {"pooling": pooling, "dimensions": dimensions, "normalize": normalize, "prompt_name": prompt_name}
     with progress_on_stderr(quiet) as progress:
         many = engine.max_sequences if engine.max_sequences > 1 else None
@@ -76,14 +74,6 @@ def command(
     remark(
         f"{counted(len(texts), 'text')}, {counted(total, 'token')} in {seconds:.2f} s, {total / seconds:,.0f} tokens/s"
     )
-
-
-def _split(texts: Sequence[Any], each_line: bool) -> list[Any]:
-    if not each_line:
-        return list(texts)
-    if ids := [text for text in texts if not isinstance(text, str)]:
-        raise ConfigError("--tokens", ",".join(map(str, ids[0])), "only without --each-line, which divides text")
-    return [line for text in texts for line in text.splitlines() if line.strip()]
 
 
 def _is_table(path: Path) -> bool:

@@ -126,3 +126,12 @@ def _check_text(text: str, source: str) -> str:
 def shown_ids(tokens: Sequence[int]) -> str:
     """Spell the ids as they are shown for a model that has no tokenizer."""
     return "".join(f"{token} " for token in tokens)
+
+
+def split(texts: Sequence[Any], each_line: bool) -> list[Any]:
+    """Divide texts into their lines that are not empty, if that is asked for."""
+    if not each_line:
+        return list(texts)
+    if ids := [text for text in texts if not isinstance(text, str)]:
+        raise ConfigError("--tokens", ",".join(map(str, ids[0])), "only without --each-line, which divides text")
+    return [line for text in texts for line in text.splitlines() if line.strip()]

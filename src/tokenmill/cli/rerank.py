@@ -4,12 +4,11 @@ import time
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
-from typing import Any
 
 from tokenmill.cli.batch import load_for_many
 from tokenmill.cli.parser.options import MODEL_NAME, OUTPUT, PROMPT, QUIET, option
 from tokenmill.cli.process.display import echo, progress_on_stderr, remark
-from tokenmill.cli.prompts import FILES, TEXTS, gather
+from tokenmill.cli.prompts import FILES, TEXTS, gather, split
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.errors import ConfigError
 from tokenmill.settings.engine_config import EngineConfig
@@ -40,9 +39,7 @@ def command(
     """
     if top is not None and top < 1:
         raise ConfigError("--top", top, "a whole number from 1")
-    documents: list[Any] = gather(prompt, prompt_file, None, model=model)
-    if each_line:
-        documents = [line for text in documents for line in text.splitlines() if line.strip()]
+    documents = split(gather(prompt, prompt_file, None, model=model), each_line)
     with progress_on_stderr(quiet) as progress:
         many = engine.max_sequences if engine.max_sequences > 1 else None
         loaded = load_for_many(replace(engine, model=model), many, None, progress)

@@ -149,8 +149,8 @@ class Core:
 
     def _enqueue(self, sequence: Sequence) -> None:
         self.check_open()
-        model, gives_rows = self.loaded.model_config, sequence.score_from is not None and sequence.on_logits is None
-        if not model.has_head and not (gives_rows and not (model.both_ways and sequence.kept.is_own)):
+        model, reads_logits = self.loaded.model_config, sequence.score_from is None or sequence.on_logits is not None
+        if not model.has_head and (reads_logits or (model.both_ways and sequence.kept.is_own)):
             raise RequestError("this model has no head: it gives vectors of texts (embed), and no text")
         self.loop.leave_out_finished()
         (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)

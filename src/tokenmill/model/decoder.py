@@ -84,14 +84,13 @@ class Layer(nn.Module):
         if self.mlp is None:
             return left_TD
         out_TD = self.mlp(self._mlp_input(normed_TD, left_TD))
-        if self.norms_sums:
-            sum_TD = left_TD + out_TD * self.multiplier
-            return sum_TD if self.mlp_after_norm is None else self.mlp_after_norm(sum_TD)  # type: ignore[no-any-return]
-        if self.mlp_after_norm is not None:
+        if self.mlp_after_norm is not None and not self.norms_sums:
             out_TD = self.mlp_after_norm(out_TD)
         if self.multiplier != 1.0:
             out_TD = out_TD * self.multiplier
-        return out_TD + attended_TD + x_TD if self.parallel else left_TD + out_TD  # type: ignore[no-any-return]
+        sum_TD = out_TD + attended_TD + x_TD if self.parallel else left_TD + out_TD
+        is_normed = self.norms_sums and self.mlp_after_norm is not None
+        return self.mlp_after_norm(sum_TD) if is_normed else sum_TD  # type: ignore[no-any-return]
 
     def _mlp_input(self, normed_TD: Tensor, left_TD: Tensor) -> Tensor:
         if self.description.shared_norm:
@@ -165,7 +164,8 @@ class Decoder(nn.Module):
         if self.config.embedding_multiplier != 1.0:  # rounded to the model's dtype, as Gemma's reference does
             x_TD = x_TD * torch.tensor(self.config.embedding_multiplier, dtype=x_TD.dtype, device=x_TD.device)
         if self.position_embedding is not None:
-            x_TD = x_TD + self.position_embedding(step.positions_T + self.config.first_position)
+            first = self.config.first_position
+            x_TD = x_TD + self.position_embedding(step.positions_T + first if first else step.positions_T)
         if self.type_embedding is not None:
             x_TD = x_TD + self.type_embedding(ids_T // size)
         x_TD = self.embedding_norm(x_TD) if self.config.embedding_norm == "own" else x_TD

@@ -15,8 +15,8 @@ import torch
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import find_family
 from tokenmill.text.tokenizer import read_json
-from tokenmill.value_reader import ValueReader, brief
-from tokenmill.weights.dense_step import ACTIVATIONS, DenseStep, Floats
+from tokenmill.value_reader import ValueReader
+from tokenmill.weights.dense_step import DenseStep, Floats, activation_of
 from tokenmill.weights.file_kind import DIRECTORY, file_kind
 from tokenmill.weights.files import weight_files
 from tokenmill.weights.plain import PlainCheckpoint
@@ -100,9 +100,4 @@ def _activation(reader: ValueReader) -> str:
     """Read what sentence-transformers applies to a score: a sigmoid, where the config says nothing."""
     name = reader.take("sbert_ce_default_activation_function", None)
     name = reader.inside("sentence_transformers").take("activation_fn", name)
-    if name is None:
-        return "Sigmoid"
-    package, _, activation = str(name).rpartition(".")
-    if not package.startswith("torch.nn") or activation not in ACTIVATIONS:
-        raise reader.refuse("sentence_transformers", brief(name), "an activation of torch.nn that is known here")
-    return activation
+    return "Sigmoid" if name is None else activation_of(reader, "sentence_transformers", name)

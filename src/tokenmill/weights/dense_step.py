@@ -26,7 +26,6 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "GELU": lambda x: np.asarray(torch.nn.functional.gelu(torch.from_numpy(x)).numpy(), np.float32),
     "Sigmoid": lambda x: np.reciprocal(1 + np.exp(-x), dtype=np.float32),
 }
-_KEYS = ("in_features", "out_features", "bias", "activation_function")
 _PLAIN = {"module_input_name": "sentence_embedding", "module_output_name": None}
 
 
@@ -43,15 +42,20 @@ class DenseStep:
         return ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
 
 
+def activation_of(reader: ValueReader, key: str, name: object) -> str:
+    """Find the activation that a class of torch names; CheckpointError, by the key, for another class."""
+    package, _, activation = str(name).rpartition(".")
+    if not package.startswith("torch.nn") or activation not in ACTIVATIONS:
+        raise reader.refuse(key, name, f"one of {', '.join(f'torch.nn.{each}' for each in ACTIVATIONS)}")
+    return activation
+
+
 def dense_step(folder: Path) -> DenseStep:
     """Read the matrix of a folder. CheckpointError for tensors that do not fit its config and for other activations."""
     reader = ValueReader(read_json(folder / "config.json"), str(folder / "config.json"), CheckpointError)
     outputs, inputs, bias = reader.count("out_features"), reader.count("in_features"), reader.flag("bias", True)
     name = reader.text("activation_function", "torch.nn.modules.activation.Tanh")
-    package, _, activation = name.rpartition(".")
-    if not package.startswith("torch.nn") or activation not in ACTIVATIONS:
-        known = ", ".join(f"torch.nn.{each}" for each in ACTIVATIONS)
-        raise reader.refuse("activation_function", name, f"one of {known}")
+    activation = activation_of(reader, "activation_function", name)
     for key, value in _PLAIN.items():
         reader.expect(key, value)
     reader.refuse_unread(reader.values)

@@ -18,7 +18,8 @@ from tests.empty import check_empty
 from tests.serve.conftest import MODEL, served
 from tokenmill.serve.http.errors import ApiError
 from tokenmill.serve.openai import embeddings
-from tokenmill.serve.openai.embeddings import MAX_TEXTS, UNTOLD
+from tokenmill.serve.openai.computed import MAX_TEXTS
+from tokenmill.serve.openai.embeddings import UNTOLD
 
 TEXTS = ["w1 w2", "w3", "w1 w2 w5 w7"]
 

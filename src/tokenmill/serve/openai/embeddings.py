@@ -1,7 +1,6 @@
 """POST /v1/embeddings: the vectors of texts, in OpenAI's form."""
 
 import base64
-from threading import Event
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -10,14 +9,12 @@ from torch import Tensor
 
 from tokenmill.engine.embedding import TextVectors, embed, says_pooling
 from tokenmill.engine.engine import Engine
-from tokenmill.errors import CheckpointError, ConfigError
-from tokenmill.serve.http.errors import ApiError, Json, about
-from tokenmill.serve.loop.answer import unless_disconnected
+from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.loop.service import Call
+from tokenmill.serve.openai.computed import MAX_TEXTS, computed, refusals
 from tokenmill.serve.request.fields import Body, Int64, ListOf
 from tokenmill.serve.request.prompt import unknown_warnings
 
-MAX_TEXTS = 2048  # as OpenAI's API has it
 UNTOLD = "the files of this model say no pooling: each vector is the row of a text's last token, of length 1"
 
 
@@ -46,22 +43,13 @@ async def vectors_of(
     count = len(texts) if isinstance(texts, list) and not (texts and isinstance(texts[0], int)) else 1
     if not 1 <= count <= MAX_TEXTS:
         raise ApiError(400, f"input has {count} texts: 1 to {MAX_TEXTS} are allowed", "input")
-    is_gone = Event()
-    do: Json = {"dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate, "salt": call.tenant}
-    do["is_given_up"] = is_gone.is_set
-    try:
-        work = call.service.waiting(call.request, _computed, call.service.engine, texts, do)
-        return await unless_disconnected(call.request, work)
-    finally:
-        is_gone.set()
+    do: Json = {"dimensions": dimensions, "prompt_name": prompt_name, "truncate": truncate}
+    return await computed(call, _computed, texts, do)
 
 
 def _computed(engine: Engine, texts: Any, do: Json) -> TextVectors:
-    try:
-        with about("input"):
-            return embed(engine.core, texts, **do)
-    except (ConfigError, CheckpointError) as error:  # no rows of this program, or a pooling that is not supported
-        raise ApiError(400, str(error), code="unsupported_model") from None
+    with refusals("input"):
+        return embed(engine.core, texts, **do)
 
 
 def _written(engine: Engine, body: EmbeddingBody, found: TextVectors) -> Response:

@@ -2,18 +2,15 @@
 
 import time
 from secrets import token_hex
-from threading import Event
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.reranking import Ranking, rerank
-from tokenmill.errors import CheckpointError, ConfigError
-from tokenmill.serve.http.errors import ApiError, Json, about
-from tokenmill.serve.loop.answer import unless_disconnected
+from tokenmill.serve.http.errors import ApiError, Json
 from tokenmill.serve.loop.service import Call
-from tokenmill.serve.openai.embeddings import MAX_TEXTS
+from tokenmill.serve.openai.computed import MAX_TEXTS, computed, refusals
 from tokenmill.serve.request.fields import Body, ListOf
 from tokenmill.serve.request.prompt import unknown_warnings
 
@@ -89,22 +86,13 @@ async def _rankings(call: Call, asked: list[tuple[str, list[str]]]) -> list[Rank
     count = sum(len(documents) for _, documents in asked)
     if not 1 <= count <= MAX_TEXTS:
         raise ApiError(400, f"there are {count} documents: 1 to {MAX_TEXTS} are allowed", "documents")
-    is_gone = Event()
-    do: Json = {"truncate": call.body.truncate, "instruction": call.body.instruction, "salt": call.tenant}
-    do["is_given_up"] = is_gone.is_set
-    try:
-        work = call.service.waiting(call.request, _computed, call.service.engine, asked, do)
-        return await unless_disconnected(call.request, work)
-    finally:
-        is_gone.set()
+    do: Json = {"truncate": call.body.truncate, "instruction": call.body.instruction}
+    return await computed(call, _computed, asked, do)
 
 
 def _computed(engine: Engine, asked: list[tuple[str, list[str]]], do: Json) -> list[Ranking]:
-    try:
-        with about("documents"):
-            return [rerank(engine.core, query, documents, **do) for query, documents in asked]
-    except (ConfigError, CheckpointError) as error:  # no rows of this program, or a classifier of another form
-        raise ApiError(400, str(error), code="unsupported_model") from None
+    with refusals("documents"):
+        return [rerank(engine.core, query, documents, **do) for query, documents in asked]
 
 
 def _answer(call: Call, kind: str, counts: tuple[int, ...]) -> Json:
