@@ -39,7 +39,7 @@ def test_vectors_are_those_of_transformers(name, program, tmp_path):
 @needs_native
 @pytest.mark.parametrize("scheme", ["dense", "q8"])
 @pytest.mark.parametrize("name", ENCODERS)
-def test_a_text_has_the_same_bits_alone_in_a_batch_and_after_preemption(name, scheme, tmp_path):
+def test_a_text_has_the_same_bits_alone_in_a_batch_and_with_few_blocks(name, scheme, tmp_path):
     path = save_encoder(name, tmp_path)
     kind = {"program": "native", "scheme": scheme, "max_length": 64}
     whole = load(path, **kind, threads=1).embed(TEXTS, pooling="mean")
